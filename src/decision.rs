@@ -1,0 +1,357 @@
+//! [`Decision`]: what a store answers, and what is left under each rule.
+//!
+//! ```
+//! use sluicegate::{Charge, Decision, Key, Limiter, MemoryStore, Policy};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let limiter = Limiter::new(MemoryStore::new());
+//! let policy = Policy::parse("api", "10/1s,12/1m")?;
+//!
+//! match limiter.check([Charge::new(&policy, Key::new("user", "alice"), 9)]).await? {
+//!     Decision::Allowed(usage) => {
+//!         let left: Vec<u64> = usage.rules().map(|rule| rule.remaining()).collect();
+//!         assert_eq!(left, [1, 3]);
+//!     }
+//!     Decision::Denied(_) => unreachable!(),
+//! }
+//! match limiter.check([Charge::new(&policy, Key::new("user", "alice"), 4)]).await? {
+//!     Decision::Allowed(_) => unreachable!(),
+//!     Decision::Denied(denial) => {
+//!         assert_eq!(denial.policy().name(), "api");
+//!         assert_eq!(denial.rule().rule().to_string(), "12/1m");           // the rule with the longest wait
+//!         assert!(denial.retry_after().unwrap().as_secs() >= 59);
+//!     }
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::{
+    charge::Check,
+    error::{StoreError, StoreErrorKind},
+    policy::Policy,
+    rule::Rule,
+    window::Span,
+};
+
+/// The answer to a check. An error instead of a decision means *could not decide*, never *no*.
+#[derive(Clone, Debug)]
+pub enum Decision {
+    /// Every charge fits every rule of its policy, and all have been charged.
+    Allowed(Usage),
+    /// At least one charge does not fit, and none has been charged.
+    Denied(Denial),
+}
+
+impl Decision {
+    /// Whether the check was allowed.
+    #[must_use]
+    pub const fn is_allowed(&self) -> bool {
+        matches!(self, Self::Allowed(_))
+    }
+
+    /// What is left, allowed or not.
+    #[must_use]
+    pub const fn usage(&self) -> &Usage {
+        match self {
+            Self::Allowed(usage) => usage,
+            Self::Denied(denial) => &denial.usage,
+        }
+    }
+}
+
+/// What is left under each rule of each charge, right after the decision; cheap to clone.
+///
+/// The usage of an admitted check is also what it is settled with: see [`Limiter::settle`](crate::Limiter::settle).
+#[derive(Clone, Debug)]
+pub struct Usage {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    check: Check,
+    rules: Box<[RuleUsage]>,
+    may_settle: AtomicBool,
+}
+
+/// What a store counted under one rule, from which a [`Usage`] is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Count {
+    /// The units that count now.
+    pub used: u64,
+    /// The end of the newest step that counts, in ms of the store's clock; 0 when nothing counts.
+    pub newest_end_ms: u64,
+    /// For a rule that refuses a cost within its limit: when enough has been released, in ms of the store's clock.
+    pub fits_at_ms: u64,
+}
+
+impl Decision {
+    /// Computes the decision from the counts, one for each rule of each charge: of an admission, *after* the charges were
+    /// added. For stores; `now_ms` is the store's clock at the check.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreErrorKind::Protocol`] when the counts are not those of this check, or refuse nothing though it was refused.
+    pub fn new(
+        check: &Check,
+        admitted: bool,
+        now_ms: u64,
+        counts: &[Count],
+    ) -> Result<Self, StoreError> {
+        let usage = Usage::new(check, admitted, now_ms, counts)?;
+        if admitted {
+            return Ok(Self::Allowed(usage));
+        }
+        let mut refused: Option<(&Policy, &RuleUsage)> = None;
+        for of_policy in usage.policies() {
+            for rule in of_policy.rules() {
+                if rule.refusal_ms > refused.and_then(|(_, longest)| longest.refusal_ms) {
+                    refused = Some((of_policy.policy(), rule));
+                }
+            }
+        }
+        let Some((policy, rule)) = refused else {
+            return Err(protocol("the store refused a check that fits every rule"));
+        };
+        Ok(Self::Denied(Denial {
+            policy: policy.clone(),
+            rule: *rule,
+            usage: usage.clone(),
+        }))
+    }
+}
+
+/// How long a rule refuses a cost, in ms: `None` when it fits, [`NEVER_MS`] when it can never fit.
+fn refusal(limit: u64, cost: u64, now_ms: u64, count: Count) -> Option<u64> {
+    match limit.checked_sub(cost) {
+        None => Some(NEVER_MS),
+        Some(room) if count.used > room => Some(count.fits_at_ms.saturating_sub(now_ms)),
+        Some(_) => None,
+    }
+}
+
+const NEVER_MS: u64 = u64::MAX;
+
+fn protocol(message: &'static str) -> StoreError {
+    StoreError::new(StoreErrorKind::Protocol, message)
+}
+
+impl Usage {
+    /// Computes the usage from the counts, one for each rule of each charge. For stores answering a settlement.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreErrorKind::Protocol`] when the counts are not those of this check.
+    pub fn settled(check: &Check, now_ms: u64, counts: &[Count]) -> Result<Self, StoreError> {
+        let usage = Self::new(check, true, now_ms, counts)?;
+        usage.take_settlement();
+        Ok(usage)
+    }
+
+    fn new(
+        check: &Check,
+        admitted: bool,
+        now_ms: u64,
+        counts: &[Count],
+    ) -> Result<Self, StoreError> {
+        let charges = check.charges().iter();
+        let rules = charges.flat_map(|charge| {
+            charge
+                .policy()
+                .rules()
+                .iter()
+                .map(|rule| (*rule, charge.cost()))
+        });
+        let rules: Box<[RuleUsage]> = rules
+            .zip(counts)
+            .map(|((rule, cost), count)| {
+                let refusal_ms = if admitted {
+                    None
+                } else {
+                    refusal(rule.limit(), cost, now_ms, *count)
+                };
+                RuleUsage::new(rule, now_ms, *count, refusal_ms)
+            })
+            .collect();
+        let expected: usize = check
+            .charges()
+            .iter()
+            .map(|charge| charge.policy().rules().len())
+            .sum();
+        if rules.len() != expected || counts.len() != expected {
+            return Err(protocol("the store counted other rules than were checked"));
+        }
+        let may_settle = AtomicBool::new(admitted);
+        Ok(Self {
+            inner: Arc::new(Inner {
+                check: check.clone(),
+                rules,
+                may_settle,
+            }),
+        })
+    }
+
+    /// What is left under each policy that was checked, in the order of the charges.
+    ///
+    /// A policy stands here once for each key that it was checked with.
+    pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'_>> {
+        let mut rest = &self.inner.rules[..];
+        self.inner.check.charges().iter().map(move |charge| {
+            let (rules, others) = rest.split_at(charge.policy().rules().len());
+            rest = others;
+            PolicyUsage {
+                policy: charge.policy(),
+                rules,
+            }
+        })
+    }
+
+    /// What is left under each rule, in the order of [`policies`](Self::policies).
+    pub fn rules(&self) -> impl Iterator<Item = &RuleUsage> {
+        self.inner.rules.iter()
+    }
+
+    /// The check that this is the usage of. For stores.
+    #[must_use]
+    pub fn check(&self) -> &Check {
+        &self.inner.check
+    }
+
+    /// Answers `true` once for an admission, and `false` ever after, also to its clones.
+    pub(crate) fn take_settlement(&self) -> bool {
+        self.inner.may_settle.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// What is left under one policy for one key.
+#[derive(Clone, Copy, Debug)]
+pub struct PolicyUsage<'a> {
+    policy: &'a Policy,
+    rules: &'a [RuleUsage],
+}
+
+impl<'a> PolicyUsage<'a> {
+    /// The policy.
+    #[must_use]
+    pub const fn policy(&self) -> &'a Policy {
+        self.policy
+    }
+
+    /// What is left under each of its rules, in the policy's order.
+    #[must_use]
+    pub const fn rules(&self) -> &'a [RuleUsage] {
+        self.rules
+    }
+}
+
+/// What is left under one rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleUsage {
+    rule: Rule,
+    remaining: u64,
+    reset_after_ms: u64,
+    step_end_ms: u64,
+    refusal_ms: Option<u64>,
+}
+
+impl RuleUsage {
+    fn new(rule: Rule, now_ms: u64, count: Count, refusal_ms: Option<u64>) -> Self {
+        let span = Span::of(&rule);
+        let reset_at_ms = if count.used == 0 {
+            0
+        } else {
+            span.release(count.newest_end_ms)
+        };
+        Self {
+            rule,
+            remaining: rule.limit().saturating_sub(count.used),
+            reset_after_ms: reset_at_ms.saturating_sub(now_ms),
+            step_end_ms: span.step_end(now_ms).max(count.newest_end_ms),
+            refusal_ms,
+        }
+    }
+
+    /// The rule.
+    #[must_use]
+    pub const fn rule(&self) -> Rule {
+        self.rule
+    }
+
+    /// The units that still fit.
+    #[must_use]
+    pub const fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// The time until nothing counts any more, whole milliseconds; zero when nothing does.
+    #[must_use]
+    pub const fn reset_after(&self) -> Duration {
+        Duration::from_millis(self.reset_after_ms)
+    }
+
+    /// Whether this rule refused the check.
+    #[must_use]
+    pub const fn refuses(&self) -> bool {
+        self.refusal_ms.is_some()
+    }
+
+    /// The time until this rule would admit the same check; `None` when it refuses for ever, or does not refuse.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self.refusal_ms {
+            None | Some(NEVER_MS) => None,
+            Some(ms) => Some(Duration::from_millis(ms)),
+        }
+    }
+
+    /// The end of the step that the check was charged to, in ms of the store's clock. For stores, to settle it there.
+    #[must_use]
+    pub const fn step_end_ms(&self) -> u64 {
+        self.step_end_ms
+    }
+}
+
+/// Why a check was refused, and when the same check would pass; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Denial {
+    policy: Policy,
+    rule: RuleUsage,
+    usage: Usage,
+}
+
+impl Denial {
+    /// The time until the same check would be admitted if nobody else came, whole milliseconds; `None` for never, when a
+    /// cost is above a limit.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<Duration> {
+        self.rule.retry_after()
+    }
+
+    /// The policy that refuses for longest.
+    #[must_use]
+    pub const fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The rule that refuses for longest: the first of them if several are equal.
+    #[must_use]
+    pub const fn rule(&self) -> &RuleUsage {
+        &self.rule
+    }
+
+    /// What is left under every rule; nothing was charged.
+    #[must_use]
+    pub const fn usage(&self) -> &Usage {
+        &self.usage
+    }
+}

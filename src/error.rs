@@ -1,0 +1,261 @@
+//! The errors, one type for each moment: [`RuleError`] and [`PolicyError`] when something is built, [`ExtractError`] when
+//! a request does not say who is asking, [`StoreError`] when the store could not decide.
+//!
+//! None of them ever means "refused": that is a [`Decision`](crate::Decision).
+//!
+//! ```
+//! use sluicegate::{Policy, PolicyError};
+//!
+//! let error = Policy::parse("api", "ten/1s").unwrap_err();
+//! assert!(matches!(error, PolicyError::Rule { .. }));
+//! ```
+
+use std::{error::Error, fmt, sync::Arc};
+
+use crate::rule::{MAX_UNITS, Rule};
+
+/// Why a rule was refused: names the rule and what is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleError {
+    rule: String,
+    problem: RuleProblem,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RuleProblem {
+    Syntax,
+    LimitTooLarge,
+    WindowOutOfRange,
+    WindowNotWholeMillis,
+    PrecisionOutOfRange,
+    PrecisionNotWholeMillis,
+}
+
+impl RuleError {
+    pub(crate) fn new(rule: String, problem: RuleProblem) -> Self {
+        Self { rule, problem }
+    }
+
+    /// The same problem, told of the text that the user wrote.
+    pub(crate) fn of(self, text: &str) -> Self {
+        Self::new(text.to_owned(), self.problem)
+    }
+}
+
+impl fmt::Display for RuleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rule `{}`: ", self.rule)?;
+        match self.problem {
+            RuleProblem::Syntax => {
+                f.write_str("write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact or 1000/1d@fixed")
+            }
+            RuleProblem::LimitTooLarge => write!(f, "the limit must be at most {MAX_UNITS}"),
+            RuleProblem::WindowOutOfRange => f.write_str("the window must be from 1ms to 36525d"),
+            RuleProblem::WindowNotWholeMillis => f.write_str("the window must be whole milliseconds"),
+            RuleProblem::PrecisionOutOfRange => f.write_str("the precision must be from 1ms to the window"),
+            RuleProblem::PrecisionNotWholeMillis => f.write_str("the precision must be whole milliseconds"),
+        }
+    }
+}
+
+impl Error for RuleError {}
+
+/// Why a [`Policy`](crate::Policy) could not be built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// The name is empty, too long, or has a character that headers or Redis keys cannot carry.
+    Name {
+        /// The name, or its beginning.
+        name: String,
+    },
+    /// There is no rule, or there are more than 16.
+    RuleCount {
+        /// The policy's name.
+        policy: String,
+    },
+    /// A rule is wrong.
+    Rule {
+        /// The policy's name.
+        policy: String,
+        /// What is wrong with which rule.
+        source: RuleError,
+    },
+    /// Two rules have the same window and kind, so that one of them could never matter.
+    SameWindow {
+        /// The policy's name.
+        policy: String,
+        /// The two rules.
+        rules: [Rule; 2],
+    },
+}
+
+impl fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name { name } => {
+                write!(
+                    f,
+                    "policy name `{name}` must be 1 to 64 characters of A-Z a-z 0-9 . _ -"
+                )
+            }
+            Self::RuleCount { policy } => write!(f, "policy `{policy}` must have 1 to 16 rules"),
+            Self::Rule { policy, source } => write!(f, "policy `{policy}`: {source}"),
+            Self::SameWindow {
+                policy,
+                rules: [first, second],
+            } => {
+                write!(
+                    f,
+                    "policy `{policy}`: rules `{first}` and `{second}` have the same window and kind"
+                )
+            }
+        }
+    }
+}
+
+// The rule's error is part of the message, so it is not repeated as a source.
+impl Error for PolicyError {}
+
+/// Why no key could be had from a request.
+///
+/// The message is for the service's own logs and must not hold what the client sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExtractError {
+    kind: ExtractErrorKind,
+    message: &'static str,
+}
+
+/// What kind of [`ExtractError`] it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ExtractErrorKind {
+    /// The request does not say who is asking: the client's doing.
+    Missing,
+    /// The request says it in a way that cannot be read: the client's doing.
+    Malformed,
+    /// The service could not find out, for instance because a look-up failed: not the client's doing.
+    Unavailable,
+}
+
+impl ExtractError {
+    /// The request does not say who is asking.
+    #[must_use]
+    pub const fn missing(message: &'static str) -> Self {
+        Self {
+            kind: ExtractErrorKind::Missing,
+            message,
+        }
+    }
+
+    /// The request says who is asking in a way that cannot be read.
+    #[must_use]
+    pub const fn malformed(message: &'static str) -> Self {
+        Self {
+            kind: ExtractErrorKind::Malformed,
+            message,
+        }
+    }
+
+    /// The service could not find out who is asking.
+    #[must_use]
+    pub const fn unavailable(message: &'static str) -> Self {
+        Self {
+            kind: ExtractErrorKind::Unavailable,
+            message,
+        }
+    }
+
+    /// What kind of error it is.
+    #[must_use]
+    pub const fn kind(&self) -> ExtractErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for ExtractError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.message)
+    }
+}
+
+impl Error for ExtractError {}
+
+/// The store could not decide: neither yes nor no.
+///
+/// Opaque, because what can go wrong differs by store; [`kind`](Self::kind) says what a caller can act upon. The message
+/// and the source never hold a key or a password.
+#[derive(Clone)]
+pub struct StoreError {
+    kind: StoreErrorKind,
+    message: &'static str,
+    source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+/// What kind of [`StoreError`] it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StoreErrorKind {
+    /// No answer within the deadline. What was asked may or may not have been done.
+    Timeout,
+    /// The store cannot be reached or cannot work now: down, loading, out of memory, busy, read-only.
+    Unavailable,
+    /// The store refuses this caller: wrong password, missing rights, wrong type of server. A person has to act.
+    Refused,
+    /// The answer makes no sense, or the stored value was not written by this crate.
+    Protocol,
+    /// The call makes no sense: two policies of one name in one check, or a second settlement of one check.
+    Misuse,
+}
+
+impl StoreError {
+    /// Creates an error of this kind; `message` is one lower-case sentence that holds no key and no secret.
+    #[must_use]
+    pub const fn new(kind: StoreErrorKind, message: &'static str) -> Self {
+        Self {
+            kind,
+            message,
+            source: None,
+        }
+    }
+
+    /// Adds what caused the error.
+    #[must_use]
+    pub fn because(mut self, source: impl Error + Send + Sync + 'static) -> Self {
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    /// What kind of error it is.
+    #[must_use]
+    pub const fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.message)
+    }
+}
+
+impl fmt::Debug for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            kind,
+            message,
+            source,
+        } = self;
+        f.debug_struct("StoreError")
+            .field("kind", kind)
+            .field("message", message)
+            .field("source", source)
+            .finish()
+    }
+}
+
+impl Error for StoreError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}

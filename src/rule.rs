@@ -1,0 +1,417 @@
+//! [`Rule`]: at most `limit` units in any `window`, counted in steps of `precision`.
+//!
+//! ```
+//! use std::time::Duration;
+//! use sluicegate::Rule;
+//!
+//! let hourly = Rule::per_hour(240).precision(Duration::from_secs(60));
+//! assert_eq!(hourly.to_string(), "240/1h");              // 1h / 60 is the default precision
+//! assert_eq!("20/1m@exact".parse(), Ok(Rule::per_minute(20).exact()));
+//! assert_eq!("10/s".parse(), Ok(Rule::per_second(10)));
+//!
+//! let error = "10/0s".parse::<Rule>().unwrap_err();
+//! assert_eq!(error.to_string(), "rule `10/0s`: the window must be from 1ms to 36525d");
+//! ```
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use crate::error::{RuleError, RuleProblem};
+
+/// The largest limit or cost: 2^53 − 1, the last whole number that a Lua number counts exactly.
+pub const MAX_UNITS: u64 = (1 << 53) - 1;
+
+/// The longest window: a hundred years.
+const MAX_WINDOW: Duration = Duration::from_secs(36_525 * 86_400);
+
+/// A sliding rule counts its window in this many steps unless told otherwise.
+const DEFAULT_STEPS: u64 = 60;
+
+/// At most `limit` units in any `window`, counted in steps of `precision`.
+///
+/// A rule is plain data; [`Policy::new`] refuses a rule that makes no sense, and so does parsing one.
+/// The text form, `LIMIT/WINDOW[@PRECISION]`, is read by [`FromStr`], written by `Display`, and used by serde:
+///
+/// | text | meaning |
+/// |---|---|
+/// | `10/1s`, `10/s` | 10 in any second, in steps of 17 ms |
+/// | `240/1h@1m` | 240 in any hour, in steps of one minute |
+/// | `20/1m@exact` | 20 in any minute, in steps of 1 ms |
+/// | `1000/1d@fixed` | 1000 in each UTC day |
+///
+/// Units are `ms`, `s`, `m`, `h` and `d`.
+///
+/// **Choosing a precision.** Units are given back up to one step late, never early. A smaller step gives them back
+/// sooner and keeps more steps: a key holds up to `window / precision + 1` of them, about 8 bytes each, and never more
+/// than `limit`. [`exact`](Self::exact) suits limits up to some hundreds.
+///
+/// [`Policy::new`]: crate::Policy::new
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rule {
+    limit: u64,
+    window: Duration,
+    step: Duration,
+    fixed: bool,
+}
+
+impl Rule {
+    /// Creates a sliding rule: at most `limit` units in any span of `window`.
+    ///
+    /// `limit` is 0 to 2^53 − 1, and 0 refuses every cost above 0. `window` is a whole number of milliseconds from 1 ms
+    /// to 36 525 days. The precision is a sixtieth of the window, rounded up to whole milliseconds.
+    #[must_use]
+    pub const fn new(limit: u64, window: Duration) -> Self {
+        Self {
+            limit,
+            window,
+            step: default_step(window),
+            fixed: false,
+        }
+    }
+
+    /// Creates a sliding rule over one second.
+    #[must_use]
+    pub const fn per_second(limit: u64) -> Self {
+        Self::new(limit, Duration::from_secs(1))
+    }
+
+    /// Creates a sliding rule over one minute.
+    #[must_use]
+    pub const fn per_minute(limit: u64) -> Self {
+        Self::new(limit, Duration::from_secs(60))
+    }
+
+    /// Creates a sliding rule over one hour.
+    #[must_use]
+    pub const fn per_hour(limit: u64) -> Self {
+        Self::new(limit, Duration::from_secs(3_600))
+    }
+
+    /// Creates a sliding rule over 24 hours.
+    #[must_use]
+    pub const fn per_day(limit: u64) -> Self {
+        Self::new(limit, Duration::from_secs(86_400))
+    }
+
+    /// Makes the rule sliding, with steps of `precision`: a whole number of milliseconds, from 1 ms to the window.
+    ///
+    /// The default is a sixtieth of the window.
+    #[must_use]
+    pub const fn precision(mut self, precision: Duration) -> Self {
+        self.step = precision;
+        self.fixed = false;
+        self
+    }
+
+    /// Makes the rule sliding, with steps of one millisecond.
+    #[must_use]
+    pub const fn exact(self) -> Self {
+        self.precision(Duration::from_millis(1))
+    }
+
+    /// Makes the rule fixed: windows follow one another from the Unix epoch, each with its own `limit`.
+    ///
+    /// A fixed rule keeps a single step, and up to twice the limit may pass around the boundary of two windows.
+    #[must_use]
+    pub const fn fixed(mut self) -> Self {
+        self.step = self.window;
+        self.fixed = true;
+        self
+    }
+
+    /// The units that fit into one window.
+    #[must_use]
+    pub const fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// The span that the limit covers.
+    #[must_use]
+    pub const fn window(&self) -> Duration {
+        self.window
+    }
+
+    /// The width of one step: the precision of a sliding rule, the window of a fixed one.
+    #[must_use]
+    pub const fn step(&self) -> Duration {
+        self.step
+    }
+
+    /// Whether windows are aligned to the Unix epoch instead of sliding.
+    #[must_use]
+    pub const fn is_fixed(&self) -> bool {
+        self.fixed
+    }
+
+    /// Refuses what no store could count.
+    pub(crate) fn validate(&self) -> Result<(), RuleError> {
+        let Self { step, .. } = *self;
+        let problem = if self.limit > MAX_UNITS {
+            RuleProblem::LimitTooLarge
+        } else if self.window.is_zero() || self.window > MAX_WINDOW {
+            RuleProblem::WindowOutOfRange
+        } else if !is_whole_ms(self.window) {
+            RuleProblem::WindowNotWholeMillis
+        } else if step.is_zero() || step > self.window {
+            RuleProblem::PrecisionOutOfRange
+        } else if !is_whole_ms(step) {
+            RuleProblem::PrecisionNotWholeMillis
+        } else {
+            return Ok(());
+        };
+        Err(RuleError::new(self.to_string(), problem))
+    }
+
+    /// Two rules of one policy must differ in this: for the same window and kind, one of them could never matter.
+    pub(crate) fn same_window(&self, other: &Self) -> bool {
+        self.window == other.window && self.is_fixed() == other.is_fixed()
+    }
+}
+
+const fn default_step(window: Duration) -> Duration {
+    Duration::from_millis(millis(window).div_ceil(DEFAULT_STEPS))
+}
+
+/// Whole milliseconds of a duration, at most `u64::MAX`.
+pub(crate) const fn millis(duration: Duration) -> u64 {
+    let ms = duration.subsec_millis() as u64;
+    duration.as_secs().saturating_mul(1_000).saturating_add(ms)
+}
+
+fn is_whole_ms(duration: Duration) -> bool {
+    duration.subsec_nanos().is_multiple_of(1_000_000)
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.limit, Text(self.window))?;
+        match self.step {
+            _ if self.fixed => f.write_str("@fixed"),
+            step if step == default_step(self.window) => Ok(()),
+            step if step == Duration::from_millis(1) => f.write_str("@exact"),
+            step => write!(f, "@{}", Text(step)),
+        }
+    }
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Rule({self})")
+    }
+}
+
+impl FromStr for Rule {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        parse(text)
+            .ok_or(RuleProblem::Syntax)
+            .map_err(|problem| RuleError::new(text.chars().take(64).collect(), problem))
+            .and_then(|rule| {
+                rule.validate()
+                    .map_err(|error| error.of(text))
+                    .map(|()| rule)
+            })
+    }
+}
+
+fn parse(text: &str) -> Option<Rule> {
+    let (limit, rest) = text.trim().split_once('/')?;
+    let (window, steps) = match rest.split_once('@') {
+        Some((window, steps)) => (window, Some(steps)),
+        None => (rest, None),
+    };
+    let rule = Rule::new(parse_number(limit)?, parse_duration(window)?);
+    Some(match steps {
+        None => rule,
+        Some("fixed") => rule.fixed(),
+        Some("exact") => rule.exact(),
+        Some(precision) => rule.precision(parse_duration(precision)?),
+    })
+}
+
+/// Reads digits only: `u64::from_str` would also take a sign.
+fn parse_number(text: &str) -> Option<u64> {
+    text.bytes()
+        .all(|byte| byte.is_ascii_digit())
+        .then(|| text.parse().ok())?
+}
+
+fn parse_duration(text: &str) -> Option<Duration> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let number = if number.is_empty() {
+        1
+    } else {
+        parse_number(number)?
+    };
+    let unit_ms = UNITS.iter().find(|(name, _)| *name == unit)?.1;
+    number.checked_mul(unit_ms).map(Duration::from_millis)
+}
+
+/// Longest first, so that the text form uses the largest unit that fits.
+const UNITS: [(&str, u64); 5] = [
+    ("d", 86_400_000),
+    ("h", 3_600_000),
+    ("m", 60_000),
+    ("s", 1_000),
+    ("ms", 1),
+];
+
+struct Text(Duration);
+
+impl fmt::Display for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = millis(self.0);
+        match UNITS
+            .iter()
+            .find(|(_, unit_ms)| ms.is_multiple_of(*unit_ms))
+        {
+            Some((name, unit_ms)) if is_whole_ms(self.0) && ms > 0 => {
+                write!(f, "{}{name}", ms / unit_ms)
+            }
+            _ => write!(f, "{:?}", self.0),
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for Rule {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Rule {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn good_texts_are_read_and_written_back() {
+        for (text, rule, written) in [
+            ("10/1s", Rule::per_second(10), "10/1s"),
+            ("10/s", Rule::per_second(10), "10/1s"),
+            (" 10/1s ", Rule::per_second(10), "10/1s"),
+            ("120/60s", Rule::per_minute(120), "120/1m"),
+            (
+                "240/1h@1m",
+                Rule::per_hour(240).precision(Duration::from_secs(60)),
+                "240/1h",
+            ),
+            (
+                "240/1h@5m",
+                Rule::per_hour(240).precision(Duration::from_secs(300)),
+                "240/1h@5m",
+            ),
+            ("20/1m@exact", Rule::per_minute(20).exact(), "20/1m@exact"),
+            ("20/1m@1ms", Rule::per_minute(20).exact(), "20/1m@exact"),
+            (
+                "5/1500ms",
+                Rule::new(5, Duration::from_millis(1500)),
+                "5/1500ms",
+            ),
+            (
+                "1000/1d@fixed",
+                Rule::per_day(1000).fixed(),
+                "1000/1d@fixed",
+            ),
+            ("0/ms", Rule::new(0, Duration::from_millis(1)), "0/1ms"),
+            (
+                "9007199254740991/365d",
+                Rule::new(MAX_UNITS, Duration::from_secs(365 * 86_400)),
+                "9007199254740991/365d",
+            ),
+        ] {
+            let read: Rule = text.parse().unwrap();
+            assert_eq!(read.to_string(), written, "{text}");
+            assert_eq!(read, rule, "{text}");
+            assert_eq!(written.parse::<Rule>().unwrap(), rule, "{text}");
+        }
+    }
+
+    #[test]
+    fn bad_texts_are_refused_with_the_reason() {
+        for (text, reason) in [
+            (
+                "",
+                "write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact or 1000/1d@fixed",
+            ),
+            ("10", "write it as"),
+            ("/1s", "write it as"),
+            ("10/", "write it as"),
+            ("-1/1s", "write it as"),
+            ("+1/1s", "write it as"),
+            ("1.5/1s", "write it as"),
+            ("10/1w", "write it as"),
+            ("10/1S", "write it as"),
+            ("10/1s@", "write it as"),
+            ("10/1s@fix", "write it as"),
+            ("10/1s/1s", "write it as"),
+            ("10/99999999999999999999s", "write it as"),
+            ("10/0s", "the window must be from 1ms to 36525d"),
+            ("10/36526d", "the window must be from 1ms to 36525d"),
+            ("10/1s@2s", "the precision must be from 1ms to the window"),
+            ("10/1s@0ms", "the precision must be from 1ms to the window"),
+            (
+                "9007199254740992/1s",
+                "the limit must be at most 9007199254740991",
+            ),
+        ] {
+            let error = text.parse::<Rule>().unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("rule `{text}`: {reason}")),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn fractions_of_a_millisecond_are_refused() {
+        let window = Rule::new(1, Duration::from_micros(1_500))
+            .validate()
+            .unwrap_err();
+        assert_eq!(
+            window.to_string(),
+            "rule `1/1.5ms`: the window must be whole milliseconds"
+        );
+        let precision = Rule::per_second(1)
+            .precision(Duration::from_micros(1_500))
+            .validate()
+            .unwrap_err();
+        assert_eq!(
+            precision.to_string(),
+            "rule `1/1s@1.5ms`: the precision must be whole milliseconds"
+        );
+        let tiny = Rule::new(1, Duration::from_nanos(1))
+            .validate()
+            .unwrap_err();
+        assert_eq!(
+            tiny.to_string(),
+            "rule `1/1ns`: the window must be whole milliseconds"
+        );
+    }
+
+    #[test]
+    fn the_default_precision_is_a_sixtieth_rounded_up() {
+        for (window_ms, step_ms) in [
+            (1, 1),
+            (60, 1),
+            (61, 2),
+            (1_000, 17),
+            (60_000, 1_000),
+            (3_600_000, 60_000),
+        ] {
+            assert_eq!(
+                Rule::new(1, Duration::from_millis(window_ms)).step(),
+                Duration::from_millis(step_ms)
+            );
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! [`Store`]: keeps the counts and decides atomically.
+//!
+//! Two are shipped: [`MemoryStore`] for one process, and [`RedisStore`](redis::RedisStore) for many. Both hold to the same
+//! semantics, to the millisecond. Anything that makes a store better is a store around a store:
+//!
+//! ```
+//! use sluicegate::{Answer, Check, Decision, Key, MemoryStore, Policy, Settlement, Store, Usage};
+//!
+//! /// Counts how often the store is asked.
+//! #[derive(Debug)]
+//! struct Counting<S>(S, std::sync::atomic::AtomicU64);
+//!
+//! impl<S: Store> Store for Counting<S> {
+//!     fn check(&self, check: &Check) -> Answer<Decision> {
+//!         self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+//!         self.0.check(check)
+//!     }
+//!     fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+//!         self.0.settle(settlement)
+//!     }
+//!     fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+//!         self.0.reset(policy, key)
+//!     }
+//! }
+//!
+//! let limiter = sluicegate::Limiter::new(Counting(MemoryStore::new(), Default::default()));
+//! # let _ = limiter;
+//! ```
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use crate::{
+    charge::{Check, Settlement},
+    decision::{Decision, Usage},
+    error::StoreError,
+    key::Key,
+    policy::Policy,
+};
+
+mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
+
+pub use memory::MemoryStore;
+
+/// Keeps the counts and decides atomically.
+///
+/// The contract, which one test suite holds every store to:
+///
+/// - A check is all or nothing, also against checks that run at the same time: either every charge is added to every rule of
+///   its policy, or nothing changes.
+/// - The store's own clock decides, in whole milliseconds; no caller's.
+/// - `Err` means that the store could not decide. It is never a refusal, and a refusal is never an `Err`.
+/// - A future that is dropped leaves the check either wholly charged or not at all.
+/// - A store need not bound its waiting: the [`Limiter`](crate::Limiter) holds the deadline.
+///
+/// Futures own what they need, so that a caller can keep them without keeping the store.
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// Decides a check and charges it if it is allowed.
+    fn check(&self, check: &Check) -> Answer<Decision>;
+
+    /// Gives each charge of an admitted check its final cost, in the step that it was charged to, and answers what is left.
+    fn settle(&self, settlement: &Settlement) -> Answer<Usage>;
+
+    /// Forgets everything that was charged to this key under this policy.
+    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()>;
+}
+
+/// A shared store is a store.
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn check(&self, check: &Check) -> Answer<Decision> {
+        (**self).check(check)
+    }
+
+    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+        (**self).settle(settlement)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+        (**self).reset(policy, key)
+    }
+}
+
+/// The future of a store's answer: known at once, or to be waited for.
+///
+/// A store that answers at once allocates nothing for it.
+pub struct Answer<T> {
+    state: State<T>,
+}
+
+enum State<T> {
+    Ready(Option<Result<T, StoreError>>),
+    Pending(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>),
+}
+
+impl<T> Answer<T> {
+    /// An answer that is known already.
+    #[must_use]
+    pub const fn ready(result: Result<T, StoreError>) -> Self {
+        Self {
+            state: State::Ready(Some(result)),
+        }
+    }
+
+    /// An answer that has to be waited for.
+    #[must_use]
+    pub fn pending(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
+        Self {
+            state: State::Pending(Box::pin(future)),
+        }
+    }
+}
+
+impl<T> Unpin for Answer<T> {}
+
+impl<T> Future for Answer<T> {
+    type Output = Result<T, StoreError>;
+
+    /// # Panics
+    ///
+    /// When polled again after it was ready.
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.state {
+            State::Ready(result) => Poll::Ready(
+                result
+                    .take()
+                    .unwrap_or_else(|| panic!("polled after completion")),
+            ),
+            State::Pending(future) => future.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Answer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ready = matches!(self.state, State::Ready(_));
+        f.debug_struct("Answer")
+            .field("ready", &ready)
+            .finish_non_exhaustive()
+    }
+}
