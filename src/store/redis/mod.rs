@@ -1,16 +1,174 @@
-//! [`RedisStore`]
-use super::*;
-/// x
-#[derive(Debug, Clone)]
-pub struct RedisStore;
+//! [`RedisStore`]: one truth for all replicas, in Redis or Valkey.
+//!
+//! Each (policy, key) has one Redis key, and a check is one call of one script: one read, and at most one write, per key. A
+//! refused check writes nothing. The server's clock decides.
+//!
+//! ```no_run
+//! use sluicegate::{Limiter, RedisStore};
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = RedisStore::connect("redis://127.0.0.1/").await?;
+//! let limiter = Limiter::new(store.prefix("shop").secret(std::env::var("LIMITER_SECRET")?));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What stands in Redis
+//!
+//! Names are `<prefix>:{<kind>=<token>}:<policy>`. The token is the key's value if that is short and plain, and a keyed hash
+//! if it is long, strange or [secret](Key::secret):
+//!
+//! ```
+//! # // The names are tested beside the code that makes them.
+//! let name = "sluicegate:{ip=203.0.113.7}:api";
+//! assert!(name.starts_with("sluicegate:{ip="));
+//! ```
+//!
+//! Every key has a TTL that covers its longest live section. Give the limiter a server or database of its own, with
+//! `maxmemory-policy noeviction` or `volatile-ttl`: a key that is evicted is a limit that starts anew.
+
+use std::sync::Arc;
+
+use redis::{RedisError, Value};
+
+use crate::{
+    charge::{Check, Settlement},
+    decision::{Decision, Usage},
+    error::StoreError,
+    key::Key,
+    policy::Policy,
+    store::{Answer, Store},
+};
+
+mod connect;
+mod error;
+mod keeper;
+mod link;
+mod names;
+#[cfg(feature = "bb8")]
+mod pool;
+mod pulse;
+mod script;
+
+use error::store_error;
+use link::Link;
+use names::Names;
+use script::Call;
+
+/// Keeps the counts in Redis, so that all replicas of a service share them; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct RedisStore {
+    link: Link,
+    names: Arc<Names>,
+    #[cfg(feature = "test-util")]
+    clock: Option<crate::test_util::TestClock>,
+}
+
+impl RedisStore {
+    fn over(link: Link) -> Self {
+        Self {
+            link,
+            names: Arc::new(Names::new("sluicegate")),
+            #[cfg(feature = "test-util")]
+            clock: None,
+        }
+    }
+
+    /// Sets what the names of all keys begin with. The default is `sluicegate`.
+    ///
+    /// Services with different prefixes share nothing.
+    ///
+    /// # Panics
+    ///
+    /// When the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
+    #[must_use]
+    pub fn prefix(mut self, prefix: &str) -> Self {
+        Arc::make_mut(&mut self.names).prefix(prefix);
+        self
+    }
+
+    /// Sets the secret that keys the hashes of identities, of any length and the same for all replicas.
+    ///
+    /// Without one the hashes still hide long random values such as API keys, but whoever can read the server may find
+    /// short ones, such as e-mail addresses, by trying. Another secret starts all hashed identities anew.
+    #[must_use]
+    pub fn secret(mut self, secret: impl AsRef<[u8]>) -> Self {
+        Arc::make_mut(&mut self.names).secret(secret.as_ref());
+        self
+    }
+
+    /// Decides by this clock instead of the server's.
+    #[cfg(feature = "test-util")]
+    #[must_use]
+    pub fn clock(mut self, clock: crate::test_util::TestClock) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// Decides several checks in one call of the script, each all or nothing on its own, in this order.
+    ///
+    /// Cheaper than one call each, for those who have many checks at hand. On a cluster all keys must share a slot.
+    pub fn check_many(&self, checks: impl Into<Vec<Check>>) -> Answer<Vec<Decision>> {
+        let checks = checks.into();
+        let reply = self.run(Call::checks(&self.names, &checks));
+        Answer::pending(async move { script::decisions(&checks, &reply.await?) })
+    }
+
+    /// Runs the script: by its hash, and once by its source on a server that does not know it.
+    fn run(&self, call: Call) -> impl Future<Output = Result<Value, StoreError>> + Send + use<> {
+        let link = self.link.clone();
+        let clock = self.now_ms();
+        async move {
+            let mut reply = link.send(&call.by_hash(clock)).await;
+            if reply.as_ref().is_err_and(is_unknown_script) {
+                reply = link.send(&call.by_source(clock)).await;
+            }
+            reply.map_err(|error| store_error(&error))
+        }
+    }
+
+    #[cfg(feature = "test-util")]
+    fn now_ms(&self) -> Option<u64> {
+        self.clock.as_ref().map(crate::test_util::TestClock::now_ms)
+    }
+
+    #[cfg(not(feature = "test-util"))]
+    #[expect(
+        clippy::unused_self,
+        reason = "the clock is a field with the feature `test-util` alone"
+    )]
+    const fn now_ms(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// Only this error makes it certain that nothing was executed.
+fn is_unknown_script(error: &RedisError) -> bool {
+    error.code() == Some("NOSCRIPT")
+}
+
 impl Store for RedisStore {
-    fn check(&self, _check: &Check) -> Answer<Decision> {
-        todo!()
+    fn check(&self, check: &Check) -> Answer<Decision> {
+        let check = check.clone();
+        let reply = self.run(Call::checks(&self.names, [&check]));
+        Answer::pending(async move { script::decision(&check, &reply.await?) })
     }
-    fn settle(&self, _: &Settlement) -> Answer<Usage> {
-        todo!()
+
+    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+        let settlement = settlement.clone();
+        let reply = self.run(Call::settlement(&self.names, &settlement));
+        Answer::pending(async move { script::usage(&settlement, &reply.await?) })
     }
-    fn reset(&self, _: &Policy, _: &Key) -> Answer<()> {
-        todo!()
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+        let link = self.link.clone();
+        let mut delete = redis::cmd("DEL");
+        delete.arg(self.names.name(policy.name(), key));
+        Answer::pending(async move {
+            link.send(&delete)
+                .await
+                .map(drop)
+                .map_err(|error| store_error(&error))
+        })
     }
 }

@@ -1,0 +1,165 @@
+//! Names of keys in Redis: `<prefix>:{<kind>=<token>}:<policy>`.
+//!
+//! The braces make all policies of one identity share a cluster slot. Nothing that a client sends can choose a slot, merge
+//! two identities or grow a name: a value stands in it as it is only if it is short, plain and no secret; any other is
+//! hashed, with a key, and marked by a `#` that no plain value has.
+
+use std::fmt;
+
+use crate::key::Key;
+
+/// The longest value that is written as it is; an IPv6 network takes 43 bytes.
+const MAX_PLAIN: usize = 48;
+
+/// The longest kind that is written as it is.
+const MAX_KIND: usize = 32;
+
+/// Tells these hashes from anybody else's that were made with the same secret.
+const CONTEXT: &str = "sluicegate 2026-11-21 identity token";
+
+/// How this store names its keys.
+#[derive(Clone)]
+pub(super) struct Names {
+    prefix: Box<str>,
+    hash_key: [u8; blake3::KEY_LEN],
+}
+
+/// Without the key of the hashes.
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Names")
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Names {
+    pub(super) fn new(prefix: &str) -> Self {
+        Self {
+            prefix: prefix.into(),
+            hash_key: blake3::derive_key(CONTEXT, b""),
+        }
+    }
+
+    pub(super) fn prefix(&mut self, prefix: &str) {
+        let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
+        assert!(
+            prefix.len() <= MAX_PLAIN && prefix.bytes().all(plain),
+            "the prefix of keys must be at most {MAX_PLAIN} printable ASCII characters without spaces and braces"
+        );
+        self.prefix = prefix.into();
+    }
+
+    pub(super) fn secret(&mut self, secret: &[u8]) {
+        self.hash_key = blake3::derive_key(CONTEXT, secret);
+    }
+
+    /// The name of the key that holds the counts of `key` under the policy of this name.
+    pub(super) fn name(&self, policy: &str, key: &Key) -> Vec<u8> {
+        let (kind, value) = (key.kind(), key.value());
+        let mut name = Vec::with_capacity(
+            self.prefix.len() + kind.len() + value.len().max(40) + policy.len() + 5,
+        );
+        name.extend_from_slice(self.prefix.as_bytes());
+        name.extend_from_slice(b":{");
+        if is_plain_kind(kind) {
+            name.extend_from_slice(kind.as_bytes());
+        }
+        name.push(b'=');
+        if !key.is_secret() && is_plain_kind(kind) && is_plain(value) {
+            name.extend_from_slice(value);
+        } else {
+            name.push(b'#');
+            name.extend_from_slice(&self.hash(key).to_hex().as_bytes()[..32]);
+        }
+        name.extend_from_slice(b"}:");
+        name.extend_from_slice(policy.as_bytes());
+        name
+    }
+
+    fn hash(&self, key: &Key) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(&self.hash_key);
+        hasher.update(&[u8::from(key.is_secret())]);
+        hasher.update(&key.kind().len().to_le_bytes());
+        hasher.update(key.kind().as_bytes());
+        hasher.update(key.value());
+        hasher.finalize()
+    }
+}
+
+fn is_plain_kind(kind: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    (1..=MAX_KIND).contains(&kind.len()) && kind.bytes().all(plain)
+}
+
+fn is_plain(value: &[u8]) -> bool {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/@+".contains(byte);
+    (1..=MAX_PLAIN).contains(&value.len()) && value.iter().all(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(key: &Key) -> String {
+        String::from_utf8(Names::new("rl").name("api", key)).unwrap()
+    }
+
+    #[test]
+    fn plain_values_can_be_read_and_all_others_are_hashed() {
+        assert_eq!(
+            name(&Key::new("ip", "203.0.113.7")),
+            "rl:{ip=203.0.113.7}:api"
+        );
+        assert_eq!(
+            name(&Key::new("ip", "2001:db8:1:2::/64")),
+            "rl:{ip=2001:db8:1:2::/64}:api"
+        );
+        let long = "x".repeat(65_536);
+        for value in [
+            "", "#0", "a}b", "{a}", "a=b", "a b", "a\0b", "ü", "a\nb", &long,
+        ] {
+            let name = name(&Key::new("user", value));
+            assert!(
+                name.starts_with("rl:{user=#") && name.len() == 10 + 32 + 5,
+                "{name}"
+            );
+        }
+        assert!(name(&Key::secret("api-key", "abc")).starts_with("rl:{api-key=#"));
+        assert!(name(&Key::new("a{b}", "c")).starts_with("rl:{=#"));
+    }
+
+    #[test]
+    fn no_two_identities_share_a_name() {
+        let values: [&[u8]; 9] = [
+            b"", b"a", b"a:b", b"{a}", b"a}", b"\xff", b"\0", b"#a", b"b",
+        ];
+        let mut keys: Vec<Key> = Vec::new();
+        for kind in ["user", "user=", "{user}", "", "a", "b"] {
+            keys.extend(
+                values
+                    .iter()
+                    .flat_map(|value| [Key::new(kind, value), Key::secret(kind, value)]),
+            );
+        }
+        let names: std::collections::HashSet<Vec<u8>> = keys
+            .iter()
+            .map(|key| Names::new("rl").name("api", key))
+            .collect();
+        assert_eq!(names.len(), keys.len());
+    }
+
+    #[test]
+    fn the_secret_of_the_deployment_changes_every_hash() {
+        let mut names = Names::new("rl");
+        let before = names.name("api", &Key::secret("api-key", "abc"));
+        names.secret(b"pepper");
+        assert_ne!(names.name("api", &Key::secret("api-key", "abc")), before);
+    }
+
+    #[test]
+    #[should_panic(expected = "the prefix of keys must be")]
+    fn a_prefix_with_braces_is_refused() {
+        Names::new("rl").prefix("{rl}");
+    }
+}
