@@ -9,7 +9,7 @@
 --                I1 how many rules follow
 --                  I6 step, I6 hold, I7 limit; in a settlement, the end of the charged step instead of the limit
 -- Reply        one string: I6 the time; then for each key I1, 0 if its check is refused, and the head of each rule's section
---              as it is now. In a refusal, `first` is the time at which the cost fits; 0 where it fits now, or never will.
+--              as it is now. Under a rule that refuses, `first` is the time at which the cost fits.
 --
 -- Writes nothing when a check is refused or costs nothing. All numbers are whole, all times are in ms.
 
@@ -48,7 +48,6 @@ end
 -- What is seldom needed is made when it is needed: a closure costs as much as a read.
 local function seldom()
   local seldom = {}
-  local RULE = '<I6I6I7'
   local HEAD, HEAD_SIZE = '<I1I6I6I6I6I7I7I4', 43 -- width, step, hold, newest, first, total, base, length of the queue
   local ENTRY, ENTRY_SIZE, WRAP = { '<I4I4', '<I6I7' }, { 8, 13 }, { 4294967296, 281474976710656 }
   local MOST = 9007199254740991 -- units: 2^53 - 1
@@ -75,14 +74,13 @@ local function seldom()
     local pos = 10
     for rule = 1, rules do
       local span = sub(args, pos, pos + 11)
-      local step, hold, _, after = unpack(RULE, args, pos)
-      pos = after
+      pos = pos + 19
       local own = found[span]
       if own then
         heads[rule], queues[rule] = seldom.trim(own.head, own.queue)
         found[span] = nil
       else
-        heads[rule], queues[rule] = pack(HEAD, hold / step < 4294967290 and 1 or 2, step, hold, 0, 0, 0, 0, 0), ''
+        heads[rule], queues[rule] = string.rep('\0', HEAD_SIZE), ''
       end
     end
     for _, other in ipairs(others) do
@@ -100,7 +98,7 @@ local function seldom()
     local believed, size, number = seldom.believed(step, hold), ENTRY_SIZE[width], newest / step
     if newest <= believed then return head, queue end
     local left, sum = leading(queue, 1, length / size, width, number, (newest - believed) / step)
-    if left == 0 then return pack(HEAD, width, step, hold, 0, 0, 0, 0, 0), '' end
+    if left == 0 then return string.rep('\0', HEAD_SIZE), '' end
     local last = unpack(ENTRY[width], queue, (left - 1) * size + 1)
     newest = newest - (number - last) % WRAP[width] * step
     length = (left - 1) * size
@@ -159,11 +157,15 @@ local count = #KEYS
 -- and where the next check begins. Nothing for a check that does not fit, unless the caller `looks`: then nothing is
 -- charged, and the heads say when the cost fits. `value` and `carried` are known when the value has been made to conform.
 local function decide(i, looks, value, carried)
-  local args = ARGV[i + 1]
+  local now, args = now, ARGV[i + 1]
   local action, units, rules, pos = unpack('<I1I7I1', args)
   if not carried then
     value, carried = call('GET', KEYS[i]), 0
-    if not value or byte(value) ~= rules then value, carried = seldom().conform(value, args, rules) end
+    if not value then
+      value = string.char(rules) .. string.rep('\0', rules * 43)
+    elseif byte(value) ~= rules then
+      value, carried = seldom().conform(value, args, rules)
+    end
   end
   local sections, till, was, writes = byte(value), carried, carried, units > 0 and action < 2 and not looks
   local heads, queues, from, at = looks and '\0' or sub(value, 1, 1), '', 2, 2 + sections * 43
@@ -173,15 +175,16 @@ local function decide(i, looks, value, carried)
     step, hold, limit, pos = unpack('<I6I6I7', args, pos)
     width, step_, hold_, newest, first, total, base, length, from = unpack('<I1I6I6I6I6I7I7I4', value, from)
     local time = now
-    if newest > now + step then time = newest - step end -- the clock stepped back: time stands still until it caught up
-    if step_ ~= step or hold_ ~= hold or time > now and newest > seldom().believed(step, hold) then
+    if newest - step > now then time = newest - step end -- the clock stepped back: time stands still until it caught up
+    if step_ == 0 then
+      width = hold / step < 4294967290 and 1 or 2
+    elseif step_ ~= step or hold_ ~= hold or time > now and newest > seldom().believed(step, hold) then
       return decide(i, looks, seldom().conform(value, args, rules))
     end
 
     -- Release: of the queue, the entries from `live` on still count; `added` will follow them.
-    local size, wrap = 8, 4294967296
-    if width > 1 then size, wrap = 13, 281474976710656 end
-    local behind, release = at + length, newest + hold
+    local behind, release, size, wrap = at + length, newest + hold, 8, 4294967296
+    if width ~= 1 then size, wrap = 13, 281474976710656 end
     local live, added = at, ''
     if release > was then was = release end
     if release <= time or total == base then
@@ -203,16 +206,14 @@ local function decide(i, looks, value, carried)
         base, live, writes = 0, behind, writes or differs
       end
     elseif total - base + units > limit then
-      if not looks then return nil end
+      if not looks then return nil, value, carried end
       first = 0
       if units <= limit then
         local number = newest / step
         local _, _, following = leading(value, live, (behind - live) / size, width, number, nil, total + units - limit)
         first = newest + hold - (following and (number - following) % wrap * step or 0)
       end
-    elseif looks then
-      first = 0
-    elseif units > 0 then
+    elseif units > 0 and not looks then
       if total + units >= 4294967296 and (width == 1 or total + units > 9007199254740991) then
         local to = (total - base + units >= 2147483648 or hold / step >= 4294967290) and 2 or 1
         added = seldom().rewrite(sub(value, live, behind - 1), width, to, newest / step, base)
@@ -241,7 +242,7 @@ local function decide(i, looks, value, carried)
   local others, behind = '', i + 1
   if behind <= count and byte(ARGV[behind + 1]) == 1 then
     others, behind = decide(behind, looks)
-    if not others then return nil end
+    if not others then return nil, value, carried end
   end
   if writes then
     if till == 0 then
@@ -261,8 +262,8 @@ end
 
 local reply, i = pack('<I6', now), 1
 while i <= count do
-  local heads, behind = decide(i, false)
-  if not heads then heads, behind = decide(i, true) end
+  local heads, behind, carried = decide(i, false)
+  if not heads then heads, behind = decide(i, true, behind, carried) end
   reply, i = reply .. heads, behind
 end
 return reply

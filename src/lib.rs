@@ -13,6 +13,8 @@ pub mod limiter;
 pub mod policy;
 pub mod rule;
 pub mod store;
+#[cfg(feature = "test-util")]
+pub mod test_util;
 mod window;
 
 pub use charge::{Charge, Check, Settlement};
