@@ -1,0 +1,83 @@
+//! What an error of Redis means to a caller.
+
+use std::io;
+
+use redis::{ErrorKind, RedisError};
+
+use crate::error::{StoreError, StoreErrorKind};
+
+/// Tells apart by the code alone: texts differ between servers, and may name keys, users and addresses. None of them is kept.
+pub(super) fn store_error(error: &RedisError) -> StoreError {
+    let (kind, message) = match error.code() {
+        Some(code) => of_server(code),
+        None => of_connection(error),
+    };
+    StoreError::new(kind, message)
+}
+
+fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
+    use StoreErrorKind::{Protocol, Refused, Unavailable};
+    match code {
+        "LOADING" => (Unavailable, "the Redis server is loading its data"),
+        "BUSY" => (Unavailable, "the Redis server is busy running a script"),
+        "OOM" => (Unavailable, "the Redis server is out of memory"),
+        "MISCONF" => (
+            Unavailable,
+            "the Redis server cannot save its data and refuses writes",
+        ),
+        "READONLY" => (Unavailable, "the Redis server is a read-only replica"),
+        "MASTERDOWN" => (
+            Unavailable,
+            "the Redis server is a replica that has lost its primary",
+        ),
+        "NOREPLICAS" => (
+            Unavailable,
+            "the Redis server has too few replicas to accept writes",
+        ),
+        "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" => {
+            (Unavailable, "the Redis cluster cannot serve this slot now")
+        }
+        "NOAUTH" | "WRONGPASS" => (Refused, "the Redis server wants another user or password"),
+        "NOPERM" => (Refused, "the Redis user lacks rights that this store needs"),
+        "CROSSSLOT" => (
+            Protocol,
+            "the keys of one call are in different slots of the Redis cluster",
+        ),
+        "WRONGTYPE" => (
+            Protocol,
+            "a key holds a value of another type, not written by this crate",
+        ),
+        "NOSCRIPT" => (Protocol, "the Redis server does not keep the script"),
+        _ => (Protocol, "the Redis server answered with an error"),
+    }
+}
+
+fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
+    use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
+    match error.kind() {
+        ErrorKind::AuthenticationFailed => {
+            (Refused, "the Redis server refuses this user or password")
+        }
+        ErrorKind::InvalidClientConfig => (
+            Refused,
+            "the Redis URL makes no sense, or needs a feature of the redis crate",
+        ),
+        ErrorKind::RESP3NotSupported => (Refused, "the Redis server does not speak RESP3"),
+        ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
+            (Protocol, "the Redis server's answer makes no sense")
+        }
+        ErrorKind::Io if error.is_timeout() => (Timeout, "the Redis server did not answer in time"),
+        ErrorKind::Io if error.is_connection_refusal() => {
+            (Unavailable, "the Redis server does not accept connections")
+        }
+        ErrorKind::Io if error.is_connection_dropped() => {
+            (Unavailable, "the connection to the Redis server was lost")
+        }
+        _ => (Unavailable, "the Redis server cannot be reached"),
+    }
+}
+
+/// The error of a connection that ended.
+pub(super) fn closed() -> RedisError {
+    io::Error::from(io::ErrorKind::BrokenPipe).into()
+}

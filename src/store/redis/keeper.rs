@@ -1,0 +1,163 @@
+//! [`Keeper`]: one connection, replaced as soon as it is known to be lost.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use redis::{AsyncConnectionConfig, Client, Cmd, RedisError, Value, aio::MultiplexedConnection};
+use tokio::sync::watch;
+
+use super::{
+    error::closed,
+    pulse::{Pulse, is_open},
+};
+
+/// How long one attempt to connect may take, greetings included.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// From one attempt to the next: at most 200 a second knock at a server that is down or read-only.
+const REST: Duration = Duration::from_millis(5);
+
+/// As many commands may wait to be written; beyond that callers wait in line.
+const QUEUE: usize = 1_024;
+
+/// Where new connections come from.
+pub(super) enum Source {
+    Client(Client),
+    #[cfg(feature = "bb8")]
+    Pool(bb8::Pool<bb8_redis::RedisConnectionManager>),
+}
+
+/// One connection that callers share.
+///
+/// A caller who finds it lost starts one attempt to replace it, which all others wait for: it runs in a task of its own, so
+/// that it outlives callers who leave at their deadline. No command is ever sent twice.
+pub(super) struct Keeper {
+    source: Source,
+    latest: Mutex<Attempt>,
+}
+
+struct Attempt {
+    started: Option<Instant>,
+    outcome: watch::Receiver<Option<Outcome>>,
+}
+
+type Outcome = Result<Arc<Live>, RedisError>;
+
+/// A connection that was alive when last seen.
+pub(super) struct Live {
+    connection: MultiplexedConnection,
+    pulse: Pulse,
+}
+
+impl Keeper {
+    /// Does nothing until the first command.
+    pub(super) fn new(source: Source) -> Self {
+        let (_, outcome) = watch::channel(None);
+        Self {
+            source,
+            latest: Mutex::new(Attempt {
+                started: None,
+                outcome,
+            }),
+        }
+    }
+
+    pub(super) async fn send(self: Arc<Self>, cmd: &Cmd) -> Result<Value, RedisError> {
+        let live = self.live().await?;
+        let mut connection = live.connection.clone();
+        live.pulse.feel(connection.send_packed_command(cmd)).await
+    }
+
+    /// The connection, made anew if it has to be.
+    async fn live(self: &Arc<Self>) -> Outcome {
+        let found = self.latest().outcome.borrow().clone();
+        let lost = match found {
+            Some(Ok(live)) if live.is_usable().await => return Ok(live),
+            Some(Ok(live)) => Some(live),
+            _ => None,
+        };
+        let mut outcome = self.renew(lost.as_ref());
+        match outcome.wait_for(Option::is_some).await {
+            Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(closed())),
+            // The runtime that made the attempt was shut down.
+            Err(_) => Err(closed()),
+        }
+    }
+
+    /// Starts an attempt, unless one is under way or somebody has replaced the lost connection already.
+    fn renew(self: &Arc<Self>, lost: Option<&Arc<Live>>) -> watch::Receiver<Option<Outcome>> {
+        let mut latest = self.latest();
+        let is_over = match &*latest.outcome.borrow() {
+            Some(Ok(live)) => lost.is_some_and(|lost| Arc::ptr_eq(lost, live)),
+            Some(Err(_)) => true,
+            None => latest.outcome.has_changed().is_err(),
+        };
+        if is_over {
+            *latest = self.attempt(latest.started);
+        }
+        latest.outcome.clone()
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Attempt> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attempt(self: &Arc<Self>, last: Option<Instant>) -> Attempt {
+        let (publish, outcome) = watch::channel(None);
+        let pause = last.map_or(Duration::ZERO, |last| REST.saturating_sub(last.elapsed()));
+        let keeper = Arc::clone(self);
+        tokio::spawn(async move {
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
+            }
+            let connection = keeper.source.connect().await;
+            publish.send_replace(Some(connection.map(|it| Arc::new(Live::new(it)))));
+        });
+        Attempt {
+            started: Some(Instant::now() + pause),
+            outcome,
+        }
+    }
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").finish_non_exhaustive()
+    }
+}
+
+impl Source {
+    async fn connect(&self) -> Result<MultiplexedConnection, RedisError> {
+        match self {
+            Self::Client(client) => {
+                // No timeout for answers: the limiter's deadline and `Pulse` see to that, without a timer for each command.
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(Some(CONNECT_TIMEOUT))
+                    .set_response_timeout(None)
+                    .set_pipeline_buffer_size(QUEUE);
+                client
+                    .get_multiplexed_async_connection_with_config(&config)
+                    .await
+            }
+            #[cfg(feature = "bb8")]
+            Self::Pool(pool) => pool.dedicated_connection().await,
+        }
+    }
+}
+
+impl Live {
+    fn new(connection: MultiplexedConnection) -> Self {
+        Self {
+            connection,
+            pulse: Pulse::new(),
+        }
+    }
+
+    async fn is_usable(&self) -> bool {
+        !self.pulse.is_lost()
+            && (self.pulse.is_fresh() || is_open(&mut self.connection.clone()).await)
+    }
+}

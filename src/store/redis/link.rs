@@ -1,0 +1,80 @@
+//! [`Link`]: where commands go.
+
+use std::{fmt, sync::Arc};
+
+use redis::{
+    Cmd, RedisError, RedisFuture, RedisResult, Value,
+    aio::{ConnectionLike, ConnectionManager},
+};
+
+use super::{
+    keeper::Keeper,
+    pulse::{Pulse, is_open},
+};
+
+#[cfg(feature = "bb8")]
+use super::pool::Pool;
+
+/// Where commands go; cheap to clone.
+#[derive(Clone)]
+pub(super) enum Link {
+    Own(Arc<Keeper>),
+    Manager(ConnectionManager, Arc<Pulse>),
+    #[cfg(feature = "bb8")]
+    Pool(Arc<Pool>),
+    Other(Arc<dyn Connection>),
+}
+
+impl Link {
+    /// Over a connection that heals by itself, or not at all.
+    pub(super) fn other(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
+        Self::Other(Arc::new(connection))
+    }
+
+    pub(super) fn manager(manager: ConnectionManager) -> Self {
+        Self::Manager(manager, Arc::new(Pulse::new()))
+    }
+
+    /// Sends one command, once, and waits for its reply; an error reply is an error.
+    ///
+    /// Not bounded in time while a server keeps its connection open and says nothing.
+    ///
+    /// Cancellation: what was sent is executed, and its reply dropped.
+    pub(super) async fn send(&self, cmd: &Cmd) -> Result<Value, RedisError> {
+        match self.clone() {
+            Self::Own(keeper) => keeper.send(cmd).await,
+            Self::Manager(mut manager, pulse) => {
+                // A manager learns that its connection has ended from a command that fails, so let that be one of no account.
+                let _ = pulse.is_fresh() || is_open(&mut manager).await;
+                pulse.feel(manager.send_packed_command(cmd)).await
+            }
+            #[cfg(feature = "bb8")]
+            Self::Pool(pool) => pool.send(cmd).await,
+            Self::Other(connection) => connection.send(cmd).await.and_then(Value::extract_error),
+        }
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Own(_) => "Link::Own",
+            Self::Manager(..) => "Link::Manager",
+            #[cfg(feature = "bb8")]
+            Self::Pool(_) => "Link::Pool",
+            Self::Other(_) => "Link::Other",
+        })
+    }
+}
+
+/// A user's own connection, its type forgotten.
+pub(super) trait Connection: Send + Sync {
+    fn send<'a>(&self, cmd: &'a Cmd) -> RedisFuture<'a, Value>;
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Connection for C {
+    fn send<'a>(&self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        let mut connection = self.clone();
+        Box::pin(async move { RedisResult::Ok(connection.req_packed_command(cmd).await?) })
+    }
+}

@@ -1,0 +1,193 @@
+//! A real Redis server for one test: started in a folder of its own, without persistence, and killed when dropped.
+
+use std::{
+    fs::{self, File},
+    net::TcpListener,
+    os::unix::net::UnixStream,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU16, Ordering},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+/// A running server, unless it was [killed](Self::kill).
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    port: u16,
+    args: Vec<String>,
+    folder: TempDir,
+}
+
+impl Server {
+    /// Starts a server; `SLUICEGATE_REDIS_SERVER` names another program than `redis-server`.
+    pub fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// Starts a server with more arguments, such as `["--requirepass", "sesame"]`.
+    pub fn with(args: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let args: Vec<String> = args.iter().map(|&arg| arg.into()).collect();
+        for _ in 0..20 {
+            let port = free_port();
+            let mut child = spawn(&folder, port, &args);
+            if becomes_ready(&mut child, &folder) {
+                return Self {
+                    child,
+                    port,
+                    args,
+                    folder,
+                };
+            }
+        }
+        panic!("no server could be started:\n{}", log(&folder));
+    }
+
+    /// Where it listens; without the password.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Where it listens too, faster.
+    pub fn socket_url(&self) -> String {
+        format!("unix://{}", socket(&self.folder))
+    }
+
+    /// Another client, for looking at the server and making it ill.
+    pub fn client(&self) -> redis::Connection {
+        redis::Client::open(self.url())
+            .unwrap()
+            .get_connection()
+            .unwrap()
+    }
+
+    /// Sends one command that must succeed.
+    pub fn run<T: redis::FromRedisValue>(&self, command: &str) -> T {
+        let mut words = command.split(' ');
+        let mut cmd = redis::cmd(words.next().unwrap());
+        cmd.arg(words.collect::<Vec<_>>());
+        cmd.query(&mut self.client()).unwrap()
+    }
+
+    /// A number that `INFO section` reports.
+    pub fn info(&self, section: &str, field: &str) -> u64 {
+        let info: String = self.run(&format!("INFO {section}"));
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        line.and_then(|number| number.parse().ok())
+            .unwrap_or_else(|| panic!("no {field} in {info}"))
+    }
+
+    /// How often a command was called, whether it succeeded or not.
+    pub fn calls(&self, command: &str) -> u64 {
+        let info: String = self.run("INFO commandstats");
+        let prefix = format!("cmdstat_{}:calls=", command.to_lowercase());
+        let line = info.lines().find_map(|line| line.strip_prefix(&prefix));
+        line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
+    }
+
+    /// Kills the server, as `kill -9` does: nothing is said to the clients.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts a killed server again, empty, at the same address.
+    pub fn restart(&mut self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < deadline {
+            let _ = fs::remove_file(socket(&self.folder));
+            self.child = spawn(&self.folder, self.port, &self.args);
+            if becomes_ready(&mut self.child, &self.folder) {
+                return;
+            }
+        }
+        panic!(
+            "the server could not be started again:\n{}",
+            log(&self.folder)
+        );
+    }
+
+    /// Stops the server in its tracks: its connections stay open, and mute.
+    pub fn stop(&self) {
+        self.signal("-STOP");
+    }
+
+    /// Lets a stopped server go on.
+    pub fn cont(&self) {
+        self.signal("-CONT");
+    }
+
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill")
+            .args([name, &self.child.id().to_string()])
+            .status();
+        assert!(status.unwrap().success());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(folder: &TempDir, port: u16, args: &[String]) -> Child {
+    let program =
+        std::env::var("SLUICEGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into());
+    let log = File::create(folder.path().join("log")).unwrap();
+    Command::new(&program)
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+        .args(["--unixsocket", &socket(folder), "--dir", folder.path().to_str().unwrap()])
+        .args(["--save", "", "--appendonly", "no"])
+        .args(args)
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| {
+            panic!("cannot run {program}: {error}\ninstall it (apt-get install redis-server) or name one in SLUICEGATE_REDIS_SERVER")
+        })
+}
+
+/// A server takes its port before it makes its socket, and ends when the port is taken.
+fn becomes_ready(child: &mut Child, folder: &TempDir) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while child.try_wait().unwrap().is_none() {
+        if UnixStream::connect(socket(folder)).is_ok() {
+            return true;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "the server does not listen:\n{}",
+            log(folder)
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+/// Below the ports that the system gives to clients: one of those could take the place of a killed server.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let start = std::process::id().wrapping_mul(97);
+    loop {
+        let step = u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 11_000 + u16::try_from(start.wrapping_add(step) % 20_000).unwrap();
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+fn socket(folder: &TempDir) -> String {
+    folder.path().join("redis.sock").to_str().unwrap().into()
+}
+
+fn log(folder: &TempDir) -> String {
+    fs::read_to_string(folder.path().join("log")).unwrap_or_default()
+}
