@@ -8,8 +8,10 @@
 pub mod charge;
 pub mod decision;
 pub mod error;
+pub mod extract;
 pub mod key;
 pub mod limiter;
+pub mod middleware;
 pub mod policy;
 pub mod rule;
 pub mod store;
@@ -22,8 +24,10 @@ pub use decision::{Count, Decision, Denial, PolicyUsage, RuleUsage, Usage};
 pub use error::{
     ExtractError, ExtractErrorKind, PolicyError, RuleError, StoreError, StoreErrorKind,
 };
+pub use extract::{Header, KeyExtractor, PeerIp};
 pub use key::Key;
 pub use limiter::{FailurePolicy, Limiter};
+pub use middleware::RateLimitLayer;
 pub use policy::Policy;
 pub use rule::Rule;
 #[cfg(feature = "redis")]

@@ -174,17 +174,21 @@ impl Limiter {
         self.within_deadline(self.store.reset(policy, key)).await
     }
 
-    /// Asks the store; a check of nothing is allowed without asking.
+    /// Asks the store, under the deadline.
     pub(crate) fn decide(&self, check: &Check) -> WithinDeadline<Decision> {
-        let answer = if check.charges().is_empty() {
+        self.within_deadline(self.ask(check))
+    }
+
+    /// Asks the store; a check of nothing is allowed without asking.
+    pub(crate) fn ask(&self, check: &Check) -> Answer<Decision> {
+        if check.charges().is_empty() {
             Answer::ready(Decision::new(check, true, 0, &[]))
         } else {
             self.store.check(check)
-        };
-        self.within_deadline(answer)
+        }
     }
 
-    fn within_deadline<T>(&self, answer: Answer<T>) -> WithinDeadline<T> {
+    pub(crate) fn within_deadline<T>(&self, answer: Answer<T>) -> WithinDeadline<T> {
         WithinDeadline {
             answer,
             deadline: self.deadline,
@@ -226,7 +230,7 @@ impl<T> Future for WithinDeadline<T> {
         match this.sleep.as_pin_mut().map(|sleep| sleep.poll(cx)) {
             Some(Poll::Ready(())) => Poll::Ready(Err(StoreError::new(
                 StoreErrorKind::Timeout,
-                "the store did not answer within the deadline",
+                "no answer within the deadline",
             ))),
             _ => Poll::Pending,
         }

@@ -1,0 +1,79 @@
+use http::{HeaderName, request::Parts};
+
+use super::{KeyExtractor, Keys};
+use crate::{error::ExtractError, key::Key};
+
+/// Names and values up to this length, together, are put together without an allocation.
+const SHORT: usize = 192;
+
+/// The value of a header, for instance an API key; a secret, of which stores keep a hash only.
+///
+/// A header that is absent or empty is missing; one that stands there twice is malformed, since nobody knows which of the
+/// two the service goes by. Blanks around the value do not count; any other bytes do. Two headers with one value
+/// are two identities.
+///
+/// **A client can write anything there.** Unless unknown values are refused further out, one that makes up a new value for
+/// each request is never limited: use it together with [`PeerIp`](super::PeerIp), or limit by an
+/// [`Extension`](super::Extension) that authentication has put there.
+///
+/// ```
+/// use sluicegate::{Header, KeyExtractor, extract::Keys};
+///
+/// let head = http::Request::get("/").header("X-Api-Key", "s3cret").body(())?.into_parts().0;
+/// let keys = Header::new("x-api-key").extract(&head)?;
+/// assert_eq!(keys.into_iter().map(|key| key.is_secret()).collect::<Vec<_>>(), [true]);
+/// assert!(Header::new("authorization").extract(&head).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Header {
+    name: HeaderName,
+}
+
+impl Header {
+    /// Creates an extractor of this header; upper and lower case are the same.
+    ///
+    /// # Panics
+    ///
+    /// When `name` cannot be the name of a header.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        match HeaderName::from_bytes(name.as_bytes()) {
+            Ok(name) => Self { name },
+            Err(_) => panic!("`{name}` cannot be the name of a header"),
+        }
+    }
+
+    /// The key names the header too. A colon ends the name, which cannot hold one.
+    fn key(&self, value: &[u8]) -> Key {
+        let name = self.name.as_str().as_bytes();
+        let parts = [name, b":", value];
+        let len = name.len() + 1 + value.len();
+        let mut short = [0; SHORT];
+        if len > SHORT {
+            return Key::secret("header", parts.concat());
+        }
+        short[..name.len()].copy_from_slice(name);
+        short[name.len()] = b':';
+        short[name.len() + 1..len].copy_from_slice(value);
+        Key::secret("header", &short[..len])
+    }
+}
+
+impl KeyExtractor for Header {
+    fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
+        let mut lines = head.headers.get_all(&self.name).iter();
+        let value = lines.next().map_or(&b""[..], |line| line.as_bytes());
+        if lines.next().is_some() {
+            return Err(ExtractError::malformed(
+                "the header that identifies the client stands there twice",
+            ));
+        }
+        match value.trim_ascii() {
+            b"" => Err(ExtractError::missing(
+                "the header that identifies the client is absent or empty",
+            )),
+            value => Ok(self.key(value).into()),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+use crate::{error::ExtractError, key::Key};
+
+/// One more than a check may charge, so that a check of too many keys is refused and not cut short.
+const MAX_KEPT: usize = 65;
+
+/// The keys of one request: none (this limit does not apply), one, or several.
+///
+/// One key costs no allocation of its own. A key that is named twice is charged twice. More than 64 keys are an error when
+/// the request is checked, and no more are kept than it takes to notice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Keys {
+    first: Option<Key>,
+    others: Vec<Key>,
+}
+
+impl Keys {
+    /// No key: this limit does not apply to the request.
+    #[must_use]
+    pub const fn skip() -> Self {
+        Self {
+            first: None,
+            others: Vec::new(),
+        }
+    }
+}
+
+impl From<Key> for Keys {
+    fn from(key: Key) -> Self {
+        Self {
+            first: Some(key),
+            others: Vec::new(),
+        }
+    }
+}
+
+impl FromIterator<Key> for Keys {
+    fn from_iter<I: IntoIterator<Item = Key>>(keys: I) -> Self {
+        let mut keys = keys.into_iter().take(MAX_KEPT);
+        Self {
+            first: keys.next(),
+            others: keys.collect(),
+        }
+    }
+}
+
+impl IntoIterator for Keys {
+    type Item = Key;
+    type IntoIter = std::iter::Chain<std::option::IntoIter<Key>, std::vec::IntoIter<Key>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.first.into_iter().chain(self.others)
+    }
+}
+
+/// What a closure may answer instead of a `Result<Keys, ExtractError>`.
+pub trait IntoKeys {
+    /// Converts the answer.
+    ///
+    /// # Errors
+    ///
+    /// When the answer is an error, or `None`, which is [`Missing`](crate::ExtractErrorKind::Missing).
+    fn into_keys(self) -> Result<Keys, ExtractError>;
+}
+
+impl IntoKeys for Key {
+    fn into_keys(self) -> Result<Keys, ExtractError> {
+        Ok(self.into())
+    }
+}
+
+impl IntoKeys for Keys {
+    fn into_keys(self) -> Result<Keys, ExtractError> {
+        Ok(self)
+    }
+}
+
+impl IntoKeys for Option<Key> {
+    fn into_keys(self) -> Result<Keys, ExtractError> {
+        self.map(Keys::from)
+            .ok_or_else(|| ExtractError::missing("the extractor found no key"))
+    }
+}
+
+impl<K: Into<Keys>> IntoKeys for Result<K, ExtractError> {
+    fn into_keys(self) -> Result<Keys, ExtractError> {
+        self.map(Into::into)
+    }
+}

@@ -1,0 +1,54 @@
+use std::pin::Pin;
+
+use http::request::Parts;
+
+use super::{IntoKeys, Keys};
+use crate::error::ExtractError;
+
+/// The future of an [`AsyncKeyExtractor`]'s answer.
+pub type LookUp = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + Send>>;
+
+/// Looks up who is to be charged, where the head of the request alone does not say it.
+///
+/// Closures `Fn(&Parts) -> F` are such extractors, where the future's output is anything that a
+/// [`KeyExtractor`](super::KeyExtractor) closure may answer. The future owns what it needs: copy it from the head.
+///
+/// Look-ups of one layer run one after the other, after all extractors that answer at once, and under the same deadline as the
+/// store: one that takes longer ends as a store that cannot decide does. One that has failed answers
+/// [`ExtractError::unavailable`].
+///
+/// ```
+/// use http::request::Parts;
+/// use sluicegate::{ExtractError, Key, extract::AsyncKeyExtractor};
+///
+/// # async fn owner_of(_project: String) -> Result<String, std::io::Error> { Ok("alice".into()) }
+/// let owner = |head: &Parts| {
+///     let project = head.uri.path().trim_start_matches('/').to_owned();
+///     async move {
+///         match owner_of(project).await {
+///             Ok(owner) => Ok(Key::new("user", owner)),
+///             Err(_) => Err(ExtractError::unavailable("the directory did not answer")),
+///         }
+///     }
+/// };
+/// # let head = http::Request::get("/compiler").body(()).unwrap().into_parts().0;
+/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+/// assert_eq!(owner.look_up(&head).await, Ok(Key::new("user", "alice").into()));
+/// # });
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub trait AsyncKeyExtractor: Send + Sync + 'static {
+    /// Looks up the keys of a request.
+    fn look_up(&self, head: &Parts) -> LookUp;
+}
+
+impl<F, Fut> AsyncKeyExtractor for F
+where
+    F: Fn(&Parts) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output: IntoKeys> + Send + 'static,
+{
+    fn look_up(&self, head: &Parts) -> LookUp {
+        let answer = self(head);
+        Box::pin(async { answer.await.into_keys() })
+    }
+}

@@ -1,0 +1,179 @@
+use std::{
+    io::Write,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+use http::{Extensions, request::Parts};
+
+use super::{KeyExtractor, Keys};
+use crate::{error::ExtractError, key::Key};
+
+/// Room for the longest address with a width: `ffff:…:ffff/128`.
+const MAX_TEXT: usize = 39 + 4;
+
+/// The IP address at the other end of the connection, which a client cannot choose at will.
+///
+/// It is read from the request's extensions: with the feature `axum` from `ConnectInfo<SocketAddr>`, else from a plain
+/// [`SocketAddr`], which a server puts there when it accepts a connection. With neither, or with an unspecified
+/// address, the identity is missing.
+///
+/// IPv4 in the clothes of IPv6 is IPv4. IPv6 counts by network, `/64` unless told otherwise: one home or one machine has at least
+/// that many addresses, and could take a new one for each request.
+///
+/// **Behind a proxy** this is the proxy's address, and all clients share one limit.
+///
+/// ```
+/// use std::net::SocketAddr;
+/// use sluicegate::{Key, KeyExtractor, PeerIp, extract::Keys};
+///
+/// let mut head = http::Request::get("/").body(())?.into_parts().0;
+/// head.extensions.insert("[2001:db8:1:2ff::7]:50000".parse::<SocketAddr>()?);
+///
+/// assert_eq!(PeerIp.extract(&head)?, Keys::from(Key::new("ip", "2001:db8:1:2ff::/64")));
+/// assert_eq!(PeerIp.width(56).extract(&head)?, Keys::from(Key::new("ip", "2001:db8:1:200::/56")));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct PeerIp {
+    width: u8,
+}
+
+/// The peer's address, IPv6 by `/64`: the value to start from.
+#[expect(
+    non_upper_case_globals,
+    reason = "reads as the extractor that it is: `.limit(policy, PeerIp)`"
+)]
+pub const PeerIp: PeerIp = PeerIp { width: 64 };
+
+impl PeerIp {
+    /// Sets how many leading bits of an IPv6 address make a client, 32 to 128. The default is 64.
+    ///
+    /// Networks of several widths can be limited together, each with a policy of its own. 128 lets most clients choose
+    /// among 2^64 identities.
+    ///
+    /// # Panics
+    ///
+    /// When `bits` is below 32 or above 128.
+    #[must_use]
+    pub const fn width(mut self, bits: u8) -> Self {
+        assert!(
+            32 <= bits && bits <= 128,
+            "the width of an IPv6 network must be 32 to 128 bits"
+        );
+        self.width = bits;
+        self
+    }
+}
+
+impl Default for PeerIp {
+    fn default() -> Self {
+        PeerIp
+    }
+}
+
+impl KeyExtractor for PeerIp {
+    fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
+        match peer(&head.extensions).map(canonical) {
+            Some(ip) if !ip.is_unspecified() => Ok(key(ip, self.width).into()),
+            _ => Err(ExtractError::missing(
+                "no peer address in the extensions: serve an axum router with \
+                 `into_make_service_with_connect_info::<SocketAddr>()`, or put a `SocketAddr` there",
+            )),
+        }
+    }
+}
+
+#[cfg(feature = "axum")]
+fn peer(extensions: &Extensions) -> Option<IpAddr> {
+    use axum::extract::{ConnectInfo, connect_info::MockConnectInfo};
+
+    let real = extensions.get::<ConnectInfo<SocketAddr>>().map(|it| it.0);
+    real.or_else(|| extensions.get::<SocketAddr>().copied())
+        .or_else(|| {
+            extensions
+                .get::<MockConnectInfo<SocketAddr>>()
+                .map(|it| it.0)
+        })
+        .map(|peer| peer.ip())
+}
+
+#[cfg(not(feature = "axum"))]
+fn peer(extensions: &Extensions) -> Option<IpAddr> {
+    extensions.get::<SocketAddr>().map(SocketAddr::ip)
+}
+
+/// One address, one form: IPv4 that was mapped (`::ffff:0:0/96`) or translated (`64:ff9b::/96`) into IPv6 is IPv4.
+///
+/// Translated addresses would otherwise share a single `/64`: the whole of IPv4 one client.
+fn canonical(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V6(v6) => match v6.segments() {
+            [0x64, 0xff9b, 0, 0, 0, 0, _, _] => {
+                let [.., a, b, c, d] = v6.octets();
+                IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+            }
+            _ => ip.to_canonical(),
+        },
+        IpAddr::V4(_) => ip,
+    }
+}
+
+/// The key in a form that operators can read.
+fn key(ip: IpAddr, width: u8) -> Key {
+    let mut text = [0; MAX_TEXT];
+    let mut rest = &mut text[..];
+    // Writing cannot fail: there is room for the longest text.
+    let _ = match ip {
+        IpAddr::V4(ip) => write!(rest, "{ip}"),
+        IpAddr::V6(ip) => {
+            let width = width_of(ip, width);
+            write!(rest, "{}/{width}", network(ip, width))
+        }
+    };
+    let len = MAX_TEXT - rest.len();
+    Key::new("ip", &text[..len])
+}
+
+/// One IPv4 address owns a whole /48 of 6to4 (`2002::/16`).
+fn width_of(ip: Ipv6Addr, width: u8) -> u8 {
+    match ip.segments()[0] {
+        0x2002 => width.min(48),
+        _ => width,
+    }
+}
+
+fn network(ip: Ipv6Addr, width: u8) -> Ipv6Addr {
+    let mask = u128::MAX << (128 - u32::from(width));
+    Ipv6Addr::from_bits(ip.to_bits() & mask)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(ip: &str, width: u8) -> String {
+        let key = key(canonical(ip.parse().unwrap()), width);
+        String::from_utf8(key.value().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn an_address_has_one_form() {
+        for (ip, width, expected) in [
+            ("203.0.113.7", 64, "203.0.113.7"),
+            ("::ffff:203.0.113.7", 64, "203.0.113.7"),
+            ("64:ff9b::203.0.113.7", 64, "203.0.113.7"),
+            ("2001:DB8:1:2:3:4:5:6", 64, "2001:db8:1:2::/64"),
+            ("2001:db8:1:2ff::", 56, "2001:db8:1:200::/56"),
+            ("2001:db8:1:2ff::", 32, "2001:db8::/32"),
+            ("2002:cb00:7107:5::1", 64, "2002:cb00:7107::/48"),
+            ("2002:cb00:7107:5::1", 32, "2002:cb00::/32"),
+            (
+                "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+                128,
+                "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128",
+            ),
+        ] {
+            assert_eq!(text(ip, width), expected, "{ip}");
+        }
+    }
+}

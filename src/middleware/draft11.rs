@@ -1,0 +1,143 @@
+//! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-11.
+
+use std::{cmp::Reverse, fmt::Write};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::headers::seconds;
+use crate::{
+    decision::{Decision, RuleUsage, Usage},
+    policy::Policy,
+    rule::Rule,
+};
+
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+
+/// The largest integer of a structured field: 15 digits.
+const MAX_INTEGER: u64 = 999_999_999_999_999;
+
+/// Room for `r` and `t`, with what stands around them.
+const NUMBERS: usize = 40;
+
+/// The fields of one layer: the static one made once, the items of the other prepared.
+pub(super) struct Draft11 {
+    policy_field: Option<HeaderValue>,
+    policies: Vec<(Policy, Vec<Item>)>,
+    capacity: usize,
+}
+
+/// The beginning of a rule's item: `"name";r=`.
+type Item = Box<str>;
+
+impl Draft11 {
+    pub(super) fn new<'a>(policies: impl Iterator<Item = &'a Policy>) -> Self {
+        let mut distinct: Vec<(Policy, Vec<Item>)> = Vec::new();
+        let mut field = String::new();
+        for policy in policies {
+            if distinct.iter().any(|(twin, _)| twin.is_same(policy)) {
+                continue;
+            }
+            let items = policy.rules().iter().map(|rule| {
+                let name = item_name(policy, rule);
+                push_policy_item(&mut field, &name, rule);
+                format!(r#""{name}";r="#).into()
+            });
+            distinct.push((policy.clone(), items.collect()));
+        }
+        let items = distinct.iter().flat_map(|(_, items)| items);
+        Self {
+            capacity: items.map(|item| item.len() + NUMBERS).sum(),
+            policy_field: HeaderValue::try_from(field)
+                .ok()
+                .filter(|field| !field.is_empty()),
+            policies: distinct,
+        }
+    }
+
+    /// Appends, since layers around each other each have something to say.
+    pub(super) fn append(&self, headers: &mut HeaderMap, decision: &Decision) {
+        let Ok(field) = HeaderValue::try_from(self.field(decision)) else {
+            return;
+        };
+        if !field.is_empty() {
+            headers.append(RATELIMIT, field);
+        }
+        if let Some(field) = &self.policy_field {
+            headers.append(RATELIMIT_POLICY, field.clone());
+        }
+    }
+
+    fn field(&self, decision: &Decision) -> String {
+        let mut field = String::with_capacity(self.capacity);
+        for (policy, items) in &self.policies {
+            for (index, item) in items.iter().enumerate() {
+                if let Some(usage) = tightest(decision, policy, index) {
+                    push_item(&mut field, item, usage, decision.is_allowed());
+                }
+            }
+        }
+        field
+    }
+}
+
+/// The name of a rule's item, the same in both fields and in problem details: unique within a layer.
+///
+/// The limit is not part of it, so that a name stays the same when a limit changes.
+pub(super) fn item_name(policy: &Policy, rule: &Rule) -> String {
+    let name = policy.name();
+    if policy.rules().len() == 1 {
+        return name.to_owned();
+    }
+    let text = rule.to_string();
+    let window = text.split(['/', '@']).nth(1).unwrap_or_default();
+    let kind = if rule.is_fixed() { "@fixed" } else { "" };
+    format!("{name}/{window}{kind}")
+}
+
+fn push_policy_item(field: &mut String, name: &str, rule: &Rule) {
+    separate(field);
+    // Writing to a string cannot fail.
+    let _ = write!(field, r#""{name}";q={}"#, rule.limit().min(MAX_INTEGER));
+    if rule.window().as_secs() > 0 {
+        let _ = write!(field, ";w={}", seconds(rule.window()));
+    }
+}
+
+fn push_item(field: &mut String, item: &str, usage: &RuleUsage, allowed: bool) {
+    separate(field);
+    field.push_str(item);
+    let _ = write!(field, "{}", usage.remaining().min(MAX_INTEGER));
+    let time = if allowed {
+        Some(usage.reset_after()).filter(|time| !time.is_zero())
+    } else {
+        usage.retry_after()
+    };
+    if let Some(time) = time {
+        let _ = write!(field, ";t={}", seconds(time));
+    }
+}
+
+fn separate(field: &mut String) {
+    if !field.is_empty() {
+        field.push_str(", ");
+    }
+}
+
+/// Of all keys that were checked under a policy: those that refuse if any does, the longest of them, or the least left.
+fn tightest<'a>(decision: &'a Decision, policy: &Policy, index: usize) -> Option<&'a RuleUsage> {
+    let of_policy = |usage: &'a Usage| {
+        let policies = usage.policies();
+        policies
+            .filter(|it| it.policy().is_same(policy))
+            .filter_map(move |it| it.rules().get(index))
+    };
+    match decision {
+        Decision::Allowed(usage) => {
+            of_policy(usage).min_by_key(|it| (it.remaining(), Reverse(it.reset_after())))
+        }
+        Decision::Denied(denial) => of_policy(denial.usage())
+            .filter(|it| it.refuses())
+            .max_by_key(|it| (it.retry_after().is_none(), it.retry_after())),
+    }
+}

@@ -1,0 +1,148 @@
+use std::{fmt, sync::Arc, time::Duration};
+
+use http::request::Parts;
+use tower_layer::Layer;
+
+use super::{HeaderStyle, ProblemJson, RateLimit, plan::Plan, service::Shared};
+use crate::{
+    extract::{AsyncKeyExtractor, KeyExtractor},
+    limiter::{FailurePolicy, Limiter},
+    policy::Policy,
+};
+
+/// Layer that applies the [`RateLimit`] middleware, which limits how often somebody may call a service.
+///
+/// See the [module docs](super) for an example. `R` makes the responses to requests that are not passed on.
+pub struct RateLimitLayer<R = ProblemJson> {
+    plan: Plan,
+    style: HeaderStyle,
+    rejection: Arc<R>,
+}
+
+impl RateLimitLayer {
+    /// Creates a layer over a store, or over a [`Limiter`], whose deadline and failure policy it takes.
+    ///
+    /// It limits nothing until it is told [what to limit](Self::limit).
+    #[must_use]
+    pub fn new(limiter: impl Into<Limiter>) -> Self {
+        Self {
+            plan: Plan::new(limiter.into()),
+            style: HeaderStyle::default(),
+            rejection: Arc::new(ProblemJson),
+        }
+    }
+}
+
+impl<R> RateLimitLayer<R> {
+    /// Adds a limit: the keys that `extractor` finds are charged under `policy`.
+    ///
+    /// # Panics
+    ///
+    /// When another limit of this layer has a policy of the same name and different rules: they would share their counts.
+    #[must_use]
+    pub fn limit(mut self, policy: Policy, extractor: impl KeyExtractor) -> Self {
+        self.refuse_twin(&policy);
+        self.plan.limits.push((policy, Arc::new(extractor)));
+        self
+    }
+
+    /// Adds a limit whose keys have to be looked up.
+    ///
+    /// # Panics
+    ///
+    /// As [`limit`](Self::limit).
+    #[must_use]
+    pub fn limit_async(mut self, policy: Policy, extractor: impl AsyncKeyExtractor) -> Self {
+        self.refuse_twin(&policy);
+        self.plan.look_ups.push((policy, Arc::new(extractor)));
+        self
+    }
+
+    fn refuse_twin(&self, policy: &Policy) {
+        let mut others = self.plan.policies();
+        if let Some(twin) = others.find(|twin| twin.name() == policy.name() && *twin != policy) {
+            panic!(
+                "two policies of one layer have the same name and different rules: {twin:?}, {policy:?}"
+            );
+        }
+    }
+
+    /// Sets what a request costs under each of its limits. The default is 1; 0 looks without charging.
+    ///
+    /// A cost above a limit can never fit: the request is refused without a `Retry-After`.
+    #[must_use]
+    pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+        self.plan.cost = Some(Arc::new(cost));
+        self
+    }
+
+    /// Sets how long a decision may take, look-ups of keys included. The default is the limiter's, 100 ms.
+    ///
+    /// # Panics
+    ///
+    /// When `deadline` is zero.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.plan.limiter = self.plan.limiter.deadline(deadline);
+        self
+    }
+
+    /// Sets what to do with a request that could not be decided. The default is the limiter's, [`FailurePolicy::Open`].
+    #[must_use]
+    pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
+        self.plan.limiter = self.plan.limiter.on_failure(policy);
+        self
+    }
+
+    /// Sets which headers tell clients their quota. The default is [`HeaderStyle::Draft11`].
+    #[must_use]
+    pub fn headers(mut self, style: HeaderStyle) -> Self {
+        self.style = style;
+        self
+    }
+
+    /// Sets what makes the responses to requests that are not passed on. The default is [`ProblemJson`].
+    ///
+    /// A [`MakeRejection`](super::MakeRejection): a closure `|rejection: &Rejection, head: &Parts| -> Response<B>`, or
+    /// [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`.
+    #[must_use]
+    pub fn rejection<M>(self, make: M) -> RateLimitLayer<M> {
+        RateLimitLayer {
+            plan: self.plan,
+            style: self.style,
+            rejection: Arc::new(make),
+        }
+    }
+}
+
+impl<S, R> Layer<S> for RateLimitLayer<R> {
+    type Service = RateLimit<S, R>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        let shared = Shared {
+            plan: self.plan.clone(),
+            headers: self.style.prepare(self.plan.policies()),
+            rejection: self.rejection.clone(),
+        };
+        RateLimit::new(inner, shared)
+    }
+}
+
+impl<R> Clone for RateLimitLayer<R> {
+    fn clone(&self) -> Self {
+        Self {
+            plan: self.plan.clone(),
+            style: self.style,
+            rejection: self.rejection.clone(),
+        }
+    }
+}
+
+impl<R> fmt::Debug for RateLimitLayer<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimitLayer")
+            .field("plan", &self.plan)
+            .field("headers", &self.style)
+            .finish_non_exhaustive()
+    }
+}

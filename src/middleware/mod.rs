@@ -1,0 +1,82 @@
+//! Limits the requests of a tower service: [`RateLimitLayer`].
+//!
+//! ```
+//! use http::{Request, Response, StatusCode};
+//! use sluicegate::{Header, Key, MemoryStore, Policy, RateLimitLayer};
+//! use tower::{ServiceBuilder, ServiceExt, service_fn};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let layer = RateLimitLayer::new(MemoryStore::new())
+//!     .limit(Policy::parse("client", "2/1m,10/1h")?, Header::new("x-api-key"))
+//!     .limit(Policy::parse("total", "1000/1s")?, Key::new("service", "reports"));
+//!
+//! let service = ServiceBuilder::new().layer(layer).service_fn(async |_: Request<String>| {
+//!     Ok::<_, std::convert::Infallible>(Response::new("a report".to_owned()))
+//! });
+//! let ask = |key: &str| {
+//!     let request = Request::get("/").header("x-api-key", key).body(String::new()).unwrap();
+//!     service.clone().oneshot(request)
+//! };
+//!
+//! let response = ask("alice").await?;
+//! assert_eq!(response.status(), StatusCode::OK);
+//! assert!(response.headers()["ratelimit"].to_str()?.starts_with(r#""client/1m";r=1;t="#));
+//!
+//! ask("alice").await?;
+//! let response = ask("alice").await?;
+//! assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+//! assert!(response.headers().contains_key("retry-after"));
+//! assert!(response.body().contains(r#""violated-policies":["client/1m"]"#));
+//!
+//! assert_eq!(ask("bob").await?.status(), StatusCode::OK);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! # What happens to a request
+//!
+//! Every limit whose extractor answers with keys adds charges to one check, which is decided in one step: a request that
+//! one limit refuses is charged to none. Then
+//!
+//! - an **allowed** request goes to the inner service, with the [`Decision`](crate::Decision) in its extensions;
+//! - a **refused** one is answered with [429](http::StatusCode::TOO_MANY_REQUESTS) and never reaches the inner service;
+//! - one **without an identity** is answered with 400, unless its extractor says otherwise ([`extract`](crate::extract));
+//! - one that **could not be decided** within the deadline follows the [`FailurePolicy`](crate::FailurePolicy): passed on
+//!   without headers, or answered with 503.
+//!
+//! A request that no limit applies to is passed on as it is. Responses carry the [quota headers](HeaderStyle), and in
+//! their extensions the `Decision`, and the [`Rejection`] if there was one, for the layers further out. Of several such
+//! layers around each other, the one that refuses speaks alone; when all allow, each adds its own `RateLimit`
+//! items, and the outermost one's `Decision` stays in the response.
+//!
+//! # Where the layer goes
+//!
+//! Limits by address go outside authentication, limits by user inside it: two layers over clones of one
+//! [`Limiter`](crate::Limiter) share the store. CORS goes outside both, so that browsers may see a 429, and exposes
+//! `Retry-After`, `RateLimit` and `RateLimit-Policy`. The ready inner service is held while the decision is made: a layer that
+//! limits concurrency goes outside if waiting for the store should count, too.
+//!
+//! # Differences from `tower::limit`
+//!
+//! `tower::limit::RateLimit` counts all requests of one service in one process and makes callers wait until there is room.
+//! This one counts by identity, across processes, and never waits for room: a request is answered at once, whatever
+//! the answer is. It is also `Clone`, as axum and hyper want it. `tower::limit::ConcurrencyLimit` limits
+//! how many requests run at the same time, which no rate does.
+
+mod draft11;
+mod future;
+mod headers;
+mod layer;
+mod plan;
+mod problem;
+mod rejection;
+mod service;
+mod x_rate_limit;
+
+pub use future::ResponseFuture;
+pub use headers::HeaderStyle;
+pub use layer::RateLimitLayer;
+pub use problem::ProblemJson;
+pub use rejection::{EmptyBody, MakeRejection, Rejection};
+pub use service::RateLimit;

@@ -1,0 +1,205 @@
+//! What a layer limits, and how a request's head becomes a decision.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::request::Parts;
+use pin_project_lite::pin_project;
+
+use super::Rejection;
+use crate::{
+    charge::{Charge, Check},
+    decision::Decision,
+    error::{ExtractError, ExtractErrorKind, StoreError, StoreErrorKind},
+    extract::{AsyncKeyExtractor, KeyExtractor, Keys, LookUp},
+    limiter::{FailurePolicy, Limiter, WithinDeadline},
+    policy::Policy,
+    store::Answer,
+};
+
+type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
+
+/// Cheap to clone next to building a router, which is when it is cloned.
+#[derive(Clone)]
+pub(super) struct Plan {
+    pub(super) limiter: Limiter,
+    pub(super) limits: Vec<(Policy, Arc<dyn KeyExtractor>)>,
+    pub(super) look_ups: Vec<(Policy, Arc<dyn AsyncKeyExtractor>)>,
+    pub(super) cost: Option<Arc<Cost>>,
+}
+
+/// What becomes of a request.
+pub(super) enum Verdict {
+    /// The inner service is called. Without a decision when no limit applies, or when the failure policy is open.
+    Pass(Option<Decision>),
+    /// The inner service is not called.
+    Refuse(Rejection),
+}
+
+/// The charges of one request, as they come together.
+struct Charges {
+    cost: u64,
+    charges: Vec<Charge>,
+}
+
+impl Plan {
+    pub(super) const fn new(limiter: Limiter) -> Self {
+        Self {
+            limiter,
+            limits: Vec::new(),
+            look_ups: Vec::new(),
+            cost: None,
+        }
+    }
+
+    /// The policies in the order in which they are charged.
+    pub(super) fn policies(&self) -> impl Iterator<Item = &Policy> {
+        let limits = self.limits.iter().map(|(policy, _)| policy);
+        limits.chain(self.look_ups.iter().map(|(policy, _)| policy))
+    }
+
+    /// Finds out who is asking, and asks the store.
+    pub(super) fn decide(&self, head: &Parts) -> Deciding {
+        match self.charges(head) {
+            Ok(charges) if self.look_ups.is_empty() => self.ask(charges),
+            Ok(charges) => self.look_up(charges, head),
+            Err(error) => Deciding::known(Err(Rejection::Unidentified(error))),
+        }
+    }
+
+    fn charges(&self, head: &Parts) -> Result<Charges, ExtractError> {
+        let mut charges = Charges {
+            cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
+            charges: Vec::with_capacity(self.limits.len()),
+        };
+        for (policy, extractor) in &self.limits {
+            charges.add(policy, extractor.extract(head)?);
+        }
+        Ok(charges)
+    }
+
+    fn ask(&self, charges: Charges) -> Deciding {
+        if charges.charges.is_empty() {
+            return Deciding::known(Ok(None));
+        }
+        match Check::new(charges.charges) {
+            Ok(check) => Deciding::Asking {
+                answer: self.limiter.decide(&check),
+            },
+            Err(error) => Deciding::known(Err(Rejection::Undecided(error))),
+        }
+    }
+
+    /// One deadline covers the look-ups and the store.
+    fn look_up(&self, mut charges: Charges, head: &Parts) -> Deciding {
+        let look_ups = self.look_ups.iter();
+        let look_ups: Vec<(Policy, LookUp)> = look_ups
+            .map(|(policy, extractor)| (policy.clone(), extractor.look_up(head)))
+            .collect();
+        let limiter = self.limiter.clone();
+        let answer = Answer::pending(async move {
+            for (policy, look_up) in look_ups {
+                match look_up.await {
+                    Ok(keys) => charges.add(&policy, keys),
+                    Err(error) => return Ok(Err(error)),
+                }
+            }
+            if charges.charges.is_empty() {
+                return Ok(Ok(None));
+            }
+            let check = Check::new(charges.charges)?;
+            limiter.ask(&check).await.map(|decision| Ok(Some(decision)))
+        });
+        Deciding::LookingUp {
+            answer: self.limiter.within_deadline(answer),
+        }
+    }
+
+    /// What becomes of a request that was decided, or could not be.
+    pub(super) fn verdict(&self, outcome: Outcome) -> Verdict {
+        let open = self.limiter.failure_policy() == FailurePolicy::Open;
+        match outcome {
+            Ok(Some(Decision::Denied(denial))) => Verdict::Refuse(Rejection::Denied(denial)),
+            Ok(decision) => Verdict::Pass(decision),
+            Err(rejection) if open && is_failure(&rejection) => Verdict::Pass(None),
+            Err(rejection) => Verdict::Refuse(rejection),
+        }
+    }
+}
+
+/// Whether the service failed, and not the client or the caller of the store.
+fn is_failure(rejection: &Rejection) -> bool {
+    match rejection {
+        Rejection::Undecided(error) => error.kind() != StoreErrorKind::Misuse,
+        Rejection::Unidentified(error) => error.kind() == ExtractErrorKind::Unavailable,
+        Rejection::Denied(_) => false,
+    }
+}
+
+impl Charges {
+    fn add(&mut self, policy: &Policy, keys: Keys) {
+        let charges = keys
+            .into_iter()
+            .map(|key| Charge::new(policy, key, self.cost));
+        self.charges.extend(charges);
+    }
+}
+
+/// A decision, `None` when no limit applies, or why there is none.
+pub(super) type Outcome = Result<Option<Decision>, Rejection>;
+
+type LookedUp = Result<Option<Decision>, ExtractError>;
+
+pin_project! {
+    /// An outcome that is known at once, or to be waited for under the deadline.
+    #[project = DecidingProj]
+    pub(super) enum Deciding {
+        Known { outcome: Option<Outcome> },
+        Asking { #[pin] answer: WithinDeadline<Decision> },
+        LookingUp { #[pin] answer: WithinDeadline<LookedUp> },
+    }
+}
+
+impl Deciding {
+    const fn known(outcome: Outcome) -> Self {
+        Self::Known {
+            outcome: Some(outcome),
+        }
+    }
+}
+
+impl Future for Deciding {
+    type Output = Outcome;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        match self.project() {
+            DecidingProj::Known { outcome } => match outcome.take() {
+                Some(outcome) => Poll::Ready(outcome),
+                None => panic!("polled after completion"),
+            },
+            DecidingProj::Asking { answer } => answer
+                .poll(cx)
+                .map(|answer| answer.map(Some).map_err(Rejection::Undecided)),
+            DecidingProj::LookingUp { answer } => answer.poll(cx).map(looked_up),
+        }
+    }
+}
+
+fn looked_up(answer: Result<LookedUp, StoreError>) -> Outcome {
+    answer
+        .map_err(Rejection::Undecided)?
+        .map_err(Rejection::Unidentified)
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plan")
+            .field("limiter", &self.limiter)
+            .field("policies", &self.policies().collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,72 @@
+use std::fmt::Write;
+
+use http::{HeaderValue, Method, Response, StatusCode, header, request::Parts};
+
+use super::{MakeRejection, Rejection, draft11::item_name};
+use crate::decision::Denial;
+
+const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
+
+/// Answers with `application/problem+json` (RFC 9457), in the problem types of the `RateLimit` draft.
+///
+/// A refusal names the quotas that it violates, as `RateLimit-Policy` does; nobody's identity is told. One that can never pass
+/// says so. `HEAD` gets no body.
+///
+/// ```json
+/// {"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429,"violated-policies":["ip/1s"]}
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProblemJson;
+
+impl<B: From<String>> MakeRejection<B> for ProblemJson {
+    fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
+        let body = match head.method {
+            Method::HEAD => String::new(),
+            _ => problem(rejection),
+        };
+        let mut response = Response::new(B::from(body));
+        *response.status_mut() = rejection.status();
+        response.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        response
+    }
+}
+
+/// Nothing in here needs escaping: policy names are `[A-Za-z0-9._-]`.
+fn problem(rejection: &Rejection) -> String {
+    let status = rejection.status();
+    let (types, kind) = match (rejection, status) {
+        (Rejection::Denied(_), _) => (TYPES, "quota-exceeded"),
+        (_, StatusCode::SERVICE_UNAVAILABLE) => (TYPES, "temporary-reduced-capacity"),
+        _ => ("about:", "blank"),
+    };
+    let title = status.canonical_reason().unwrap_or_default();
+    let code = status.as_u16();
+    let mut json = format!(r#"{{"type":"{types}{kind}","title":"{title}","status":{code}"#);
+    if let Rejection::Denied(denial) = rejection {
+        push_violated(&mut json, denial);
+    }
+    json.push('}');
+    json
+}
+
+fn push_violated(json: &mut String, denial: &Denial) {
+    if denial.retry_after().is_none() {
+        json.push_str(
+            r#","detail":"This request costs more than a limit allows. It will never pass.""#,
+        );
+    }
+    let mut names: Vec<String> = Vec::new();
+    for of_policy in denial.usage().policies() {
+        for usage in of_policy.rules().iter().filter(|usage| usage.refuses()) {
+            let name = item_name(of_policy.policy(), &usage.rule());
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+    }
+    // Writing to a string cannot fail.
+    let _ = write!(json, r#","violated-policies":{names:?}"#);
+}

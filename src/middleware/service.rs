@@ -1,0 +1,106 @@
+use std::{
+    fmt, mem,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::{HeaderValue, Request, Response, header, request::Parts};
+use tower_service::Service;
+
+use super::{MakeRejection, ProblemJson, Rejection, ResponseFuture, headers::Headers, plan::Plan};
+use crate::decision::Decision;
+
+/// Middleware that limits how often somebody may call a service.
+///
+/// See the [module docs](super) for an example.
+pub struct RateLimit<S, R = ProblemJson> {
+    inner: S,
+    shared: Arc<Shared<R>>,
+}
+
+/// What all clones of a service share.
+pub(super) struct Shared<R> {
+    pub(super) plan: Plan,
+    pub(super) headers: Headers,
+    pub(super) rejection: Arc<R>,
+}
+
+impl<S, R> RateLimit<S, R> {
+    pub(super) fn new(inner: S, shared: Shared<R>) -> Self {
+        Self {
+            inner,
+            shared: Arc::new(shared),
+        }
+    }
+}
+
+impl<S, R, ReqB, ResB> Service<Request<ReqB>> for RateLimit<S, R>
+where
+    S: Service<Request<ReqB>, Response = Response<ResB>> + Clone,
+    R: MakeRejection<ResB>,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, ReqB, R>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<ReqB>) -> Self::Future {
+        // The clone may not be ready: it stays, and the one that is goes with the request. See
+        // https://docs.rs/tower-service/0.3/tower_service/trait.Service.html#be-careful-when-cloning-inner-services
+        let clone = self.inner.clone();
+        let ready = mem::replace(&mut self.inner, clone);
+        let (head, body) = request.into_parts();
+        let deciding = self.shared.plan.decide(&head);
+        ResponseFuture::new(deciding, (ready, head, body), self.shared.clone())
+    }
+}
+
+impl<R> Shared<R> {
+    /// Adds to the inner service's response what the decision was.
+    pub(super) fn complete<B>(&self, response: &mut Response<B>, decision: Decision) {
+        // A limit further in has refused: what it says must not be mixed with what is left here.
+        if response.extensions().get::<Rejection>().is_none() {
+            self.headers.add(response, &decision);
+            response.extensions_mut().insert(decision);
+        }
+    }
+
+    /// The user's response, with headers that are added last, so that they cannot be lost.
+    pub(super) fn refuse<B>(&self, rejection: Rejection, head: &Parts) -> Response<B>
+    where
+        R: MakeRejection<B>,
+    {
+        let mut response = self.rejection.make_rejection(&rejection, head);
+        response
+            .headers_mut()
+            .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Rejection::Denied(denial) = &rejection {
+            let decision = Decision::Denied(denial.clone());
+            self.headers.add(&mut response, &decision);
+            response.extensions_mut().insert(decision);
+        }
+        response.extensions_mut().insert(rejection);
+        response
+    }
+}
+
+impl<S: Clone, R> Clone for RateLimit<S, R> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            shared: self.shared.clone(),
+        }
+    }
+}
+
+impl<S: fmt::Debug, R> fmt::Debug for RateLimit<S, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimit")
+            .field("inner", &self.inner)
+            .field("plan", &self.shared.plan)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,39 @@
+//! `X-RateLimit-*`: what came before the standard, of one rule.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::headers::seconds;
+use crate::decision::{Decision, RuleUsage, Usage};
+
+const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+
+pub(super) fn insert(headers: &mut HeaderMap, decision: &Decision) {
+    let Some((usage, reset)) = (match decision {
+        Decision::Allowed(usage) => least_left(usage).map(|it| (it, Some(it.reset_after()))),
+        Decision::Denied(denial) => Some((denial.rule(), denial.retry_after())),
+    }) else {
+        return;
+    };
+    headers.insert(LIMIT, HeaderValue::from(usage.rule().limit()));
+    headers.insert(REMAINING, HeaderValue::from(usage.remaining()));
+    match reset {
+        Some(time) => headers.insert(RESET, HeaderValue::from(seconds(time))),
+        None => headers.remove(RESET),
+    };
+}
+
+/// The rule with the smallest share left; of several, the first.
+fn least_left(usage: &Usage) -> Option<&RuleUsage> {
+    usage.rules().reduce(|least, other| {
+        // other/limit < least/limit, without a division
+        let share =
+            |a: &RuleUsage, b: &RuleUsage| u128::from(a.remaining()) * u128::from(b.rule().limit());
+        if share(other, least) < share(least, other) {
+            other
+        } else {
+            least
+        }
+    })
+}

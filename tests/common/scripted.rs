@@ -1,0 +1,124 @@
+//! A store that answers as it is told, and remembers what it was asked.
+#![allow(dead_code, reason = "each test uses what it needs of it")]
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+use sluicegate::{
+    Answer, Check, Count, Decision, Key, Policy, Settlement, Store, StoreError, StoreErrorKind,
+    Usage,
+};
+
+type Script = dyn Fn(&Check) -> Answer<Decision> + Send + Sync;
+
+pub(crate) struct Scripted {
+    script: Box<Script>,
+    checks: Mutex<Vec<Check>>,
+}
+
+impl Scripted {
+    pub(crate) fn new(
+        script: impl Fn(&Check) -> Answer<Decision> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            script: Box::new(script),
+            checks: Mutex::default(),
+        })
+    }
+
+    /// Allows everything, of which one unit counts, for 60 s from the end of a step that ends now.
+    pub(crate) fn allowing() -> Arc<Self> {
+        Self::new(|check| Answer::ready(allowed(check)))
+    }
+
+    /// Refuses everything: every rule for this long.
+    pub(crate) fn refusing_for(ms: u64) -> Arc<Self> {
+        Self::new(move |check| Answer::ready(denied(check, ms)))
+    }
+
+    /// Never answers.
+    pub(crate) fn silent() -> Arc<Self> {
+        Self::new(|_| Answer::pending(std::future::pending()))
+    }
+
+    /// Cannot decide.
+    pub(crate) fn failing() -> Arc<Self> {
+        Self::new(|_| Answer::ready(Err(unavailable())))
+    }
+
+    pub(crate) fn checks(&self) -> Vec<Check> {
+        self.checks.lock().unwrap().clone()
+    }
+
+    /// The charges of the only check, as `policy kind cost`.
+    pub(crate) fn only_check(&self) -> Vec<String> {
+        let checks = self.checks();
+        assert_eq!(checks.len(), 1, "the store was asked {checks:?}");
+        let charges = checks[0].charges().iter();
+        charges
+            .map(|it| format!("{} {} {}", it.policy().name(), it.key().kind(), it.cost()))
+            .collect()
+    }
+}
+
+impl Store for Scripted {
+    fn check(&self, check: &Check) -> Answer<Decision> {
+        self.checks.lock().unwrap().push(check.clone());
+        (self.script)(check)
+    }
+
+    fn settle(&self, _: &Settlement) -> Answer<Usage> {
+        Answer::ready(Err(unavailable()))
+    }
+
+    fn reset(&self, _: &Policy, _: &Key) -> Answer<()> {
+        Answer::ready(Err(unavailable()))
+    }
+}
+
+impl fmt::Debug for Scripted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scripted")
+    }
+}
+
+pub(crate) const NOW_MS: u64 = 1_000_000;
+
+/// An admission after which the cost, and nothing else, counts under each rule.
+pub(crate) fn allowed(check: &Check) -> Result<Decision, StoreError> {
+    decide(check, true, |cost, _| Count {
+        used: cost,
+        newest_end_ms: NOW_MS,
+        fits_at_ms: 0,
+    })
+}
+
+/// A refusal by every rule, which are all full.
+pub(crate) fn denied(check: &Check, ms: u64) -> Result<Decision, StoreError> {
+    decide(check, false, |_, limit| Count {
+        used: limit,
+        newest_end_ms: NOW_MS,
+        fits_at_ms: NOW_MS + ms,
+    })
+}
+
+/// A decision whose counts are made from the cost and the limit of each rule.
+pub(crate) fn decide(
+    check: &Check,
+    admitted: bool,
+    count: impl Fn(u64, u64) -> Count,
+) -> Result<Decision, StoreError> {
+    let mut counts = Vec::new();
+    for charge in check.charges() {
+        for rule in charge.policy().rules() {
+            counts.push(count(charge.cost(), rule.limit()));
+        }
+    }
+    Decision::new(check, admitted, NOW_MS, &counts)
+}
+
+pub(crate) fn unavailable() -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, "told to fail")
+}
