@@ -1,5 +1,10 @@
-//! What several tests need.
-#![allow(dead_code, reason = "no test needs everything")]
+//! What several test binaries share.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub(crate) mod contract;
+pub(crate) mod history;
+pub(crate) mod model;
+pub(crate) mod outcome;
 #[cfg(feature = "redis")]
 pub mod redis;
+pub(crate) mod vectors;

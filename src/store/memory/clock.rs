@@ -1,0 +1,33 @@
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crate::rule::millis;
+#[cfg(feature = "test-util")]
+use crate::test_util::TestClock;
+
+/// The time in ms since the Unix epoch.
+#[derive(Clone, Debug)]
+pub(super) enum Clock {
+    /// Asks the system for the date once and counts on from there: never steps back, and does not follow corrections.
+    System { anchor: Instant, anchor_ms: u64 },
+    #[cfg(feature = "test-util")]
+    Test(TestClock),
+}
+
+impl Clock {
+    pub(super) fn system() -> Self {
+        // A date before 1970 only shifts the fixed windows.
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self::System {
+            anchor: Instant::now(),
+            anchor_ms: since_epoch.map_or(0, millis),
+        }
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        match self {
+            Self::System { anchor, anchor_ms } => anchor_ms + millis(anchor.elapsed()),
+            #[cfg(feature = "test-util")]
+            Self::Test(clock) => clock.now_ms(),
+        }
+    }
+}

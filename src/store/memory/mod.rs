@@ -1,0 +1,270 @@
+//! [`MemoryStore`]: the counts of one process, in memory.
+//!
+//! ```text
+//! (policy, key) ──▶ token ──▶ shard ──▶ entry ──▶ section of each rule ──▶ steps
+//!                   128-bit   a lock              one for each span        (end, units so far)
+//!                   hash
+//! ```
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use self::{
+    clock::Clock,
+    locked::Locked,
+    shard::Shard,
+    token::{Token, Tokens},
+};
+#[cfg(feature = "test-util")]
+use crate::test_util::TestClock;
+use crate::{
+    charge::{Charge, Check, Settlement},
+    decision::{Count, Decision, Usage},
+    error::StoreError,
+    key::Key,
+    policy::Policy,
+    store::{Answer, Store},
+};
+
+mod clock;
+mod entry;
+mod locked;
+mod shard;
+mod token;
+
+const DEFAULT_CAPACITY: usize = 100_000;
+
+/// Enough for threads to seldom meet; few enough to look at each of them in every check.
+const MAX_SHARDS: usize = 16;
+
+/// Fewer keys than this share one lock: hashing would fill several too unevenly.
+const MIN_SHARD: usize = 1_024;
+
+/// Keeps the counts in the memory of this process; cheap to clone, and its clones share their counts.
+///
+/// The embedded default, a partner in tests, and all that a service of one process needs. It answers at once, allocates
+/// nothing for a key it knows but the answer, and runs nothing in the background.
+///
+/// ```
+/// use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let limiter = Limiter::new(MemoryStore::new().capacity(10_000));
+/// let policy = Policy::parse("login", "1/1d")?;
+/// let login = |user: &str| [Charge::new(&policy, Key::new("user", user), 1)];
+///
+/// assert!(limiter.check(login("alice")).await?.is_allowed());
+/// assert!(!limiter.check(login("alice")).await?.is_allowed());
+/// assert!(limiter.check(login("bob")).await?.is_allowed());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// **Clock.** The date is asked for once, when the store is made; from there the store counts on with a clock that never
+/// steps back and that a correction of the date does not reach. So after such a correction, or after the machine slept,
+/// fixed windows begin as much too early or too late.
+///
+/// **Memory.** No key is kept in clear: a hash of 128 bits stands for it, keyed anew in each process. A key takes some 300
+/// bytes and 16 for each step that counts, of which a rule has at most `window / precision + 1`, and never more than its limit.
+/// Keys that count no more are dropped as new ones come.
+///
+/// **When it is full**, a new key takes the place of one that counts no more, or else of the one that is the first to do so.
+/// Whoever can make up keys (spoofed addresses, random user names) can therefore make the store forget the counts of
+/// others, those with short windows first, and so lift a limit for a while; never refuse anyone, and never take more
+/// memory or time. Give a store that faces such keys a capacity above the number that can come in one window, or
+/// limit what makes up keys by something that cannot be made up.
+#[derive(Clone)]
+pub struct MemoryStore {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    capacity: usize,
+    clock: Clock,
+    tokens: Tokens,
+    shards: Box<[Mutex<Shard>]>,
+}
+
+impl MemoryStore {
+    /// Creates an empty store for 100 000 keys.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::build(DEFAULT_CAPACITY, Clock::system())
+    }
+
+    /// Makes it an empty store for `keys` keys: one key is one identity under one policy.
+    ///
+    /// The default is 100 000. Keys are spread over up to 16 parts of at least 1024, and a part can be full a little
+    /// before the others.
+    ///
+    /// # Panics
+    ///
+    /// When `keys` is 0.
+    #[must_use]
+    pub fn capacity(self, keys: usize) -> Self {
+        assert!(keys > 0, "a store for no keys could not count anything");
+        Self::build(keys, self.inner.clock.clone())
+    }
+
+    /// Makes it an empty store that goes by this clock, whatever the time is.
+    #[cfg(feature = "test-util")]
+    #[must_use]
+    pub fn clock(self, clock: TestClock) -> Self {
+        Self::build(self.inner.capacity, Clock::Test(clock))
+    }
+
+    /// The number of keys that it remembers, with some that count no more.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let lengths = self.inner.shards.iter().map(|shard| {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.len()
+        });
+        lengths.sum()
+    }
+
+    /// Whether it remembers no key at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn build(keys: usize, clock: Clock) -> Self {
+        let count = (keys / MIN_SHARD).clamp(1, MAX_SHARDS);
+        let shards = (0..count).map(|index| {
+            let share = keys / count + usize::from(index < keys % count);
+            Mutex::new(Shard::new(share))
+        });
+        Self {
+            inner: Arc::new(Inner {
+                capacity: keys,
+                clock,
+                tokens: Tokens::default(),
+                shards: shards.collect(),
+            }),
+        }
+    }
+}
+
+impl Inner {
+    fn check(&self, check: &Check, tokens: &[Token]) -> Result<Decision, StoreError> {
+        let mut shards = Locked::new(&self.shards, tokens);
+        // Read under the lock, so that the time of a key never steps back.
+        let now_ms = self.clock.now_ms();
+        let (fits, mut counts) = look(&mut shards, check, tokens, now_ms);
+        if fits {
+            charge_all(&mut shards, check, tokens, now_ms, &mut counts);
+        }
+        drop(shards);
+        Decision::new(check, fits, now_ms, &counts)
+    }
+
+    fn settle(&self, settlement: &Settlement, tokens: &[Token]) -> Result<Usage, StoreError> {
+        let check = settlement.check();
+        let costs = check.charges().iter().zip(settlement.costs());
+        let mut counts = Vec::with_capacity(rules(check));
+        let mut shards = Locked::new(&self.shards, tokens);
+        let now_ms = self.clock.now_ms();
+        for ((usage, token), (charge, cost)) in settlement.usage().policies().zip(tokens).zip(costs)
+        {
+            let shard = shards.shard(*token);
+            let difference = cost.cast_signed() - charge.cost().cast_signed();
+            if shard.entry(*token).would_settle(usage, now_ms, difference) {
+                shard.write(*token, now_ms, |entry| {
+                    entry.settle(usage, now_ms, difference, &mut counts);
+                });
+            } else {
+                shard.entry(*token).look(charge, now_ms, &mut counts);
+            }
+        }
+        drop(shards);
+        Usage::settled(check, now_ms, &counts)
+    }
+
+    /// Calls `then` with the token of each charge; the one of a single charge needs no allocation.
+    fn with_tokens<T>(&self, check: &Check, then: impl FnOnce(&[Token]) -> T) -> T {
+        let token = |charge: &Charge| self.tokens.token(charge.policy(), charge.key());
+        match check.charges() {
+            [charge] => then(&[token(charge)]),
+            charges => then(&charges.iter().map(token).collect::<Vec<_>>()),
+        }
+    }
+}
+
+impl Store for MemoryStore {
+    fn check(&self, check: &Check) -> Answer<Decision> {
+        let inner = &self.inner;
+        Answer::ready(inner.with_tokens(check, |tokens| inner.check(check, tokens)))
+    }
+
+    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+        let inner = &self.inner;
+        Answer::ready(inner.with_tokens(settlement.check(), |tokens| {
+            inner.settle(settlement, tokens)
+        }))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+        let token = self.inner.tokens.token(policy, key);
+        Locked::new(&self.inner.shards, &[token])
+            .shard(token)
+            .remove(token);
+        Answer::ready(Ok(()))
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore")
+            .field("capacity", &self.inner.capacity)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether every cost fits, and what counts now.
+fn look(
+    shards: &mut Locked<'_>,
+    check: &Check,
+    tokens: &[Token],
+    now_ms: u64,
+) -> (bool, Vec<Count>) {
+    let mut fits = true;
+    let mut counts = Vec::with_capacity(rules(check));
+    for (charge, token) in check.charges().iter().zip(tokens) {
+        let entry = shards.shard(*token).entry(*token);
+        fits &= entry.look(charge, now_ms, &mut counts);
+    }
+    (fits, counts)
+}
+
+/// Adds every cost, and replaces the counts of what it changes.
+fn charge_all(
+    shards: &mut Locked<'_>,
+    check: &Check,
+    tokens: &[Token],
+    now_ms: u64,
+    mut counts: &mut [Count],
+) {
+    for (charge, token) in check.charges().iter().zip(tokens) {
+        let own;
+        (own, counts) = counts.split_at_mut(charge.policy().rules().len());
+        if charge.cost() > 0 {
+            let shard = shards.shard(*token);
+            shard.write(*token, now_ms, |entry| entry.charge(charge, now_ms, own));
+        }
+    }
+}
+
+fn rules(check: &Check) -> usize {
+    let charges = check.charges().iter();
+    charges.map(|charge| charge.policy().rules().len()).sum()
+}

@@ -1,0 +1,65 @@
+//! [`TestClock`]: a clock to move by hand, for tests of what depends on time (feature `test-util`).
+//!
+//! ```
+//! use std::time::Duration;
+//! use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, test_util::TestClock};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let clock = TestClock::new(1_700_000_000_000);
+//! let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
+//! let policy = Policy::parse("api", "1/1s@exact")?;
+//! let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
+//!
+//! assert!(limiter.check(charge()).await?.is_allowed());
+//! clock.advance(Duration::from_millis(1_000));
+//! assert!(!limiter.check(charge()).await?.is_allowed());
+//! clock.advance(Duration::from_millis(1));
+//! assert!(limiter.check(charge()).await?.is_allowed());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::rule::{MAX_UNITS, millis};
+
+/// A clock that stands still until it is moved; its clones are the same clock.
+#[derive(Clone, Debug)]
+pub struct TestClock {
+    now_ms: Arc<AtomicU64>,
+}
+
+impl TestClock {
+    /// Creates a clock that shows `ms` milliseconds since the Unix epoch, at most 2^53 − 1.
+    #[must_use]
+    pub fn new(ms: u64) -> Self {
+        let clock = Self {
+            now_ms: Arc::default(),
+        };
+        clock.set(ms);
+        clock
+    }
+
+    /// Sets the time, also back; at most 2^53 − 1.
+    pub fn set(&self, ms: u64) {
+        self.now_ms.store(ms.min(MAX_UNITS), Ordering::SeqCst);
+    }
+
+    /// Moves the time forward by whole milliseconds; a fraction of one is lost.
+    pub fn advance(&self, by: Duration) {
+        self.set(self.now_ms().saturating_add(millis(by)));
+    }
+
+    /// The time it shows, in ms since the Unix epoch.
+    #[must_use]
+    pub fn now_ms(&self) -> u64 {
+        self.now_ms.load(Ordering::SeqCst)
+    }
+}

@@ -1,0 +1,75 @@
+//! All that a decision says, in a form that can be compared: with a vector, with the model, with another store.
+
+use sluicegate::{Decision, Denial, Usage};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// For each charge, what is left under each rule.
+    pub(crate) usage: Vec<Vec<Left>>,
+    /// `None` when it was allowed.
+    pub(crate) refused: Option<Refused>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    pub(crate) remaining: u64,
+    pub(crate) reset_after_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) charge: usize,
+    pub(crate) rule: usize,
+    /// `None` for never.
+    pub(crate) retry_after_ms: Option<u64>,
+}
+
+impl From<&Decision> for Outcome {
+    fn from(decision: &Decision) -> Self {
+        let refused = match decision {
+            Decision::Allowed(_) => None,
+            Decision::Denied(denial) => Some(refused(denial)),
+        };
+        Self {
+            refused,
+            ..Self::from(decision.usage())
+        }
+    }
+}
+
+impl From<&Usage> for Outcome {
+    fn from(usage: &Usage) -> Self {
+        let left = usage.policies().map(|policy| {
+            let rules = policy.rules().iter().map(|rule| Left {
+                remaining: rule.remaining(),
+                reset_after_ms: ms(rule.reset_after()),
+            });
+            rules.collect()
+        });
+        Self {
+            usage: left.collect(),
+            refused: None,
+        }
+    }
+}
+
+/// A denial names a rule; of equal ones, the first is meant.
+fn refused(denial: &Denial) -> Refused {
+    let usage = denial.usage();
+    let places = usage.policies().enumerate().flat_map(|(charge, policy)| {
+        let rules = policy.rules().iter().enumerate();
+        rules.map(move |(rule, usage)| (charge, rule, policy.policy(), usage))
+    });
+    let mut named = places
+        .filter(|(_, _, policy, usage)| *policy == denial.policy() && *usage == denial.rule());
+    let (charge, rule, ..) = named.next().unwrap();
+    Refused {
+        charge,
+        rule,
+        retry_after_ms: denial.retry_after().map(ms),
+    }
+}
+
+pub(crate) fn ms(duration: std::time::Duration) -> u64 {
+    duration.as_millis().try_into().unwrap()
+}

@@ -1,0 +1,182 @@
+//! Replays the vectors: histories with the right answer for each step.
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use serde::Deserialize;
+use sluicegate::{
+    Charge, Check, Key, Policy, Rule, Settlement, Store, Usage, test_util::TestClock,
+};
+
+use super::outcome::{Left, Outcome, Refused};
+
+#[derive(Deserialize)]
+struct File {
+    policies: BTreeMap<String, Vec<RuleText>>,
+    steps: Vec<Step>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleText {
+    kind: String,
+    limit: u64,
+    window_ms: u64,
+    precision_ms: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Step {
+    at_ms: u64,
+    #[serde(default)]
+    charges: Vec<ChargeText>,
+    settle: Option<usize>,
+    #[serde(default)]
+    costs: Vec<u64>,
+    expect: Expect,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChargeText {
+    policy: String,
+    key: String,
+    cost: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Expect {
+    allowed: Option<bool>,
+    usage: Vec<UsageText>,
+    retry_after_ms: Option<u64>,
+    refused_by: Option<RefusedBy>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UsageText {
+    policy: String,
+    key: String,
+    rules: Vec<LeftText>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LeftText {
+    remaining: u64,
+    reset_after_ms: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RefusedBy {
+    policy: String,
+    key: String,
+    rule: usize,
+}
+
+/// Replays every `*.json` of a folder, each against a store of its own; fails if there is none.
+pub(crate) async fn replay_folder<S: Store>(folder: &Path, new: impl AsyncFn() -> (S, TestClock)) {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
+    let mut replayed = 0;
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
+            let (store, clock) = new().await;
+            let file = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            replay(&store, &clock, &file, &path.display().to_string()).await;
+            replayed += 1;
+        }
+    }
+    assert!(replayed > 0, "{folder:?} holds no vectors");
+}
+
+async fn replay(store: &dyn Store, clock: &TestClock, file: &File, name: &str) {
+    let policies = policies(file);
+    let mut usages: BTreeMap<usize, Usage> = BTreeMap::new();
+    for (index, step) in file.steps.iter().enumerate() {
+        clock.set(step.at_ms);
+        let (outcome, usage) = match step.settle {
+            Some(settled) => {
+                let costs = step.costs.iter().copied();
+                let settlement = Settlement::new(&usages[&settled], costs).unwrap();
+                let usage = store.settle(&settlement).await.unwrap();
+                (Outcome::from(&usage), usage)
+            }
+            None => {
+                let check = check(&policies, &step.charges);
+                let decision = store.check(&check).await.unwrap();
+                (Outcome::from(&decision), decision.usage().clone())
+            }
+        };
+        let at = format!("{name}, step {index}");
+        assert_eq!(outcome, expected(&step.expect), "{at}");
+        assert_eq!(names(&usage), expected_names(&step.expect), "{at}");
+        usages.insert(index, usage);
+    }
+    assert!(!usages.is_empty(), "{name} has no steps");
+}
+
+fn policies(file: &File) -> BTreeMap<&str, Policy> {
+    let policies = file.policies.iter().map(|(name, rules)| {
+        let rules = rules.iter().map(|text| {
+            let rule = Rule::new(text.limit, Duration::from_millis(text.window_ms));
+            match text.kind.as_str() {
+                "sliding" => rule.precision(Duration::from_millis(text.precision_ms)),
+                "fixed" => rule.fixed(),
+                other => panic!("unknown kind of rule: {other}"),
+            }
+        });
+        (name.as_str(), Policy::new(name.as_str(), rules).unwrap())
+    });
+    policies.collect()
+}
+
+fn check(policies: &BTreeMap<&str, Policy>, charges: &[ChargeText]) -> Check {
+    let charges = charges.iter().map(|charge| {
+        let policy = &policies[charge.policy.as_str()];
+        Charge::new(policy, Key::new("key", &charge.key), charge.cost)
+    });
+    Check::new(charges).unwrap()
+}
+
+fn expected(expect: &Expect) -> Outcome {
+    let usage = expect.usage.iter().map(|usage| {
+        let rules = usage.rules.iter().map(|left| Left {
+            remaining: left.remaining,
+            reset_after_ms: left.reset_after_ms,
+        });
+        rules.collect()
+    });
+    let refused = expect.refused_by.as_ref().map(|by| {
+        let mut charges = expect.usage.iter();
+        let charge = charges.position(|usage| usage.policy == by.policy && usage.key == by.key);
+        Refused {
+            charge: charge.unwrap(),
+            rule: by.rule,
+            retry_after_ms: expect.retry_after_ms,
+        }
+    });
+    assert_eq!(expect.allowed.unwrap_or(true), refused.is_none());
+    Outcome {
+        usage: usage.collect(),
+        refused,
+    }
+}
+
+fn names(usage: &Usage) -> Vec<(String, Vec<u8>)> {
+    let charges = usage.check().charges().iter();
+    charges
+        .map(|charge| (charge.policy().name().into(), charge.key().value().into()))
+        .collect()
+}
+
+fn expected_names(expect: &Expect) -> Vec<(String, Vec<u8>)> {
+    let charges = expect.usage.iter();
+    charges
+        .map(|usage| (usage.policy.clone(), usage.key.clone().into_bytes()))
+        .collect()
+}
