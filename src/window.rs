@@ -246,3 +246,147 @@ impl Section {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    /// The same without totals and bisection: every question goes through all steps.
+    #[derive(Debug)]
+    struct Plain {
+        span: Span,
+        /// End and units.
+        steps: Vec<(u64, u64)>,
+    }
+
+    impl Plain {
+        fn believes(&self, now: u64, end: u64) -> bool {
+            let Span { step_ms, hold_ms } = self.span;
+            end - step_ms <= now + hold_ms.max(step_ms) + step_ms
+        }
+
+        fn time(&self, now: u64) -> u64 {
+            let believed = self.steps.iter().filter(|step| self.believes(now, step.0));
+            let starts = believed.map(|step| step.0 - self.span.step_ms);
+            starts.max().unwrap_or(0).max(now)
+        }
+
+        fn counts(&self, now: u64, end: u64) -> bool {
+            self.believes(now, end) && end + self.span.hold_ms > self.time(now)
+        }
+
+        fn counting(&self, now: u64) -> Vec<(u64, u64)> {
+            let steps = self.steps.iter().copied();
+            steps.filter(|step| self.counts(now, step.0)).collect()
+        }
+
+        fn look(&self, now: u64, limit: u64, cost: u64) -> Count {
+            let counting = self.counting(now);
+            let mut count = sum(&counting);
+            let mut left = count.used;
+            for (end, units) in counting {
+                if left + cost > limit && cost <= limit {
+                    left -= units;
+                    count.fits_at_ms = end + self.span.hold_ms;
+                }
+            }
+            count
+        }
+
+        fn charge(&mut self, now: u64, cost: u64) {
+            let counting = self.counting(now);
+            let own = (now / self.span.step_ms + 1) * self.span.step_ms;
+            let end = counting
+                .iter()
+                .map(|step| step.0)
+                .max()
+                .unwrap_or(0)
+                .max(own);
+            self.put(counting, end, |units| units + cost);
+        }
+
+        fn settle(&mut self, now: u64, end: u64, difference: i64) {
+            let counting = self.counting(now);
+            if self.counts(now, end) {
+                self.put(counting, end, |units| {
+                    units.saturating_add_signed(difference)
+                });
+            } else {
+                self.steps = counting;
+            }
+        }
+
+        fn put(&mut self, mut steps: Vec<(u64, u64)>, end: u64, change: impl Fn(u64) -> u64) {
+            let before = steps
+                .iter()
+                .find(|step| step.0 == end)
+                .map_or(0, |step| step.1);
+            steps.retain(|step| step.0 != end);
+            steps.push((end, change(before)));
+            steps.retain(|step| step.1 > 0);
+            steps.sort_unstable();
+            self.steps = steps;
+        }
+    }
+
+    fn sum(steps: &[(u64, u64)]) -> Count {
+        Count {
+            used: steps.iter().map(|step| step.1).sum(),
+            newest_end_ms: steps.last().map_or(0, |step| step.0),
+            fits_at_ms: 0,
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Look { limit: u64, cost: u64 },
+        Charge(u64),
+        Settle { behind: u64, difference: i64 },
+    }
+
+    fn acts() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            3 => (0..20_u64, 0..12_u64).prop_map(|(limit, cost)| Act::Look { limit, cost }),
+            3 => (1..6_u64).prop_map(Act::Charge),
+            2 => (0..12_u64, -6..6_i64).prop_map(|(behind, difference)| Act::Settle { behind, difference }),
+        ]
+    }
+
+    fn spans() -> impl Strategy<Value = Span> {
+        (1..12_u64, 0..40_u64).prop_map(|(step_ms, more)| Span {
+            step_ms,
+            hold_ms: if more < 10 { 0 } else { step_ms + more - 10 },
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn bisection_finds_what_a_plain_search_finds(
+            span in spans(),
+            // Times of a narrow range in any order: the clock often steps back.
+            acts in vec((1_000..1_150_u64, acts()), 1..60),
+        ) {
+            let (mut section, mut plain) = (Section::new(span), Plain { span, steps: Vec::new() });
+            for (now, act) in acts {
+                match act {
+                    Act::Look { limit, cost } => {
+                        prop_assert_eq!(section.look(now, limit, cost), plain.look(now, limit, cost));
+                    }
+                    Act::Charge(cost) => {
+                        section.charge(now, cost);
+                        plain.charge(now, cost);
+                    }
+                    Act::Settle { behind, difference } => {
+                        let end = (1_100 / span.step_ms + behind) * span.step_ms;
+                        section.settle(now, end, difference);
+                        plain.settle(now, end, difference);
+                    }
+                }
+                prop_assert_eq!(section.kept(), sum(&plain.steps));
+                prop_assert_eq!(section.is_empty(), plain.steps.is_empty());
+            }
+        }
+    }
+}

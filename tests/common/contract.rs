@@ -1,1 +1,534 @@
-//! x
+//! What every store has to do, stamped out for each by [`contract!`](crate::contract).
+
+use std::{sync::Arc, time::Duration};
+
+use sluicegate::{
+    Charge, Decision, Key, Limiter, Policy, Store, StoreErrorKind, Usage, rule::MAX_UNITS,
+    test_util::TestClock,
+};
+
+use super::{
+    history::START_MS,
+    outcome::{Outcome, ms},
+};
+
+/// Makes one test of each sentence of the contract; `$new` is an `async fn() -> (impl Store, TestClock)`.
+#[macro_export]
+macro_rules! contract {
+    ($new:path) => {
+        $crate::contract! { $new:
+            a_refused_check_is_charged_nowhere
+            all_keys_and_policies_are_charged_together
+            duplicates_are_added_up_before_they_are_checked
+            a_cost_of_zero_looks_without_charging
+            a_peek_changes_nothing
+            a_limit_of_zero_refuses_every_cost_above_zero
+            the_largest_limit_is_counted_exactly
+            a_cost_above_the_limit_never_fits
+            a_window_of_one_millisecond_slides
+            a_window_of_a_year_slides
+            a_fixed_window_begins_at_the_epoch
+            a_year_of_silence_is_forgotten
+            settling_goes_to_the_step_that_was_charged
+            settling_upward_may_exceed_the_limit
+            settling_stops_at_the_largest_number
+            settling_a_released_step_changes_nothing
+            settling_twice_is_refused
+            reset_forgets_one_key_under_one_policy
+            hostile_keys_never_meet
+            policies_do_not_meet
+            a_new_limit_takes_effect_on_existing_counts
+            a_new_window_starts_empty
+            sections_of_other_rules_are_carried_until_they_are_released
+            time_stands_still_while_the_clock_is_behind
+            a_step_far_ahead_is_not_believed
+            clones_of_a_limiter_share_their_counts
+            exactly_the_limit_is_admitted_under_concurrency
+            a_check_over_many_keys_is_atomic_under_concurrency
+        }
+    };
+    ($new:path: $($sentence:ident)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn $sentence() {
+                let (store, clock) = $new().await;
+                clock.set($crate::common::history::START_MS);
+                $crate::common::contract::$sentence(&gate(store), clock).await;
+            }
+        )*
+
+        fn gate(store: impl sluicegate::Store) -> sluicegate::Limiter {
+            $crate::common::contract::patient(store)
+        }
+    };
+}
+
+/// A limiter for tests on a busy machine.
+pub(crate) fn patient(store: impl Store) -> Limiter {
+    Limiter::new(store).deadline(Duration::from_secs(30))
+}
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn user(name: &str) -> Key {
+    Key::new("user", name)
+}
+
+async fn check(gate: &Limiter, policy: &Policy, key: &str, cost: u64) -> Decision {
+    let charge = Charge::new(policy, user(key), cost);
+    gate.check([charge]).await.unwrap()
+}
+
+async fn admits(gate: &Limiter, policy: &Policy, key: &str, cost: u64) -> bool {
+    check(gate, policy, key, cost).await.is_allowed()
+}
+
+/// What is left under each rule.
+async fn left(gate: &Limiter, policy: &Policy, key: &str) -> Vec<u64> {
+    let peeked = gate.peek([Charge::new(policy, user(key), 0)]);
+    remaining(&peeked.await.unwrap())
+}
+
+fn remaining(usage: &Usage) -> Vec<u64> {
+    usage.rules().map(|rule| rule.remaining()).collect()
+}
+
+/// In ms; `None` for never.
+fn retry_after(decision: &Decision) -> Option<u64> {
+    match decision {
+        Decision::Allowed(_) => panic!("it was allowed"),
+        Decision::Denied(denial) => denial.retry_after().map(ms),
+    }
+}
+
+pub(crate) async fn a_refused_check_is_charged_nowhere(gate: &Limiter, _: TestClock) {
+    let (wide, narrow) = (policy("wide", "10/1m,5/1h"), policy("narrow", "10/1m,1/1h"));
+    assert!(admits(gate, &narrow, "bob", 1).await);
+    let charges = || {
+        [
+            Charge::new(&wide, user("alice"), 1),
+            Charge::new(&wide, user("bob"), 1),
+            Charge::new(&narrow, user("bob"), 1),
+        ]
+    };
+    for _ in 0..3 {
+        let decision = gate.check(charges()).await.unwrap();
+        let Decision::Denied(denial) = &decision else {
+            panic!("it was allowed");
+        };
+        assert_eq!(denial.policy(), &narrow);
+        assert_eq!(denial.rule().rule(), "1/1h".parse().unwrap());
+        assert_eq!(remaining(denial.usage()), [10, 5, 10, 5, 9, 0]);
+    }
+    assert_eq!(left(gate, &wide, "alice").await, [10, 5]);
+    assert_eq!(left(gate, &wide, "bob").await, [10, 5]);
+    assert_eq!(left(gate, &narrow, "bob").await, [9, 0]);
+}
+
+pub(crate) async fn all_keys_and_policies_are_charged_together(gate: &Limiter, _: TestClock) {
+    let (first, second) = (policy("first", "10/1m,20/1h"), policy("second", "30/1d"));
+    let charges = [
+        Charge::new(&first, user("alice"), 1),
+        Charge::new(&first, user("bob"), 2),
+        Charge::new(&second, user("alice"), 3),
+    ];
+    let decision = gate.check(charges).await.unwrap();
+    assert_eq!(remaining(decision.usage()), [9, 19, 8, 18, 27]);
+    assert_eq!(left(gate, &first, "alice").await, [9, 19]);
+    assert_eq!(left(gate, &first, "bob").await, [8, 18]);
+    assert_eq!(left(gate, &second, "alice").await, [27]);
+    assert_eq!(left(gate, &second, "bob").await, [30]);
+}
+
+pub(crate) async fn duplicates_are_added_up_before_they_are_checked(gate: &Limiter, _: TestClock) {
+    let policy = policy("p", "5/1m");
+    let twice = |cost| [cost, cost].map(|cost| Charge::new(&policy, user("alice"), cost));
+    assert!(!gate.check(twice(3)).await.unwrap().is_allowed());
+    let decision = gate.check(twice(2)).await.unwrap();
+    assert_eq!(remaining(decision.usage()), [1]);
+}
+
+pub(crate) async fn a_cost_of_zero_looks_without_charging(gate: &Limiter, _: TestClock) {
+    let policy = policy("p", "2/1m");
+    assert!(admits(gate, &policy, "alice", 2).await);
+    let decision = check(gate, &policy, "alice", 0).await;
+    assert!(decision.is_allowed());
+    assert_eq!(remaining(decision.usage()), [0]);
+    let mixed = [("alice", 0), ("bob", 1)].map(|(key, cost)| Charge::new(&policy, user(key), cost));
+    let decision = gate.check(mixed).await.unwrap();
+    assert_eq!(remaining(decision.usage()), [0, 1]);
+}
+
+pub(crate) async fn a_peek_changes_nothing(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "2/1s@exact,3/1m");
+    assert!(admits(gate, &policy, "alice", 1).await);
+    clock.advance(Duration::from_millis(500));
+    let decision = check(gate, &policy, "alice", 1).await;
+    let peek = || gate.peek([Charge::new(&policy, user("alice"), 7)]);
+    for _ in 0..3 {
+        assert_eq!(
+            Outcome::from(&peek().await.unwrap()),
+            Outcome::from(&decision)
+        );
+    }
+    // Seen from far ahead all is released, and yet nothing was dropped.
+    clock.advance(Duration::from_secs(3_600));
+    assert_eq!(remaining(&peek().await.unwrap()), [2, 3]);
+    clock.set(START_MS + 500);
+    assert_eq!(
+        Outcome::from(&peek().await.unwrap()),
+        Outcome::from(&decision)
+    );
+}
+
+pub(crate) async fn a_limit_of_zero_refuses_every_cost_above_zero(gate: &Limiter, _: TestClock) {
+    let policy = policy("p", "5/1s,0/1m");
+    let decision = check(gate, &policy, "alice", 1).await;
+    assert_eq!(retry_after(&decision), None);
+    assert!(admits(gate, &policy, "alice", 0).await);
+    assert_eq!(left(gate, &policy, "alice").await, [5, 0]);
+}
+
+pub(crate) async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "9007199254740991/1s@exact");
+    for _ in 0..3 {
+        assert!(admits(gate, &policy, "alice", MAX_UNITS - 1).await);
+        assert_eq!(left(gate, &policy, "alice").await, [1]);
+        assert!(!admits(gate, &policy, "alice", 2).await);
+        clock.advance(Duration::from_millis(1));
+        assert!(admits(gate, &policy, "alice", 1).await);
+        let decision = check(gate, &policy, "alice", 1).await;
+        assert_eq!(retry_after(&decision), Some(1_000));
+        clock.advance(Duration::from_millis(1_000));
+        assert_eq!(left(gate, &policy, "alice").await, [MAX_UNITS - 1]);
+        clock.advance(Duration::from_millis(1));
+    }
+    // Running totals of such numbers soon leave 64 bits.
+    for _ in 0..3_000 {
+        clock.advance(Duration::from_millis(1_001));
+        assert!(admits(gate, &policy, "alice", MAX_UNITS).await);
+    }
+    assert_eq!(left(gate, &policy, "alice").await, [0]);
+}
+
+pub(crate) async fn a_cost_above_the_limit_never_fits(gate: &Limiter, _: TestClock) {
+    let policy = policy("p", "5/1s,9007199254740991/1m");
+    for cost in [6, MAX_UNITS, MAX_UNITS + 1, u64::MAX] {
+        let decision = check(gate, &policy, "alice", cost).await;
+        assert_eq!(retry_after(&decision), None, "{cost}");
+    }
+    assert_eq!(left(gate, &policy, "alice").await, [5, MAX_UNITS]);
+}
+
+pub(crate) async fn a_window_of_one_millisecond_slides(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "1/1ms");
+    assert!(admits(gate, &policy, "alice", 1).await);
+    assert_eq!(
+        retry_after(&check(gate, &policy, "alice", 1).await),
+        Some(2)
+    );
+    clock.advance(Duration::from_millis(1));
+    assert!(!admits(gate, &policy, "alice", 1).await);
+    clock.advance(Duration::from_millis(1));
+    assert!(admits(gate, &policy, "alice", 1).await);
+}
+
+pub(crate) async fn a_window_of_a_year_slides(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "2/365d@1h");
+    let year = Duration::from_secs(365 * 86_400);
+    assert!(admits(gate, &policy, "alice", 1).await);
+    clock.advance(year / 2);
+    assert!(admits(gate, &policy, "alice", 1).await);
+    let half_and_a_step = ms(year / 2) + 3_600_000;
+    assert_eq!(
+        retry_after(&check(gate, &policy, "alice", 1).await),
+        Some(half_and_a_step)
+    );
+    clock.advance(Duration::from_millis(half_and_a_step - 1));
+    assert!(!admits(gate, &policy, "alice", 1).await);
+    clock.advance(Duration::from_millis(1));
+    assert!(admits(gate, &policy, "alice", 1).await);
+}
+
+pub(crate) async fn a_fixed_window_begins_at_the_epoch(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "2/1m@fixed");
+    clock.advance(Duration::from_millis(59_998));
+    assert!(admits(gate, &policy, "alice", 2).await);
+    assert_eq!(
+        retry_after(&check(gate, &policy, "alice", 1).await),
+        Some(2)
+    );
+    clock.advance(Duration::from_millis(2));
+    assert!(admits(gate, &policy, "alice", 2).await);
+}
+
+pub(crate) async fn a_year_of_silence_is_forgotten(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "3/1s@exact,5/1h,7/1d@fixed");
+    for _ in 0..3 {
+        assert!(admits(gate, &policy, "alice", 1).await);
+        clock.advance(Duration::from_millis(1));
+    }
+    clock.advance(Duration::from_secs(365 * 86_400));
+    let decision = check(gate, &policy, "alice", 2).await;
+    assert_eq!(remaining(decision.usage()), [1, 3, 5]);
+}
+
+pub(crate) async fn settling_goes_to_the_step_that_was_charged(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "10/1s@exact,10/1m@fixed");
+    let early = check(gate, &policy, "alice", 4).await;
+    let unused = check(gate, &policy, "alice", 0).await;
+    clock.advance(Duration::from_millis(600));
+    assert!(admits(gate, &policy, "alice", 3).await);
+
+    let usage = gate.settle(early.usage(), [1]).await.unwrap();
+    assert_eq!(remaining(&usage), [6, 6]);
+    let usage = gate.settle(unused.usage(), [2]).await.unwrap();
+    assert_eq!(remaining(&usage), [4, 4]);
+
+    // What was added counts as long as what had been charged with it.
+    clock.set(START_MS + 1_000);
+    assert_eq!(left(gate, &policy, "alice").await, [4, 4]);
+    clock.set(START_MS + 1_001);
+    assert_eq!(left(gate, &policy, "alice").await, [7, 4]);
+}
+
+pub(crate) async fn settling_upward_may_exceed_the_limit(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "10/1s@exact");
+    let decision = check(gate, &policy, "alice", 4).await;
+    let usage = gate.settle(decision.usage(), [12]).await.unwrap();
+    assert_eq!(remaining(&usage), [0]);
+    let look = check(gate, &policy, "alice", 0).await;
+    assert_eq!(retry_after(&look), Some(1_001));
+    clock.advance(Duration::from_millis(1_001));
+    assert_eq!(left(gate, &policy, "alice").await, [10]);
+}
+
+pub(crate) async fn settling_stops_at_the_largest_number(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "9007199254740991/1s@exact");
+    let first = check(gate, &policy, "alice", 10).await;
+    clock.advance(Duration::from_millis(1));
+    assert!(admits(gate, &policy, "alice", 5).await);
+    let usage = gate.settle(first.usage(), [u64::MAX]).await.unwrap();
+    assert_eq!(remaining(&usage), [0]);
+    clock.set(START_MS + 1_001);
+    assert_eq!(left(gate, &policy, "alice").await, [MAX_UNITS - 5]);
+}
+
+pub(crate) async fn settling_a_released_step_changes_nothing(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "10/1s@exact,10/1m");
+    let [up, down] = [
+        check(gate, &policy, "alice", 4).await,
+        check(gate, &policy, "alice", 4).await,
+    ];
+    clock.advance(Duration::from_millis(1_001));
+    let usage = gate.settle(up.usage(), [5]).await.unwrap();
+    assert_eq!(remaining(&usage), [10, 1]);
+    clock.advance(Duration::from_secs(120));
+    let usage = gate.settle(down.usage(), [0]).await.unwrap();
+    assert_eq!(remaining(&usage), [10, 10]);
+}
+
+pub(crate) async fn settling_twice_is_refused(gate: &Limiter, _: TestClock) {
+    let policy = policy("p", "10/1m");
+    let decision = check(gate, &policy, "alice", 4).await;
+    gate.settle(decision.usage(), [0]).await.unwrap();
+    let again = gate.settle(decision.usage(), [0]).await.unwrap_err();
+    assert_eq!(again.kind(), StoreErrorKind::Misuse);
+    assert_eq!(left(gate, &policy, "alice").await, [10]);
+}
+
+pub(crate) async fn reset_forgets_one_key_under_one_policy(gate: &Limiter, _: TestClock) {
+    let (first, second) = (policy("first", "10/1m"), policy("second", "10/1m"));
+    for key in ["alice", "bob"] {
+        assert!(admits(gate, &first, key, 4).await);
+        assert!(admits(gate, &second, key, 4).await);
+    }
+    gate.reset(&first, &user("alice")).await.unwrap();
+    gate.reset(&first, &user("nobody")).await.unwrap();
+    assert_eq!(left(gate, &first, "alice").await, [10]);
+    assert_eq!(left(gate, &first, "bob").await, [6]);
+    assert_eq!(left(gate, &second, "alice").await, [6]);
+}
+
+pub(crate) async fn hostile_keys_never_meet(gate: &Limiter, _: TestClock) {
+    let policy = policy("p", "1/1h");
+    let long = vec![b'x'; 65_536];
+    let plain: [(&'static str, &[u8]); 20] = [
+        ("a", b""),
+        ("", b"a"),
+        ("a:b", b"c"),
+        ("a", b"b:c"),
+        ("a", b"b=c"),
+        ("a=b", b"c"),
+        ("a", b"bc"),
+        ("ab", b"c"),
+        ("a", b"{b}"),
+        ("a", b"b}"),
+        ("a", b"}{"),
+        ("a", b"b:p"),
+        ("a", b"\0"),
+        ("a", b"\0\0"),
+        ("a", b"\xff"),
+        ("a", b"\xff\xfe"),
+        ("a", "\u{fffd}".as_bytes()),
+        ("a", b"b\r\n"),
+        ("a", &long),
+        ("a", &long[1..]),
+    ];
+    for (kind, value) in plain {
+        for key in [Key::new(kind, value), Key::secret(kind, value)] {
+            let charge = || [Charge::new(&policy, key.clone(), 1)];
+            let met = format!("{kind:?} {:?}", &value[..value.len().min(8)]);
+            assert!(gate.check(charge()).await.unwrap().is_allowed(), "{met}");
+            assert!(!gate.check(charge()).await.unwrap().is_allowed(), "{met}");
+        }
+    }
+}
+
+pub(crate) async fn policies_do_not_meet(gate: &Limiter, _: TestClock) {
+    for name in ["p", "P", "p.", "p-q", "pp", "user"] {
+        let policy = policy(name, "1/1h");
+        assert!(admits(gate, &policy, "p", 1).await, "{name}");
+        assert!(!admits(gate, &policy, "p", 1).await, "{name}");
+    }
+}
+
+pub(crate) async fn a_new_limit_takes_effect_on_existing_counts(gate: &Limiter, _: TestClock) {
+    let (few, many) = (policy("p", "5/1m"), policy("p", "20/1m"));
+    assert!(admits(gate, &many, "alice", 8).await);
+    assert_eq!(left(gate, &few, "alice").await, [0]);
+    assert!(!admits(gate, &few, "alice", 1).await);
+    assert_eq!(left(gate, &many, "alice").await, [12]);
+}
+
+pub(crate) async fn a_new_window_starts_empty(gate: &Limiter, _: TestClock) {
+    assert!(admits(gate, &policy("p", "10/1m"), "alice", 8).await);
+    for rules in ["10/2m", "10/1m@2s", "10/1m@fixed"] {
+        assert_eq!(
+            left(gate, &policy("p", rules), "alice").await,
+            [10],
+            "{rules}"
+        );
+    }
+}
+
+pub(crate) async fn sections_of_other_rules_are_carried_until_they_are_released(
+    gate: &Limiter,
+    clock: TestClock,
+) {
+    let (old, new) = (
+        policy("p", "10/1s@exact,10/1h,10/2h"),
+        policy("p", "10/2h,10/1m"),
+    );
+    assert!(admits(gate, &old, "alice", 3).await);
+    assert!(admits(gate, &new, "alice", 1).await);
+    assert_eq!(left(gate, &old, "alice").await, [7, 7, 6]);
+    let decision = check(gate, &new, "alice", 1).await;
+    gate.settle(decision.usage(), [2]).await.unwrap();
+    assert_eq!(left(gate, &old, "alice").await, [7, 7, 4]);
+
+    // A second later the shortest section is dropped with the next write: no clock that steps back brings it back.
+    clock.advance(Duration::from_millis(1_001));
+    assert!(admits(gate, &new, "alice", 1).await);
+    clock.set(START_MS);
+    assert_eq!(left(gate, &old, "alice").await, [10, 7, 3]);
+}
+
+pub(crate) async fn time_stands_still_while_the_clock_is_behind(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "2/1s@100ms");
+    assert!(admits(gate, &policy, "alice", 1).await);
+    clock.set(START_MS - 1_000);
+    // Charged to the newest step, not to an older one that would be released too early.
+    let decision = check(gate, &policy, "alice", 1).await;
+    let reset_after = decision.usage().rules().next().unwrap().reset_after();
+    assert_eq!(ms(reset_after), 1_000 + 100 + 1_000);
+    assert_eq!(
+        retry_after(&check(gate, &policy, "alice", 1).await),
+        Some(2_100)
+    );
+    clock.set(START_MS + 1_099);
+    assert!(!admits(gate, &policy, "alice", 1).await);
+    clock.set(START_MS + 1_100);
+    assert!(admits(gate, &policy, "alice", 2).await);
+}
+
+pub(crate) async fn a_step_far_ahead_is_not_believed(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "2/1s@100ms");
+    assert!(admits(gate, &policy, "alice", 2).await);
+    clock.set(START_MS - 1_100);
+    assert_eq!(left(gate, &policy, "alice").await, [0]);
+    clock.set(START_MS - 1_101);
+    assert_eq!(left(gate, &policy, "alice").await, [2]);
+    // Nothing was dropped by looking; a charge drops it for good.
+    clock.set(START_MS);
+    assert_eq!(left(gate, &policy, "alice").await, [0]);
+    clock.set(START_MS - 1_101);
+    assert!(admits(gate, &policy, "alice", 1).await);
+    clock.set(START_MS);
+    assert_eq!(left(gate, &policy, "alice").await, [2]);
+}
+
+pub(crate) async fn clones_of_a_limiter_share_their_counts(gate: &Limiter, _: TestClock) {
+    let policy = policy("p", "2/1m");
+    assert!(admits(&gate.clone(), &policy, "alice", 1).await);
+    assert!(admits(&gate.clone(), &policy, "alice", 1).await);
+    assert!(!admits(gate, &policy, "alice", 1).await);
+}
+
+pub(crate) async fn exactly_the_limit_is_admitted_under_concurrency(gate: &Limiter, _: TestClock) {
+    let policy = policy("p", "1000/1h,500/1d");
+    let admitted = by_64_tasks(gate, move |_| vec![Charge::new(&policy, user("alice"), 1)]);
+    assert_eq!(admitted.await, 500);
+}
+
+pub(crate) async fn a_check_over_many_keys_is_atomic_under_concurrency(
+    gate: &Limiter,
+    _: TestClock,
+) {
+    let (policy, shared) = (policy("own", "12/1h"), policy("shared", "500/1h"));
+    // In opposite orders, and with one key that all share.
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let (own, all) = (policy.clone(), shared.clone());
+    let admitted = by_64_tasks(gate, move |task| {
+        let mut charges = vec![Charge::new(&all, user("all"), 1)];
+        charges.extend(names.map(|name| Charge::new(&own, user(name), 1)));
+        if task % 2 == 0 {
+            charges.reverse();
+        }
+        charges
+    });
+    assert_eq!(admitted.await, 12);
+    assert_eq!(left(gate, &shared, "all").await, [500 - 12]);
+    for name in names {
+        assert_eq!(left(gate, &policy, name).await, [0]);
+    }
+}
+
+/// How many checks were admitted of 64 tasks that make 40 each.
+async fn by_64_tasks(
+    gate: &Limiter,
+    charges: impl Fn(usize) -> Vec<Charge> + Send + Sync + 'static,
+) -> usize {
+    let charges = Arc::new(charges);
+    let tasks: Vec<_> = (0..64)
+        .map(|task| {
+            let (gate, charges) = (gate.clone(), Arc::clone(&charges));
+            tokio::spawn(async move {
+                let mut admitted = 0;
+                for _ in 0..40 {
+                    let decision = gate.check(charges(task)).await.unwrap();
+                    admitted += usize::from(decision.is_allowed());
+                    tokio::task::yield_now().await;
+                }
+                admitted
+            })
+        })
+        .collect();
+    let mut sum = 0;
+    for task in tasks {
+        sum += task.await.unwrap();
+    }
+    sum
+}

@@ -1,1 +1,233 @@
-//! x
+//! Random histories, and what plays them: two stores that must agree, or a store and the model.
+
+use std::time::Duration;
+
+use proptest::{collection::vec, prelude::*, sample::Index};
+use sluicegate::{
+    Charge, Check, Key, Policy, Rule, Settlement, Store, Usage, rule::MAX_UNITS,
+    test_util::TestClock,
+};
+
+use super::outcome::Outcome;
+
+/// A day's first millisecond, so that every shorter window is aligned to it.
+pub(crate) const START_MS: u64 = 1_700_006_400_000;
+
+const YEAR_MS: u64 = 365 * 86_400_000;
+
+#[derive(Clone, Debug)]
+pub(crate) struct History {
+    /// For each name, the policies that it stands for in turn.
+    pub(crate) policies: Vec<Vec<Policy>>,
+    pub(crate) steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    /// How far the clock moves before the step.
+    pub(crate) gap_ms: i64,
+    pub(crate) act: Act,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Act {
+    /// Checks charges of (policy, key, cost).
+    Check(Vec<(usize, usize, u64)>),
+    /// Settles one of the admitted checks, if one is left; costs are repeated as needed.
+    Settle(Index, Vec<u64>),
+    Reset(usize, usize),
+    /// Gives a policy's name its next rules.
+    NextRules(usize),
+}
+
+/// The histories that the semantics speak of: the clock goes forward and the rules stay.
+pub(crate) fn steady() -> impl Strategy<Value = History> {
+    let acts = prop_oneof![8 => checks(), 2 => settlements(), 1 => resets()];
+    histories(1, gaps(), acts)
+}
+
+/// All that may happen: also rules that change, clocks that step back and far ahead.
+pub(crate) fn wild() -> impl Strategy<Value = History> {
+    let acts = prop_oneof![
+        8 => checks(),
+        3 => settlements(),
+        1 => resets(),
+        1 => (0..3_usize).prop_map(Act::NextRules),
+    ];
+    let gaps = prop_oneof![4 => gaps(), 1 => gaps().prop_map(|gap| -gap)];
+    histories(3, gaps, acts)
+}
+
+fn histories(
+    versions: usize,
+    gaps: impl Strategy<Value = i64>,
+    acts: impl Strategy<Value = Act>,
+) -> impl Strategy<Value = History> {
+    let steps = (gaps, acts).prop_map(|(gap_ms, act)| Step { gap_ms, act });
+    let of_name = |name: &'static str| vec(policy(name), 1..=versions);
+    let policies = (of_name("ip"), of_name("user"), of_name("tenant"));
+    (policies, vec(steps, 1..80)).prop_map(|((ip, user, tenant), steps)| History {
+        policies: vec![ip, user, tenant],
+        steps,
+    })
+}
+
+fn policy(name: &'static str) -> impl Strategy<Value = Policy> {
+    vec(rule(), 1..=3).prop_filter_map("two rules have one window", move |rules| {
+        Policy::new(name, rules).ok()
+    })
+}
+
+fn rule() -> impl Strategy<Value = Rule> {
+    let windows = prop_oneof![
+        Just(1),
+        Just(2),
+        Just(7),
+        Just(100),
+        Just(1_000),
+        Just(60_000),
+        Just(YEAR_MS)
+    ];
+    let limits = prop_oneof![
+        1 => Just(0),
+        8 => 1..=10_u64,
+        3 => Just(100),
+        1 => Just(MAX_UNITS),
+    ];
+    (limits, windows, 0..6_u64).prop_map(|(limit, window_ms, kind)| {
+        let rule = Rule::new(limit, Duration::from_millis(window_ms));
+        match kind {
+            0 | 1 => rule,
+            2 => rule.exact(),
+            3 => rule.fixed(),
+            parts => rule.precision(Duration::from_millis(window_ms.div_ceil(parts - 3))),
+        }
+    })
+}
+
+fn gaps() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        4 => Just(0),
+        4 => 1..=3_i64,
+        4 => 4..=120_i64,
+        3 => 121..=1_100_i64,
+        2 => 1_101..=70_000_i64,
+        1 => 70_001..=4_000_000_i64,
+        1 => 4_000_001..=(2 * YEAR_MS).cast_signed(),
+    ]
+}
+
+fn checks() -> impl Strategy<Value = Act> {
+    vec((0..3_usize, 0..3_usize, costs()), 1..=4).prop_map(Act::Check)
+}
+
+fn settlements() -> impl Strategy<Value = Act> {
+    (any::<Index>(), vec(costs(), 1..=3)).prop_map(|(check, costs)| Act::Settle(check, costs))
+}
+
+fn resets() -> impl Strategy<Value = Act> {
+    (0..3_usize, 0..3_usize).prop_map(|(policy, key)| Act::Reset(policy, key))
+}
+
+fn costs() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        2 => Just(0),
+        8 => Just(1),
+        4 => 2..=12_u64,
+        1 => Just(100),
+        1 => Just(MAX_UNITS),
+        1 => Just(u64::MAX),
+    ]
+}
+
+/// Plays a history on one store.
+pub(crate) struct Player<'a> {
+    store: &'a dyn Store,
+    policies: &'a [Vec<Policy>],
+    version: Vec<usize>,
+    /// What was admitted and has not been settled.
+    open: Vec<Usage>,
+}
+
+impl<'a> Player<'a> {
+    pub(crate) fn new(store: &'a dyn Store, history: &'a History) -> Self {
+        Self {
+            store,
+            policies: &history.policies,
+            version: vec![0; history.policies.len()],
+            open: Vec::new(),
+        }
+    }
+
+    /// Answers what came out of it, if anything did.
+    pub(crate) async fn play(&mut self, act: &Act) -> Option<Outcome> {
+        match act {
+            Act::Check(charges) => return Some(self.check(charges).await),
+            Act::Settle(check, costs) => return self.settle(check, costs).await,
+            Act::Reset(policy, key) => {
+                let reset = self.store.reset(self.policy(*policy), &key_of(*key));
+                reset.await.unwrap();
+            }
+            Act::NextRules(policy) => self.version[*policy] += 1,
+        }
+        None
+    }
+
+    async fn check(&mut self, charges: &[(usize, usize, u64)]) -> Outcome {
+        let charges = charges
+            .iter()
+            .map(|(policy, key, cost)| Charge::new(self.policy(*policy), key_of(*key), *cost));
+        let check = Check::new(charges).unwrap();
+        let decision = self.store.check(&check).await.unwrap();
+        if decision.is_allowed() {
+            self.open.push(decision.usage().clone());
+        }
+        Outcome::from(&decision)
+    }
+
+    async fn settle(&mut self, check: &Index, costs: &[u64]) -> Option<Outcome> {
+        if self.open.is_empty() {
+            return None;
+        }
+        let usage = self.open.remove(check.index(self.open.len()));
+        let costs = costs.iter().copied().cycle();
+        let costs = costs.take(usage.check().charges().len());
+        let settlement = Settlement::new(&usage, costs).unwrap();
+        let settled = self.store.settle(&settlement).await.unwrap();
+        Some(Outcome::from(&settled))
+    }
+
+    fn policy(&self, index: usize) -> &'a Policy {
+        let versions = &self.policies[index];
+        &versions[self.version[index] % versions.len()]
+    }
+}
+
+pub(crate) fn key_of(index: usize) -> Key {
+    Key::new("key", index.to_string())
+}
+
+/// Moves the clock as a step says; never to before the epoch.
+pub(crate) fn move_clock(clock: &TestClock, gap_ms: i64) {
+    clock.set(clock.now_ms().saturating_add_signed(gap_ms));
+}
+
+/// Plays a history on two empty stores that go by one clock: they must agree at every step.
+pub(crate) async fn agree(
+    first: &dyn Store,
+    second: &dyn Store,
+    clock: &TestClock,
+    history: &History,
+) {
+    let mut players = (Player::new(first, history), Player::new(second, history));
+    clock.set(START_MS);
+    for (index, step) in history.steps.iter().enumerate() {
+        move_clock(clock, step.gap_ms);
+        let outcomes = (
+            players.0.play(&step.act).await,
+            players.1.play(&step.act).await,
+        );
+        let now_ms = clock.now_ms();
+        assert_eq!(outcomes.0, outcomes.1, "step {index} at {now_ms}: {step:?}");
+    }
+}
