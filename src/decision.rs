@@ -172,30 +172,29 @@ impl Usage {
                 .iter()
                 .map(|rule| (*rule, charge.cost()))
         });
-        let rules: Box<[RuleUsage]> = rules
-            .zip(counts)
-            .map(|((rule, cost), count)| {
-                let refusal_ms = if admitted {
-                    None
-                } else {
-                    refusal(rule.limit(), cost, now_ms, *count)
-                };
-                RuleUsage::new(rule, now_ms, *count, refusal_ms)
-            })
-            .collect();
+        // Allocated once: `collect` could not know the length.
+        let mut usages = Vec::with_capacity(counts.len());
+        usages.extend(rules.zip(counts).map(|((rule, cost), count)| {
+            let refusal_ms = if admitted {
+                None
+            } else {
+                refusal(rule.limit(), cost, now_ms, *count)
+            };
+            RuleUsage::new(rule, now_ms, *count, refusal_ms)
+        }));
         let expected: usize = check
             .charges()
             .iter()
             .map(|charge| charge.policy().rules().len())
             .sum();
-        if rules.len() != expected || counts.len() != expected {
+        if usages.len() != expected || counts.len() != expected {
             return Err(protocol("the store counted other rules than were checked"));
         }
         let may_settle = AtomicBool::new(admitted);
         Ok(Self {
             inner: Arc::new(Inner {
                 check: check.clone(),
-                rules,
+                rules: usages.into(),
                 may_settle,
             }),
         })

@@ -113,9 +113,7 @@ impl Section {
         let mut count = self.count(&view);
         if let Some(room) = limit.checked_sub(cost).filter(|room| count.used > *room) {
             let surplus = self.total(view.end) - room;
-            let last = self
-                .steps
-                .partition_point(|step| step.total.wrapping_sub(self.base) < surplus);
+            let last = self.leading(|step| step.total.wrapping_sub(self.base) < surplus);
             count.fits_at_ms = self.span.release(self.steps[last].end_ms);
         }
         count
@@ -165,16 +163,12 @@ impl Section {
 
     fn view(&self, now_ms: u64) -> View {
         let believed_ms = self.span.believed(now_ms);
-        let end = self
-            .steps
-            .partition_point(|step| step.end_ms <= believed_ms);
+        let end = self.leading(|step| step.end_ms <= believed_ms);
         let newest_ms = end
             .checked_sub(1)
             .map_or(0, |newest| self.steps[newest].end_ms - self.span.step_ms);
         let time_ms = now_ms.max(newest_ms);
-        let first = self
-            .steps
-            .partition_point(|step| self.span.release(step.end_ms) <= time_ms);
+        let first = self.leading(|step| self.span.release(step.end_ms) <= time_ms);
         View {
             time_ms,
             first,
@@ -203,7 +197,18 @@ impl Section {
 
     /// Where the step is, or belongs.
     fn position(&self, end_ms: u64) -> usize {
-        self.steps.partition_point(|step| step.end_ms < end_ms)
+        self.leading(|step| step.end_ms < end_ms)
+    }
+
+    /// How many steps come before the first that does not lead: mostly all or none, so both ends are tried first.
+    fn leading(&self, leads: impl Fn(&Step) -> bool) -> usize {
+        if self.steps.back().is_none_or(&leads) {
+            self.steps.len()
+        } else if !self.steps.front().is_some_and(&leads) {
+            0
+        } else {
+            self.steps.partition_point(leads)
+        }
     }
 
     fn holds(&self, index: usize, end_ms: u64) -> bool {
