@@ -2,6 +2,11 @@
 
 mod common;
 
+#[cfg(feature = "redis")]
+mod redis {
+    crate::contract!(crate::common::served::Served::start);
+}
+
 mod memory {
     use std::time::Duration;
 

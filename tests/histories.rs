@@ -115,3 +115,21 @@ proptest! {
         block_on(assert_retry_is_exact(&store, &clock, &history));
     }
 }
+
+/// The script is the other implementation of the same arithmetic.
+#[cfg(feature = "redis")]
+#[test]
+fn the_redis_store_agrees_with_the_memory_store_whatever_happens() {
+    let server = common::redis::Server::start();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    proptest!(ProptestConfig::with_cases(200), |(history in wild())| {
+        runtime.block_on(async {
+            let (redis, clock) = common::served::fresh(&server).await;
+            let memory = MemoryStore::new().clock(clock.clone());
+            agree(&redis, &memory, &clock, &history).await;
+        });
+    });
+}

@@ -29,17 +29,5 @@ async fn the_memory_store_agrees_with_the_vectors() {
 #[tokio::test]
 async fn the_redis_store_agrees_with_the_vectors() {
     let server = common::redis::Server::start();
-    let files = std::sync::atomic::AtomicU32::new(0);
-    replay_all(async || {
-        let clock = TestClock::new(0);
-        let file = files.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let store = sluicegate::RedisStore::connect(server.url()).await.unwrap();
-        (
-            store
-                .prefix(&format!("vectors-{file}"))
-                .clock(clock.clone()),
-            clock,
-        )
-    })
-    .await;
+    replay_all(async || common::served::fresh(&server).await).await;
 }

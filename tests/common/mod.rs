@@ -7,4 +7,6 @@ pub(crate) mod model;
 pub(crate) mod outcome;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "redis")]
+pub(crate) mod served;
 pub(crate) mod vectors;

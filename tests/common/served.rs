@@ -1,0 +1,52 @@
+//! A `RedisStore` together with the server that it needs.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use sluicegate::{
+    Answer, Check, Decision, Key, Policy, RedisStore, Settlement, Store, Usage,
+    test_util::TestClock,
+};
+
+use super::redis::Server;
+
+#[derive(Debug)]
+pub(crate) struct Served {
+    store: RedisStore,
+    _server: Server,
+}
+
+impl Served {
+    /// Starts a server, and a store over it that goes by a clock of its own.
+    pub(crate) async fn start() -> (Self, TestClock) {
+        let server = Server::start();
+        let (store, clock) = fresh(&server).await;
+        let served = Self {
+            store,
+            _server: server,
+        };
+        (served, clock)
+    }
+}
+
+/// A store that has counted nothing yet, and its clock.
+pub(crate) async fn fresh(server: &Server) -> (RedisStore, TestClock) {
+    static STORES: AtomicU32 = AtomicU32::new(0);
+    let clock = TestClock::new(0);
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let prefix = format!("store-{}", STORES.fetch_add(1, Ordering::Relaxed));
+    (store.prefix(&prefix).clock(clock.clone()), clock)
+}
+
+impl Store for Served {
+    fn check(&self, check: &Check) -> Answer<Decision> {
+        self.store.check(check)
+    }
+
+    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+        self.store.reset(policy, key)
+    }
+}
