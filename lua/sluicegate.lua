@@ -218,6 +218,7 @@ local function decide(i, looks, value, carried)
         local to = (total - base + units >= 2147483648 or hold / step >= 4294967290) and 2 or 1
         added = seldom().rewrite(sub(value, live, behind - 1), width, to, newest / step, base)
         width, total, base, live = to, total - base, 0, behind
+        wrap = to == 1 and 4294967296 or 281474976710656
       end
       if now >= newest then
         added = added .. pack(width == 1 and '<I4I4' or '<I6I7', newest / step % wrap, total)

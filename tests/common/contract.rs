@@ -24,6 +24,7 @@ macro_rules! contract {
             a_peek_changes_nothing
             a_limit_of_zero_refuses_every_cost_above_zero
             the_largest_limit_is_counted_exactly
+            running_totals_may_outgrow_32_and_53_bits
             a_cost_above_the_limit_never_fits
             a_window_of_one_millisecond_slides
             a_window_of_a_year_slides
@@ -211,6 +212,25 @@ pub(crate) async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: 
         assert!(admits(gate, &policy, "alice", MAX_UNITS).await);
     }
     assert_eq!(left(gate, &policy, "alice").await, [0]);
+}
+
+/// The script keeps running totals: in four bytes as long as what counts fits into them.
+pub(crate) async fn running_totals_may_outgrow_32_and_53_bits(gate: &Limiter, clock: TestClock) {
+    for cost in [1 << 25, 1 << 29, 1 << 40, MAX_UNITS / 11] {
+        let policy = policy("p", &format!("{}/1s@100ms", 11 * cost));
+        let key = cost.to_string();
+        // Eleven steps count at a time.
+        for step in 0..300_u64 {
+            assert!(admits(gate, &policy, &key, cost).await, "{step}");
+            let room = cost * 10_u64.saturating_sub(step);
+            assert_eq!(left(gate, &policy, &key).await, [room], "{step}");
+            if room == 0 {
+                let decision = check(gate, &policy, &key, cost).await;
+                assert_eq!(retry_after(&decision), Some(100));
+            }
+            clock.advance(Duration::from_millis(100));
+        }
+    }
 }
 
 pub(crate) async fn a_cost_above_the_limit_never_fits(gate: &Limiter, _: TestClock) {

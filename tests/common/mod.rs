@@ -3,6 +3,8 @@
 
 pub(crate) mod contract;
 pub(crate) mod history;
+#[cfg(feature = "redis")]
+pub(crate) mod lua;
 pub(crate) mod model;
 pub(crate) mod outcome;
 #[cfg(feature = "redis")]

@@ -1,6 +1,6 @@
 //! Replays the vectors: histories with the right answer for each step.
 
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{collections::BTreeMap, env, fs, path::Path, time::Duration};
 
 use serde::Deserialize;
 use sluicegate::{
@@ -76,8 +76,17 @@ struct RefusedBy {
     rule: usize,
 }
 
+/// The vectors of this repository, and those of the folder that `SLUICEGATE_VECTORS` names.
+pub(crate) async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
+    replay_folder(&own, &new).await;
+    if let Some(folder) = env::var_os("SLUICEGATE_VECTORS") {
+        replay_folder(Path::new(&folder), &new).await;
+    }
+}
+
 /// Replays every `*.json` of a folder, each against a store of its own; fails if there is none.
-pub(crate) async fn replay_folder<S: Store>(folder: &Path, new: impl AsyncFn() -> (S, TestClock)) {
+async fn replay_folder<S: Store>(folder: &Path, new: impl AsyncFn() -> (S, TestClock)) {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
     let mut replayed = 0;
     for path in entries.map(|entry| entry.unwrap().path()) {

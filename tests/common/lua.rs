@@ -1,0 +1,161 @@
+//! A connection to nowhere: it runs the script in Lua 5.4 and keeps the keys itself.
+//!
+//! Redis and Valkey run Lua 5.1; others that speak their protocol run 5.4, where whole numbers and floats differ.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+use mlua::{Lua, Table, Value as LuaValue, Variadic};
+use redis::{
+    Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, RedisResult, ServerErrorKind, Value,
+    aio::ConnectionLike,
+};
+
+type Keys = Arc<Mutex<HashMap<Vec<u8>, Vec<u8>>>>;
+
+/// Knows `EVAL` and `DEL`; answers `EVALSHA` as a server does that has not seen the script.
+#[derive(Clone)]
+pub(crate) struct LuaServer {
+    lua: Lua,
+    keys: Keys,
+}
+
+impl LuaServer {
+    pub(crate) fn new() -> Self {
+        let (lua, keys) = (Lua::new(), Keys::default());
+        let structs = lua.create_table().unwrap();
+        let strings: Table = lua.globals().get("string").unwrap();
+        for name in ["pack", "unpack"] {
+            structs
+                .set(name, strings.get::<LuaValue>(name).unwrap())
+                .unwrap();
+        }
+        lua.globals().set("struct", structs).unwrap();
+        let redis = lua.create_table().unwrap();
+        redis
+            .set(
+                "call",
+                lua.create_function({
+                    let keys = Arc::clone(&keys);
+                    move |lua, args: Variadic<LuaValue>| call(lua, &keys, &args)
+                })
+                .unwrap(),
+            )
+            .unwrap();
+        lua.globals().set("redis", redis).unwrap();
+        Self { lua, keys }
+    }
+
+    fn answer(&self, cmd: &Cmd) -> RedisResult<Value> {
+        let args: Vec<&[u8]> = cmd
+            .args_iter()
+            .map(|arg| match arg {
+                Arg::Simple(bytes) => bytes,
+                _ => panic!("a cursor or nothing"),
+            })
+            .collect();
+        match args[0] {
+            b"EVALSHA" => Err((
+                ErrorKind::Server(ServerErrorKind::NoScript),
+                "no matching script",
+            )
+                .into()),
+            b"EVAL" => Ok(self.eval(&args[1..])),
+            b"PING" => Ok(Value::Okay),
+            b"DEL" => {
+                self.keys.lock().unwrap().remove(args[1]);
+                Ok(Value::Int(1))
+            }
+            other => panic!("{}", String::from_utf8_lossy(other)),
+        }
+    }
+
+    fn eval(&self, args: &[&[u8]]) -> Value {
+        let keys: usize = std::str::from_utf8(args[1]).unwrap().parse().unwrap();
+        let table = |args: &[&[u8]]| {
+            let strings = args.iter().map(|arg| self.lua.create_string(arg).unwrap());
+            self.lua.create_sequence_from(strings).unwrap()
+        };
+        self.lua
+            .globals()
+            .set("KEYS", table(&args[2..2 + keys]))
+            .unwrap();
+        self.lua
+            .globals()
+            .set("ARGV", table(&args[2 + keys..]))
+            .unwrap();
+        let reply: mlua::String = self.lua.load(args[0]).eval().unwrap();
+        Value::BulkString(reply.as_bytes().to_vec())
+    }
+}
+
+/// The commands that the script may use, with their arguments as Redis takes them.
+fn call(lua: &Lua, keys: &Keys, args: &[LuaValue]) -> mlua::Result<LuaValue> {
+    let args: Vec<Vec<u8>> = args.iter().map(argument).collect();
+    let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
+    let mut keys = keys.lock().unwrap();
+    match args[..] {
+        [b"TIME"] => {
+            let now = std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .unwrap();
+            let parts = [now.as_secs().to_string(), now.subsec_micros().to_string()];
+            Ok(LuaValue::Table(lua.create_sequence_from(parts)?))
+        }
+        [b"GET", key] => Ok(match keys.get(key) {
+            Some(value) => LuaValue::String(lua.create_string(value)?),
+            None => LuaValue::Boolean(false),
+        }),
+        [b"SET", key, value, b"PX", ttl] => {
+            let ttl: u64 = std::str::from_utf8(ttl).unwrap().parse().unwrap();
+            assert!(ttl > 0);
+            keys.insert(key.into(), value.into());
+            Ok(LuaValue::Boolean(true))
+        }
+        [b"SET", key, value, b"KEEPTTL"] => {
+            let old = keys.insert(key.into(), value.into());
+            assert!(old.is_some(), "there is no TTL to keep");
+            Ok(LuaValue::Boolean(true))
+        }
+        [b"DEL", key] => {
+            keys.remove(key);
+            Ok(LuaValue::Integer(1))
+        }
+        _ => panic!("not a command of the script: {args:?}"),
+    }
+}
+
+/// Floats that are no whole numbers are refused by every command that the script uses.
+fn argument(value: &LuaValue) -> Vec<u8> {
+    match value {
+        LuaValue::String(string) => string.as_bytes().to_vec(),
+        LuaValue::Integer(number) => number.to_string().into_bytes(),
+        LuaValue::Number(number) => {
+            assert!(number.fract() == 0.0 && number.abs() < 9e15, "{number}");
+            format!("{number:.0}").into_bytes()
+        }
+        other => panic!("not an argument: {other:?}"),
+    }
+}
+
+impl ConnectionLike for LuaServer {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        let answer = self.answer(cmd);
+        Box::pin(async { answer })
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        Box::pin(async { Err(RedisError::from((ErrorKind::Client, "no pipelines"))) })
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
