@@ -1,4 +1,82 @@
-//! Rate limiting for tower, axum and hyper: several sliding-window rules decided in one atomic step.
+//! Rate limiting for tower, axum and hyper services that run on many replicas: several sliding-window rules, for several
+//! identities at once, decided in one atomic step and shared through Redis.
+//!
+//! # Quick start
+//!
+//! ```no_run
+//! # #[cfg(feature = "redis")] {
+//! use sluicegate::{Header, KeyExtractor, PeerIp, Policy, RateLimitLayer, RedisStore, Rule};
+//! # use axum::{Router, routing::get};
+//! # async fn hello() {}
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = RedisStore::connect("redis://127.0.0.1/").await?;       // or MemoryStore::new()
+//! let ip = Policy::new("ip", ["10/1s".parse()?, "120/1m".parse()?, "240/1h".parse()?])?;
+//! let user = Policy::new("user", [Rule::per_minute(600), Rule::per_day(100_000)])?;
+//!
+//! let layer = RateLimitLayer::new(store)
+//!     .limit(ip, PeerIp)                                              // who, under which rules
+//!     .limit(user, Header::new("x-api-key").or_skip());               // both, in one atomic step
+//!
+//! let app: Router = Router::new().route("/", get(hello)).layer(layer);
+//! # Ok(())
+//! # }
+//! # }
+//! ```
+//!
+//! # The life of a request
+//!
+//! 1. The layer's [extractors](extract) see the head of the request and answer with [keys](Key).
+//! 2. Each key is [charged](Charge) under its [policy](Policy), all in one [check](Check): one call of the [store](store).
+//! 3. *Allowed:* the inner service is called, and the response tells what is left.
+//! 4. *Denied:* the inner service is not called; the answer is a 429 that says when the same request would pass. Nothing was
+//!    charged, under any policy.
+//! 5. *The store could not decide* within the deadline: the [failure policy](FailurePolicy) speaks.
+//!
+//! # Rules
+//!
+//! A [`Rule`] admits at most `limit` units in any `window`, whatever the phase, however many replicas, however wrong their
+//! clocks. Units are counted in steps of `precision`, a sixtieth of the window by default, and given back up to one step late,
+//! never early:
+//!
+//! ```text
+//!        charged here                                   released here
+//!             ▼                                               ▼
+//!  ──┬────────x─┬──────────┬───  …  ───┬──────────┬───────────┬──▶ time
+//!    │  step s  │  s + 1   │           │          │           │
+//!    └── prec. ─┘◀────────────── window ──────────────────────┘
+//! ```
+//!
+//! # Keys and proxies
+//!
+//! [`PeerIp`](struct@PeerIp) is the address at the other end of the connection: behind a proxy, the proxy's. [`Header`] is whatever the
+//! client writes there. The page of [`extract`] says which extractor needs which order of layers, and what happens to a
+//! request that does not say who is asking.
+//!
+//! # When Redis is down
+//!
+//! Every decision has a deadline, 100 ms by default, around everything that it waits for. Then requests pass unlimited
+//! ([`FailurePolicy::Open`], the default) or are answered 503 ([`FailurePolicy::Closed`]). When the server is back, the next
+//! request is limited again: see [`store::redis`].
+//!
+//! # Features
+//!
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `redis` | yes | [`RedisStore`](store::redis) |
+//! | `bb8` | yes | `RedisStore` over a `bb8_redis` pool |
+//! | `axum` | | `PeerIp` reads axum's `ConnectInfo` |
+//! | `serde` | | [`Rule`] as text, both ways |
+//! | `test-util` | | a clock to move by hand |
+//!
+//! # What this does not do
+//!
+//! - It does not slow requests down; it refuses them. [`tower::limit`] waits, in one process, for all callers together.
+//! - It does not limit how many requests run at once: use tower's `ConcurrencyLimit`.
+//! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten.
+//! - On a cluster, one check reaches one slot: policies of one identity share it, those of several do not.
+//!
+//! [`tower::limit`]: https://docs.rs/tower/latest/tower/limit/
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)
@@ -33,3 +111,8 @@ pub use rule::Rule;
 #[cfg(feature = "redis")]
 pub use store::redis::RedisStore;
 pub use store::{Answer, MemoryStore, Store};
+
+/// The README's code, kept honest by the compiler.
+#[cfg(all(doctest, feature = "redis"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
