@@ -8,7 +8,7 @@ mod redis {
 }
 
 mod memory {
-    use std::time::Duration;
+    use std::{fmt::Display, time::Duration};
 
     use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, test_util::TestClock};
 
@@ -19,8 +19,8 @@ mod memory {
         (MemoryStore::new().clock(clock.clone()), clock)
     }
 
-    fn charge(policy: &Policy, key: impl ToString) -> [Charge; 1] {
-        [Charge::new(policy, Key::new("user", key.to_string()), 1)]
+    fn charge(policy: &Policy, key: impl Display) -> [Charge; 1] {
+        [Charge::new(policy, Key::new("user", format!("{key}")), 1)]
     }
 
     async fn flood(limiter: &Limiter, policy: &Policy, keys: std::ops::Range<u32>) {
@@ -83,6 +83,21 @@ mod memory {
         assert!(!admits(&hour, 'c').await);
         assert!(!admits(&hour, 'e').await);
         assert!(admits(&minute, 'a').await, "has been forgotten");
+    }
+
+    #[tokio::test]
+    async fn a_key_that_is_charged_again_is_released_later() {
+        let clock = TestClock::new(0);
+        let limiter = Limiter::new(MemoryStore::new().capacity(2).clock(clock.clone()));
+        let policy = Policy::parse("p", "2/1m").unwrap();
+        for key in ["a", "b", "a", "c"] {
+            limiter.check(charge(&policy, key)).await.unwrap();
+            clock.advance(Duration::from_secs(10));
+        }
+        for (key, left) in [("a", 0), ("b", 2), ("c", 1)] {
+            let usage = limiter.peek(charge(&policy, key)).await.unwrap();
+            assert_eq!(usage.rules().next().unwrap().remaining(), left, "{key}");
+        }
     }
 
     #[tokio::test]

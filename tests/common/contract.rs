@@ -327,13 +327,13 @@ pub(crate) async fn settling_upward_may_exceed_the_limit(gate: &Limiter, clock: 
 
 pub(crate) async fn settling_stops_at_the_largest_number(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "9007199254740991/1s@exact");
-    let first = check(gate, &policy, "alice", 10).await;
-    clock.advance(Duration::from_millis(1));
     assert!(admits(gate, &policy, "alice", 5).await);
-    let usage = gate.settle(first.usage(), [u64::MAX]).await.unwrap();
+    clock.advance(Duration::from_millis(1));
+    let decision = check(gate, &policy, "alice", 10).await;
+    let usage = gate.settle(decision.usage(), [u64::MAX]).await.unwrap();
     assert_eq!(remaining(&usage), [0]);
     clock.set(START_MS + 1_001);
-    assert_eq!(left(gate, &policy, "alice").await, [MAX_UNITS - 5]);
+    assert_eq!(left(gate, &policy, "alice").await, [5]);
 }
 
 pub(crate) async fn settling_a_released_step_changes_nothing(gate: &Limiter, clock: TestClock) {
@@ -348,6 +348,9 @@ pub(crate) async fn settling_a_released_step_changes_nothing(gate: &Limiter, clo
     clock.advance(Duration::from_secs(120));
     let usage = gate.settle(down.usage(), [0]).await.unwrap();
     assert_eq!(remaining(&usage), [10, 10]);
+    // Nothing was written either: what had been released is still there for a clock that steps back.
+    clock.set(START_MS);
+    assert_eq!(left(gate, &policy, "alice").await, [10, 1]);
 }
 
 pub(crate) async fn settling_twice_is_refused(gate: &Limiter, _: TestClock) {

@@ -36,7 +36,7 @@ impl<'a> Model<'a> {
 
     pub(crate) fn play(&mut self, now: u64, act: &Act) -> Option<Outcome> {
         match act {
-            Act::Check(charges) => Some(self.check(now, added_up(charges))),
+            Act::Check(charges) => Some(self.check(now, &added_up(charges))),
             Act::Settle(_, _) if self.open.is_empty() => None,
             Act::Settle(check, costs) => {
                 let (then, charges) = self.open.remove(check.index(self.open.len()));
@@ -54,18 +54,18 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn check(&mut self, now: u64, charges: Vec<Charge>) -> Outcome {
-        let refused = self.refused(now, &charges);
+    fn check(&mut self, now: u64, charges: &[Charge]) -> Outcome {
+        let refused = self.refused(now, charges);
         if refused.is_none() {
-            for &(policy, key, cost) in &charges {
+            for &(policy, key, cost) in charges {
                 for (index, rule) in self.policies[policy].rules().iter().enumerate() {
                     let charged = self.charged.entry((policy, key, index)).or_default();
                     charged.push((step(rule, now), cost));
                 }
             }
-            self.open.push((now, charges.clone()));
+            self.open.push((now, charges.to_owned()));
         }
-        self.outcome(now, &charges, refused)
+        self.outcome(now, charges, refused)
     }
 
     fn refused(&self, now: u64, charges: &[Charge]) -> Option<Refused> {

@@ -39,3 +39,22 @@ impl<'a> Locked<'a> {
 fn index(token: Token, count: usize) -> usize {
     (token.0 & 0xFFFF) as usize % count
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_under_a_lock_does_not_end_the_store() {
+        let shards = [Mutex::new(Shard::new(1))];
+        std::thread::scope(|scope| {
+            let panics = scope.spawn(|| {
+                let _locked = Locked::new(&shards, &[(0, 0)]);
+                panic!("on purpose");
+            });
+            assert!(panics.join().is_err());
+        });
+        assert!(shards[0].is_poisoned());
+        assert_eq!(Locked::new(&shards, &[(0, 0)]).shard((0, 0)).len(), 0);
+    }
+}
