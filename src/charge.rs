@@ -94,23 +94,11 @@ impl Check {
     /// [`StoreErrorKind::Misuse`] when two different policies of one name charge the same key, since they would share
     /// their counts, or when more than 64 charges are left.
     pub fn new(charges: impl IntoIterator<Item = Charge>) -> Result<Self, StoreError> {
-        let mut merged: Vec<Charge> = Vec::new();
+        let mut sum = Charges::default();
         for charge in charges {
-            let name = charge.policy.name();
-            let twin = merged
-                .iter()
-                .position(|other| other.policy.name() == name && other.key == charge.key);
-            match twin {
-                Some(index) => merged[index] = merged[index].plus(&charge)?,
-                None if merged.len() == MAX_CHARGES => {
-                    return Err(misuse("a check has more than 64 charges"));
-                }
-                None => merged.push(charge),
-            }
+            sum.add(charge)?;
         }
-        Ok(Self {
-            charges: merged.into(),
-        })
+        Ok(sum.into_check())
     }
 
     /// The charges, in order of first appearance.
@@ -128,6 +116,45 @@ impl Check {
                 .iter()
                 .map(|charge| charge.with_cost(0))
                 .collect(),
+        }
+    }
+}
+
+/// The charges of a check as they come together, those with the same policy and key added up.
+#[derive(Debug, Default)]
+pub(crate) struct Charges {
+    charges: Vec<Charge>,
+}
+
+impl Charges {
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
+        Self {
+            charges: Vec::with_capacity(capacity),
+        }
+    }
+
+    /// Fails as [`Check::new`] does.
+    pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
+        let full = self.charges.len() == MAX_CHARGES;
+        let twin = self
+            .charges
+            .iter_mut()
+            .find(|twin| twin.policy.name() == charge.policy.name() && twin.key == charge.key);
+        match twin {
+            Some(twin) => *twin = twin.plus(&charge)?,
+            None if full => return Err(misuse("a check has more than 64 charges")),
+            None => self.charges.push(charge),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.charges.is_empty()
+    }
+
+    pub(crate) fn into_check(self) -> Check {
+        Check {
+            charges: self.charges.into(),
         }
     }
 }

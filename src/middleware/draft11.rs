@@ -1,6 +1,6 @@
 //! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-11.
 
-use std::{cmp::Reverse, fmt::Write};
+use std::cmp::Reverse;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -33,7 +33,7 @@ type Item = Box<str>;
 impl Draft11 {
     pub(super) fn new<'a>(policies: impl Iterator<Item = &'a Policy>) -> Self {
         let mut distinct: Vec<(Policy, Vec<Item>)> = Vec::new();
-        let mut field = String::new();
+        let mut field = Vec::new();
         for policy in policies {
             if distinct.iter().any(|(twin, _)| twin.is_same(policy)) {
                 continue;
@@ -48,19 +48,14 @@ impl Draft11 {
         let items = distinct.iter().flat_map(|(_, items)| items);
         Self {
             capacity: items.map(|item| item.len() + NUMBERS).sum(),
-            policy_field: HeaderValue::try_from(field)
-                .ok()
-                .filter(|field| !field.is_empty()),
+            policy_field: value(&field),
             policies: distinct,
         }
     }
 
     /// Appends, since layers around each other each have something to say.
     pub(super) fn append(&self, headers: &mut HeaderMap, decision: &Decision) {
-        let Ok(field) = HeaderValue::try_from(self.field(decision)) else {
-            return;
-        };
-        if !field.is_empty() {
+        if let Some(field) = value(&self.field(decision)) {
             headers.append(RATELIMIT, field);
         }
         if let Some(field) = &self.policy_field {
@@ -68,8 +63,8 @@ impl Draft11 {
         }
     }
 
-    fn field(&self, decision: &Decision) -> String {
-        let mut field = String::with_capacity(self.capacity);
+    fn field(&self, decision: &Decision) -> Vec<u8> {
+        let mut field = Vec::with_capacity(self.capacity);
         for (policy, items) in &self.policies {
             for (index, item) in items.iter().enumerate() {
                 if let Some(usage) = tightest(decision, policy, index) {
@@ -79,6 +74,12 @@ impl Draft11 {
         }
         field
     }
+}
+
+/// A field without items is not sent.
+fn value(field: &[u8]) -> Option<HeaderValue> {
+    let value = HeaderValue::from_bytes(field).ok();
+    value.filter(|value| !value.is_empty())
 }
 
 /// The name of a rule's item, the same in both fields and in problem details: unique within a layer.
@@ -95,33 +96,49 @@ pub(super) fn item_name(policy: &Policy, rule: &Rule) -> String {
     format!("{name}/{window}{kind}")
 }
 
-fn push_policy_item(field: &mut String, name: &str, rule: &Rule) {
+fn push_policy_item(field: &mut Vec<u8>, name: &str, rule: &Rule) {
     separate(field);
-    // Writing to a string cannot fail.
-    let _ = write!(field, r#""{name}";q={}"#, rule.limit().min(MAX_INTEGER));
+    field.extend_from_slice(format!(r#""{name}";q="#).as_bytes());
+    push_number(field, rule.limit());
     if rule.window().as_secs() > 0 {
-        let _ = write!(field, ";w={}", seconds(rule.window()));
+        field.extend_from_slice(b";w=");
+        push_number(field, seconds(rule.window()));
     }
 }
 
-fn push_item(field: &mut String, item: &str, usage: &RuleUsage, allowed: bool) {
+fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage, allowed: bool) {
     separate(field);
-    field.push_str(item);
-    let _ = write!(field, "{}", usage.remaining().min(MAX_INTEGER));
+    field.extend_from_slice(item.as_bytes());
+    push_number(field, usage.remaining());
     let time = if allowed {
         Some(usage.reset_after()).filter(|time| !time.is_zero())
     } else {
         usage.retry_after()
     };
     if let Some(time) = time {
-        let _ = write!(field, ";t={}", seconds(time));
+        field.extend_from_slice(b";t=");
+        push_number(field, seconds(time));
     }
 }
 
-fn separate(field: &mut String) {
+fn separate(field: &mut Vec<u8>) {
     if !field.is_empty() {
-        field.push_str(", ");
+        field.extend_from_slice(b", ");
     }
+}
+
+/// The machinery of `write!` would take most of the time that a response's field does.
+fn push_number(field: &mut Vec<u8>, number: u64) {
+    let mut rest = number.min(MAX_INTEGER);
+    let start = field.len();
+    loop {
+        field.push(b'0' + u8::try_from(rest % 10).unwrap_or_default());
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    field[start..].reverse();
 }
 
 /// Of all keys that were checked under a policy: those that refuse if any does, the longest of them, or the least left.

@@ -12,9 +12,9 @@ use pin_project_lite::pin_project;
 
 use super::Rejection;
 use crate::{
-    charge::{Charge, Check},
+    charge::{Charge, Charges},
     decision::Decision,
-    error::{ExtractError, ExtractErrorKind, StoreError, StoreErrorKind},
+    error::{ExtractError, ExtractErrorKind, StoreErrorKind},
     extract::{AsyncKeyExtractor, KeyExtractor, Keys, LookUp},
     limiter::{FailurePolicy, Limiter, WithinDeadline},
     policy::Policy,
@@ -40,12 +40,6 @@ pub(super) enum Verdict {
     Refuse(Rejection),
 }
 
-/// The charges of one request, as they come together.
-struct Charges {
-    cost: u64,
-    charges: Vec<Charge>,
-}
-
 impl Plan {
     pub(super) const fn new(limiter: Limiter) -> Self {
         Self {
@@ -64,38 +58,27 @@ impl Plan {
 
     /// Finds out who is asking, and asks the store.
     pub(super) fn decide(&self, head: &Parts) -> Deciding {
-        match self.charges(head) {
-            Ok(charges) if self.look_ups.is_empty() => self.ask(charges),
-            Ok(charges) => self.look_up(charges, head),
-            Err(error) => Deciding::known(Err(Rejection::Unidentified(error))),
+        let cost = self.cost.as_ref().map_or(1, |cost| cost(head));
+        match self.charges(head, cost) {
+            Err(rejection) => Deciding::known(Err(rejection)),
+            Ok(charges) if !self.look_ups.is_empty() => self.look_up(charges, head, cost),
+            Ok(charges) if charges.is_empty() => Deciding::known(Ok(None)),
+            Ok(charges) => Deciding::Asking {
+                answer: self.limiter.decide(&charges.into_check()),
+            },
         }
     }
 
-    fn charges(&self, head: &Parts) -> Result<Charges, ExtractError> {
-        let mut charges = Charges {
-            cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
-            charges: Vec::with_capacity(self.limits.len()),
-        };
+    fn charges(&self, head: &Parts, cost: u64) -> Result<Charges, Rejection> {
+        let mut charges = Charges::with_capacity(self.limits.len());
         for (policy, extractor) in &self.limits {
-            charges.add(policy, extractor.extract(head)?);
+            add(&mut charges, policy, extractor.extract(head), cost)?;
         }
         Ok(charges)
     }
 
-    fn ask(&self, charges: Charges) -> Deciding {
-        if charges.charges.is_empty() {
-            return Deciding::known(Ok(None));
-        }
-        match Check::new(charges.charges) {
-            Ok(check) => Deciding::Asking {
-                answer: self.limiter.decide(&check),
-            },
-            Err(error) => Deciding::known(Err(Rejection::Undecided(error))),
-        }
-    }
-
     /// One deadline covers the look-ups and the store.
-    fn look_up(&self, mut charges: Charges, head: &Parts) -> Deciding {
+    fn look_up(&self, mut charges: Charges, head: &Parts, cost: u64) -> Deciding {
         let look_ups = self.look_ups.iter();
         let look_ups: Vec<(Policy, LookUp)> = look_ups
             .map(|(policy, extractor)| (policy.clone(), extractor.look_up(head)))
@@ -103,16 +86,15 @@ impl Plan {
         let limiter = self.limiter.clone();
         let answer = Answer::pending(async move {
             for (policy, look_up) in look_ups {
-                match look_up.await {
-                    Ok(keys) => charges.add(&policy, keys),
-                    Err(error) => return Ok(Err(error)),
+                if let Err(rejection) = add(&mut charges, &policy, look_up.await, cost) {
+                    return Ok(Err(rejection));
                 }
             }
-            if charges.charges.is_empty() {
+            if charges.is_empty() {
                 return Ok(Ok(None));
             }
-            let check = Check::new(charges.charges)?;
-            limiter.ask(&check).await.map(|decision| Ok(Some(decision)))
+            let decision = limiter.ask(&charges.into_check()).await?;
+            Ok(Ok(Some(decision)))
         });
         Deciding::LookingUp {
             answer: self.limiter.within_deadline(answer),
@@ -140,19 +122,23 @@ fn is_failure(rejection: &Rejection) -> bool {
     }
 }
 
-impl Charges {
-    fn add(&mut self, policy: &Policy, keys: Keys) {
-        let charges = keys
-            .into_iter()
-            .map(|key| Charge::new(policy, key, self.cost));
-        self.charges.extend(charges);
+/// Charges the keys that an extractor answered.
+fn add(
+    charges: &mut Charges,
+    policy: &Policy,
+    keys: Result<Keys, ExtractError>,
+    cost: u64,
+) -> Result<(), Rejection> {
+    for key in keys.map_err(Rejection::Unidentified)? {
+        charges
+            .add(Charge::new(policy, key, cost))
+            .map_err(Rejection::Undecided)?;
     }
+    Ok(())
 }
 
 /// A decision, `None` when no limit applies, or why there is none.
 pub(super) type Outcome = Result<Option<Decision>, Rejection>;
-
-type LookedUp = Result<Option<Decision>, ExtractError>;
 
 pin_project! {
     /// An outcome that is known at once, or to be waited for under the deadline.
@@ -160,7 +146,7 @@ pin_project! {
     pub(super) enum Deciding {
         Known { outcome: Option<Outcome> },
         Asking { #[pin] answer: WithinDeadline<Decision> },
-        LookingUp { #[pin] answer: WithinDeadline<LookedUp> },
+        LookingUp { #[pin] answer: WithinDeadline<Outcome> },
     }
 }
 
@@ -184,15 +170,11 @@ impl Future for Deciding {
             DecidingProj::Asking { answer } => answer
                 .poll(cx)
                 .map(|answer| answer.map(Some).map_err(Rejection::Undecided)),
-            DecidingProj::LookingUp { answer } => answer.poll(cx).map(looked_up),
+            DecidingProj::LookingUp { answer } => answer
+                .poll(cx)
+                .map(|answer| answer.unwrap_or_else(|error| Err(Rejection::Undecided(error)))),
         }
     }
-}
-
-fn looked_up(answer: Result<LookedUp, StoreError>) -> Outcome {
-    answer
-        .map_err(Rejection::Undecided)?
-        .map_err(Rejection::Unidentified)
 }
 
 impl fmt::Debug for Plan {
