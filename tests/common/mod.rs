@@ -1,14 +1,21 @@
 //! What several test binaries share.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+#[cfg(feature = "test-util")]
 pub(crate) mod contract;
+#[cfg(feature = "test-util")]
 pub(crate) mod history;
-#[cfg(feature = "redis")]
+#[cfg(all(feature = "redis", feature = "test-util"))]
 pub(crate) mod lua;
+#[cfg(feature = "test-util")]
 pub(crate) mod model;
+#[cfg(feature = "test-util")]
 pub(crate) mod outcome;
 #[cfg(feature = "redis")]
-pub mod redis;
-#[cfg(feature = "redis")]
+pub(crate) mod redis;
+#[cfg(all(feature = "redis", feature = "test-util"))]
 pub(crate) mod served;
+#[cfg(feature = "redis")]
+pub(crate) mod stores;
+#[cfg(feature = "test-util")]
 pub(crate) mod vectors;

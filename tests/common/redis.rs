@@ -2,32 +2,36 @@
 
 use std::{
     fs::{self, File},
-    net::TcpListener,
+    net::{SocketAddr, TcpListener},
     os::unix::net::UnixStream,
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU16, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicU16, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
 
 /// A running server, unless it was [killed](Self::kill).
-#[derive(Debug)]
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     port: u16,
     args: Vec<String>,
     folder: TempDir,
+    /// Made when first used, so that a test can count the connections of others.
+    control: Mutex<Option<redis::Connection>>,
 }
 
 impl Server {
     /// Starts a server; `SLUICEGATE_REDIS_SERVER` names another program than `redis-server`.
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::with(&[])
     }
 
     /// Starts a server with more arguments, such as `["--requirepass", "sesame"]`.
-    pub fn with(args: &[&str]) -> Self {
+    pub(crate) fn with(args: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let args: Vec<String> = args.iter().map(|&arg| arg.into()).collect();
         for _ in 0..20 {
@@ -39,40 +43,56 @@ impl Server {
                     port,
                     args,
                     folder,
+                    control: Mutex::default(),
                 };
             }
         }
         panic!("no server could be started:\n{}", log(&folder));
     }
 
+    /// Where it listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        ([127, 0, 0, 1], self.port).into()
+    }
+
     /// Where it listens; without the password.
-    pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.address())
     }
 
     /// Where it listens too, faster.
-    pub fn socket_url(&self) -> String {
+    pub(crate) fn socket_url(&self) -> String {
         format!("unix://{}", socket(&self.folder))
     }
 
-    /// Another client, for looking at the server and making it ill.
-    pub fn client(&self) -> redis::Connection {
-        redis::Client::open(self.url())
-            .unwrap()
-            .get_connection()
-            .unwrap()
-    }
-
-    /// Sends one command that must succeed.
-    pub fn run<T: redis::FromRedisValue>(&self, command: &str) -> T {
+    /// Sends one command that must succeed, over a connection that is made once.
+    pub(crate) fn run<T: redis::FromRedisValue>(&self, command: &str) -> T {
+        let mut control = self.control.lock().unwrap();
+        let control = control.get_or_insert_with(|| self.connect());
         let mut words = command.split(' ');
         let mut cmd = redis::cmd(words.next().unwrap());
-        cmd.arg(words.collect::<Vec<_>>());
-        cmd.query(&mut self.client()).unwrap()
+        cmd.arg(words.collect::<Vec<_>>()).query(control).unwrap()
+    }
+
+    fn connect(&self) -> redis::Connection {
+        let client = redis::Client::open(self.socket_url()).unwrap();
+        let mut connection = client.get_connection().unwrap();
+        let password = self
+            .args
+            .iter()
+            .skip_while(|&arg| arg != "--requirepass")
+            .nth(1);
+        if let Some(password) = password {
+            redis::cmd("AUTH")
+                .arg(password)
+                .exec(&mut connection)
+                .unwrap();
+        }
+        connection
     }
 
     /// A number that `INFO section` reports.
-    pub fn info(&self, section: &str, field: &str) -> u64 {
+    pub(crate) fn info(&self, section: &str, field: &str) -> u64 {
         let info: String = self.run(&format!("INFO {section}"));
         let line = info
             .lines()
@@ -82,7 +102,7 @@ impl Server {
     }
 
     /// How often a command was called, whether it succeeded or not.
-    pub fn calls(&self, command: &str) -> u64 {
+    pub(crate) fn calls(&self, command: &str) -> u64 {
         let info: String = self.run("INFO commandstats");
         let prefix = format!("cmdstat_{}:calls=", command.to_lowercase());
         let line = info.lines().find_map(|line| line.strip_prefix(&prefix));
@@ -90,13 +110,14 @@ impl Server {
     }
 
     /// Kills the server, as `kill -9` does: nothing is said to the clients.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+        *self.control.get_mut().unwrap() = None;
     }
 
     /// Starts a killed server again, empty, at the same address.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(10);
         while Instant::now() < deadline {
             let _ = fs::remove_file(socket(&self.folder));
@@ -112,12 +133,12 @@ impl Server {
     }
 
     /// Stops the server in its tracks: its connections stay open, and mute.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.signal("-STOP");
     }
 
     /// Lets a stopped server go on.
-    pub fn cont(&self) {
+    pub(crate) fn cont(&self) {
         self.signal("-CONT");
     }
 

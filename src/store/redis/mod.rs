@@ -44,8 +44,6 @@ mod connect;
 mod error;
 mod keeper;
 mod link;
-#[cfg(test)]
-mod link_tests;
 mod names;
 #[cfg(feature = "bb8")]
 mod pool;
