@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use redis::{
-    Cmd, RedisError, RedisFuture, RedisResult, Value,
+    Cmd, RedisError, RedisFuture, Value,
     aio::{ConnectionLike, ConnectionManager},
 };
 
@@ -75,6 +75,6 @@ pub(super) trait Connection: Send + Sync {
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Connection for C {
     fn send<'a>(&self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
         let mut connection = self.clone();
-        Box::pin(async move { RedisResult::Ok(connection.req_packed_command(cmd).await?) })
+        Box::pin(async move { connection.req_packed_command(cmd).await })
     }
 }
