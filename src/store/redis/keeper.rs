@@ -39,7 +39,9 @@ pub(super) struct Keeper {
     latest: Mutex<Attempt>,
 }
 
+#[derive(Clone)]
 struct Attempt {
+    /// When it began to connect, or will; `None` when there was none yet.
     started: Option<Instant>,
     outcome: watch::Receiver<Option<Outcome>>,
 }
@@ -79,16 +81,19 @@ impl Keeper {
             Some(Ok(live)) => Some(live),
             _ => None,
         };
-        let mut outcome = self.renew(lost.as_ref());
-        match outcome.wait_for(Option::is_some).await {
-            Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(closed())),
-            // The runtime that made the attempt was shut down.
-            Err(_) => Err(closed()),
+        let arrived = Instant::now();
+        loop {
+            let attempt = self.renew(lost.as_ref());
+            let outcome = attempt.outcome().await;
+            // What failed before this caller came says nothing: the server may be back since.
+            if outcome.is_ok() || attempt.started >= Some(arrived) {
+                return outcome;
+            }
         }
     }
 
     /// Starts an attempt, unless one is under way or somebody has replaced the lost connection already.
-    fn renew(self: &Arc<Self>, lost: Option<&Arc<Live>>) -> watch::Receiver<Option<Outcome>> {
+    fn renew(self: &Arc<Self>, lost: Option<&Arc<Live>>) -> Attempt {
         let mut latest = self.latest();
         let is_over = match &*latest.outcome.borrow() {
             Some(Ok(live)) => lost.is_some_and(|lost| Arc::ptr_eq(lost, live)),
@@ -98,7 +103,7 @@ impl Keeper {
         if is_over {
             *latest = self.attempt(latest.started);
         }
-        latest.outcome.clone()
+        latest.clone()
     }
 
     fn latest(&self) -> MutexGuard<'_, Attempt> {
@@ -119,6 +124,16 @@ impl Keeper {
         Attempt {
             started: Some(Instant::now() + pause),
             outcome,
+        }
+    }
+}
+
+impl Attempt {
+    async fn outcome(&self) -> Outcome {
+        match self.outcome.clone().wait_for(Option::is_some).await {
+            Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(closed())),
+            // The runtime that made the attempt was shut down.
+            Err(_) => Err(closed()),
         }
     }
 }

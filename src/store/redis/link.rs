@@ -43,15 +43,28 @@ impl Link {
     pub(super) async fn send(&self, cmd: &Cmd) -> Result<Value, RedisError> {
         match self.clone() {
             Self::Own(keeper) => keeper.send(cmd).await,
-            Self::Manager(mut manager, pulse) => {
-                // A manager learns that its connection has ended from a command that fails, so let that be one of no account.
-                let _ = pulse.is_fresh() || is_open(&mut manager).await;
-                pulse.feel(manager.send_packed_command(cmd)).await
-            }
+            Self::Manager(manager, pulse) => send_managed(manager, &pulse, cmd).await,
             #[cfg(feature = "bb8")]
             Self::Pool(pool) => pool.send(cmd).await,
             Self::Other(connection) => connection.send(cmd).await.and_then(Value::extract_error),
         }
+    }
+}
+
+async fn send_managed(
+    mut manager: ConnectionManager,
+    pulse: &Pulse,
+    cmd: &Cmd,
+) -> Result<Value, RedisError> {
+    // A manager learns that its connection has ended from a command that fails, so let that be one of no account.
+    let _ = pulse.is_fresh() || is_open(&mut manager).await;
+    let result = pulse.feel(manager.send_packed_command(cmd)).await;
+    match result {
+        // An attempt to connect that may be older than this call: nothing was sent, and the next attempt has begun.
+        Err(error) if error.is_connection_refusal() => {
+            pulse.feel(manager.send_packed_command(cmd)).await
+        }
+        result => result,
     }
 }
 

@@ -48,18 +48,13 @@ impl Pulse {
             Value::ServerError(error) => Err(error.into()),
             value => Ok(value),
         });
-        match result.as_ref().map_err(RedisError::kind) {
-            // A primary that became a replica: the address may lead to another server by now.
-            Err(ErrorKind::Server(ServerErrorKind::ReadOnly)) => self.suspect.store(true, Relaxed),
-            Ok(_) | Err(ErrorKind::Server(_) | ErrorKind::Extension) => self.answer(),
-            Err(_) => self.suspect.store(true, Relaxed),
+        if is_sound(&result) {
+            self.asked.store(0, Relaxed);
+            self.answered.store(self.now(), Relaxed);
+        } else {
+            self.suspect.store(true, Relaxed);
         }
         result
-    }
-
-    fn answer(&self) {
-        self.asked.store(0, Relaxed);
-        self.answered.store(self.now(), Relaxed);
     }
 
     /// Forgets a bad past, for a connection that was replaced.
@@ -89,6 +84,16 @@ impl Pulse {
         u64::try_from(self.born.elapsed().as_micros())
             .unwrap_or(u64::MAX)
             .max(1)
+    }
+}
+
+/// Whether a result speaks for its connection.
+fn is_sound(result: &Result<Value, RedisError>) -> bool {
+    match result.as_ref().map_err(RedisError::kind) {
+        // A primary that became a replica: the address may lead to another server by now.
+        Err(ErrorKind::Server(ServerErrorKind::ReadOnly)) => false,
+        Ok(_) | Err(ErrorKind::Server(_) | ErrorKind::Extension) => true,
+        Err(_) => false,
     }
 }
 
