@@ -61,6 +61,18 @@ async fn after_a_restart_without_traffic_the_very_next_requests_work() {
 }
 
 #[tokio::test]
+async fn a_manager_with_its_defaults_works_after_a_restart_without_traffic() {
+    let mut server = Server::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let manager = client.get_connection_manager().await.unwrap();
+    let limiter = Limiter::new(RedisStore::from(manager));
+    charge_one(&limiter).await.unwrap();
+    server.kill();
+    server.restart();
+    charge_one(&limiter).await.unwrap();
+}
+
+#[tokio::test]
 async fn requests_fail_soon_while_the_server_is_down_and_work_at_once_when_it_is_back() {
     let mut server = Server::start();
     for (name, store) in stores::all(&server).await {
@@ -135,6 +147,29 @@ async fn one_attempt_to_connect_serves_all_and_outlives_the_request_that_started
         task.await.unwrap().unwrap();
     }
     assert_eq!(connections_made(&server) - before, 1);
+}
+
+#[tokio::test]
+async fn an_attempt_to_connect_that_is_older_than_the_request_does_not_fail_it() {
+    let mut server = Server::start();
+    let limiter = patient(&RedisStore::lazy(server.url()).unwrap());
+    let request = || {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { charge_one(&limiter).await })
+    };
+    server.kill();
+    let impostor = tokio::net::TcpListener::bind(server.address())
+        .await
+        .unwrap();
+    let early = request();
+    let (attempt, _) = impostor.accept().await.unwrap();
+    drop(impostor);
+    server.restart();
+    let late = request();
+    tokio::task::yield_now().await;
+    drop(attempt);
+    early.await.unwrap().unwrap_err();
+    late.await.unwrap().unwrap();
 }
 
 #[tokio::test]

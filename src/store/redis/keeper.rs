@@ -1,7 +1,6 @@
 //! [`Keeper`]: one connection, replaced as soon as it is known to be lost.
 
 use std::{
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -49,7 +48,7 @@ struct Attempt {
 type Outcome = Result<Arc<Live>, RedisError>;
 
 /// A connection that was alive when last seen.
-pub(super) struct Live {
+struct Live {
     connection: MultiplexedConnection,
     pulse: Pulse,
 }
@@ -135,12 +134,6 @@ impl Attempt {
             // The runtime that made the attempt was shut down.
             Err(_) => Err(closed()),
         }
-    }
-}
-
-impl fmt::Debug for Keeper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keeper").finish_non_exhaustive()
     }
 }
 

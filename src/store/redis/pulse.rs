@@ -17,7 +17,6 @@ const MUTE: Duration = Duration::from_millis(500);
 const FRESH: Duration = Duration::from_millis(1);
 
 /// Times are microseconds since `born`, from 1.
-#[derive(Debug)]
 pub(super) struct Pulse {
     born: Instant,
     /// When the first command after the last answer was sent; 0 when none was.
@@ -109,7 +108,7 @@ pub(super) async fn is_open(connection: &mut impl ConnectionLike) -> bool {
     is_queuing(connection)
 }
 
-/// Like [`is_open`], where the runtime is known to have looked at its sockets lately.
+/// Like [`is_open`], for a runtime that is known to have looked at its sockets just now.
 pub(super) fn is_queuing(connection: &mut impl ConnectionLike) -> bool {
     thread_local! {
         static PING: Cmd = redis::cmd("PING");
