@@ -1,6 +1,7 @@
 //! A real Redis server for one test: started in a folder of its own, without persistence, and killed when dropped.
 
 use std::{
+    fmt,
     fs::{self, File},
     net::{SocketAddr, TcpListener},
     os::unix::net::UnixStream,
@@ -147,6 +148,12 @@ impl Server {
             .args([name, &self.child.id().to_string()])
             .status();
         assert!(status.unwrap().success());
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Server({})", self.address())
     }
 }
 
