@@ -27,7 +27,7 @@
 //! # The life of a request
 //!
 //! 1. The layer's [extractors](extract) see the head of the request and answer with [keys](Key).
-//! 2. Each key is [charged](Charge) under its [policy](Policy), all in one [check](Check): one call of the [store](store).
+//! 2. Each key is [charged](Charge) under its [policy](Policy), all in one [check](Check): one call of the [store].
 //! 3. *Allowed:* the inner service is called, and the response tells what is left.
 //! 4. *Denied:* the inner service is not called; the answer is a 429 that says when the same request would pass. Nothing was
 //!    charged, under any policy.

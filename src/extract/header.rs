@@ -13,7 +13,7 @@ const SHORT: usize = 192;
 /// are two identities.
 ///
 /// **A client can write anything there.** Unless unknown values are refused further out, one that makes up a new value for
-/// each request is never limited: use it together with [`PeerIp`](super::PeerIp), or limit by an
+/// each request is never limited: use it together with [`PeerIp`](struct@super::PeerIp), or limit by an
 /// [`Extension`](super::Extension) that authentication has put there.
 ///
 /// ```

@@ -23,7 +23,7 @@
 //!
 //! | extractor | who | where the layer goes |
 //! |---|---|---|
-//! | [`PeerIp`] | the address at the other end of the connection | outside authentication, which it protects; not behind a proxy |
+//! | [`PeerIp`](struct@PeerIp) | the address at the other end of the connection | outside authentication, which it protects; not behind a proxy |
 //! | [`Header`] | whatever the client writes there | anywhere; says nothing about whether the value is genuine |
 //! | [`Extension`] | whom an outer layer has identified | *inside* the layer that puts it there, or every request is refused |
 //! | a [`Key`] | everybody together | anywhere |
