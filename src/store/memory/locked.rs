@@ -4,6 +4,7 @@ use std::{
 };
 
 use super::{MAX_SHARDS, shard::Shard, token::Token};
+use crate::{charge::Check, decision::Count, rule::Rule};
 
 /// All the shards that one call needs, locked together: so a check over several keys is atomic.
 pub(super) struct Locked<'a> {
@@ -31,6 +32,41 @@ impl<'a> Locked<'a> {
         match &mut self.guards[index(token, self.count)] {
             Some(shard) => shard,
             None => unreachable!("the shard of every token was locked"),
+        }
+    }
+
+    /// Whether every cost fits, and what counts now under each rule.
+    pub(super) fn look(
+        &mut self,
+        check: &Check,
+        tokens: &[Token],
+        now_ms: u64,
+    ) -> (bool, Vec<Count>) {
+        let rules = check.charges().iter().map(|charge| charge.policy().rules());
+        let mut counts = Vec::with_capacity(rules.map(<[Rule]>::len).sum());
+        let mut fits = true;
+        for (charge, token) in check.charges().iter().zip(tokens) {
+            let entry = self.shard(*token).entry(*token);
+            fits &= entry.look(charge, now_ms, &mut counts);
+        }
+        (fits, counts)
+    }
+
+    /// Adds every cost, and replaces the counts that this changes.
+    pub(super) fn charge(
+        &mut self,
+        check: &Check,
+        tokens: &[Token],
+        now_ms: u64,
+        mut counts: &mut [Count],
+    ) {
+        for (charge, token) in check.charges().iter().zip(tokens) {
+            let own;
+            (own, counts) = counts.split_at_mut(charge.policy().rules().len());
+            if charge.cost() > 0 {
+                let shard = self.shard(*token);
+                shard.write(*token, now_ms, |entry| entry.charge(charge, now_ms, own));
+            }
         }
     }
 }

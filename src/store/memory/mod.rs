@@ -21,7 +21,7 @@ use self::{
 use crate::test_util::TestClock;
 use crate::{
     charge::{Charge, Check, Settlement},
-    decision::{Count, Decision, Usage},
+    decision::{Decision, Usage},
     error::StoreError,
     key::Key,
     policy::Policy,
@@ -109,7 +109,7 @@ impl MemoryStore {
         Self::build(keys, self.inner.clock.clone())
     }
 
-    /// Makes it an empty store that goes by this clock, whatever the time is.
+    /// Makes it an empty store that goes by `clock` instead of the system's.
     #[cfg(feature = "test-util")]
     #[must_use]
     pub fn clock(self, clock: TestClock) -> Self {
@@ -154,9 +154,9 @@ impl Inner {
         let mut shards = Locked::new(&self.shards, tokens);
         // Read under the lock, so that the time of a key never steps back.
         let now_ms = self.clock.now_ms();
-        let (fits, mut counts) = look(&mut shards, check, tokens, now_ms);
+        let (fits, mut counts) = shards.look(check, tokens, now_ms);
         if fits {
-            charge_all(&mut shards, check, tokens, now_ms, &mut counts);
+            shards.charge(check, tokens, now_ms, &mut counts);
         }
         drop(shards);
         Decision::new(check, fits, now_ms, &counts)
@@ -165,7 +165,7 @@ impl Inner {
     fn settle(&self, settlement: &Settlement, tokens: &[Token]) -> Result<Usage, StoreError> {
         let check = settlement.check();
         let costs = check.charges().iter().zip(settlement.costs());
-        let mut counts = Vec::with_capacity(rules(check));
+        let mut counts = Vec::new();
         let mut shards = Locked::new(&self.shards, tokens);
         let now_ms = self.clock.now_ms();
         for ((usage, token), (charge, cost)) in settlement.usage().policies().zip(tokens).zip(costs)
@@ -228,43 +228,4 @@ impl fmt::Debug for MemoryStore {
             .field("capacity", &self.inner.capacity)
             .finish_non_exhaustive()
     }
-}
-
-/// Whether every cost fits, and what counts now.
-fn look(
-    shards: &mut Locked<'_>,
-    check: &Check,
-    tokens: &[Token],
-    now_ms: u64,
-) -> (bool, Vec<Count>) {
-    let mut fits = true;
-    let mut counts = Vec::with_capacity(rules(check));
-    for (charge, token) in check.charges().iter().zip(tokens) {
-        let entry = shards.shard(*token).entry(*token);
-        fits &= entry.look(charge, now_ms, &mut counts);
-    }
-    (fits, counts)
-}
-
-/// Adds every cost, and replaces the counts of what it changes.
-fn charge_all(
-    shards: &mut Locked<'_>,
-    check: &Check,
-    tokens: &[Token],
-    now_ms: u64,
-    mut counts: &mut [Count],
-) {
-    for (charge, token) in check.charges().iter().zip(tokens) {
-        let own;
-        (own, counts) = counts.split_at_mut(charge.policy().rules().len());
-        if charge.cost() > 0 {
-            let shard = shards.shard(*token);
-            shard.write(*token, now_ms, |entry| entry.charge(charge, now_ms, own));
-        }
-    }
-}
-
-fn rules(check: &Check) -> usize {
-    let charges = check.charges().iter();
-    charges.map(|charge| charge.policy().rules().len()).sum()
 }
