@@ -58,7 +58,7 @@ pub use extension::Extension;
 pub use header::Header;
 pub use keys::{IntoKeys, Keys};
 pub use look_up::{AsyncKeyExtractor, LookUp};
-pub use peer_ip::PeerIp;
+pub use peer_ip::{PeerIp, PeerNetwork};
 
 /// Sees the head of a request and answers who is to be charged.
 ///

@@ -33,20 +33,11 @@ const MAX_TEXT: usize = 39 + 4;
 /// assert_eq!(PeerIp.width(56).extract(&head)?, Keys::from(Key::new("ip", "2001:db8:1:200::/56")));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug)]
-pub struct PeerIp {
-    width: u8,
-}
-
-/// The peer's address, IPv6 by `/64`: the value to start from.
-#[expect(
-    non_upper_case_globals,
-    reason = "reads as the extractor that it is: `.limit(policy, PeerIp)`"
-)]
-pub const PeerIp: PeerIp = PeerIp { width: 64 };
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PeerIp;
 
 impl PeerIp {
-    /// Sets how many leading bits of an IPv6 address make a client, 32 to 128. The default is 64.
+    /// Sets how many leading bits of an IPv6 address make a client, 32 to 128, instead of 64.
     ///
     /// Networks of several widths can be limited together, each with a policy of its own. 128 lets most clients choose
     /// among 2^64 identities.
@@ -55,23 +46,28 @@ impl PeerIp {
     ///
     /// When `bits` is below 32 or above 128.
     #[must_use]
-    pub const fn width(mut self, bits: u8) -> Self {
+    pub const fn width(self, bits: u8) -> PeerNetwork {
         assert!(
             32 <= bits && bits <= 128,
             "the width of an IPv6 network must be 32 to 128 bits"
         );
-        self.width = bits;
-        self
+        PeerNetwork { width: bits }
     }
 }
 
-impl Default for PeerIp {
-    fn default() -> Self {
-        PeerIp
-    }
+/// [`PeerIp`] with IPv6 networks of another width. Made by [`PeerIp::width`].
+#[derive(Clone, Copy, Debug)]
+pub struct PeerNetwork {
+    width: u8,
 }
 
 impl KeyExtractor for PeerIp {
+    fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
+        self.width(64).extract(head)
+    }
+}
+
+impl KeyExtractor for PeerNetwork {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
         match peer(&head.extensions).map(canonical) {
             Some(ip) if !ip.is_unspecified() => Ok(key(ip, self.width).into()),

@@ -79,8 +79,6 @@ where
                     match this.shared.plan.verdict(outcome) {
                         Verdict::Pass(decision) => serve(service, head, body, decision),
                         Verdict::Refuse(rejection) => {
-                            // What the ready service holds, such as a permit, is free before the answer is made.
-                            drop((service, body));
                             return Poll::Ready(Ok(this.shared.refuse(rejection, &head)));
                         }
                     }
