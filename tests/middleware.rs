@@ -492,6 +492,10 @@ async fn a_users_rejection_cannot_lose_the_headers() {
     assert_eq!(lines(response.headers(), "cache-control"), ["no-store"]);
     assert_eq!(lines(response.headers(), "ratelimit"), [r#""all";r=0;t=1"#]);
     assert!(response.extensions().get::<Rejection>().is_some());
+
+    let never = layer(Scripted::refusing_for(1_000)).cost(|_| 11);
+    let response = ask(never.rejection(make)).await;
+    assert!(!response.headers().contains_key("retry-after"));
 }
 
 #[tokio::test]
