@@ -17,7 +17,7 @@ use super::{
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// From one attempt to the next: at most 200 a second knock at a server that is down or read-only.
-const REST: Duration = Duration::from_millis(5);
+pub(super) const REST: Duration = Duration::from_millis(5);
 
 /// As many commands may wait to be written; beyond that callers wait in line.
 const QUEUE: usize = 1_024;

@@ -8,7 +8,7 @@ use redis::{Cmd, RedisError, Value, aio::MultiplexedConnection};
 
 use super::{
     error::closed,
-    keeper::{Keeper, Source},
+    keeper::{Keeper, REST, Source},
     pulse::{Pulse, is_open, is_queuing},
 };
 
@@ -73,7 +73,14 @@ impl Pool {
     async fn heal(self: &Arc<Self>, mut slot: Slot) -> Result<MultiplexedConnection, RedisError> {
         let this = Arc::clone(self);
         let healing = tokio::spawn(async move {
-            *slot = this.pool.dedicated_connection().await?;
+            match this.pool.dedicated_connection().await {
+                Ok(connection) => *slot = connection,
+                Err(error) => {
+                    // With the slot in hand: a server that is down is not stormed.
+                    tokio::time::sleep(REST).await;
+                    return Err(error);
+                }
+            }
             this.pulse.renew();
             Ok(slot.clone())
         });
