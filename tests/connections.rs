@@ -179,8 +179,20 @@ async fn an_attempt_to_connect_that_is_older_than_the_request_does_not_fail_it()
 
 #[tokio::test]
 async fn a_server_that_is_down_is_not_stormed() {
-    let mut server = Server::start();
+    let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();
+    is_not_stormed(server, store).await;
+}
+
+#[cfg(feature = "bb8")]
+#[tokio::test]
+async fn a_server_that_is_down_is_not_stormed_by_a_pool() {
+    let server = Server::start();
+    let store = stores::pool(&server, false).await;
+    is_not_stormed(server, store).await;
+}
+
+async fn is_not_stormed(mut server: Server, store: RedisStore) {
     server.kill();
     let listener = std::net::TcpListener::bind(server.address()).unwrap();
     let knocks = Arc::new(AtomicU32::new(0));
