@@ -1,0 +1,188 @@
+//! An axum server whose requests are limited by several rules at once; `--help` tells the options.
+//!
+//! ```text
+//! cargo run --release --example server
+//! cargo run --release --example server -- --limit header:x-api-key=600/1m --redis redis://127.0.0.1/
+//! ```
+//!
+//! Open the address that it prints in a browser, or: `for i in $(seq 12); do curl -i http://127.0.0.1:3000/; done`: ten
+//! requests are answered, and two refused.
+
+mod options;
+
+use std::{convert::Infallible, future::ready, io, net::SocketAddr, process::ExitCode};
+
+use axum::{
+    Extension, Router,
+    extract::{Path, Request},
+    http::{HeaderMap, StatusCode, header, request::Parts},
+    middleware::{Next, from_fn},
+    response::{Html, IntoResponse, Response},
+    routing::get,
+    serve::{IncomingStream, ListenerExt},
+};
+use redis::ConnectionInfo;
+use sluicegate::{
+    Charge, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore,
+};
+use tokio::{net::TcpListener, signal::unix::SignalKind};
+use tower::{Layer, service_fn};
+
+use options::{Options, USAGE, Who};
+
+const PAGE: &str = include_str!("page.html");
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let options = match Options::read(std::env::args_os().skip(1)) {
+        Ok(options) => options,
+        Err(message) => {
+            eprintln!("server: {message}\nserver: --help tells the options");
+            return ExitCode::from(2);
+        }
+    };
+    if options.help {
+        print!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    match run(&options).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("server: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(options: &Options) -> Result<(), String> {
+    let limiter = limiter(options).await?;
+    let app = app(layer(options, limiter));
+    let listen = options.listen;
+    serve(listen, app)
+        .await
+        .map_err(|error| format!("cannot listen on {listen}: {error}"))
+}
+
+fn app(limits: RateLimitLayer) -> Router {
+    Router::new()
+        .route("/", get(|| async { "ok\n" }))
+        .route(
+            "/cost/{n}",
+            get(|Path(n): Path<u64>| async move { format!("{n}\n") }),
+        )
+        .route("/status/{code}", get(status))
+        .route_layer(limits)
+        .route_layer(from_fn(page))
+        .route("/health", get(|| async { "ok\n" }))
+}
+
+async fn status(Path(code): Path<u16>) -> StatusCode {
+    let status = StatusCode::from_u16(code).ok();
+    // A response of the 1xx kind is not the last one, and there would be no other.
+    status
+        .filter(|status| !status.is_informational())
+        .unwrap_or(StatusCode::BAD_REQUEST)
+}
+
+/// Browsers get the page, before any limit: it can be loaded again while its requests are refused.
+async fn page(request: Request, next: Next) -> Response {
+    if request.uri().path() == "/" && wants_html(request.headers()) {
+        return ([(header::VARY, "accept")], Html(PAGE)).into_response();
+    }
+    next.run(request).await
+}
+
+fn wants_html(headers: &HeaderMap) -> bool {
+    let accept = headers.get(header::ACCEPT);
+    accept.is_some_and(|it| it.as_bytes().starts_with(b"text/html"))
+}
+
+fn layer(options: &Options, limiter: Limiter) -> RateLimitLayer {
+    let layer = RateLimitLayer::new(limiter).cost(cost);
+    options.limits.iter().fold(layer, |layer, limit| {
+        let policy = limit.policy.clone();
+        match &limit.who {
+            Who::Ip => layer.limit(policy, PeerIp),
+            Who::Header(name) => layer.limit(policy, Header::new(name).or_skip()),
+        }
+    })
+}
+
+/// A cost that cannot be read costs nothing: the handler refuses it.
+fn cost(head: &Parts) -> u64 {
+    match head.uri.path().strip_prefix("/cost/") {
+        Some(n) => n.parse().unwrap_or(0),
+        None => 1,
+    }
+}
+
+async fn limiter(options: &Options) -> Result<Limiter, String> {
+    let limiter = match &options.redis {
+        None => Limiter::new(MemoryStore::new()),
+        Some(server) => Limiter::new(redis_store(server.clone(), options.pool)?),
+    };
+    let limiter = limiter
+        .deadline(options.deadline)
+        .on_failure(options.on_failure);
+    if let Some(server) = &options.redis {
+        greet(&limiter, server, options).await;
+    }
+    Ok(limiter)
+}
+
+/// The store, which connects when it is first asked.
+fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, String> {
+    let Some(size) = pool else {
+        return RedisStore::lazy(server).map_err(|error| format!("--redis: {error}"));
+    };
+    let tcp = server.tcp_settings().clone().set_nodelay(true);
+    let manager = bb8_redis::RedisConnectionManager::new(server.set_tcp_settings(tcp))
+        .map_err(|error| format!("--redis: {error}"))?;
+    let pool = bb8::Pool::builder()
+        .max_size(size)
+        .test_on_check_out(false)
+        .build_unchecked(manager);
+    Ok(pool.into())
+}
+
+/// Connects, or says that nobody is there; the failure policy decides what becomes of requests meanwhile.
+async fn greet(limiter: &Limiter, server: &ConnectionInfo, options: &Options) {
+    let nobody = Charge::new(&options.limits[0].policy, Key::new("server", "start"), 0);
+    if let Err(error) = limiter.peek([nobody]).await {
+        let address = server.addr();
+        let policy = options.on_failure;
+        eprintln!(
+            "server: no limits through Redis at {address} yet: {error}; failure policy: {policy:?}"
+        );
+    }
+}
+
+async fn serve(listen: SocketAddr, app: Router) -> io::Result<()> {
+    let listener = TcpListener::bind(listen).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    let listener = listener.tap_io(|stream| {
+        // A connection that will not have it works all the same.
+        let _ = stream.set_nodelay(true);
+    });
+    // `PeerIp` finds the address in the extensions. With the feature `axum`, the router's own
+    // `into_make_service_with_connect_info::<SocketAddr>()` serves as well.
+    let make = service_fn(move |stream: IncomingStream<'_, _>| {
+        let peer: SocketAddr = *stream.remote_addr();
+        ready(Ok::<_, Infallible>(Extension(peer).layer(app.clone())))
+    });
+    axum::serve(listener, make)
+        .with_graceful_shutdown(told_to_stop())
+        .await
+}
+
+async fn told_to_stop() {
+    let terminate = tokio::signal::unix::signal(SignalKind::terminate());
+    let interrupt = tokio::signal::unix::signal(SignalKind::interrupt());
+    match (terminate, interrupt) {
+        (Ok(mut terminate), Ok(mut interrupt)) => tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        },
+        _ => std::future::pending().await,
+    }
+}

@@ -1,0 +1,180 @@
+//! What the command line says.
+
+use std::{ffi::OsString, net::SocketAddr, str::FromStr, time::Duration};
+
+use lexopt::{
+    Arg::{Long, Short},
+    Parser, ValueExt,
+};
+use redis::{ConnectionInfo, IntoConnectionInfo};
+use sluicegate::{FailurePolicy, Policy};
+
+pub(crate) const USAGE: &str = "\
+An axum server whose requests are limited by several rules at once.
+
+cargo run --release --example server -- [options]
+
+  --listen ADDR            default 127.0.0.1:3000; port 0 picks one
+  --limit KEY=RULES        repeatable; KEY is ip or header:NAME (a request without it skips this limit);
+                           default ip=10/1s,120/1m,240/1h
+  --redis URL              share limits through this server; default: in this process's memory
+  --pool N                 use a bb8 pool of N connections instead of one managed connection
+  --deadline TIME          how long a decision may take: 100ms, 2s; default 100ms
+  --on-failure open|closed what becomes of requests that could not be decided: served (open, the default)
+                           or refused with 503 (closed)
+  --help
+
+  GET /                a page for browsers, \"ok\" for others; one unit
+  GET /cost/{n}        n units
+  GET /status/{code}   answers that status; one unit
+  GET /health          not limited
+";
+
+const DEFAULT_LIMIT: &str = "ip=10/1s,120/1m,240/1h";
+
+pub(crate) struct Options {
+    pub(crate) listen: SocketAddr,
+    pub(crate) limits: Vec<Limit>,
+    pub(crate) redis: Option<ConnectionInfo>,
+    pub(crate) pool: Option<u32>,
+    pub(crate) deadline: Duration,
+    pub(crate) on_failure: FailurePolicy,
+    pub(crate) help: bool,
+}
+
+/// Whose requests are counted, and how many may come.
+pub(crate) struct Limit {
+    pub(crate) who: Who,
+    pub(crate) policy: Policy,
+}
+
+#[derive(PartialEq)]
+pub(crate) enum Who {
+    Ip,
+    Header(String),
+}
+
+impl Options {
+    /// Reads the arguments. An error names the option that is wrong.
+    pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
+        let mut options = Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 3000)),
+            limits: Vec::new(),
+            redis: None,
+            pool: None,
+            deadline: Duration::from_millis(100),
+            on_failure: FailurePolicy::Open,
+            help: false,
+        };
+        let mut args = Parser::from_args(args);
+        while let Some(arg) = args.next().map_err(|error| error.to_string())? {
+            match arg {
+                Long("help") | Short('h') => options.help = true,
+                Long(name) => {
+                    let name = name.to_owned();
+                    let value = args.value().and_then(|it| it.string());
+                    let value = value.map_err(|error| error.to_string())?;
+                    options
+                        .set(&name, &value)
+                        .map_err(|why| format!("--{name}: {why}"))?;
+                }
+                other => return Err(other.unexpected().to_string()),
+            }
+        }
+        options.complete()
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        match name {
+            "listen" => self.listen = parse(value, "an address and a port: 127.0.0.1:3000")?,
+            "limit" => self.add_limit(value)?,
+            // What is wrong is not repeated: there may be a password in it.
+            "redis" => self.redis = Some(server(value)?),
+            "pool" => self.pool = Some(at_least_one(value)?),
+            "deadline" => self.deadline = time(value)?,
+            "on-failure" => self.on_failure = failure_policy(value)?,
+            _ => return Err("there is no such option".into()),
+        }
+        Ok(())
+    }
+
+    /// One policy for each key: two of one name would share their counts.
+    fn add_limit(&mut self, text: &str) -> Result<(), String> {
+        let limit: Limit = text.parse()?;
+        if self.limits.iter().any(|other| other.who == limit.who) {
+            let name = limit.policy.name();
+            return Err(format!(
+                "`{name}` has a limit already; write all its rules in one list"
+            ));
+        }
+        self.limits.push(limit);
+        Ok(())
+    }
+
+    fn complete(mut self) -> Result<Self, String> {
+        if self.pool.is_some() && self.redis.is_none() {
+            return Err("--pool: needs --redis".into());
+        }
+        if self.limits.is_empty() {
+            self.add_limit(DEFAULT_LIMIT)?;
+        }
+        Ok(self)
+    }
+}
+
+impl FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let form = || "write KEY=RULES, for instance ip=10/1s,120/1m or header:x-api-key=600/1m";
+        let (key, rules) = text.split_once('=').ok_or_else(form)?;
+        let (who, name) = match key.split_once(':') {
+            None if key == "ip" => (Who::Ip, "ip".to_owned()),
+            // What may stand in the name of a policy may stand in the name of a header.
+            Some(("header", header)) if !header.is_empty() => {
+                let header = header.to_ascii_lowercase();
+                (Who::Header(header.clone()), format!("header-{header}"))
+            }
+            _ => return Err(form().into()),
+        };
+        let policy = Policy::parse(name, rules).map_err(|error| error.to_string())?;
+        Ok(Self { who, policy })
+    }
+}
+
+fn parse<T: FromStr>(value: &str, form: &str) -> Result<T, String> {
+    value
+        .parse()
+        .map_err(|_| format!("`{value}` is not {form}"))
+}
+
+fn server(url: &str) -> Result<ConnectionInfo, String> {
+    url.into_connection_info()
+        .map_err(|_| "write a URL: redis://HOST:PORT".into())
+}
+
+fn at_least_one(value: &str) -> Result<u32, String> {
+    match parse(value, "a number of connections")? {
+        0 => Err("needs at least one connection".into()),
+        number => Ok(number),
+    }
+}
+
+fn time(value: &str) -> Result<Duration, String> {
+    let time = match value.strip_suffix("ms") {
+        Some(ms) => ms.parse().map(Duration::from_millis),
+        None => value.trim_end_matches('s').parse().map(Duration::from_secs),
+    };
+    match time {
+        Ok(time) if !time.is_zero() && value.ends_with('s') => Ok(time),
+        _ => Err(format!("`{value}` is not a time: 100ms, 2s")),
+    }
+}
+
+fn failure_policy(value: &str) -> Result<FailurePolicy, String> {
+    match value {
+        "open" => Ok(FailurePolicy::Open),
+        "closed" => Ok(FailurePolicy::Closed),
+        _ => Err(format!("`{value}` is neither open nor closed")),
+    }
+}

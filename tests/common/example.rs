@@ -1,0 +1,116 @@
+//! The server example as a process of its own, killed when dropped.
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Read},
+    net::SocketAddr,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    sync::OnceLock,
+};
+
+/// A running server.
+pub(crate) struct Example {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Example {
+    /// Starts the server example on a port of its choice.
+    pub(crate) fn start(args: &[&str]) -> Self {
+        Self::run(Self::command().args(["--listen", "127.0.0.1:0"]).args(args))
+    }
+
+    /// Starts any server whose first line says where it listens.
+    pub(crate) fn run(command: &mut Command) -> Self {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        stdout.read_line(&mut line).unwrap();
+        let address = line
+            .strip_prefix("listening on http://")
+            .and_then(|it| it.strip_suffix('\n'));
+        let Some(address) = address.and_then(|it| it.parse().ok()) else {
+            let _ = child.kill();
+            let output = child.wait_with_output().unwrap();
+            panic!("the first line was {line:?}: {output:?}");
+        };
+        Self { child, address }
+    }
+
+    /// What the server example says when it does not serve.
+    pub(crate) fn output(args: &[&str]) -> Output {
+        Self::command().args(args).output().unwrap()
+    }
+
+    /// The program, built as this test was.
+    fn command() -> Command {
+        static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+        Command::new(PROGRAM.get_or_init(build))
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Asks it to stop; answers whether it ended well, and all that it said on stderr.
+    pub(crate) fn stop(mut self) -> (bool, String) {
+        let kill = Command::new("kill").arg(self.id().to_string()).status();
+        assert!(kill.unwrap().success());
+        let mut stderr = String::new();
+        let mut pipe = self.child.stderr.take().unwrap();
+        pipe.read_to_string(&mut stderr).unwrap();
+        (self.child.wait().unwrap().success(), stderr)
+    }
+}
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Builds the example unless it is up to date, with the profile and the features of this test.
+fn build() -> PathBuf {
+    let test = env::current_exe().unwrap();
+    let target = test.ancestors().nth(2).unwrap();
+    let profile = match target.file_name().unwrap().to_str().unwrap() {
+        "debug" => "dev",
+        profile => profile,
+    };
+    let features = [
+        cfg!(feature = "bb8").then_some("bb8"),
+        cfg!(feature = "axum").then_some("axum"),
+        cfg!(feature = "serde").then_some("serde"),
+        cfg!(feature = "test-util").then_some("test-util"),
+    ];
+    let features: Vec<&str> = features.into_iter().flatten().collect();
+    let status = Command::new(env!("CARGO"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args([
+            "build",
+            "--quiet",
+            "--example",
+            "server",
+            "--profile",
+            profile,
+        ])
+        .args(["--no-default-features", "--features", &features.join(",")])
+        .status();
+    assert!(
+        status.unwrap().success(),
+        "the server example does not build"
+    );
+    target.join("examples/server")
+}

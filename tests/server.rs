@@ -1,0 +1,296 @@
+//! The server example: its options, its routes, and one limit shared by two processes.
+#![cfg(feature = "bb8")]
+
+#[allow(dead_code, reason = "the bench uses the rest")]
+#[path = "common/example.rs"]
+mod example;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "common/redis.rs"]
+mod redis_server;
+
+use axum::{
+    body::Body,
+    http::{HeaderMap, Request, Response, StatusCode},
+};
+use example::Example;
+use http_body_util::BodyExt;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use redis_server::Server;
+use tokio::task::JoinSet;
+
+const OK: StatusCode = StatusCode::OK;
+const REFUSED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
+
+/// Asks servers, over connections that are kept.
+#[derive(Clone)]
+struct Browser(Client<HttpConnector, Body>);
+
+impl Browser {
+    fn new() -> Self {
+        Self(Client::builder(TokioExecutor::new()).build_http())
+    }
+
+    async fn ask(
+        &self,
+        server: &Example,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> (StatusCode, HeaderMap, String) {
+        let mut request = Request::get(format!("http://{}{path}", server.address()));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::empty()).unwrap();
+        let response: Response<_> = self.0.request(request).await.unwrap();
+        let (head, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes().to_vec();
+        (head.status, head.headers, String::from_utf8(body).unwrap())
+    }
+
+    async fn status(&self, server: &Example, path: &str) -> StatusCode {
+        self.ask(server, path, &[]).await.0
+    }
+}
+
+#[tokio::test]
+async fn three_rules_limit_everybody_by_address_unless_told_otherwise() {
+    let (server, browser) = (Example::start(&[]), Browser::new());
+    let (status, headers, body) = browser.ask(&server, "/", &[]).await;
+    assert_eq!((status, body.as_str()), (OK, "ok\n"));
+    assert_eq!(
+        headers["ratelimit-policy"],
+        r#""ip/1s";q=10;w=1, "ip/1m";q=120;w=60, "ip/1h";q=240;w=3600"#
+    );
+    let left = headers["ratelimit"].to_str().unwrap();
+    assert!(left.contains(r#""ip/1m";r=119;t=61"#), "{left}");
+}
+
+#[tokio::test]
+async fn a_request_costs_what_its_path_says_and_a_refused_one_nothing() {
+    let (server, browser) = (Example::start(&["--limit", "ip=10/1d"]), Browser::new());
+    for (path, expected) in [
+        ("/cost/7", OK),
+        ("/cost/4", REFUSED),
+        ("/cost/11", REFUSED),
+        ("/cost/0", OK),
+        ("/cost/many", StatusCode::BAD_REQUEST),
+        ("/", OK),
+        ("/status/204", StatusCode::NO_CONTENT),
+        ("/cost/2", REFUSED),
+        ("/cost/1", OK),
+        ("/", REFUSED),
+        ("/status/200", REFUSED),
+        ("/cost/0", OK),
+    ] {
+        assert_eq!(browser.status(&server, path).await, expected, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn any_status_that_can_end_an_exchange_is_answered() {
+    let (server, browser) = (Example::start(&["--limit", "ip=100/1d"]), Browser::new());
+    for (code, expected) in [
+        ("200", 200),
+        ("304", 304),
+        ("418", 418),
+        ("503", 503),
+        ("999", 999),
+        ("100", 400),
+        ("99", 400),
+        ("1000", 400),
+        ("ok", 400),
+    ] {
+        let status = browser.status(&server, &format!("/status/{code}")).await;
+        assert_eq!(status, expected, "{code}");
+    }
+}
+
+#[tokio::test]
+async fn health_and_the_page_are_not_limited() {
+    let (server, browser) = (Example::start(&["--limit", "ip=1/1d"]), Browser::new());
+    assert_eq!(browser.status(&server, "/").await, OK);
+    assert_eq!(browser.status(&server, "/").await, REFUSED);
+    assert_eq!(browser.status(&server, "/health").await, OK);
+
+    let accept = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")];
+    let (status, headers, body) = browser.ask(&server, "/", &accept).await;
+    assert_eq!(status, OK);
+    assert_eq!(headers["content-type"], "text/html; charset=utf-8");
+    assert!(body.starts_with("<!doctype html>"));
+    let (status, ..) = browser.ask(&server, "/", &[("accept", "text/plain")]).await;
+    assert_eq!(status, REFUSED);
+    let (status, ..) = browser.ask(&server, "/cost/1", &accept).await;
+    assert_eq!(status, REFUSED);
+}
+
+#[tokio::test]
+async fn a_request_without_the_header_skips_its_limit() {
+    let limits = ["--limit", "header:X-Api-Key=2/1d", "--limit", "ip=7/1d"];
+    let (server, browser) = (Example::start(&limits), Browser::new());
+    for (key, expected) in [
+        (Some("alice"), OK),
+        (Some("alice"), OK),
+        (Some("alice"), REFUSED),
+        (Some("bob"), OK),
+        (None, OK),
+        (None, OK),
+        (None, OK),
+        (Some("bob"), OK),
+        (Some("carol"), REFUSED),
+        (None, REFUSED),
+    ] {
+        let header = key.map(|key| ("x-api-key", key));
+        let (status, ..) = browser.ask(&server, "/", header.as_slice()).await;
+        assert_eq!(status, expected, "{key:?}");
+    }
+}
+
+#[tokio::test]
+async fn two_processes_admit_exactly_the_limit_of_thousands_of_concurrent_requests() {
+    let redis = Server::start();
+    for (more, limit) in [(&[][..], 701), (&["--pool", "2"], 702)] {
+        let rules = format!("header:x-api-key={limit}/1d,1000000/1h,1000000/1m");
+        let url = redis.url();
+        let args = ["--redis", &url, "--limit", &rules, "--deadline", "30s"];
+        let args = [&args[..], &["--on-failure", "closed"], more].concat();
+        let servers = [Example::start(&args), Example::start(&args)];
+        let (admitted, refused) = burst(servers, 2_000, &limit.to_string()).await;
+        assert_eq!((admitted, refused), (limit, 4_000 - limit), "{more:?}");
+    }
+}
+
+/// So many requests of one user to each server, 64 at a time; answers how many were admitted and refused.
+async fn burst(servers: [Example; 2], requests: usize, user: &str) -> (usize, usize) {
+    let servers = std::sync::Arc::new(servers);
+    let browser = Browser::new();
+    let mut tasks = JoinSet::new();
+    for task in 0..64 {
+        let (servers, browser) = (servers.clone(), browser.clone());
+        let user = user.to_owned();
+        tasks.spawn(async move {
+            let mut counts = (0, 0);
+            for _ in (task..2 * requests).step_by(64) {
+                let header = [("x-api-key", user.as_str())];
+                match browser.ask(&servers[task % 2], "/", &header).await.0 {
+                    OK => counts.0 += 1,
+                    REFUSED => counts.1 += 1,
+                    other => panic!("{other}"),
+                }
+            }
+            counts
+        });
+    }
+    let counts = tasks.join_all().await.into_iter();
+    counts.fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1))
+}
+
+#[tokio::test]
+async fn without_its_redis_a_server_starts_says_so_once_and_follows_the_failure_policy() {
+    let mut redis = Server::start();
+    let url = redis.url().replace("redis://", "redis://user:sesame@");
+    redis.kill();
+    for (more, expected) in [
+        (
+            &["--on-failure", "closed"][..],
+            StatusCode::SERVICE_UNAVAILABLE,
+        ),
+        (
+            &["--on-failure", "closed", "--pool", "3"],
+            StatusCode::SERVICE_UNAVAILABLE,
+        ),
+        (&["--on-failure", "open"], OK),
+        (&[], OK),
+    ] {
+        let server = Example::start(&[&["--redis", &url, "--limit", "ip=1/1d"][..], more].concat());
+        let browser = Browser::new();
+        for _ in 0..3 {
+            assert_eq!(browser.status(&server, "/").await, expected, "{more:?}");
+        }
+        assert_eq!(browser.status(&server, "/health").await, OK);
+        drop(browser);
+        let (ended_well, stderr) = server.stop();
+        assert!(ended_well);
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        assert!(stderr.contains("Redis at 127.0.0.1:"), "{stderr}");
+        assert!(!stderr.contains("sesame"), "{stderr}");
+    }
+}
+
+#[tokio::test]
+async fn limits_hold_as_soon_as_redis_is_there() {
+    let mut redis = Server::start();
+    redis.kill();
+    let url = redis.url();
+    let (server, browser) = (
+        Example::start(&["--redis", &url, "--limit", "ip=1/1d", "--deadline", "2s"]),
+        Browser::new(),
+    );
+    assert_eq!(browser.status(&server, "/").await, OK);
+    redis.restart();
+    assert_eq!(browser.status(&server, "/").await, OK);
+    assert_eq!(browser.status(&server, "/").await, REFUSED);
+}
+
+#[test]
+fn a_wrong_option_is_named_and_ends_the_server_with_2() {
+    for (args, expected) in [
+        (
+            &["--frobnicate", "1"][..],
+            "--frobnicate: there is no such option",
+        ),
+        (&["--listen"], "'--listen'"),
+        (&["--listen", "here"], "--listen: `here` is not"),
+        (&["--limit", "10/1s"], "--limit: write KEY=RULES"),
+        (&["--limit", "user=10/1s"], "--limit: write KEY=RULES"),
+        (&["--limit", "header:=10/1s"], "--limit: write KEY=RULES"),
+        (
+            &["--limit", "header:a b=10/1s"],
+            "--limit: policy name `header-a b`",
+        ),
+        (
+            &["--limit", "ip=ten/1s"],
+            "--limit: policy `ip`: rule `ten/1s`",
+        ),
+        (
+            &["--limit", "ip=1/1s", "--limit", "ip=2/1m"],
+            "--limit: `ip` has a limit",
+        ),
+        (
+            &["--limit", "header:A=1/1s", "--limit", "header:a=2/1m"],
+            "--limit: `header-a` has",
+        ),
+        (&["--redis", "http://:sesame@host"], "--redis: write a URL"),
+        (&["--pool", "2"], "--pool: needs --redis"),
+        (
+            &["--redis", "redis://host", "--pool", "0"],
+            "--pool: needs at least one",
+        ),
+        (
+            &["--redis", "redis://host", "--pool", "-1"],
+            "--pool: `-1` is not",
+        ),
+        (&["--deadline", "0s"], "--deadline: `0s` is not"),
+        (&["--deadline", "100"], "--deadline: `100` is not"),
+        (&["--on-failure", "ajar"], "--on-failure: `ajar` is neither"),
+        (&["127.0.0.1:80"], "\"127.0.0.1:80\""),
+    ] {
+        let output = Example::output(args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.contains(expected), "{args:?}: {stderr}");
+        assert!(!stderr.contains("sesame"), "{stderr}");
+    }
+}
+
+#[test]
+fn help_names_every_option() {
+    let output = Example::output(&["--help"]);
+    assert!(output.status.success());
+    let help = String::from_utf8(output.stdout).unwrap();
+    for option in ["listen", "limit", "redis", "pool", "deadline", "on-failure"] {
+        assert!(help.contains(&format!("--{option} ")), "{option}");
+    }
+}
