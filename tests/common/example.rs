@@ -48,7 +48,7 @@ impl Example {
     }
 
     /// The program, built as this test was.
-    fn command() -> Command {
+    pub(crate) fn command() -> Command {
         static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
         Command::new(PROGRAM.get_or_init(build))
     }

@@ -1,0 +1,153 @@
+//! End to end: the server example with three sliding rules through Redis, beside a server whose only limit is one empty script.
+//!
+//! `cargo bench --bench server` runs both in turn under the same load and fails when the example answers less than 0.7 times
+//! as many requests a second. Each server has one worker thread; the load and Redis share the machine with it.
+
+mod floor;
+mod load;
+
+#[allow(dead_code, reason = "the test uses the rest")]
+#[path = "../../tests/common/example.rs"]
+mod example;
+#[allow(dead_code, reason = "tests use the rest")]
+#[path = "../../tests/common/redis.rs"]
+mod redis_server;
+
+use std::{
+    env, fs,
+    process::{Command, ExitCode},
+    time::Duration,
+};
+
+use example::Example;
+use load::{Load, Round};
+use redis_server::Server;
+
+const LIMIT: &str = "header:x-api-key=1000000/1s,60000000/1m,1000000000/1h";
+const BUDGET: f64 = 0.7;
+const ROUNDS: usize = 7;
+const WARM_UP: Duration = Duration::from_millis(500);
+const MEASURED: Duration = Duration::from_secs(2);
+
+/// Linux counts a process's time in hundredths of a second.
+const TICK_US: f64 = 10_000.0;
+
+fn main() -> ExitCode {
+    if let Ok(url) = env::var(floor::REDIS) {
+        floor::serve(&url);
+        return ExitCode::SUCCESS;
+    }
+    let redis = Server::start();
+    let floor = env::current_exe().unwrap();
+    let servers = [
+        (
+            "one empty script",
+            run(Command::new(floor).env(floor::REDIS, redis.url())),
+        ),
+        (
+            "three rules, Redis",
+            run(example().args(["--redis", &redis.url()])),
+        ),
+        ("three rules, memory", run(&mut example())),
+    ];
+    let mut results: [Vec<Measured>; 3] = Default::default();
+    let mut load = Load::new();
+    for _ in 0..ROUNDS {
+        for ((_, server), rounds) in servers.iter().zip(&mut results) {
+            rounds.push(measure(&mut load, server));
+        }
+    }
+    println!(
+        "{:<20} {:>9} {:>9} {:>9} {:>11}",
+        "", "req/s", "p50 ms", "p99 ms", "server us"
+    );
+    for ((name, _), rounds) in servers.iter().zip(&results) {
+        let [rate, p50, p99, cpu] = [Measured::rate, Measured::p50, Measured::p99, Measured::cpu]
+            .map(|figure| median(rounds.iter().map(figure)));
+        println!("{name:<20} {rate:>9.0} {p50:>9.2} {p99:>9.2} {cpu:>11.1}");
+    }
+    verdict(&results[0], &results[1])
+}
+
+fn example() -> Command {
+    let mut command = Example::command();
+    command.args([
+        "--listen",
+        "127.0.0.1:0",
+        "--limit",
+        LIMIT,
+        "--on-failure",
+        "closed",
+        "--deadline",
+        "5s",
+    ]);
+    command
+}
+
+fn run(command: &mut Command) -> Example {
+    Example::run(command.env("TOKIO_WORKER_THREADS", "1"))
+}
+
+/// One round, and the server's own time for each request in µs.
+struct Measured {
+    round: Round,
+    cpu_us: f64,
+}
+
+impl Measured {
+    fn rate(&self) -> f64 {
+        self.round.rate()
+    }
+
+    fn p50(&self) -> f64 {
+        self.round.latency_ms(0.50)
+    }
+
+    fn p99(&self) -> f64 {
+        self.round.latency_ms(0.99)
+    }
+
+    fn cpu(&self) -> f64 {
+        self.cpu_us
+    }
+}
+
+fn measure(load: &mut Load, server: &Example) -> Measured {
+    load.run(server.address(), WARM_UP);
+    let before = ticks(server.id());
+    let round = load.run(server.address(), MEASURED);
+    let cpu_us = (ticks(server.id()) - before) * TICK_US / round.requests();
+    Measured { round, cpu_us }
+}
+
+/// The time that a process has used, its own and the system's on its behalf; zero where there is no `/proc`.
+fn ticks(process: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let behind_name = stat.rsplit(')').next().unwrap_or_default();
+    let fields = behind_name.split_whitespace().skip(11).take(2);
+    fields.filter_map(|field| field.parse::<f64>().ok()).sum()
+}
+
+fn verdict(floor: &[Measured], ours: &[Measured]) -> ExitCode {
+    let ratio = median(ours.iter().map(Measured::rate)) / median(floor.iter().map(Measured::rate));
+    let pairs = ours
+        .iter()
+        .zip(floor)
+        .map(|(ours, floor)| ours.rate() / floor.rate());
+    let (low, high) = pairs.fold((f64::MAX, 0.0_f64), |(low, high), ratio| {
+        (low.min(ratio), high.max(ratio))
+    });
+    println!(
+        "three rules / one empty script: {ratio:.2} (rounds {low:.2} to {high:.2}); at least {BUDGET} is asked for"
+    );
+    if ratio < BUDGET {
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+fn median(figures: impl Iterator<Item = f64>) -> f64 {
+    let mut figures: Vec<f64> = figures.collect();
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
