@@ -3,26 +3,28 @@
 //! Each (policy, key) has one Redis key, and a check is one call of one script: one read, and at most one write, per key. A
 //! refused check writes nothing. The server's clock decides.
 //!
-//! ```no_run
-//! use sluicegate::{Limiter, RedisStore};
+//! ```
+//! use sluicegate::{Charge, FailurePolicy, Key, Limiter, Policy, RedisStore};
 //!
-//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-//! let store = RedisStore::connect("redis://127.0.0.1/").await?;
-//! let limiter = Limiter::new(store.prefix("shop").secret(std::env::var("LIMITER_SECRET")?));
-//! # Ok(())
-//! # }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let store = RedisStore::lazy("redis://127.0.0.1:1/")?.prefix("shop").secret("from your configuration");
+//! let limiter = Limiter::new(store);
+//! let policy = Policy::parse("api", "10/1s,120/1m")?;
+//! let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
+//!
+//! // Nobody listens at port 1, so the failure policy decides, at once.
+//! assert!(limiter.check(charge()).await.is_err());
+//! assert!(limiter.admits(charge()).await);
+//! assert!(!limiter.on_failure(FailurePolicy::Closed).admits(charge()).await);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
 //! ```
 //!
 //! # What stands in Redis
 //!
-//! Names are `<prefix>:{<kind>=<token>}:<policy>`. The token is the key's value if that is short and plain, and a keyed hash
-//! if it is long, strange or [secret](Key::secret):
-//!
-//! ```
-//! # // The names are tested beside the code that makes them.
-//! let name = "sluicegate:{ip=203.0.113.7}:api";
-//! assert!(name.starts_with("sluicegate:{ip="));
-//! ```
+//! Names are `<prefix>:{<kind>=<token>}:<policy>`, for instance `sluicegate:{ip=203.0.113.7}:api`. The token is the key's
+//! value if that is short and plain; if it is long, strange or [secret](Key::secret), a keyed hash of it.
 //!
 //! Every key has a TTL that covers its longest live section. Give the limiter a server or database of its own, with
 //! `maxmemory-policy noeviction` or `volatile-ttl`: a key that is evicted is a limit that starts anew.
