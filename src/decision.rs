@@ -203,7 +203,7 @@ impl Usage {
     /// What is left under each policy that was checked, in the order of the charges.
     ///
     /// A policy stands here once for each key that it was checked with.
-    pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'_>> {
+    pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'_>> + Clone {
         let mut rest = &self.inner.rules[..];
         self.inner.check.charges().iter().map(move |charge| {
             let (rules, others) = rest.split_at(charge.policy().rules().len());

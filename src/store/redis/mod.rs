@@ -31,7 +31,7 @@
 
 use std::sync::Arc;
 
-use redis::{RedisError, Value};
+use redis::{Cmd, RedisError, Value};
 
 use crate::{
     charge::{Check, Settlement},
@@ -55,7 +55,6 @@ mod script;
 use error::store_error;
 use link::Link;
 use names::Names;
-use script::Call;
 
 /// Keeps the counts in Redis, so that all replicas of a service share them; cheap to clone.
 #[derive(Clone, Debug)]
@@ -112,18 +111,17 @@ impl RedisStore {
     /// Cheaper than one call each, for those who have many checks at hand. On a cluster all keys must share a slot.
     pub fn check_many(&self, checks: impl Into<Vec<Check>>) -> Answer<Vec<Decision>> {
         let checks = checks.into();
-        let reply = self.run(Call::checks(&self.names, &checks));
+        let reply = self.run(script::check_call(&self.names, self.now_ms(), &checks));
         Answer::pending(async move { script::decisions(&checks, &reply.await?) })
     }
 
     /// Runs the script: by its hash, and once by its source on a server that does not know it.
-    fn run(&self, call: Call) -> impl Future<Output = Result<Value, StoreError>> + Send + use<> {
+    fn run(&self, call: Cmd) -> impl Future<Output = Result<Value, StoreError>> + Send + use<> {
         let link = self.link.clone();
-        let clock = self.now_ms();
         async move {
-            let mut reply = link.send(&call.by_hash(clock)).await;
+            let mut reply = link.send(&call).await;
             if reply.as_ref().is_err_and(is_unknown_script) {
-                reply = link.send(&call.by_source(clock)).await;
+                reply = link.send(&script::with_source(&call)).await;
             }
             reply.map_err(|error| store_error(&error))
         }
@@ -152,13 +150,13 @@ fn is_unknown_script(error: &RedisError) -> bool {
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> Answer<Decision> {
         let check = check.clone();
-        let reply = self.run(Call::checks(&self.names, [&check]));
+        let reply = self.run(script::check_call(&self.names, self.now_ms(), [&check]));
         Answer::pending(async move { script::decision(&check, &reply.await?) })
     }
 
     fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
         let settlement = settlement.clone();
-        let reply = self.run(Call::settlement(&self.names, &settlement));
+        let reply = self.run(script::settle_call(&self.names, self.now_ms(), &settlement));
         Answer::pending(async move { script::usage(&settlement, &reply.await?) })
     }
 

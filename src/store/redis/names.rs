@@ -54,12 +54,9 @@ impl Names {
         self.hash_key = blake3::derive_key(CONTEXT, secret);
     }
 
-    /// The name of the key that holds the counts of `key` under the policy of this name.
-    pub(super) fn name(&self, policy: &str, key: &Key) -> Vec<u8> {
+    /// Writes the name of the key that holds the counts of `key` under the policy of this name.
+    pub(super) fn write(&self, name: &mut Vec<u8>, policy: &str, key: &Key) {
         let (kind, value) = (key.kind(), key.value());
-        let mut name = Vec::with_capacity(
-            self.prefix.len() + kind.len() + value.len().max(40) + policy.len() + 5,
-        );
         name.extend_from_slice(self.prefix.as_bytes());
         name.extend_from_slice(b":{");
         if is_plain_kind(kind) {
@@ -74,6 +71,12 @@ impl Names {
         }
         name.extend_from_slice(b"}:");
         name.extend_from_slice(policy.as_bytes());
+    }
+
+    /// The name by itself.
+    pub(super) fn name(&self, policy: &str, key: &Key) -> Vec<u8> {
+        let mut name = Vec::new();
+        self.write(&mut name, policy, key);
         name
     }
 

@@ -2,14 +2,13 @@
 
 use std::sync::LazyLock;
 
-use redis::{Cmd, Script, Value};
+use redis::{Arg, Cmd, Script, Value};
 
 use super::names::Names;
 use crate::{
     charge::{Charge, Check, Settlement},
-    decision::{Count, Decision, Usage},
+    decision::{Count, Decision, PolicyUsage, Usage},
     error::{StoreError, StoreErrorKind},
-    rule::Rule,
     window::Span,
 };
 
@@ -21,7 +20,16 @@ const SOURCE: &str = include_str!("../../../lua/sluicegate.lua");
 /// The size of a section's head in a reply.
 const HEAD: usize = 43;
 
-/// What a charge is to the script.
+/// What the script is to do with one key.
+#[derive(Clone, Copy)]
+struct Item<'a> {
+    charge: &'a Charge,
+    action: Action,
+    units: u64,
+    /// What was left when the charge was made, if it is to be settled.
+    charged: Option<PolicyUsage<'a>>,
+}
+
 #[derive(Clone, Copy)]
 enum Action {
     Begin = 0,
@@ -30,114 +38,105 @@ enum Action {
     Take = 3,
 }
 
-/// A call of the script that is being put together.
-pub(super) struct Call {
-    keys: Vec<Vec<u8>>,
-    args: Vec<Vec<u8>>,
-}
-
-impl Call {
-    /// Several checks, each all or nothing on its own.
-    pub(super) fn checks<'a>(names: &Names, checks: impl IntoIterator<Item = &'a Check>) -> Self {
-        let mut call = Self {
-            keys: Vec::new(),
-            args: Vec::new(),
-        };
-        for check in checks {
-            for (index, charge) in check.charges().iter().enumerate() {
-                let action = if index == 0 {
+/// The call for several checks, each all or nothing on its own.
+pub(super) fn check_call<'a>(
+    names: &Names,
+    clock: Option<u64>,
+    checks: impl IntoIterator<Item = &'a Check, IntoIter: Clone>,
+) -> Cmd {
+    let items = checks.into_iter().flat_map(|check| {
+        check
+            .charges()
+            .iter()
+            .enumerate()
+            .map(|(index, charge)| Item {
+                charge,
+                action: if index == 0 {
                     Action::Begin
                 } else {
                     Action::Join
-                };
-                let rules = charge
-                    .policy()
-                    .rules()
-                    .iter()
-                    .map(|rule| (*rule, rule.limit()));
-                call.push(names, charge, action, charge.cost(), rules);
-            }
+                },
+                units: charge.cost(),
+                charged: None,
+            })
+    });
+    call(names, clock, items)
+}
+
+/// The call for the differences between what was charged and what it finally cost.
+pub(super) fn settle_call(names: &Names, clock: Option<u64>, settlement: &Settlement) -> Cmd {
+    let charges = settlement.check().charges().iter();
+    let charged = charges
+        .zip(settlement.usage().policies())
+        .zip(settlement.costs());
+    let items = charged.map(|((charge, usage), cost)| Item {
+        charge,
+        action: if *cost < charge.cost() {
+            Action::Take
+        } else {
+            Action::Add
+        },
+        units: cost.abs_diff(charge.cost()),
+        charged: Some(usage),
+    });
+    call(names, clock, items)
+}
+
+/// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
+fn call<'a>(
+    names: &Names,
+    clock: Option<u64>,
+    items: impl Iterator<Item = Item<'a>> + Clone,
+) -> Cmd {
+    let mut cmd = Cmd::with_capacity(8, 256);
+    let mut buffer = Vec::with_capacity(128);
+    cmd.arg("EVALSHA")
+        .arg(SCRIPT.get_hash())
+        .arg(items.clone().count());
+    for Item { charge, .. } in items.clone() {
+        buffer.clear();
+        names.write(&mut buffer, charge.policy().name(), charge.key());
+        cmd.arg(&buffer[..]);
+    }
+    match clock {
+        None => cmd.arg(""),
+        Some(now_ms) => cmd.arg(now_ms),
+    };
+    for item in items {
+        buffer.clear();
+        item.write(&mut buffer);
+        cmd.arg(&buffer[..]);
+    }
+    cmd
+}
+
+/// The same call with the script itself, for the same keys and so the same node.
+pub(super) fn with_source(call: &Cmd) -> Cmd {
+    let mut cmd = redis::cmd("EVAL");
+    cmd.arg(SOURCE);
+    for arg in call.args_iter().skip(2) {
+        if let Arg::Simple(arg) = arg {
+            cmd.arg(arg);
         }
-        call
     }
+    cmd
+}
 
-    /// The differences between what was charged and what it finally cost.
-    pub(super) fn settlement(names: &Names, settlement: &Settlement) -> Self {
-        let mut call = Self {
-            keys: Vec::new(),
-            args: Vec::new(),
-        };
-        let charges = settlement
-            .check()
-            .charges()
-            .iter()
-            .zip(settlement.usage().policies());
-        for ((charge, usage), cost) in charges.zip(settlement.costs()) {
-            let action = if *cost < charge.cost() {
-                Action::Take
-            } else {
-                Action::Add
-            };
-            let rules = usage
-                .rules()
-                .iter()
-                .map(|rule| (rule.rule(), rule.step_end_ms()));
-            call.push(names, charge, action, cost.abs_diff(charge.cost()), rules);
+impl Item<'_> {
+    fn write(&self, buffer: &mut Vec<u8>) {
+        let rules = self.charge.policy().rules();
+        buffer.push(self.action as u8);
+        buffer.extend_from_slice(&self.units.to_le_bytes()[..7]);
+        buffer.push(u8::try_from(rules.len()).unwrap_or(u8::MAX)); // a policy has at most 16
+        for (index, rule) in rules.iter().enumerate() {
+            let span = Span::of(rule);
+            let last = self
+                .charged
+                .map_or(rule.limit(), |usage| usage.rules()[index].step_end_ms());
+            buffer.extend_from_slice(&span.step_ms.to_le_bytes()[..6]);
+            buffer.extend_from_slice(&span.hold_ms.to_le_bytes()[..6]);
+            buffer.extend_from_slice(&last.to_le_bytes()[..7]);
         }
-        call
-    }
-
-    fn push(
-        &mut self,
-        names: &Names,
-        charge: &Charge,
-        action: Action,
-        units: u64,
-        rules: impl ExactSizeIterator<Item = (Rule, u64)>,
-    ) {
-        let mut arg = Vec::with_capacity(9 + 19 * rules.len());
-        arg.push(action as u8);
-        arg.extend_from_slice(&units.to_le_bytes()[..7]);
-        arg.push(u8::try_from(rules.len()).unwrap_or(u8::MAX)); // a policy has at most 16
-        for (rule, last) in rules {
-            let span = Span::of(&rule);
-            arg.extend_from_slice(&span.step_ms.to_le_bytes()[..6]);
-            arg.extend_from_slice(&span.hold_ms.to_le_bytes()[..6]);
-            arg.extend_from_slice(&last.to_le_bytes()[..7]);
-        }
-        self.keys
-            .push(names.name(charge.policy().name(), charge.key()));
-        self.args.push(arg);
-    }
-
-    /// The command by the script's hash, which a server answers with `NOSCRIPT` until it has seen the script.
-    pub(super) fn by_hash(&self, clock: Option<u64>) -> Cmd {
-        self.command("EVALSHA", SCRIPT.get_hash(), clock)
-    }
-
-    /// The command with the script itself, for the same keys and so the same node.
-    pub(super) fn by_source(&self, clock: Option<u64>) -> Cmd {
-        self.command("EVAL", SOURCE, clock)
-    }
-
-    fn command(&self, command: &str, script: &str, clock: Option<u64>) -> Cmd {
-        let bytes = self
-            .keys
-            .iter()
-            .chain(&self.args)
-            .map(Vec::len)
-            .sum::<usize>();
-        let mut cmd = Cmd::with_capacity(4 + 2 * self.keys.len(), script.len() + bytes + 32);
-        cmd.arg(command)
-            .arg(script)
-            .arg(self.keys.len())
-            .arg(&self.keys);
-        match clock {
-            None => cmd.arg(""),
-            Some(now_ms) => cmd.arg(now_ms),
-        };
-        cmd.arg(&self.args);
-        cmd
     }
 }
 
