@@ -59,11 +59,11 @@ async fn keep_busy(
 ) -> Vec<Duration> {
     let mut stream = TcpStream::connect(server).await.unwrap();
     stream.set_nodelay(true).unwrap();
-    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut latencies = Vec::new();
     let mut sent = Instant::now();
     while sent < end {
-        let request = &requests[draw(&mut random) % requests.len()];
+        let request = &requests[random.usize(..requests.len())];
         stream.write_all(request).await.unwrap();
         receive(&mut stream).await;
         let received = Instant::now();
@@ -83,14 +83,6 @@ async fn receive(stream: &mut TcpStream) {
         let text = String::from_utf8_lossy(&answer[..len]);
         assert!(more > 0 && text.starts_with("HTTP/1.1 200 "), "{text}");
     }
-}
-
-/// A xorshift: good enough to spread users, and next to free.
-fn draw(random: &mut u64) -> usize {
-    *random ^= *random << 13;
-    *random ^= *random >> 7;
-    *random ^= *random << 17;
-    usize::try_from(*random >> 32).unwrap()
 }
 
 /// What one run has shown.

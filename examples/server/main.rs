@@ -74,6 +74,8 @@ fn app(limits: RateLimitLayer) -> Router {
         .route_layer(limits)
         .route_layer(from_fn(page))
         .route("/health", get(|| async { "ok\n" }))
+        // Builds all services now: a router that was given no state builds its layers again for each request.
+        .with_state(())
 }
 
 async fn status(Path(code): Path<u16>) -> StatusCode {
