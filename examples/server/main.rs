@@ -15,8 +15,7 @@ use std::{convert::Infallible, future::ready, io, net::SocketAddr, process::Exit
 use axum::{
     Extension, Router,
     extract::{Path, Request},
-    http::{HeaderMap, StatusCode, header, request::Parts},
-    middleware::{Next, from_fn},
+    http::{HeaderMap, StatusCode, Uri, header, request::Parts},
     response::{Html, IntoResponse, Response},
     routing::get,
     serve::{IncomingStream, ListenerExt},
@@ -24,6 +23,7 @@ use axum::{
 use redis::ConnectionInfo;
 use sluicegate::{
     Charge, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore,
+    extract::Keys,
 };
 use tokio::{net::TcpListener, signal::unix::SignalKind};
 use tower::{Layer, service_fn};
@@ -65,14 +65,13 @@ async fn run(options: &Options) -> Result<(), String> {
 
 fn app(limits: RateLimitLayer) -> Router {
     Router::new()
-        .route("/", get(|| async { "ok\n" }))
+        .route("/", get(root))
         .route(
             "/cost/{n}",
             get(|Path(n): Path<u64>| async move { format!("{n}\n") }),
         )
         .route("/status/{code}", get(status))
         .route_layer(limits)
-        .route_layer(from_fn(page))
         .route("/health", get(|| async { "ok\n" }))
         // Builds all services now: a router that was given no state builds its layers again for each request.
         .with_state(())
@@ -86,17 +85,17 @@ async fn status(Path(code): Path<u16>) -> StatusCode {
         .unwrap_or(StatusCode::BAD_REQUEST)
 }
 
-/// Browsers get the page, before any limit: it can be loaded again while its requests are refused.
-async fn page(request: Request, next: Next) -> Response {
-    if request.uri().path() == "/" && wants_html(request.headers()) {
+async fn root(request: Request) -> Response {
+    if wants_page(request.uri(), request.headers()) {
         return ([(header::VARY, "accept")], Html(PAGE)).into_response();
     }
-    next.run(request).await
+    "ok\n".into_response()
 }
 
-fn wants_html(headers: &HeaderMap) -> bool {
+/// Whether it is a browser that asks, and not the page's own script.
+fn wants_page(uri: &Uri, headers: &HeaderMap) -> bool {
     let accept = headers.get(header::ACCEPT);
-    accept.is_some_and(|it| it.as_bytes().starts_with(b"text/html"))
+    uri.path() == "/" && accept.is_some_and(|it| it.as_bytes().starts_with(b"text/html"))
 }
 
 fn layer(options: &Options, limiter: Limiter) -> RateLimitLayer {
@@ -104,10 +103,18 @@ fn layer(options: &Options, limiter: Limiter) -> RateLimitLayer {
     options.limits.iter().fold(layer, |layer, limit| {
         let policy = limit.policy.clone();
         match &limit.who {
-            Who::Ip => layer.limit(policy, PeerIp),
-            Who::Header(name) => layer.limit(policy, Header::new(name).or_skip()),
+            Who::Ip => layer.limit(policy, except_page(PeerIp)),
+            Who::Header(name) => layer.limit(policy, except_page(Header::new(name).or_skip())),
         }
     })
+}
+
+/// The page skips all limits: it can be loaded again while its requests are refused.
+fn except_page(extractor: impl KeyExtractor) -> impl KeyExtractor {
+    move |head: &Parts| match wants_page(&head.uri, &head.headers) {
+        true => Ok(Keys::skip()),
+        false => extractor.extract(head),
+    }
 }
 
 /// A cost that cannot be read costs nothing: the handler refuses it.
