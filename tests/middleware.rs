@@ -237,6 +237,14 @@ async fn too_many_keys_are_refused_though_the_failure_policy_is_open() {
     assert!(store.checks().is_empty());
 }
 
+/// axum makes new services for each connection, and for each request where a router was given no state.
+#[test]
+fn a_layer_makes_services_without_allocating() {
+    let layer = layer(Scripted::allowing());
+    let made = allocation_counter::measure(|| drop(layer.clone().layer(())));
+    assert_eq!(made.count_total, 0);
+}
+
 #[test]
 #[should_panic(expected = "same name and different rules: Policy(all: 10/1m), Policy(all: 11/1m)")]
 fn two_policies_of_one_name_are_refused_when_built() {

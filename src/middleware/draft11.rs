@@ -21,6 +21,7 @@ const MAX_INTEGER: u64 = 999_999_999_999_999;
 const NUMBERS: usize = 40;
 
 /// The fields of one layer: the static one made once, the items of the other prepared.
+#[derive(Clone)]
 pub(super) struct Draft11 {
     policy_field: Option<HeaderValue>,
     policies: Vec<(Policy, Vec<Item>)>,

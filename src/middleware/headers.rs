@@ -35,6 +35,7 @@ pub enum HeaderStyle {
 }
 
 /// A style, with all that can be known before the first request.
+#[derive(Clone)]
 pub(super) enum Headers {
     Draft11(Draft11),
     XRateLimit,

@@ -14,9 +14,7 @@ use crate::{
 ///
 /// See the [module docs](super) for an example. `R` makes the responses to requests that are not passed on.
 pub struct RateLimitLayer<R = ProblemJson> {
-    plan: Plan,
-    style: HeaderStyle,
-    rejection: Arc<R>,
+    shared: Arc<Shared<R>>,
 }
 
 impl RateLimitLayer {
@@ -25,10 +23,15 @@ impl RateLimitLayer {
     /// It limits nothing until it is told [what to limit](Self::limit).
     #[must_use]
     pub fn new(limiter: impl Into<Limiter>) -> Self {
-        Self {
+        let style = HeaderStyle::default();
+        let shared = Shared {
             plan: Plan::new(limiter.into()),
-            style: HeaderStyle::default(),
+            style,
+            headers: style.prepare([].into_iter()),
             rejection: Arc::new(ProblemJson),
+        };
+        Self {
+            shared: Arc::new(shared),
         }
     }
 }
@@ -40,10 +43,9 @@ impl<R> RateLimitLayer<R> {
     ///
     /// When another limit of this layer has a policy of the same name and different rules: they would share their counts.
     #[must_use]
-    pub fn limit(mut self, policy: Policy, extractor: impl KeyExtractor) -> Self {
+    pub fn limit(self, policy: Policy, extractor: impl KeyExtractor) -> Self {
         self.refuse_twin(&policy);
-        self.plan.limits.push((policy, Arc::new(extractor)));
-        self
+        self.change(|shared| shared.plan.limits.push((policy, Arc::new(extractor))))
     }
 
     /// Adds a limit whose keys have to be looked up.
@@ -52,14 +54,13 @@ impl<R> RateLimitLayer<R> {
     ///
     /// As [`limit`](Self::limit).
     #[must_use]
-    pub fn limit_async(mut self, policy: Policy, extractor: impl AsyncKeyExtractor) -> Self {
+    pub fn limit_async(self, policy: Policy, extractor: impl AsyncKeyExtractor) -> Self {
         self.refuse_twin(&policy);
-        self.plan.look_ups.push((policy, Arc::new(extractor)));
-        self
+        self.change(|shared| shared.plan.look_ups.push((policy, Arc::new(extractor))))
     }
 
     fn refuse_twin(&self, policy: &Policy) {
-        let mut others = self.plan.policies();
+        let mut others = self.shared.plan.policies();
         if let Some(twin) = others.find(|twin| twin.name() == policy.name() && *twin != policy) {
             panic!(
                 "two policies of one layer have the same name and different rules: {twin:?}, {policy:?}"
@@ -71,9 +72,8 @@ impl<R> RateLimitLayer<R> {
     ///
     /// A cost above a limit can never fit: the request is refused without a `Retry-After`.
     #[must_use]
-    pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
-        self.plan.cost = Some(Arc::new(cost));
-        self
+    pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+        self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))
     }
 
     /// Sets how long a decision may take, look-ups of keys included. The default is the limiter's, 100 ms.
@@ -82,23 +82,22 @@ impl<R> RateLimitLayer<R> {
     ///
     /// When `deadline` is zero.
     #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.plan.limiter = self.plan.limiter.deadline(deadline);
-        self
+    pub fn deadline(self, deadline: Duration) -> Self {
+        let limiter = self.shared.plan.limiter.clone().deadline(deadline);
+        self.change(|shared| shared.plan.limiter = limiter)
     }
 
     /// Sets what to do with a request that could not be decided. The default is the limiter's, [`FailurePolicy::Open`].
     #[must_use]
-    pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
-        self.plan.limiter = self.plan.limiter.on_failure(policy);
-        self
+    pub fn on_failure(self, policy: FailurePolicy) -> Self {
+        let limiter = self.shared.plan.limiter.clone().on_failure(policy);
+        self.change(|shared| shared.plan.limiter = limiter)
     }
 
     /// Sets which headers tell clients their quota. The default is [`HeaderStyle::Draft11`].
     #[must_use]
-    pub fn headers(mut self, style: HeaderStyle) -> Self {
-        self.style = style;
-        self
+    pub fn headers(self, style: HeaderStyle) -> Self {
+        self.change(|shared| shared.style = style)
     }
 
     /// Sets what makes the responses to requests that are not passed on. The default is [`ProblemJson`].
@@ -107,11 +106,29 @@ impl<R> RateLimitLayer<R> {
     /// [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`.
     #[must_use]
     pub fn rejection<M>(self, make: M) -> RateLimitLayer<M> {
-        RateLimitLayer {
-            plan: self.plan,
-            style: self.style,
+        let Shared {
+            plan,
+            style,
+            headers,
+            rejection: _,
+        } = Arc::unwrap_or_clone(self.shared);
+        let shared = Shared {
+            plan,
+            style,
+            headers,
             rejection: Arc::new(make),
+        };
+        RateLimitLayer {
+            shared: Arc::new(shared),
         }
+    }
+
+    /// All that can be known is known here, and not when a service is made: axum makes new ones for each connection.
+    fn change(mut self, change: impl FnOnce(&mut Shared<R>)) -> Self {
+        let shared = Arc::make_mut(&mut self.shared);
+        change(shared);
+        shared.headers = shared.style.prepare(shared.plan.policies());
+        self
     }
 }
 
@@ -119,21 +136,14 @@ impl<S, R> Layer<S> for RateLimitLayer<R> {
     type Service = RateLimit<S, R>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        let shared = Shared {
-            plan: self.plan.clone(),
-            headers: self.style.prepare(self.plan.policies()),
-            rejection: self.rejection.clone(),
-        };
-        RateLimit::new(inner, shared)
+        RateLimit::new(inner, self.shared.clone())
     }
 }
 
 impl<R> Clone for RateLimitLayer<R> {
     fn clone(&self) -> Self {
         Self {
-            plan: self.plan.clone(),
-            style: self.style,
-            rejection: self.rejection.clone(),
+            shared: self.shared.clone(),
         }
     }
 }
@@ -141,8 +151,8 @@ impl<R> Clone for RateLimitLayer<R> {
 impl<R> fmt::Debug for RateLimitLayer<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
-            .field("plan", &self.plan)
-            .field("headers", &self.style)
+            .field("plan", &self.shared.plan)
+            .field("headers", &self.shared.style)
             .finish_non_exhaustive()
     }
 }

@@ -23,7 +23,6 @@ use crate::{
 
 type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
 
-/// Cheap to clone next to building a router, which is when it is cloned.
 #[derive(Clone)]
 pub(super) struct Plan {
     pub(super) limiter: Limiter,

@@ -7,7 +7,10 @@ use std::{
 use http::{HeaderValue, Request, Response, header, request::Parts};
 use tower_service::Service;
 
-use super::{MakeRejection, ProblemJson, Rejection, ResponseFuture, headers::Headers, plan::Plan};
+use super::{
+    HeaderStyle, MakeRejection, ProblemJson, Rejection, ResponseFuture, headers::Headers,
+    plan::Plan,
+};
 use crate::decision::Decision;
 
 /// Middleware that limits how often somebody may call a service.
@@ -18,19 +21,18 @@ pub struct RateLimit<S, R = ProblemJson> {
     shared: Arc<Shared<R>>,
 }
 
-/// What all clones of a service share.
+/// What all services of a layer share.
 pub(super) struct Shared<R> {
     pub(super) plan: Plan,
+    pub(super) style: HeaderStyle,
+    /// The style, prepared for the plan.
     pub(super) headers: Headers,
     pub(super) rejection: Arc<R>,
 }
 
 impl<S, R> RateLimit<S, R> {
-    pub(super) fn new(inner: S, shared: Shared<R>) -> Self {
-        Self {
-            inner,
-            shared: Arc::new(shared),
-        }
+    pub(super) const fn new(inner: S, shared: Arc<Shared<R>>) -> Self {
+        Self { inner, shared }
     }
 }
 
@@ -84,6 +86,17 @@ impl<R> Shared<R> {
         }
         response.extensions_mut().insert(rejection);
         response
+    }
+}
+
+impl<R> Clone for Shared<R> {
+    fn clone(&self) -> Self {
+        Self {
+            plan: self.plan.clone(),
+            style: self.style,
+            headers: self.headers.clone(),
+            rejection: self.rejection.clone(),
+        }
     }
 }
 
