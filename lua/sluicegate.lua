@@ -3,17 +3,21 @@
 --
 -- KEYS[i]      the key of charge i; the charges of one check follow one another
 -- ARGV[1]      '' for the server's clock, or the time in ms (tests)
--- ARGV[i + 1]  what to do with KEYS[i]: three whole numbers, then three for each rule of the policy
+-- ARGV[i + 1]  what to do with KEYS[i]:
 --                I1 action: 0 begins a check, 1 belongs to the check before it, 2 adds and 3 takes units in a settlement
 --                I7 units: the cost of the charge, or the difference of the settlement
 --                I1 how many rules follow
---                  I6 step, I6 hold, I7 limit; in a settlement, the end of the charged step instead of the limit
+--                I6 step, I6 hold, I7 limit of each; in a settlement, the end of the charged step instead of the limit
+--                the label of the policy, as it stands in the value: I1 how many rules, then I6 step, I6 hold of each
 -- Reply        one string: I6 the time; then for each key I1, 0 if its check is refused, and the head of each rule's section
 --              as it is now. Under a rule that refuses, `first` is the time at which the cost fits.
 --
 -- Writes nothing when a check is refused or costs nothing. All numbers are whole, all times are in ms.
 
-local pack, unpack, sub, byte, call = struct.pack, struct.unpack, string.sub, string.byte, redis.call
+local pack, unpack, sub, call = struct.pack, struct.unpack, string.sub, redis.call
+
+local NARROW, WIDE = 4294967296, 281474976710656 -- steps in queues are counted modulo one of these
+local MOST = 9007199254740991 -- units: 2^53 - 1
 
 local now, slack = ARGV[1], 0
 if now == '' then
@@ -45,12 +49,14 @@ local function leading(value, at, count, width, newest, age, sum)
   return low, last, following
 end
 
--- What is seldom needed is made when it is needed: a closure costs as much as a read.
-local function seldom()
+-- What is seldom needed is made when it is needed: a closure costs as much as a look at the value.
+local function seldom(now, leading)
+  local pack, unpack, sub, byte = struct.pack, struct.unpack, string.sub, string.byte
   local seldom = {}
-  local HEAD, HEAD_SIZE = '<I1I6I6I6I6I7I7I4', 43 -- width, step, hold, newest, first, total, base, length of the queue
+  local HEAD, HEAD_SIZE, SPAN_SIZE = '<I1I6I6I7I7I4', 31, 12 -- width, newest, first, total, base, length of the queue
   local ENTRY, ENTRY_SIZE, WRAP = { '<I4I4', '<I6I7' }, { 8, 13 }, { 4294967296, 281474976710656 }
   local MOST = 9007199254740991 -- units: 2^53 - 1
+  local EMPTY = string.rep('\0', HEAD_SIZE)
 
   -- The end of the last step that is believed: one further ahead was charged while the clock was wrong.
   function seldom.believed(step, hold)
@@ -58,51 +64,54 @@ local function seldom()
   end
 
   -- The value with the caller's sections in front and in its order, empty where they are new, then those of others that
-  -- still count; and when the last of those is released. Drops the caller's steps that are not believed.
-  function seldom.conform(value, args, rules)
-    local heads, queues, others, found, carried = {}, {}, {}, {}, 0
+  -- still count; how many these are all together, and when the last of the others is released. Drops the caller's steps
+  -- that are not believed.
+  function seldom.conform(value, label)
+    local sections, found = {}, {}
     local count = value and byte(value) or 0
-    local at = 2 + count * HEAD_SIZE
-    for section = 1, count do
-      local from = 2 + (section - 1) * HEAD_SIZE
-      local _, _, hold, newest, _, _, _, length = unpack(HEAD, value, from)
-      local other = { head = sub(value, from, from + HEAD_SIZE - 1), queue = sub(value, at, at + length - 1) }
-      other.span, other.release = sub(other.head, 2, 13), newest + hold
-      others[section], found[other.span] = other, other
+    local at = 2 + count * (SPAN_SIZE + HEAD_SIZE)
+    for i = 1, count do
+      local from = 2 + count * SPAN_SIZE + (i - 1) * HEAD_SIZE
+      local _, newest, _, _, _, length = unpack(HEAD, value, from)
+      local section = { span = sub(value, 2 + (i - 1) * SPAN_SIZE, 1 + i * SPAN_SIZE) }
+      section.head, section.queue = sub(value, from, from + HEAD_SIZE - 1), sub(value, at, at + length - 1)
+      local _, hold = unpack('<I6I6', section.span)
+      section.release = newest + hold
+      sections[i], found[section.span] = section, section
       at = at + length
     end
-    local pos = 10
-    for rule = 1, rules do
-      local span = sub(args, pos, pos + 11)
-      pos = pos + 19
-      local own = found[span]
-      if own then
-        heads[rule], queues[rule] = seldom.trim(own.head, own.queue)
-        found[span] = nil
-      else
-        heads[rule], queues[rule] = string.rep('\0', HEAD_SIZE), ''
-      end
+    local spans, heads, queues, carried = { '' }, {}, {}, 0
+    local function keep(span, head, queue)
+      spans[#spans + 1], heads[#heads + 1], queues[#queues + 1] = span, head, queue
     end
-    for _, other in ipairs(others) do
+    for i = 1, byte(label) do
+      local span = sub(label, 2 + (i - 1) * SPAN_SIZE, 1 + i * SPAN_SIZE)
+      local own = found[span]
+      found[span] = nil
+      if own then keep(span, seldom.trim(span, own.head, own.queue)) else keep(span, EMPTY, '') end
+    end
+    for _, other in ipairs(sections) do
       if found[other.span] and other.release > now and #heads < 255 then
-        heads[#heads + 1], queues[#queues + 1] = other.head, other.queue
+        keep(other.span, other.head, other.queue)
         carried = math.max(carried, other.release)
       end
     end
-    return string.char(#heads) .. table.concat(heads) .. table.concat(queues), carried
+    spans[1] = string.char(#heads)
+    return table.concat(spans) .. table.concat(heads) .. table.concat(queues), #heads, carried
   end
 
   -- A section without the steps that are not believed.
-  function seldom.trim(head, queue)
-    local width, step, hold, newest, first, total, base, length = unpack(HEAD, head)
-    local believed, size, number = seldom.believed(step, hold), ENTRY_SIZE[width], newest / step
-    if newest <= believed then return head, queue end
-    local left, sum = leading(queue, 1, length / size, width, number, (newest - believed) / step)
-    if left == 0 then return string.rep('\0', HEAD_SIZE), '' end
+  function seldom.trim(span, head, queue)
+    local step, hold = unpack('<I6I6', span)
+    local width, newest, first, total, base, length = unpack(HEAD, head)
+    if newest <= seldom.believed(step, hold) then return head, queue end
+    local size, number, age = ENTRY_SIZE[width], newest / step, (newest - seldom.believed(step, hold)) / step
+    local left, sum = leading(queue, 1, length / size, width, number, age)
+    if left == 0 then return EMPTY, '' end
     local last = unpack(ENTRY[width], queue, (left - 1) * size + 1)
     newest = newest - (number - last) % WRAP[width] * step
     length = (left - 1) * size
-    return pack(HEAD, width, step, hold, newest, first, sum, base, length), sub(queue, 1, length)
+    return pack(HEAD, width, newest, first, sum, base, length), sub(queue, 1, length)
   end
 
   -- A queue written anew, with totals that start from 0.
@@ -151,77 +160,85 @@ local function seldom()
   return seldom
 end
 
-local count = #KEYS
-
--- Decides charge `i` and those of its check that follow, and writes them if all fit: answers the heads of their sections,
--- and where the next check begins. Nothing for a check that does not fit, unless the caller `looks`: then nothing is
--- charged, and the heads say when the cost fits. `value` and `carried` are known when the value has been made to conform.
-local function decide(i, looks, value, carried)
-  local now, args = now, ARGV[i + 1]
+-- Charge by charge. A check is tried as if it fitted: what it would write is put aside until its last charge has passed.
+-- If one does not, the check is looked at again from its first charge, and the heads say when the cost fits.
+local KEYS, ARGV = KEYS, ARGV
+local reply, writes, looks, i, begin = pack('<I6', now), nil, false, 1, 1
+local before = reply -- what is replied to the checks before this one
+local value, sections, carried -- of KEYS[i], how many sections it has, and until when those of others count
+while KEYS[i] do
+  local args = ARGV[i + 1]
   local action, units, rules, pos = unpack('<I1I7I1', args)
-  if not carried then
-    value, carried = call('GET', KEYS[i]), 0
+  local label = sub(args, 10 + rules * 19)
+  if value == nil then
+    value, sections, carried = call('GET', KEYS[i]), rules, 0
     if not value then
-      value = string.char(rules) .. string.rep('\0', rules * 43)
-    elseif byte(value) ~= rules then
-      value, carried = seldom().conform(value, args, rules)
+      value = label .. string.rep('\0', rules * 31)
+    elseif sub(value, 1, #label) ~= label then
+      value, sections, carried = seldom(now, leading).conform(value, label)
     end
   end
-  local sections, till, was, writes = byte(value), carried, carried, units > 0 and action < 2 and not looks
-  local heads, queues, from, at = looks and '\0' or sub(value, 1, 1), '', 2, 2 + sections * 43
+
+  local till, was, changes, fits, conforms = carried, carried, units > 0 and action < 2 and not looks, true, true
+  local heads, queues, from = '', '', 2 + sections * 12
+  local at = from + sections * 31
   local kept = at -- the queues before this byte have been copied
   for _ = 1, rules do
-    local step, hold, limit, width, step_, hold_, newest, first, total, base, length
+    local step, hold, limit, width, newest, first, total, base, length
     step, hold, limit, pos = unpack('<I6I6I7', args, pos)
-    width, step_, hold_, newest, first, total, base, length, from = unpack('<I1I6I6I6I6I7I7I4', value, from)
+    width, newest, first, total, base, length, from = unpack('<I1I6I6I7I7I4', value, from)
     local time = now
-    if newest - step > now then time = newest - step end -- the clock stepped back: time stands still until it caught up
-    if step_ == 0 then
+    if newest - step > now then -- the clock stepped back: time stands still until it has caught up
+      time = newest - step
+      conforms = newest <= seldom(now, leading).believed(step, hold)
+      if not conforms then break end
+    elseif width == 0 then
       width = hold / step < 4294967290 and 1 or 2
-    elseif step_ ~= step or hold_ ~= hold or time > now and newest > seldom().believed(step, hold) then
-      return decide(i, looks, seldom().conform(value, args, rules))
     end
 
     -- Release: of the queue, the entries from `live` on still count; `added` will follow them.
-    local behind, release, size, wrap = at + length, newest + hold, 8, 4294967296
-    if width ~= 1 then size, wrap = 13, 281474976710656 end
+    local behind, release = at + length, newest + hold
     local live, added = at, ''
     if release > was then was = release end
     if release <= time or total == base then
       newest = now - now % step + step
       first, total, base, live = newest, 0, 0, behind
     elseif first + hold <= time then
-      local number, gone, following = newest / step, nil, nil
+      local number, size, gone, following = newest / step, width == 1 and 8 or 13, nil, nil
       gone, base, following = leading(value, at, length / size, width, number, (release - time) / step)
-      first = following and newest - (number - following) % wrap * step or newest
+      first = following and newest - (number - following) % (width == 1 and NARROW or WIDE) * step or newest
       live = at + gone * size
     end
 
     if action > 1 then
       -- `limit` is the end of the step that was charged.
-      if limit + hold > time and limit <= seldom().believed(step, hold) then
+      if limit + hold > time and limit <= seldom(now, leading).believed(step, hold) then
         local difference, differs = action == 2 and units or -units, nil
         added, width, newest, first, total, differs =
-          seldom().settle(sub(value, live, behind - 1), width, step, newest, total, base, limit, difference)
-        base, live, writes = 0, behind, writes or differs
+          seldom(now, leading).settle(sub(value, live, behind - 1), width, step, newest, total, base, limit, difference)
+        base, live, changes = 0, behind, changes or differs
       end
     elseif total - base + units > limit then
-      if not looks then return nil, value, carried end
+      fits = false
+      if not looks then break end
       first = 0
       if units <= limit then
-        local number = newest / step
-        local _, _, following = leading(value, live, (behind - live) / size, width, number, nil, total + units - limit)
-        first = newest + hold - (following and (number - following) % wrap * step or 0)
+        local number, count = newest / step, (behind - live) / (width == 1 and 8 or 13)
+        local _, _, following = leading(value, live, count, width, number, nil, total + units - limit)
+        first = newest + hold - (following and (number - following) % (width == 1 and NARROW or WIDE) * step or 0)
       end
     elseif units > 0 and not looks then
-      if total + units >= 4294967296 and (width == 1 or total + units > 9007199254740991) then
+      if total + units >= NARROW and (width == 1 or total + units > MOST) then
         local to = (total - base + units >= 2147483648 or hold / step >= 4294967290) and 2 or 1
-        added = seldom().rewrite(sub(value, live, behind - 1), width, to, newest / step, base)
+        added = seldom(now, leading).rewrite(sub(value, live, behind - 1), width, to, newest / step, base)
         width, total, base, live = to, total - base, 0, behind
-        wrap = to == 1 and 4294967296 or 281474976710656
       end
       if now >= newest then
-        added = added .. pack(width == 1 and '<I4I4' or '<I6I7', newest / step % wrap, total)
+        if width == 1 then
+          added = added .. pack('<I4I4', newest / step % NARROW, total)
+        else
+          added = added .. pack('<I6I7', newest / step % WIDE, total)
+        end
         newest = now - now % step + step
       end
       total = total + units
@@ -235,36 +252,39 @@ local function decide(i, looks, value, carried)
       queues = queues .. sub(value, kept, behind - 1) .. added
       kept = behind
     end
-    heads = heads .. pack('<I1I6I6I6I6I7I7I4', width, step, hold, newest, first, total, base, behind - live + #added)
+    heads = heads .. pack('<I1I6I6I7I7I4', width, newest, first, total, base, behind - live + #added)
     if total > base and newest + hold > till then till = newest + hold end
     at = behind
   end
 
-  local others, behind = '', i + 1
-  if behind <= count and byte(ARGV[behind + 1]) == 1 then
-    others, behind = decide(behind, looks)
-    if not others then return nil, value, carried end
-  end
-  if writes then
-    if till == 0 then
-      call('DEL', KEYS[i])
-    else
-      local carry = sections > rules and sub(value, from, 1 + sections * 43) or ''
-      value = heads .. carry .. queues .. sub(value, kept)
-      if till > was then
-        call('SET', KEYS[i], value, 'PX', till - now + slack)
-      else
-        call('SET', KEYS[i], value, 'KEEPTTL')
+
+  if not conforms then
+    value, sections, carried = seldom(now, leading).conform(value, label)
+  elseif not fits and not looks then
+    if i > begin then value = nil end
+    reply, writes, looks, i = before, nil, true, begin
+  else
+    if changes then
+      if sections > rules then
+        label = sub(value, 1, 1 + sections * 12)
+        queues = sub(value, from, 1 + sections * 43) .. queues
       end
+      writes = { KEYS[i], label .. heads .. queues .. sub(value, kept), till, was, writes }
+    end
+    reply, value, i = reply .. (looks and '\0' or '\1') .. heads, nil, i + 1
+    if not KEYS[i] or string.byte(ARGV[i + 1]) ~= 1 then
+      while writes do
+        if writes[3] == 0 then
+          call('DEL', writes[1])
+        elseif writes[3] > writes[4] then
+          call('SET', writes[1], writes[2], 'PX', writes[3] - now + slack)
+        else
+          call('SET', writes[1], writes[2], 'KEEPTTL')
+        end
+        writes = writes[5]
+      end
+      before, looks, begin = reply, false, i
     end
   end
-  return heads .. others, behind
-end
-
-local reply, i = pack('<I6', now), 1
-while i <= count do
-  local heads, behind, carried = decide(i, false)
-  if not heads then heads, behind = decide(i, true, behind, carried) end
-  reply, i = reply .. heads, behind
 end
 return reply

@@ -9,6 +9,7 @@ use crate::{
     charge::{Charge, Check, Settlement},
     decision::{Count, Decision, PolicyUsage, Usage},
     error::{StoreError, StoreErrorKind},
+    rule::Rule,
     window::Span,
 };
 
@@ -18,7 +19,7 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
 const SOURCE: &str = include_str!("../../../lua/sluicegate.lua");
 
 /// The size of a section's head in a reply.
-const HEAD: usize = 43;
+const HEAD: usize = 31;
 
 /// What the script is to do with one key.
 #[derive(Clone, Copy)]
@@ -125,19 +126,29 @@ pub(super) fn with_source(call: &Cmd) -> Cmd {
 impl Item<'_> {
     fn write(&self, buffer: &mut Vec<u8>) {
         let rules = self.charge.policy().rules();
+        let count = u8::try_from(rules.len()).unwrap_or(u8::MAX); // a policy has at most 16
         buffer.push(self.action as u8);
         buffer.extend_from_slice(&self.units.to_le_bytes()[..7]);
-        buffer.push(u8::try_from(rules.len()).unwrap_or(u8::MAX)); // a policy has at most 16
+        buffer.push(count);
         for (index, rule) in rules.iter().enumerate() {
-            let span = Span::of(rule);
             let last = self
                 .charged
                 .map_or(rule.limit(), |usage| usage.rules()[index].step_end_ms());
-            buffer.extend_from_slice(&span.step_ms.to_le_bytes()[..6]);
-            buffer.extend_from_slice(&span.hold_ms.to_le_bytes()[..6]);
+            write_span(buffer, rule);
             buffer.extend_from_slice(&last.to_le_bytes()[..7]);
         }
+        buffer.push(count);
+        for rule in rules {
+            write_span(buffer, rule);
+        }
     }
+}
+
+/// Labels a section.
+fn write_span(buffer: &mut Vec<u8>, rule: &Rule) {
+    let span = Span::of(rule);
+    buffer.extend_from_slice(&span.step_ms.to_le_bytes()[..6]);
+    buffer.extend_from_slice(&span.hold_ms.to_le_bytes()[..6]);
 }
 
 /// Reads the reply to several checks.
@@ -195,12 +206,12 @@ fn counts(check: &Check, rest: &mut &[u8]) -> Result<(bool, Vec<Count>), StoreEr
     Ok((admitted, counts))
 }
 
-/// Reads a head: width, step, hold, newest, first, total, base, and the length of the queue.
+/// Reads a head: width, newest, first, total, base, and the length of the queue.
 fn count(head: &[u8]) -> Count {
     Count {
-        used: number(&head[25..32]).saturating_sub(number(&head[32..39])),
-        newest_end_ms: number(&head[13..19]),
-        fits_at_ms: number(&head[19..25]),
+        used: number(&head[13..20]).saturating_sub(number(&head[20..27])),
+        newest_end_ms: number(&head[1..7]),
+        fits_at_ms: number(&head[7..13]),
     }
 }
 
