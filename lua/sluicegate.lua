@@ -33,7 +33,7 @@ end
 local function leading(value, at, count, width, newest, age, sum)
   local entry, size, wrap = '<I4I4', 8, 4294967296
   if width > 1 then entry, size, wrap = '<I6I7', 13, 281474976710656 end
-  local low, high, stride, last, following = 0, count + 1, 1, nil, nil
+  local low, high, stride, last, following = 0, count - count % 1 + 1, 1, nil, nil
   while high - low > 1 do
     local probe = low + stride
     if probe >= high then probe = (low + high - (low + high) % 2) / 2 end
@@ -224,7 +224,7 @@ while KEYS[i] do
       first = 0
       if units <= limit then
         local number, count = newest / step, (behind - live) / (width == 1 and 8 or 13)
-        local _, _, following = leading(value, live, count, width, number, nil, total + units - limit)
+        local _, _, following = leading(value, live, count, width, number, nil, total - limit + units)
         first = newest + hold - (following and (number - following) % (width == 1 and NARROW or WIDE) * step or 0)
       end
     elseif units > 0 and not looks then

@@ -24,6 +24,7 @@ macro_rules! contract {
             a_peek_changes_nothing
             a_limit_of_zero_refuses_every_cost_above_zero
             the_largest_limit_is_counted_exactly
+            a_wait_for_almost_the_largest_limit_is_exact
             running_totals_may_outgrow_32_and_53_bits
             a_cost_above_the_limit_never_fits
             a_window_of_one_millisecond_slides
@@ -212,6 +213,18 @@ pub(crate) async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: 
         assert!(admits(gate, &policy, "alice", MAX_UNITS).await);
     }
     assert_eq!(left(gate, &policy, "alice").await, [0]);
+}
+
+/// What counts and the cost together are above 2^53 here, where the script's numbers are no longer exact.
+pub(crate) async fn a_wait_for_almost_the_largest_limit_is_exact(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "9007199254740991/1s@exact");
+    assert!(admits(gate, &policy, "alice", 1).await);
+    clock.advance(Duration::from_millis(1));
+    assert!(admits(gate, &policy, "alice", MAX_UNITS - 1).await);
+    for (cost, wait) in [(1, 1_000), (2, 1_001), (3, 1_001)] {
+        let decision = check(gate, &policy, "alice", cost).await;
+        assert_eq!(retry_after(&decision), Some(wait), "{cost}");
+    }
 }
 
 /// The script keeps running totals: in four bytes as long as what counts fits into them.
