@@ -86,8 +86,6 @@ async fn assert_retry_is_exact(store: &dyn Store, clock: &TestClock, history: &H
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
-
     #[test]
     fn the_memory_store_agrees_with_the_model(history in steady()) {
         let (store, clock) = memory();
@@ -125,7 +123,7 @@ fn the_redis_store_agrees_with_the_memory_store_whatever_happens() {
         .enable_all()
         .build()
         .unwrap();
-    proptest!(ProptestConfig::with_cases(200), |(history in wild())| {
+    proptest!(|(history in wild())| {
         runtime.block_on(async {
             let (redis, clock) = common::served::fresh(&server).await;
             let memory = MemoryStore::new().clock(clock.clone());

@@ -40,7 +40,7 @@ fn the_script_agrees_with_the_memory_store_whatever_happens() {
         .enable_all()
         .build()
         .unwrap();
-    proptest!(ProptestConfig::with_cases(100), |(history in wild())| {
+    proptest!(|(history in wild())| {
         let (script, clock) = store();
         let memory = MemoryStore::new().clock(clock.clone());
         runtime.block_on(agree(&script, &memory, &clock, &history));

@@ -92,7 +92,8 @@ fn rule() -> impl Strategy<Value = Rule> {
         1 => Just(0),
         8 => 1..=10_u64,
         3 => Just(100),
-        1 => Just(MAX_UNITS),
+        1 => Just(1 << 33),
+        2 => Just(MAX_UNITS),
     ];
     (limits, windows, 0..6_u64).prop_map(|(limit, window_ms, kind)| {
         let rule = Rule::new(limit, Duration::from_millis(window_ms));
@@ -135,6 +136,9 @@ fn costs() -> impl Strategy<Value = u64> {
         8 => Just(1),
         4 => 2..=12_u64,
         1 => Just(100),
+        // Totals outgrow 32 bits, and 53.
+        1 => (1_u64 << 30)..=(1 << 33),
+        1 => Just(MAX_UNITS / 2),
         1 => Just(MAX_UNITS),
         1 => Just(u64::MAX),
     ]
