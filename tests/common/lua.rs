@@ -5,6 +5,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use mlua::{Lua, Table, Value as LuaValue, Variadic};
@@ -13,18 +14,35 @@ use redis::{
     aio::ConnectionLike,
 };
 
-type Keys = Arc<Mutex<HashMap<Vec<u8>, Vec<u8>>>>;
+/// What is added to every TTL when the clock is not the server's.
+const SLACK_MS: u64 = 86_400_000;
+
+type State = Arc<Mutex<Keys>>;
+
+/// The keys, and the time at which each is gone: by the clock of the caller, so that a TTL that is too short is seen.
+#[derive(Default)]
+struct Keys {
+    now_ms: u64,
+    slack_ms: u64,
+    values: HashMap<Vec<u8>, (Vec<u8>, u64)>,
+}
+
+impl Keys {
+    fn get(&self, key: &[u8]) -> Option<&(Vec<u8>, u64)> {
+        self.values.get(key).filter(|(_, gone)| *gone > self.now_ms)
+    }
+}
 
 /// Knows `EVAL` and `DEL`; answers `EVALSHA` as a server does that has not seen the script.
 #[derive(Clone)]
 pub(crate) struct LuaServer {
     lua: Lua,
-    keys: Keys,
+    keys: State,
 }
 
 impl LuaServer {
     pub(crate) fn new() -> Self {
-        let (lua, keys) = (Lua::new(), Keys::default());
+        let (lua, keys) = (Lua::new(), State::default());
         let structs = lua.create_table().unwrap();
         let strings: Table = lua.globals().get("string").unwrap();
         for name in ["pack", "unpack"] {
@@ -65,7 +83,7 @@ impl LuaServer {
             b"EVAL" => Ok(self.eval(&args[1..])),
             b"PING" => Ok(Value::Okay),
             b"DEL" => {
-                self.keys.lock().unwrap().remove(args[1]);
+                self.keys.lock().unwrap().values.remove(args[1]);
                 Ok(Value::Int(1))
             }
             other => panic!("{}", String::from_utf8_lossy(other)),
@@ -73,7 +91,8 @@ impl LuaServer {
     }
 
     fn eval(&self, args: &[&[u8]]) -> Value {
-        let keys: usize = std::str::from_utf8(args[1]).unwrap().parse().unwrap();
+        let keys = usize::try_from(number(args[1])).unwrap();
+        self.set_clock(args[2 + keys]);
         let table = |args: &[&[u8]]| {
             let strings = args.iter().map(|arg| self.lua.create_string(arg).unwrap());
             self.lua.create_sequence_from(strings).unwrap()
@@ -89,42 +108,57 @@ impl LuaServer {
         let reply: mlua::String = self.lua.load(args[0]).eval().unwrap();
         Value::BulkString(reply.as_bytes().to_vec())
     }
+
+    fn set_clock(&self, clock: &[u8]) {
+        let mut keys = self.keys.lock().unwrap();
+        (keys.now_ms, keys.slack_ms) = match clock {
+            [] => (u64::try_from(since_epoch().as_millis()).unwrap(), 0),
+            clock => (number(clock), SLACK_MS),
+        };
+    }
+}
+
+fn number(text: &[u8]) -> u64 {
+    std::str::from_utf8(text).unwrap().parse().unwrap()
 }
 
 /// The commands that the script may use, with their arguments as Redis takes them.
-fn call(lua: &Lua, keys: &Keys, args: &[LuaValue]) -> mlua::Result<LuaValue> {
+fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
     let args: Vec<Vec<u8>> = args.iter().map(argument).collect();
     let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
     let mut keys = keys.lock().unwrap();
     match args[..] {
         [b"TIME"] => {
-            let now = std::time::SystemTime::now()
-                .duration_since(std::time::UNIX_EPOCH)
-                .unwrap();
+            let now = since_epoch();
             let parts = [now.as_secs().to_string(), now.subsec_micros().to_string()];
             Ok(LuaValue::Table(lua.create_sequence_from(parts)?))
         }
         [b"GET", key] => Ok(match keys.get(key) {
-            Some(value) => LuaValue::String(lua.create_string(value)?),
+            Some((value, _)) => LuaValue::String(lua.create_string(value)?),
             None => LuaValue::Boolean(false),
         }),
         [b"SET", key, value, b"PX", ttl] => {
-            let ttl: u64 = std::str::from_utf8(ttl).unwrap().parse().unwrap();
+            let ttl = number(ttl) - keys.slack_ms;
             assert!(ttl > 0);
-            keys.insert(key.into(), value.into());
+            let gone = keys.now_ms + ttl;
+            keys.values.insert(key.into(), (value.into(), gone));
             Ok(LuaValue::Boolean(true))
         }
         [b"SET", key, value, b"KEEPTTL"] => {
-            let old = keys.insert(key.into(), value.into());
-            assert!(old.is_some(), "there is no TTL to keep");
+            let gone = keys.get(key).expect("there is no TTL to keep").1;
+            keys.values.insert(key.into(), (value.into(), gone));
             Ok(LuaValue::Boolean(true))
         }
         [b"DEL", key] => {
-            keys.remove(key);
+            keys.values.remove(key);
             Ok(LuaValue::Integer(1))
         }
         _ => panic!("not a command of the script: {args:?}"),
     }
+}
+
+fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
 /// Floats that are no whole numbers are refused by every command that the script uses.
