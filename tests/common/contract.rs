@@ -44,6 +44,8 @@ macro_rules! contract {
             sections_of_other_rules_are_carried_until_they_are_released
             time_stands_still_while_the_clock_is_behind
             a_step_far_ahead_is_not_believed
+            the_clock_may_show_the_epoch_or_its_latest_time
+            the_largest_check_is_decided_and_settled
             clones_of_a_limiter_share_their_counts
             exactly_the_limit_is_admitted_under_concurrency
             a_check_over_many_keys_is_atomic_under_concurrency
@@ -504,6 +506,45 @@ pub(crate) async fn a_step_far_ahead_is_not_believed(gate: &Limiter, clock: Test
     assert!(admits(gate, &policy, "alice", 1).await);
     clock.set(START_MS);
     assert_eq!(left(gate, &policy, "alice").await, [2]);
+}
+
+pub(crate) async fn the_clock_may_show_the_epoch_or_its_latest_time(
+    gate: &Limiter,
+    clock: TestClock,
+) {
+    for (key, now_ms) in [("first", 0), ("last", u64::MAX)] {
+        clock.set(now_ms);
+        let now_ms = clock.now_ms();
+        for window in ["1ms", "1s@exact", "36525d@1d", "1d@fixed"] {
+            let policy = policy(window.split('@').next().unwrap(), &format!("2/{window}"));
+            assert!(admits(gate, &policy, key, 2).await);
+            let decision = check(gate, &policy, key, 1).await;
+            let step = ms(policy.rules()[0].step());
+            let hold = ms(policy.rules()[0].window());
+            let end = now_ms - now_ms % step + step;
+            let release = if window.ends_with("fixed") {
+                end
+            } else {
+                end + hold
+            };
+            assert_eq!(retry_after(&decision), Some(release - now_ms), "{window}");
+        }
+    }
+}
+
+pub(crate) async fn the_largest_check_is_decided_and_settled(gate: &Limiter, _: TestClock) {
+    let rules = (1..=16).map(|minutes| format!("{}/{minutes}m", minutes + 1));
+    let policy = policy("p", &rules.collect::<Vec<_>>().join(","));
+    let charge = |key: u32, cost| Charge::new(&policy, user(&key.to_string()), cost);
+    let charges = |cost| (0..64).map(move |key| charge(key, cost));
+    let decision = gate.check(charges(2)).await.unwrap();
+    let left: Vec<u64> = (0..16).collect();
+    assert_eq!(remaining(decision.usage()), left.repeat(64));
+    assert!(!gate.check(charges(1)).await.unwrap().is_allowed());
+    let settled = gate.settle(decision.usage(), [1; 64]).await.unwrap();
+    let left: Vec<u64> = (1..=16).collect();
+    assert_eq!(remaining(&settled), left.repeat(64));
+    assert!(gate.check(charges(1)).await.unwrap().is_allowed());
 }
 
 pub(crate) async fn clones_of_a_limiter_share_their_counts(gate: &Limiter, _: TestClock) {
