@@ -88,6 +88,16 @@ pub enum PolicyError {
         /// The two rules.
         rules: [Rule; 2],
     },
+    /// Two policies of one set have the same name.
+    Twice {
+        /// The policy's name.
+        policy: String,
+    },
+    /// A set has no policy of this name, though one is needed.
+    Missing {
+        /// The policy's name.
+        policy: String,
+    },
 }
 
 impl fmt::Display for PolicyError {
@@ -101,6 +111,8 @@ impl fmt::Display for PolicyError {
             }
             Self::RuleCount { policy } => write!(f, "policy `{policy}` must have 1 to 16 rules"),
             Self::Rule { policy, source } => write!(f, "policy `{policy}`: {source}"),
+            Self::Twice { policy } => write!(f, "policy `{policy}` is named twice"),
+            Self::Missing { policy } => write!(f, "policy `{policy}` is missing"),
             Self::SameWindow {
                 policy,
                 rules: [first, second],

@@ -66,7 +66,7 @@
 //! | `redis` | yes | [`RedisStore`](store::redis) |
 //! | `bb8` | yes | `RedisStore` over a `bb8_redis` pool |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo` |
-//! | `serde` | | [`Rule`] as text, both ways |
+//! | `serde` | | [`Rule`], [`Policy`] and [`Policies`] in configuration files |
 //! | `test-util` | | a clock to move by hand |
 //!
 //! # What this does not do
@@ -84,12 +84,15 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod charge;
+#[cfg(feature = "serde")]
+mod config;
 pub mod decision;
 pub mod error;
 pub mod extract;
 pub mod key;
 pub mod limiter;
 pub mod middleware;
+pub mod policies;
 pub mod policy;
 pub mod rule;
 pub mod store;
@@ -106,6 +109,7 @@ pub use extract::{Header, KeyExtractor, PeerIp};
 pub use key::Key;
 pub use limiter::{FailurePolicy, Limiter};
 pub use middleware::RateLimitLayer;
+pub use policies::{LivePolicies, Policies};
 pub use policy::Policy;
 pub use rule::Rule;
 #[cfg(feature = "redis")]

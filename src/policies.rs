@@ -1,0 +1,218 @@
+//! [`Policies`]: policies by name, as a configuration file has them; [`LivePolicies`]: those that change while the service runs.
+//!
+//! ```
+//! use sluicegate::{Charge, Key, Limiter, LivePolicies, MemoryStore, Policies, Policy};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let limiter = Limiter::new(MemoryStore::new());
+//! let live = LivePolicies::new(Policies::new([Policy::parse("ip", "5/1m")?])?);
+//! let charge = |cost| Charge::new(&live.get("ip").unwrap(), Key::new("ip", "192.0.2.1"), cost);
+//! assert!(limiter.check([charge(4)]).await?.is_allowed());
+//!
+//! // A limit that changes holds at once, for what is counted already.
+//! live.replace(Policies::new([Policy::parse("ip", "10/1m")?])?)?;
+//! assert!(limiter.check([charge(6)]).await?.is_allowed());
+//! assert!(!limiter.check([charge(1)]).await?.is_allowed());
+//!
+//! // A policy never vanishes: what it limits would be unlimited.
+//! let error = live.replace(Policies::new([])?).unwrap_err();
+//! assert_eq!(error.to_string(), "policy `ip` is missing");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! # In a configuration file
+//!
+//! With the feature `serde`, `Policies` are a map from name to rules, in one string or in a list of them:
+//!
+//! ```
+//! # #[cfg(feature = "serde")] {
+//! let policies: sluicegate::Policies = toml::from_str(r#"
+//!     ip = "10/1s,120/1m"
+//!     user = ["600/1m", "100000/1d"]
+//! "#)?;
+//! assert_eq!(policies.get("user").unwrap().to_string(), "600/1m,100000/1d");
+//!
+//! let error = toml::from_str::<sluicegate::Policies>(r#"ip = "10/1s,10""#).unwrap_err();
+//! assert!(error.message().starts_with("policy `ip`: rule `10`: write it as LIMIT/WINDOW"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }.unwrap();
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use crate::{error::PolicyError, policy::Policy};
+
+/// Policies by name; cheap to clone.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Policies {
+    by_name: Arc<BTreeMap<Box<str>, Policy>>,
+}
+
+impl Policies {
+    /// Creates a set of policies.
+    ///
+    /// # Errors
+    ///
+    /// When two of them have one name.
+    pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, PolicyError> {
+        let mut by_name = BTreeMap::new();
+        for policy in policies {
+            if let Some(twin) = by_name.insert(policy.name().into(), policy) {
+                let policy = twin.name().to_owned();
+                return Err(PolicyError::Twice { policy });
+            }
+        }
+        Ok(Self {
+            by_name: Arc::new(by_name),
+        })
+    }
+
+    /// The policy of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Policy> {
+        self.by_name.get(name)
+    }
+
+    /// The policies, in the order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = &Policy> {
+        self.by_name.values()
+    }
+}
+
+impl fmt::Debug for Policies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// Policies that can be replaced while the service runs, all in one step; clones are handles of the same set.
+///
+/// The store keeps what is counted under a rule as long as the rule's window, precision and kind stay: a new limit holds at once
+/// for what was charged before, and a rule with a new window starts from nothing.
+#[derive(Clone, Debug)]
+pub struct LivePolicies {
+    current: Arc<RwLock<Policies>>,
+}
+
+impl LivePolicies {
+    /// Creates a set that starts as `policies`.
+    #[must_use]
+    pub fn new(policies: Policies) -> Self {
+        Self {
+            current: Arc::new(RwLock::new(policies)),
+        }
+    }
+
+    /// The policy that has this name now.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Policy> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.get(name).cloned()
+    }
+
+    /// All policies as they are now.
+    #[must_use]
+    pub fn load(&self) -> Policies {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.clone()
+    }
+
+    /// Replaces all policies; requests that are being decided keep those that they have seen. There may be new names among them.
+    ///
+    /// # Errors
+    ///
+    /// When a policy is missing that is there now. Nothing is replaced then.
+    pub fn replace(&self, policies: Policies) -> Result<(), PolicyError> {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(missing) = current.iter().find(|it| policies.get(it.name()).is_none()) {
+            return Err(PolicyError::Missing {
+                policy: missing.name().to_owned(),
+            });
+        }
+        *current = policies;
+        Ok(())
+    }
+
+    /// A handle of one policy, for a limit of a layer that follows each replacement.
+    ///
+    /// # Errors
+    ///
+    /// When there is no policy of this name.
+    pub fn policy(&self, name: &str) -> Result<LivePolicy, PolicyError> {
+        let first = self.get(name).ok_or_else(|| PolicyError::Missing {
+            policy: name.chars().take(64).collect(),
+        })?;
+        Ok(LivePolicy {
+            first,
+            all: self.clone(),
+        })
+    }
+}
+
+/// One policy of [`LivePolicies`], as it is when it is asked for.
+#[derive(Clone)]
+pub struct LivePolicy {
+    first: Policy,
+    all: LivePolicies,
+}
+
+impl LivePolicy {
+    /// The policy as it is now.
+    #[must_use]
+    pub fn load(&self) -> Policy {
+        let now = self.all.get(self.first.name());
+        // Names do not vanish; if one did, its limit would still hold.
+        now.unwrap_or_else(|| self.first.clone())
+    }
+}
+
+impl fmt::Debug for LivePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.load().fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policies(all: &[(&str, &str)]) -> Result<Policies, PolicyError> {
+        Policies::new(
+            all.iter()
+                .map(|(name, rules)| Policy::parse(*name, rules).unwrap()),
+        )
+    }
+
+    #[test]
+    fn a_name_stands_for_one_policy() {
+        let error = policies(&[("ip", "1/1s"), ("ip", "1/1s")]).unwrap_err();
+        assert_eq!(error.to_string(), "policy `ip` is named twice");
+    }
+
+    #[test]
+    fn all_policies_are_replaced_or_none() {
+        let live = LivePolicies::new(policies(&[("ip", "1/1s"), ("user", "2/1s")]).unwrap());
+        let ip = live.policy("ip").unwrap();
+        let error = live.replace(policies(&[("ip", "7/1s")]).unwrap());
+        assert_eq!(error.unwrap_err().to_string(), "policy `user` is missing");
+        assert_eq!(ip.load().to_string(), "1/1s");
+
+        let new = policies(&[("ip", "7/1s"), ("user", "8/1s"), ("tenant", "9/1s")]).unwrap();
+        live.replace(new.clone()).unwrap();
+        assert_eq!(live.load(), new);
+        assert_eq!(ip.load().to_string(), "7/1s");
+    }
+
+    #[test]
+    fn a_handle_of_a_policy_that_is_not_there_is_not_given() {
+        let live = LivePolicies::new(policies(&[("ip", "1/1s")]).unwrap());
+        let error = live.policy("pi").unwrap_err();
+        assert_eq!(error.to_string(), "policy `pi` is missing");
+    }
+}
