@@ -22,6 +22,17 @@ impl Keys {
             others: Vec::new(),
         }
     }
+
+    /// Whether there is no key.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// The keys, in the order in which they are charged.
+    pub fn iter(&self) -> impl Iterator<Item = &Key> {
+        self.first.iter().chain(&self.others)
+    }
 }
 
 impl From<Key> for Keys {

@@ -25,6 +25,7 @@ const NUMBERS: usize = 40;
 pub(super) struct Draft11 {
     policy_field: Option<HeaderValue>,
     policies: Vec<(Policy, Vec<Item>)>,
+    all_known: bool,
     capacity: usize,
 }
 
@@ -32,7 +33,8 @@ pub(super) struct Draft11 {
 type Item = Box<str>;
 
 impl Draft11 {
-    pub(super) fn new<'a>(policies: impl Iterator<Item = &'a Policy>) -> Self {
+    /// `all_known` when no request is charged under another policy than these.
+    pub(super) fn new<'a>(policies: impl Iterator<Item = &'a Policy>, all_known: bool) -> Self {
         let mut distinct: Vec<(Policy, Vec<Item>)> = Vec::new();
         let mut field = Vec::new();
         for policy in policies {
@@ -51,11 +53,30 @@ impl Draft11 {
             capacity: items.map(|item| item.len() + NUMBERS).sum(),
             policy_field: value(&field),
             policies: distinct,
+            all_known,
         }
     }
 
     /// Appends, since layers around each other each have something to say.
+    ///
+    /// Policies that were chosen for this request follow in a line of their own: a list may have several.
     pub(super) fn append(&self, headers: &mut HeaderMap, decision: &Decision) {
+        self.append_known(headers, decision);
+        if self.all_known {
+            return;
+        }
+        let checked = decision.usage().policies().map(|it| it.policy());
+        let mut chosen = checked.filter(|it| !self.knows(it)).peekable();
+        if chosen.peek().is_some() {
+            Self::new(chosen, true).append_known(headers, decision);
+        }
+    }
+
+    fn knows(&self, policy: &Policy) -> bool {
+        self.policies.iter().any(|(it, _)| it.is_same(policy))
+    }
+
+    fn append_known(&self, headers: &mut HeaderMap, decision: &Decision) {
         if let Some(field) = value(&self.field(decision)) {
             headers.append(RATELIMIT, field);
         }

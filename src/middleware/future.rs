@@ -13,6 +13,7 @@ use super::{
     MakeRejection,
     plan::{Deciding, Verdict},
     service::Shared,
+    settle::Unsettled,
 };
 use crate::decision::Decision;
 
@@ -23,14 +24,23 @@ pin_project! {
         S: Service<Request<B>>,
     {
         #[pin]
-        state: State<S, B, S::Future>,
+        state: State<S, B, S::Future, S::Response>,
         shared: Arc<Shared<R>>,
+    }
+
+    impl<S, B, R> PinnedDrop for ResponseFuture<S, B, R>
+    where
+        S: Service<Request<B>>,
+    {
+        fn drop(this: Pin<&mut Self>) {
+            this.abandon();
+        }
     }
 }
 
 pin_project! {
     #[project = StateProj]
-    enum State<S, B, F> {
+    enum State<S, B, F, T> {
         Deciding {
             #[pin]
             deciding: Deciding,
@@ -40,6 +50,9 @@ pin_project! {
             #[pin]
             response: F,
             decision: Option<Decision>,
+        },
+        Settling {
+            unsettled: Option<Box<Unsettled<T>>>,
         },
     }
 }
@@ -56,6 +69,24 @@ impl<S: Service<Request<B>>, B, R> ResponseFuture<S, B, R> {
                 waiting: Some(waiting),
             },
             shared,
+        }
+    }
+
+    /// Nobody waits for the response any more, or it has been given.
+    fn abandon(self: Pin<&mut Self>) {
+        let this = self.project();
+        match this.state.project() {
+            StateProj::Deciding { .. } => {}
+            StateProj::Serving { decision, .. } => {
+                if let Some(decision) = decision.take() {
+                    this.shared.plan.unanswered(&decision);
+                }
+            }
+            StateProj::Settling { unsettled } => {
+                if let Some(unsettled) = unsettled.take() {
+                    this.shared.plan.settle.in_background(unsettled.settling);
+                }
+            }
         }
     }
 }
@@ -84,10 +115,41 @@ where
                     }
                 }
                 StateProj::Serving { response, decision } => {
-                    let mut response = ready!(response.poll(cx))?;
-                    if let Some(decision) = decision.take() {
-                        this.shared.complete(&mut response, decision);
+                    let response = ready!(response.poll(cx));
+                    let Some(decision) = decision.take() else {
+                        return Poll::Ready(response);
+                    };
+                    let plan = &this.shared.plan;
+                    let mut response = response.inspect_err(|_| plan.unanswered(&decision))?;
+                    match plan.settling(&mut response, &decision) {
+                        None => {
+                            this.shared.complete(&mut response, decision);
+                            return Poll::Ready(Ok(response));
+                        }
+                        Some(settling) => State::Settling {
+                            unsettled: Some(Box::new(Unsettled {
+                                settling,
+                                response,
+                                decision,
+                            })),
+                        },
                     }
+                }
+                StateProj::Settling { unsettled } => {
+                    let Some(mut answer) = unsettled.take() else {
+                        panic!("polled after completion");
+                    };
+                    let Poll::Ready(settled) = answer.settling.as_mut().poll(cx) else {
+                        *unsettled = Some(answer);
+                        return Poll::Pending;
+                    };
+                    let Unsettled {
+                        mut response,
+                        decision,
+                        ..
+                    } = *answer;
+                    let decision = settled.map_or(decision, Decision::Allowed);
+                    this.shared.complete(&mut response, decision);
                     return Poll::Ready(Ok(response));
                 }
             };
@@ -101,7 +163,7 @@ fn serve<S: Service<Request<B>>, B>(
     mut head: Parts,
     body: B,
     decision: Option<Decision>,
-) -> State<S, B, S::Future> {
+) -> State<S, B, S::Future, S::Response> {
     if let Some(decision) = &decision {
         head.extensions.insert(decision.clone());
     }
@@ -116,6 +178,7 @@ impl<S: Service<Request<B>>, B, R> fmt::Debug for ResponseFuture<S, B, R> {
         let state = match self.state {
             State::Deciding { .. } => "deciding",
             State::Serving { .. } => "serving",
+            State::Settling { .. } => "settling",
         };
         f.debug_struct("ResponseFuture")
             .field("state", &state)

@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use http::{HeaderValue, Response, header};
 
-use super::{draft11::Draft11, x_rate_limit};
-use crate::{decision::Decision, policy::Policy};
+use super::{draft11::Draft11, plan::Plan, x_rate_limit};
+use crate::decision::Decision;
 
 /// Which headers tell clients what is left.
 ///
@@ -43,9 +43,12 @@ pub(super) enum Headers {
 }
 
 impl HeaderStyle {
-    pub(super) fn prepare<'a>(self, policies: impl Iterator<Item = &'a Policy>) -> Headers {
+    pub(super) fn prepare(self, plan: &Plan) -> Headers {
         match self {
-            Self::Draft11 => Headers::Draft11(Draft11::new(policies)),
+            Self::Draft11 => {
+                let all_known = plan.sources().all(|source| source.fixed().is_some());
+                Headers::Draft11(Draft11::new(plan.policies(), all_known))
+            }
             Self::XRateLimit => Headers::XRateLimit,
             Self::None => Headers::None,
         }

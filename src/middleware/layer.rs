@@ -1,11 +1,16 @@
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::request::Parts;
+use http::{request::Parts, response};
 use tower_layer::Layer;
 
-use super::{HeaderStyle, ProblemJson, RateLimit, plan::Plan, service::Shared};
+use super::{
+    HeaderStyle, PolicySource, ProblemJson, RateLimit, exceptions::Exceptions, plan::Plan,
+    service::Shared,
+};
 use crate::{
+    charge::Charge,
     extract::{AsyncKeyExtractor, KeyExtractor},
+    key::Key,
     limiter::{FailurePolicy, Limiter},
     policy::Policy,
 };
@@ -24,10 +29,11 @@ impl RateLimitLayer {
     #[must_use]
     pub fn new(limiter: impl Into<Limiter>) -> Self {
         let style = HeaderStyle::default();
+        let plan = Plan::new(limiter.into());
         let shared = Shared {
-            plan: Plan::new(limiter.into()),
+            headers: style.prepare(&plan),
+            plan,
             style,
-            headers: style.prepare([].into_iter()),
             rejection: Arc::new(ProblemJson),
         };
         Self {
@@ -39,12 +45,14 @@ impl RateLimitLayer {
 impl<R> RateLimitLayer<R> {
     /// Adds a limit: the keys that `extractor` finds are charged under `policy`.
     ///
+    /// A [`PolicySource`] is a [`Policy`], or says which policy it is for each request.
+    ///
     /// # Panics
     ///
     /// When another limit of this layer has a policy of the same name and different rules: they would share their counts.
     #[must_use]
-    pub fn limit(self, policy: Policy, extractor: impl KeyExtractor) -> Self {
-        self.refuse_twin(&policy);
+    pub fn limit(self, policy: impl Into<PolicySource>, extractor: impl KeyExtractor) -> Self {
+        let policy = self.without_twin(policy.into());
         self.change(|shared| shared.plan.limits.push((policy, Arc::new(extractor))))
     }
 
@@ -54,18 +62,64 @@ impl<R> RateLimitLayer<R> {
     ///
     /// As [`limit`](Self::limit).
     #[must_use]
-    pub fn limit_async(self, policy: Policy, extractor: impl AsyncKeyExtractor) -> Self {
-        self.refuse_twin(&policy);
+    pub fn limit_async(
+        self,
+        policy: impl Into<PolicySource>,
+        extractor: impl AsyncKeyExtractor,
+    ) -> Self {
+        let policy = self.without_twin(policy.into());
         self.change(|shared| shared.plan.look_ups.push((policy, Arc::new(extractor))))
     }
 
-    fn refuse_twin(&self, policy: &Policy) {
-        let mut others = self.shared.plan.policies();
-        if let Some(twin) = others.find(|twin| twin.name() == policy.name() && *twin != policy) {
-            panic!(
-                "two policies of one layer have the same name and different rules: {twin:?}, {policy:?}"
-            );
+    fn without_twin(&self, source: PolicySource) -> PolicySource {
+        let sources = self.shared.plan.sources();
+        let others: Vec<Policy> = sources.flat_map(PolicySource::known).collect();
+        for policy in source.known() {
+            let mut twins = others.iter().filter(|it| it.name() == policy.name());
+            if let Some(twin) = twins.find(|it| **it != policy) {
+                panic!(
+                    "two policies of one layer have the same name and different rules: {twin:?}, {policy:?}"
+                );
+            }
         }
+        source
+    }
+
+    /// Lets requests pass that this layer should not see, such as health checks: nothing is looked up, charged or added to
+    /// the response. A request is skipped when one of these closures says so, unless it is [blocked](Self::block).
+    #[must_use]
+    pub fn skip(self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.except(|exceptions| exceptions.skipped.push(Arc::new(skips)))
+    }
+
+    /// Lets keys pass, such as those on an allow list: they are charged under no policy of this layer.
+    ///
+    /// Other keys of the same request are charged all the same: a partner's address that is not limited does not free a user
+    /// from the limit by API key. Use [`skip`](Self::skip) to let the whole request pass.
+    #[must_use]
+    pub fn skip_keys(self, skips: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
+        self.except(|exceptions| exceptions.skipped_keys.push(Arc::new(skips)))
+    }
+
+    /// Refuses requests with a 403, before anybody's identity is looked at or anything is charged.
+    ///
+    /// It goes before [`skip`](Self::skip). The response is made from [`Rejection::Blocked`](super::Rejection::Blocked).
+    #[must_use]
+    pub fn block(self, blocks: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.except(|exceptions| exceptions.blocked.push(Arc::new(blocks)))
+    }
+
+    /// Refuses requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is charged to any of
+    /// the request's keys.
+    ///
+    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): of what is skipped, no key is known.
+    #[must_use]
+    pub fn block_keys(self, blocks: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
+        self.except(|exceptions| exceptions.blocked_keys.push(Arc::new(blocks)))
+    }
+
+    fn except(self, add: impl FnOnce(&mut Exceptions)) -> Self {
+        self.change(|shared| add(Arc::make_mut(&mut shared.plan.exceptions)))
     }
 
     /// Sets what a request costs under each of its limits. The default is 1; 0 looks without charging.
@@ -74,6 +128,53 @@ impl<R> RateLimitLayer<R> {
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))
+    }
+
+    /// Sets what an admitted request finally costs, by the head of its response: asked for each of its charges. The default is what was
+    /// charged.
+    ///
+    /// ```
+    /// # use http::StatusCode;
+    /// # use sluicegate::{Charge, MemoryStore, RateLimitLayer};
+    /// # let layer = RateLimitLayer::new(MemoryStore::new());
+    /// // Count wrong passwords only; other policies of the layer count every request.
+    /// let layer = layer.settle(|response: &http::response::Parts, charge: &Charge| {
+    ///     match (charge.policy().name(), response.status) {
+    ///         ("wrong-passwords", StatusCode::UNAUTHORIZED) => charge.cost(),
+    ///         ("wrong-passwords", _) => 0,
+    ///         _ => charge.cost(),
+    ///     }
+    /// });
+    /// # let _ = layer;
+    /// ```
+    ///
+    /// The request is charged when it comes and settled when it is answered, so that requests under way count: of a hundred
+    /// guesses at the same time, no more than the limit are looked at. A caller with that many good requests under way may be refused.
+    ///
+    /// A response waits for its settlement, within the deadline, and its headers tell what is left afterwards; where nothing
+    /// differs, the store is not asked. If the settlement fails, or takes too long, the response goes out as it is and **the charge
+    /// stays**. If the client goes away meanwhile, the settlement is carried on in the background.
+    ///
+    /// What only the end of a streaming body can tell is for the handler to [settle](Limiter::settle), with the
+    /// [`Decision`](crate::Decision) in the request's extensions; a check is settled once, and then not again from here.
+    #[must_use]
+    pub fn settle(
+        self,
+        cost: impl Fn(&response::Parts, &Charge) -> u64 + Send + Sync + 'static,
+    ) -> Self {
+        self.change(|shared| shared.plan.settle.cost_of = Some(Arc::new(cost)))
+    }
+
+    /// Gives back what was charged for requests that get no response: the client went away before there was one, or the
+    /// inner service failed with an error. By default they keep their charge.
+    ///
+    /// This is done in the background, at most 1024 at a time and each within the deadline; where that fails, the charge stays.
+    ///
+    /// **A client that always leaves early is then never limited**, whatever its requests have cost: use it only where the
+    /// inner service stops working, too, when nobody waits any more.
+    #[must_use]
+    pub fn refund_unanswered(self) -> Self {
+        self.change(|shared| shared.plan.settle.refunds_unanswered = true)
     }
 
     /// Sets how long a decision may take, look-ups of keys included. The default is the limiter's, 100 ms.
@@ -127,7 +228,7 @@ impl<R> RateLimitLayer<R> {
     fn change(mut self, change: impl FnOnce(&mut Shared<R>)) -> Self {
         let shared = Arc::make_mut(&mut self.shared);
         change(shared);
-        shared.headers = shared.style.prepare(shared.plan.policies());
+        shared.headers = shared.style.prepare(&shared.plan);
         self
     }
 }

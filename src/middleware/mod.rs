@@ -65,13 +65,17 @@
 //! how many requests run at the same time, which no rate does.
 
 mod draft11;
+mod exceptions;
 mod future;
 mod headers;
 mod layer;
 mod plan;
 mod problem;
 mod rejection;
+mod routes;
 mod service;
+mod settle;
+mod source;
 mod x_rate_limit;
 
 pub use future::ResponseFuture;
@@ -79,4 +83,7 @@ pub use headers::HeaderStyle;
 pub use layer::RateLimitLayer;
 pub use problem::ProblemJson;
 pub use rejection::{EmptyBody, MakeRejection, Rejection};
+pub use routes::{Route, Routes};
 pub use service::RateLimit;
+pub use settle::FinalCost;
+pub use source::{IntoPolicy, PolicySource};

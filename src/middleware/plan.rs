@@ -1,6 +1,7 @@
 //! What a layer limits, and how a request's head becomes a decision.
 
 use std::{
+    borrow::Cow,
     fmt,
     pin::Pin,
     sync::Arc,
@@ -10,7 +11,7 @@ use std::{
 use http::request::Parts;
 use pin_project_lite::pin_project;
 
-use super::Rejection;
+use super::{PolicySource, Rejection, exceptions::Exceptions, settle::Settle, source::Choice};
 use crate::{
     charge::{Charge, Charges},
     decision::Decision,
@@ -26,9 +27,11 @@ type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
 #[derive(Clone)]
 pub(super) struct Plan {
     pub(super) limiter: Limiter,
-    pub(super) limits: Vec<(Policy, Arc<dyn KeyExtractor>)>,
-    pub(super) look_ups: Vec<(Policy, Arc<dyn AsyncKeyExtractor>)>,
+    pub(super) limits: Vec<(PolicySource, Arc<dyn KeyExtractor>)>,
+    pub(super) look_ups: Vec<(PolicySource, Arc<dyn AsyncKeyExtractor>)>,
     pub(super) cost: Option<Arc<Cost>>,
+    pub(super) exceptions: Arc<Exceptions>,
+    pub(super) settle: Settle,
 }
 
 /// What becomes of a request.
@@ -40,23 +43,35 @@ pub(super) enum Verdict {
 }
 
 impl Plan {
-    pub(super) const fn new(limiter: Limiter) -> Self {
+    pub(super) fn new(limiter: Limiter) -> Self {
         Self {
             limiter,
             limits: Vec::new(),
             look_ups: Vec::new(),
             cost: None,
+            exceptions: Arc::default(),
+            settle: Settle::default(),
         }
     }
 
-    /// The policies in the order in which they are charged.
+    /// Where the policies come from, in the order in which they are charged.
+    pub(super) fn sources(&self) -> impl Iterator<Item = &PolicySource> {
+        let limits = self.limits.iter().map(|(source, _)| source);
+        limits.chain(self.look_ups.iter().map(|(source, _)| source))
+    }
+
+    /// The policies that do not depend on the request.
     pub(super) fn policies(&self) -> impl Iterator<Item = &Policy> {
-        let limits = self.limits.iter().map(|(policy, _)| policy);
-        limits.chain(self.look_ups.iter().map(|(policy, _)| policy))
+        self.sources().filter_map(PolicySource::fixed)
     }
 
     /// Finds out who is asking, and asks the store.
     pub(super) fn decide(&self, head: &Parts) -> Deciding {
+        match self.exceptions.skips(head) {
+            Err(rejection) => return Deciding::known(Err(rejection)),
+            Ok(true) => return Deciding::known(Ok(None)),
+            Ok(false) => {}
+        }
         let cost = self.cost.as_ref().map_or(1, |cost| cost(head));
         match self.charges(head, cost) {
             Err(rejection) => Deciding::known(Err(rejection)),
@@ -70,8 +85,9 @@ impl Plan {
 
     fn charges(&self, head: &Parts, cost: u64) -> Result<Charges, Rejection> {
         let mut charges = Charges::with_capacity(self.limits.len());
-        for (policy, extractor) in &self.limits {
-            add(&mut charges, policy, extractor.extract(head), cost)?;
+        for (source, extractor) in &self.limits {
+            let keys = self.exceptions.charged(extractor.extract(head)?)?;
+            add(&mut charges, || source.choose(head), keys, cost)?;
         }
         Ok(charges)
     }
@@ -79,13 +95,19 @@ impl Plan {
     /// One deadline covers the look-ups and the store.
     fn look_up(&self, mut charges: Charges, head: &Parts, cost: u64) -> Deciding {
         let look_ups = self.look_ups.iter();
-        let look_ups: Vec<(Policy, LookUp)> = look_ups
-            .map(|(policy, extractor)| (policy.clone(), extractor.look_up(head)))
+        let look_ups: Vec<(ChoiceOrNot, LookUp)> = look_ups
+            .map(|(source, extractor)| (owned(source.choose(head)), extractor.look_up(head)))
             .collect();
-        let limiter = self.limiter.clone();
+        let (limiter, exceptions) = (self.limiter.clone(), self.exceptions.clone());
         let answer = Answer::pending(async move {
-            for (policy, look_up) in look_ups {
-                if let Err(rejection) = add(&mut charges, &policy, look_up.await, cost) {
+            for (choice, look_up) in look_ups {
+                let added = match look_up.await {
+                    Ok(keys) => exceptions
+                        .charged(keys)
+                        .and_then(|keys| add(&mut charges, || choice, keys, cost)),
+                    Err(error) => Err(error.into()),
+                };
+                if let Err(rejection) = added {
                     return Ok(Err(rejection));
                 }
             }
@@ -117,21 +139,32 @@ fn is_failure(rejection: &Rejection) -> bool {
     match rejection {
         Rejection::Undecided(error) => error.kind() != StoreErrorKind::Misuse,
         Rejection::Unidentified(error) => error.kind() == ExtractErrorKind::Unavailable,
-        Rejection::Denied(_) => false,
+        Rejection::Denied(_) | Rejection::Blocked => false,
     }
 }
 
-/// Charges the keys that an extractor answered.
-fn add(
+type ChoiceOrNot = Result<Choice<'static>, ExtractError>;
+
+fn owned(choice: Result<Choice<'_>, ExtractError>) -> ChoiceOrNot {
+    choice.map(|it| it.map(|(policy, weight)| (Cow::Owned(policy.into_owned()), weight)))
+}
+
+/// Charges keys. Which policy it is, is asked only when there is a key.
+fn add<'a>(
     charges: &mut Charges,
-    policy: &Policy,
-    keys: Result<Keys, ExtractError>,
+    choose: impl FnOnce() -> Result<Choice<'a>, ExtractError>,
+    keys: Keys,
     cost: u64,
 ) -> Result<(), Rejection> {
-    for key in keys.map_err(Rejection::Unidentified)? {
-        charges
-            .add(Charge::new(policy, key, cost))
-            .map_err(Rejection::Undecided)?;
+    if keys.is_empty() {
+        return Ok(());
+    }
+    if let Some((policy, weight)) = choose()? {
+        for key in keys {
+            charges
+                .add(Charge::new(&policy, key, cost.saturating_mul(weight)))
+                .map_err(Rejection::Undecided)?;
+        }
     }
     Ok(())
 }
@@ -180,7 +213,7 @@ impl fmt::Debug for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Plan")
             .field("limiter", &self.limiter)
-            .field("policies", &self.policies().collect::<Vec<_>>())
+            .field("policies", &self.sources().collect::<Vec<_>>())
             .finish_non_exhaustive()
     }
 }

@@ -15,17 +15,21 @@ pub enum Rejection {
     Denied(Denial),
     /// The request does not say who is asking, or that could not be found out and the failure policy is `Closed`.
     Unidentified(ExtractError),
+    /// The request, or one of its keys, is on a list of those that are not served at all:
+    /// [`block`](super::RateLimitLayer::block), [`block_keys`](super::RateLimitLayer::block_keys).
+    Blocked,
     /// The store could not decide and the failure policy is `Closed`, or an extractor answered too many keys.
     Undecided(StoreError),
 }
 
 impl Rejection {
-    /// 429 when a limit refuses, 400 when the client does not say who it is, 503 when the service cannot find out or
+    /// 429 when a limit refuses, 403 when a list does, 400 when the client does not say who it is, 503 when the service cannot find out or
     /// decide, 500 when the layer asked the store for nonsense.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Denied(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Blocked => StatusCode::FORBIDDEN,
             Self::Unidentified(error) if error.kind() == ExtractErrorKind::Unavailable => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -35,6 +39,12 @@ impl Rejection {
             }
             Self::Undecided(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
+    }
+}
+
+impl From<ExtractError> for Rejection {
+    fn from(error: ExtractError) -> Self {
+        Self::Unidentified(error)
     }
 }
 

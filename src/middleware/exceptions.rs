@@ -1,0 +1,43 @@
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use super::Rejection;
+use crate::{extract::Keys, key::Key};
+
+type Test<T> = Arc<dyn Fn(&T) -> bool + Send + Sync>;
+
+/// The requests and keys that no limit decides about: those that are let pass, and those that are refused.
+#[derive(Clone, Default)]
+pub(super) struct Exceptions {
+    pub(super) skipped: Vec<Test<Parts>>,
+    pub(super) blocked: Vec<Test<Parts>>,
+    pub(super) skipped_keys: Vec<Test<Key>>,
+    pub(super) blocked_keys: Vec<Test<Key>>,
+}
+
+impl Exceptions {
+    /// Whether the request passes at once, without a key, a charge or a header. What is blocked is not skipped.
+    pub(super) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
+        if any(&self.blocked, head) {
+            return Err(Rejection::Blocked);
+        }
+        Ok(any(&self.skipped, head))
+    }
+
+    /// The keys that are to be charged.
+    pub(super) fn charged(&self, keys: Keys) -> Result<Keys, Rejection> {
+        if self.skipped_keys.is_empty() && self.blocked_keys.is_empty() {
+            return Ok(keys);
+        }
+        if keys.iter().any(|key| any(&self.blocked_keys, key)) {
+            return Err(Rejection::Blocked);
+        }
+        let keys = keys.into_iter();
+        Ok(keys.filter(|key| !any(&self.skipped_keys, key)).collect())
+    }
+}
+
+fn any<T>(tests: &[Test<T>], it: &T) -> bool {
+    tests.iter().any(|test| test(it))
+}

@@ -1,0 +1,166 @@
+use std::{collections::HashMap, fmt};
+
+use http::{Method, request::Parts};
+
+use super::{PolicySource, source::Choice};
+use crate::{error::ExtractError, policy::Policy};
+
+/// A policy for each route, by method and path: the first argument of a [`limit`](super::RateLimitLayer::limit).
+///
+/// A route is written as its path, or as a method and a path. The path is the *template* that the router has matched, with the
+/// prefixes of all nested routers: `/api/items/{id}`. So one entry holds for all items, and no client chooses among entries
+/// by how it writes a path. This needs the feature `axum` and a layer *inside* the router (`Router::layer`,
+/// `Router::route_layer`). Where no router has said what it matched, the path of the URI is compared as it stands.
+///
+/// An entry for the request's method goes before one for any method. A `HEAD` request is taken for the `GET` that it is
+/// served as, unless it has an entry of its own. What no entry names is limited as [`new`](Self::new) was told: nothing is
+/// unlimited by accident.
+///
+/// Policies of one name share their counts, those of different names don't: routes that are limited together have the
+/// same policy, perhaps with different [weights](Route::weight).
+///
+/// ```
+/// use sluicegate::{MemoryStore, PeerIp, Policy, RateLimitLayer, middleware::{Route, Routes}};
+///
+/// let all = Policy::parse("all", "100/1m")?;
+/// let routes = Routes::new(all.clone())
+///     .route("/health", Route::skip())
+///     .route("GET /search", Route::new(all).weight(5))
+///     .route("POST /items/{id}", Policy::parse("writes", "10/1m")?);
+/// let layer = RateLimitLayer::new(MemoryStore::new()).limit(routes, PeerIp);
+/// # let _ = layer;
+/// # Ok::<(), sluicegate::PolicyError>(())
+/// ```
+pub struct Routes {
+    otherwise: Route,
+    by_path: HashMap<Box<str>, Vec<(Option<Method>, Route)>>,
+}
+
+/// How one route is limited.
+#[derive(Clone, Debug)]
+pub struct Route {
+    limit: Option<(PolicySource, u64)>,
+}
+
+impl Route {
+    /// Requests are charged under this policy.
+    #[must_use]
+    pub fn new(policy: impl Into<PolicySource>) -> Self {
+        Self {
+            limit: Some((policy.into(), 1)),
+        }
+    }
+
+    /// Requests pass this limit without being counted.
+    #[must_use]
+    pub const fn skip() -> Self {
+        Self { limit: None }
+    }
+
+    /// Sets how many times its cost a request is charged here. The default is 1; 0 looks without charging.
+    #[must_use]
+    pub fn weight(mut self, weight: u64) -> Self {
+        if let Some((_, it)) = &mut self.limit {
+            *it = weight;
+        }
+        self
+    }
+
+    fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
+        let Some((source, weight)) = &self.limit else {
+            return Ok(None);
+        };
+        let choice = source.choose(head)?;
+        Ok(choice.map(|(policy, inner)| (policy, inner.saturating_mul(*weight))))
+    }
+
+    fn known(&self) -> Vec<Policy> {
+        let source = self.limit.as_ref().map(|(source, _)| source.known());
+        source.unwrap_or_default()
+    }
+}
+
+impl<P: Into<PolicySource>> From<P> for Route {
+    fn from(policy: P) -> Self {
+        Self::new(policy)
+    }
+}
+
+impl Routes {
+    /// Creates a table without entries: all requests are limited like this.
+    #[must_use]
+    pub fn new(otherwise: impl Into<Route>) -> Self {
+        Self {
+            otherwise: otherwise.into(),
+            by_path: HashMap::new(),
+        }
+    }
+
+    /// Adds an entry: `/items/{id}` for any method, or `GET /items/{id}` for one.
+    ///
+    /// # Panics
+    ///
+    /// When `name` is not a path, or a method and a path, or has an entry already.
+    #[must_use]
+    pub fn route(mut self, name: &str, route: impl Into<Route>) -> Self {
+        let Some((method, path)) = read(name) else {
+            panic!("`{name}` is not a route: write /items/{{id}}, or GET /items/{{id}}");
+        };
+        let entries = self.by_path.entry(path.into()).or_default();
+        assert!(
+            entries.iter().all(|(twin, _)| *twin != method),
+            "the route `{name}` has an entry already"
+        );
+        entries.push((method, route.into()));
+        self
+    }
+
+    pub(super) fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
+        self.find(&head.method, path(head)).choose(head)
+    }
+
+    fn find(&self, method: &Method, path: &str) -> &Route {
+        let entries = self.by_path.get(path).map_or(&[][..], Vec::as_slice);
+        let of = |method: Option<&Method>| {
+            let entry = entries.iter().find(|(it, _)| it.as_ref() == method);
+            entry.map(|(_, route)| route)
+        };
+        of(Some(method))
+            .or_else(|| of(Some(&Method::GET)).filter(|_| method == Method::HEAD))
+            .or_else(|| of(None))
+            .unwrap_or(&self.otherwise)
+    }
+
+    pub(super) fn known(&self) -> impl Iterator<Item = Policy> {
+        let entries = self.by_path.values().flatten().map(|(_, route)| route);
+        entries.chain([&self.otherwise]).flat_map(Route::known)
+    }
+}
+
+fn read(name: &str) -> Option<(Option<Method>, &str)> {
+    let (method, path) = match name.split_once(' ') {
+        Some((method, path)) => (Some(method.parse().ok()?), path),
+        None => (None, name),
+    };
+    path.starts_with('/').then_some((method, path))
+}
+
+#[cfg(feature = "axum")]
+fn path(head: &Parts) -> &str {
+    let matched = head.extensions.get::<axum::extract::MatchedPath>();
+    matched.map_or(head.uri.path(), |path| path.as_str())
+}
+
+#[cfg(not(feature = "axum"))]
+fn path(head: &Parts) -> &str {
+    head.uri.path()
+}
+
+impl fmt::Debug for Routes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Routes")
+            .field("by_path", &self.by_path)
+            .field("otherwise", &self.otherwise)
+            .finish()
+    }
+}

@@ -1,0 +1,146 @@
+use std::{
+    mem,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use http::{Response, response::Parts};
+use tokio::runtime::Handle;
+
+use super::plan::Plan;
+use crate::{
+    charge::Charge,
+    decision::{Decision, Usage},
+    error::StoreError,
+    limiter::Limiter,
+};
+
+/// More only when thousands of clients leave within one deadline, while the store is slow: then charges stay.
+const MAX_IN_BACKGROUND: usize = 1_024;
+
+/// What a request turned out to cost: a handler puts it into the extensions of its response.
+///
+/// ```
+/// use sluicegate::{MemoryStore, RateLimitLayer, middleware::FinalCost};
+///
+/// let layer = RateLimitLayer::new(MemoryStore::new()).settle(FinalCost::or_charged);
+///
+/// let mut response = http::Response::new("a long report");
+/// response.extensions_mut().insert(FinalCost(13));
+/// # let _ = layer;
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FinalCost(pub u64);
+
+impl FinalCost {
+    /// What the handler has said, the same for each charge, or what was charged if it has said nothing. For
+    /// [`settle`](super::RateLimitLayer::settle).
+    #[must_use]
+    pub fn or_charged(response: &Parts, charge: &Charge) -> u64 {
+        let said = response.extensions.get::<Self>();
+        said.map_or(charge.cost(), |cost| cost.0)
+    }
+}
+
+type CostOf = dyn Fn(&Parts, &Charge) -> u64 + Send + Sync;
+
+/// The future of a settlement, under the limiter's deadline.
+pub(super) type Settling = Pin<Box<dyn Future<Output = Result<Usage, StoreError>> + Send>>;
+
+/// What requests that were admitted finally cost.
+#[derive(Clone, Default)]
+pub(super) struct Settle {
+    pub(super) cost_of: Option<Arc<CostOf>>,
+    pub(super) refunds_unanswered: bool,
+    in_background: Arc<AtomicUsize>,
+}
+
+/// A response that waits for its settlement.
+pub(super) struct Unsettled<T> {
+    pub(super) settling: Settling,
+    pub(super) response: T,
+    pub(super) decision: Decision,
+}
+
+impl Plan {
+    /// The settlement that a response asks for; `None` when it costs what was charged.
+    pub(super) fn settling<B>(
+        &self,
+        response: &mut Response<B>,
+        decision: &Decision,
+    ) -> Option<Settling> {
+        let cost_of = self.settle.cost_of.as_ref()?;
+        let Decision::Allowed(usage) = decision else {
+            return None;
+        };
+        let charges = usage.check().charges();
+        let costs: Vec<u64> = with_head(response, |head| {
+            charges.iter().map(|charge| cost_of(head, charge)).collect()
+        });
+        let differs = charges
+            .iter()
+            .zip(&costs)
+            .any(|(it, cost)| it.cost() != *cost);
+        differs.then(|| settling(&self.limiter, usage, costs))
+    }
+
+    /// Gives back what was charged for a request that has got no response, if that is wanted.
+    pub(super) fn unanswered(&self, decision: &Decision) {
+        if let (true, Decision::Allowed(usage)) = (self.settle.refunds_unanswered, decision) {
+            let costs = vec![0; usage.check().charges().len()];
+            let settling = settling(&self.limiter, usage, costs);
+            self.settle.in_background(settling);
+        }
+    }
+}
+
+impl Settle {
+    /// Carries on with a settlement that nobody waits for any more; without a runtime, the charge stays.
+    pub(super) fn in_background(&self, settling: Settling) {
+        let (Ok(runtime), Some(place)) = (Handle::try_current(), Place::take(&self.in_background))
+        else {
+            return;
+        };
+        runtime.spawn(async move {
+            let _place = place;
+            let _ = settling.await;
+        });
+    }
+}
+
+fn settling(limiter: &Limiter, usage: &Usage, costs: Vec<u64>) -> Settling {
+    let (limiter, usage) = (limiter.clone(), usage.clone());
+    Box::pin(async move { limiter.settle(&usage, costs).await })
+}
+
+/// The head is lent out without the body, whose type has no value to stand in for it.
+fn with_head<B, T>(response: &mut Response<B>, look: impl FnOnce(&Parts) -> T) -> T {
+    let mut head = Response::new(()).into_parts().0;
+    head.status = response.status();
+    head.version = response.version();
+    mem::swap(&mut head.headers, response.headers_mut());
+    mem::swap(&mut head.extensions, response.extensions_mut());
+    let seen = look(&head);
+    mem::swap(&mut head.headers, response.headers_mut());
+    mem::swap(&mut head.extensions, response.extensions_mut());
+    seen
+}
+
+/// One of the places for settlements in the background, free again when dropped.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(taken: &Arc<AtomicUsize>) -> Option<Self> {
+        let place = Self(taken.clone());
+        (taken.fetch_add(1, Ordering::Relaxed) < MAX_IN_BACKGROUND).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
