@@ -168,7 +168,8 @@ impl<R> RateLimitLayer<R> {
     /// Gives back what was charged for requests that get no response: the client went away before there was one, or the
     /// inner service failed with an error. By default they keep their charge.
     ///
-    /// This is done in the background, at most 1024 at a time and each within the deadline; where that fails, the charge stays.
+    /// This is done in the background, at most 1024 at a time and each within the deadline; where that fails, the charge stays. It also
+    /// stays when the client has gone before the store had decided: what became of the charge is not known then.
     ///
     /// **A client that always leaves early is then never limited**, whatever its requests have cost: use it only where the
     /// inner service stops working, too, when nobody waits any more.
