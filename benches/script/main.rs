@@ -95,17 +95,14 @@ fn coarse_rules(limit: u64) -> [Rule; 3] {
 fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
     const PLENTY: u64 = 1_000_000_000;
     let hash = |rules: &[Rule]| {
-        let args = rules.iter().flat_map(|rule| {
-            [
-                rule.limit().into(),
-                rule.window().as_millis(),
-                rule.step().as_millis(),
-            ]
-            .map(|number| number.to_string())
+        let json = rules.iter().map(|rule| {
+            let (window, precision) = (rule.window().as_millis(), rule.step().as_millis());
+            format!("[{},{window},{precision}]", rule.limit())
         });
+        let json = format!("[{}]", json.collect::<Vec<_>>().join(","));
         Work::Script {
             script: redis::Script::new(HASH_LAYOUT),
-            args: std::iter::once("1".into()).chain(args).collect(),
+            args: vec![json, "1".into()],
         }
     };
     let checks = |name, rules: &[Rule]| -> Result<Work, Error> {
@@ -149,6 +146,11 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
             checks("last", &[plenty[0], plenty[1], Rule::per_hour(1)])?,
         ),
         case("1 rule, 16 a call", 16, checks("one-of-16", &plenty[1..2])?),
+        case(
+            "3 rules, coarse, 16 a call",
+            16,
+            checks("coarse-of-16", &coarse)?,
+        ),
         case("3 rules, 16 a call", 16, checks("three-of-16", &plenty)?),
     ])
 }
@@ -213,9 +215,12 @@ impl Case {
     }
 }
 
+/// Waits as long as it takes: a busy machine is no failure.
 async fn connect(server: &Server) -> Result<MultiplexedConnection, Error> {
-    Ok(redis::Client::open(server.url())?
-        .get_multiplexed_async_connection()
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let client = redis::Client::open(server.url())?;
+    Ok(client
+        .get_multiplexed_async_connection_with_config(&config)
         .await?)
 }
 
@@ -280,9 +285,10 @@ fn bars(cases: &[Case]) -> bool {
     let mut met = true;
     for (one, other, most) in [
         ("3 rules, coarse", "hash layout, 3 rules", 0.40),
-        ("3 rules", "hash layout, 3 rules", 0.40),
+        ("3 rules", "hash layout, 3 rules, 17 ms", 0.40),
         ("3 rules", "one GET, one SET PX", 3.0),
-        ("3 rules, 16 a call", "hash layout, 3 rules", 0.30),
+        ("3 rules, coarse, 16 a call", "hash layout, 3 rules", 0.30),
+        ("3 rules, 16 a call", "hash layout, 3 rules, 17 ms", 0.30),
         ("3 rules, refused", "3 rules", 1.0),
         ("3 rules, refused by the last", "3 rules", 1.0),
     ] {
