@@ -207,6 +207,28 @@ async fn every_key_lives_as_long_as_its_longest_section() {
     covers(&limiter.settle(&usage, [0]).await.unwrap());
 }
 
+/// A count of them is one byte.
+#[tokio::test]
+async fn of_more_sections_than_fit_the_callers_own_are_kept() {
+    let server = Server::start();
+    let limiter = limiter(&store(&server).await);
+    let versions: Vec<Policy> = (0..20)
+        .map(|version| {
+            let windows = (0..16).map(|rule| format!("9/{}m", 60 + 16 * version + rule));
+            policy("p", &windows.collect::<Vec<_>>().join(","))
+        })
+        .collect();
+    for _ in 0..2 {
+        for policy in &versions {
+            for left in [8, 7] {
+                let usage = allowed(limiter.check([charge(policy, "alice", 1)]).await);
+                assert!(usage.rules().all(|rule| rule.remaining() <= left));
+            }
+        }
+    }
+    assert!(ttl(&server, NAME) > 3_500_000);
+}
+
 #[tokio::test]
 async fn a_key_is_gone_when_its_last_unit_is_taken_back() {
     let server = Server::start();
@@ -289,6 +311,32 @@ impl Raw {
             .exec(&mut self.0)
             .unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exactly_the_limit_is_admitted_over_two_connections() {
+    let server = Server::start();
+    let limiters = [
+        limiter(&store(&server).await),
+        limiter(&store(&server).await),
+    ];
+    let policy = policy("p", "500/1d,700/2d");
+    let tasks = (0..64).map(|task| {
+        let (limiter, policy) = (limiters[task % 2].clone(), policy.clone());
+        tokio::spawn(async move {
+            let mut admitted = 0;
+            for _ in 0..40 {
+                let decision = limiter.check([charge(&policy, "alice", 1)]).await.unwrap();
+                admitted += u32::from(decision.is_allowed());
+            }
+            admitted
+        })
+    });
+    let mut admitted = 0;
+    for task in tasks.collect::<Vec<_>>() {
+        admitted += task.await.unwrap();
+    }
+    assert_eq!(admitted, 500);
 }
 
 /// Every bit of a value turned in its turn, and every end cut off: the script ends, with an answer or an error.

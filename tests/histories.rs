@@ -116,18 +116,61 @@ proptest! {
 
 /// The script is the other implementation of the same arithmetic.
 #[cfg(feature = "redis")]
-#[test]
-fn the_redis_store_agrees_with_the_memory_store_whatever_happens() {
-    let server = common::redis::Server::start();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    proptest!(|(history in wild())| {
-        runtime.block_on(async {
-            let (redis, clock) = common::served::fresh(&server).await;
-            let memory = MemoryStore::new().clock(clock.clone());
-            agree(&redis, &memory, &clock, &history).await;
+mod redis {
+    use sluicegate::RedisStore;
+
+    use super::*;
+    use crate::common::{outcome::Outcome, redis::Server, served::fresh};
+
+    fn runtime() -> tokio::runtime::Runtime {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn the_redis_store_agrees_with_the_memory_store_whatever_happens() {
+        let (server, runtime) = (Server::start(), runtime());
+        proptest!(|(history in wild())| {
+            runtime.block_on(async {
+                let (redis, clock) = fresh(&server).await;
+                let memory = MemoryStore::new().clock(clock.clone());
+                agree(&redis, &memory, &clock, &history).await;
+            });
         });
-    });
+    }
+
+    #[test]
+    fn checks_in_one_call_are_decided_as_in_one_call_each() {
+        let (server, runtime) = (Server::start(), runtime());
+        proptest!(|(history in wild(), together in 1..6_usize)| {
+            runtime.block_on(async {
+                let (redis, clock) = fresh(&server).await;
+                clock.set(START_MS);
+                agree_together(&redis, &clock, &history, together).await;
+            });
+        });
+    }
+
+    async fn agree_together(
+        redis: &RedisStore,
+        clock: &TestClock,
+        history: &History,
+        together: usize,
+    ) {
+        let memory = MemoryStore::new().clock(clock.clone());
+        let mut player = Player::new(&memory, history);
+        for steps in history.steps.chunks(together) {
+            move_clock(clock, steps[0].gap_ms);
+            let (mut checks, mut right) = (Vec::new(), Vec::new());
+            for step in steps {
+                if let Act::Check(charges) = &step.act {
+                    checks.push(player.check_of(charges));
+                    right.extend(player.play(&step.act).await);
+                }
+            }
+            let said = redis.check_many(checks).await.unwrap();
+            let said: Vec<Outcome> = said.iter().map(Outcome::from).collect();
+            assert_eq!(said, right, "{steps:?}");
+        }
+    }
 }

@@ -177,11 +177,16 @@ impl<'a> Player<'a> {
         None
     }
 
-    async fn check(&mut self, charges: &[(usize, usize, u64)]) -> Outcome {
+    /// The check of these charges, under the rules of now.
+    pub(crate) fn check_of(&self, charges: &[(usize, usize, u64)]) -> Check {
         let charges = charges
             .iter()
             .map(|(policy, key, cost)| Charge::new(self.policy(*policy), key_of(*key), *cost));
-        let check = Check::new(charges).unwrap();
+        Check::new(charges).unwrap()
+    }
+
+    async fn check(&mut self, charges: &[(usize, usize, u64)]) -> Outcome {
+        let check = self.check_of(charges);
         let decision = self.store.check(&check).await.unwrap();
         if decision.is_allowed() {
             self.open.push(decision.usage().clone());

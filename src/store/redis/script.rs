@@ -229,3 +229,50 @@ fn garbled() -> StoreError {
         "the script's reply cannot be read",
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+    use crate::{key::Key, policy::Policy};
+
+    fn check() -> Check {
+        let policies = ["1/1s,2/1m", "3/1d@fixed"].map(|rules| Policy::parse("p", rules).unwrap());
+        let keys = ["alice", "bob"].map(|user| Key::new("user", user));
+        let charges = policies.iter().zip(keys);
+        Check::new(charges.map(|(policy, key)| Charge::new(policy, key, 1))).unwrap()
+    }
+
+    #[test]
+    fn a_reply_that_is_no_text_or_too_short_is_an_error() {
+        let whole = 6 + 2 + 3 * HEAD;
+        let reply = |length| Value::BulkString(vec![1; length]);
+        assert!(decision(&check(), &reply(whole)).is_ok());
+        let short = (0..whole).map(reply);
+        for reply in short.chain([Value::Nil, Value::Int(1), Value::Array(vec![])]) {
+            let error = decision(&check(), &reply).unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Protocol);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_reply_panics(admitted: bool, mut reply in vec(any::<u8>(), 0..300)) {
+            if !admitted {
+                // Zeros where a refusal has them, so that the times of a refusal are read.
+                for at in [6, 7 + 2 * HEAD] {
+                    reply.get_mut(at).map(|flag| *flag = 0);
+                }
+            }
+            let settlement = {
+                let usage = decision(&check(), &Value::BulkString(vec![1; 200])).unwrap();
+                Settlement::new(usage.usage(), [1, 2]).unwrap()
+            };
+            let reply = Value::BulkString(reply);
+            let _ = decisions(&[check(), check()], &reply);
+            let _ = decision(&check(), &reply);
+            let _ = usage(&settlement, &reply);
+        }
+    }
+}
