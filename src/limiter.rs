@@ -61,6 +61,9 @@ pub enum FailurePolicy {
 }
 
 /// A store, a deadline and a failure policy; cheap to clone.
+///
+/// A store that has to be waited for, as Redis has, needs a tokio runtime whose timers are enabled, for the deadline; outside
+/// of one its futures panic. A `MemoryStore` answers at once and needs none.
 #[derive(Clone, Debug)]
 pub struct Limiter {
     store: Arc<dyn Store>,

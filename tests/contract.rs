@@ -120,6 +120,15 @@ mod memory {
     }
 
     #[test]
+    fn no_runtime_is_needed() {
+        let limiter = Limiter::new(MemoryStore::new());
+        let policy = Policy::parse("p", "1/1h").unwrap();
+        let check = || futures::executor::block_on(limiter.check(charge(&policy, 'a'))).unwrap();
+        assert!(check().is_allowed());
+        assert!(!check().is_allowed());
+    }
+
+    #[test]
     #[should_panic(expected = "a store for no keys")]
     fn a_store_for_no_keys_cannot_be_made() {
         let _ = MemoryStore::new().capacity(0);

@@ -258,17 +258,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_reply_panics(admitted: bool, mut reply in vec(any::<u8>(), 0..300)) {
-            if !admitted {
+        fn no_reply_panics(refused: bool, mut reply in vec(any::<u8>(), 0..300)) {
+            if refused {
                 // Zeros where a refusal has them, so that the times of a refusal are read.
                 for at in [6, 7 + 2 * HEAD] {
-                    reply.get_mut(at).map(|flag| *flag = 0);
+                    if let Some(flag) = reply.get_mut(at) {
+                        *flag = 0;
+                    }
                 }
             }
-            let settlement = {
-                let usage = decision(&check(), &Value::BulkString(vec![1; 200])).unwrap();
-                Settlement::new(usage.usage(), [1, 2]).unwrap()
-            };
+            let admitted = decision(&check(), &Value::BulkString(vec![1; 200])).unwrap();
+            let settlement = Settlement::new(admitted.usage(), [1, 2]).unwrap();
             let reply = Value::BulkString(reply);
             let _ = decisions(&[check(), check()], &reply);
             let _ = decision(&check(), &reply);
