@@ -188,7 +188,7 @@ while KEYS[i] do
     step, hold, limit, pos = unpack('<I6I6I7', args, pos)
     width, newest, first, total, base, length, from = unpack('<I1I6I6I7I7I4', value, from)
     local time = now
-    if newest - step > now then -- the clock stepped back: time stands still until it has caught up
+    if newest - step > now and total > base then -- the clock stepped back: time stands still until it has caught up
       time = newest - step
       conforms = newest <= seldom(now, leading).believed(step, hold)
       if not conforms then break end

@@ -43,6 +43,7 @@ macro_rules! contract {
             a_new_window_starts_empty
             sections_of_other_rules_are_carried_until_they_are_released
             time_stands_still_while_the_clock_is_behind
+            time_does_not_stand_still_for_what_was_taken_back
             a_step_far_ahead_is_not_believed
             the_clock_may_show_the_epoch_or_its_latest_time
             the_largest_check_is_decided_and_settled
@@ -490,6 +491,24 @@ pub(crate) async fn time_stands_still_while_the_clock_is_behind(gate: &Limiter, 
     assert!(!admits(gate, &policy, "alice", 1).await);
     clock.set(START_MS + 1_100);
     assert!(admits(gate, &policy, "alice", 2).await);
+}
+
+/// Without units there is no newest step, even if there was one.
+pub(crate) async fn time_does_not_stand_still_for_what_was_taken_back(
+    gate: &Limiter,
+    clock: TestClock,
+) {
+    let policy = policy("p", "5/1s@100ms,5/1m");
+    clock.set(START_MS - 30_000);
+    assert!(admits(gate, &policy, "alice", 1).await);
+    clock.set(START_MS);
+    let early = check(gate, &policy, "alice", 0).await;
+    clock.set(START_MS + 1_250);
+    let late = check(gate, &policy, "alice", 1).await;
+    gate.settle(late.usage(), [0]).await.unwrap();
+    clock.set(START_MS + 1_050);
+    let settled = gate.settle(early.usage(), [2]).await.unwrap();
+    assert_eq!(remaining(&settled), [3, 2]);
 }
 
 pub(crate) async fn a_step_far_ahead_is_not_believed(gate: &Limiter, clock: TestClock) {
