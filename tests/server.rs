@@ -234,6 +234,135 @@ async fn limits_hold_as_soon_as_redis_is_there() {
     assert_eq!(browser.status(&server, "/").await, REFUSED);
 }
 
+#[tokio::test]
+async fn failures_alone_are_counted_if_so_told() {
+    let server = Example::start(&["--limit", "ip=2/1d", "--count", "failures"]);
+    let browser = Browser::new();
+    for (path, expected) in [
+        ("/", 200),
+        ("/cost/2", 200),
+        ("/status/304", 304),
+        ("/status/404", 404),
+        ("/", 200),
+        ("/cost/2", 429),
+        ("/status/500", 500),
+        ("/", 429),
+    ] {
+        assert_eq!(browser.status(&server, path).await, expected, "{path}");
+    }
+}
+
+/// A file of limits in a folder of its own.
+struct Config {
+    _folder: tempfile::TempDir,
+    path: String,
+}
+
+impl Config {
+    fn new(limits: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("limits.toml");
+        let config = Self {
+            path: path.to_str().unwrap().to_owned(),
+            _folder: folder,
+        };
+        config.write(limits);
+        config
+    }
+
+    fn write(&self, limits: &str) {
+        std::fs::write(&self.path, format!("[limits]\n{limits}")).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn limits_change_with_their_file_and_what_is_used_stays() {
+    let user = [("x-api-key", "alice")];
+    let config = Config::new("ip = '2/1d'\n'header:X-Api-Key' = ['9/1d', '99/1h']");
+    let mut server = Example::start(&["--config", &config.path]);
+    let browser = Browser::new();
+    for expected in [OK, OK, REFUSED] {
+        assert_eq!(browser.status(&server, "/").await, expected);
+    }
+    for (limits, complaint, limit, expected) in [
+        (
+            "ip = '3/1d'\n'header:x-api-key' = '9/1d'",
+            "server: limits read again",
+            3,
+            OK,
+        ),
+        (
+            "ip = '99/1d'",
+            "policy `header-x-api-key` is missing",
+            3,
+            REFUSED,
+        ),
+        (
+            "ip = 'many'\n'header:x-api-key' = '9/1d'",
+            "policy `ip`: rule `many`",
+            3,
+            REFUSED,
+        ),
+        ("ip = ", "line 2", 3, REFUSED),
+        (
+            "ip = '4/1d'\n'header:x-api-key' = '9/1d'\n'header:a' = '9/1d'",
+            "policy `header-a` is new",
+            3,
+            REFUSED,
+        ),
+        (
+            "ip = '5/1d'\n'header:x-api-key' = '9/1d'",
+            "server: limits read again",
+            5,
+            OK,
+        ),
+    ] {
+        config.write(limits);
+        server.signal("HUP");
+        let mut said = server.complaint();
+        while !said.contains(complaint) {
+            said = server.complaint();
+        }
+        let (status, headers, _) = browser.ask(&server, "/", &user).await;
+        assert_eq!(status, expected, "{limits}");
+        let limit = format!(r#""ip";q={limit};w=86400"#);
+        let told: Vec<&str> = headers
+            .get_all("ratelimit-policy")
+            .iter()
+            .map(|it| it.to_str().unwrap())
+            .collect();
+        assert!(
+            told.iter().any(|it| it.contains(&limit)),
+            "{limits}: {told:?}"
+        );
+    }
+}
+
+#[test]
+fn a_wrong_file_is_named_and_ends_the_server_with_2() {
+    for (limits, expected) in [
+        ("", "there are no limits"),
+        ("user = '10/1s'", "write KEY=RULES"),
+        ("ip = '10/1s,10'", "policy `ip`: rule `10`: write it as"),
+        ("ip = 10", "write rules as"),
+        (
+            "'header:a' = '1/1s'\n'header:A' = '1/1s'",
+            "policy `header-a` is named twice",
+        ),
+        ("ip = '1/1s'\n[limit]", "unknown field `limit`"),
+    ] {
+        let config = Config::new(limits);
+        let output = Example::output(&["--config", &config.path]);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{limits}: {stderr}");
+        assert!(stderr.starts_with("server: --config: /"), "{stderr}");
+        assert!(
+            stderr.contains("limits.toml: ") && stderr.contains(expected),
+            "{limits}: {stderr}"
+        );
+    }
+}
+
 #[test]
 fn a_wrong_option_is_named_and_ends_the_server_with_2() {
     for (args, expected) in [
@@ -274,6 +403,15 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
         ),
         (&["--deadline", "0s"], "--deadline: `0s` is not"),
         (&["--deadline", "100"], "--deadline: `100` is not"),
+        (&["--count", "some"], "--count: `some` is neither"),
+        (
+            &["--config", "/nowhere/a.toml"],
+            "--config: /nowhere/a.toml: No such",
+        ),
+        (
+            &["--config", "/nowhere/a.toml", "--limit", "ip=1/1s"],
+            "--config: leave out --limit",
+        ),
         (&["--on-failure", "ajar"], "--on-failure: `ajar` is neither"),
         (&["127.0.0.1:80"], "\"127.0.0.1:80\""),
     ] {
@@ -290,7 +428,17 @@ fn help_names_every_option() {
     let output = Example::output(&["--help"]);
     assert!(output.status.success());
     let help = String::from_utf8(output.stdout).unwrap();
-    for option in ["listen", "limit", "redis", "pool", "deadline", "on-failure"] {
+    let options = [
+        "listen",
+        "limit",
+        "config",
+        "count",
+        "redis",
+        "pool",
+        "deadline",
+        "on-failure",
+    ];
+    for option in options {
         assert!(help.contains(&format!("--{option} ")), "{option}");
     }
 }

@@ -8,6 +8,7 @@
 //! Open the address that it prints in a browser, or: `for i in $(seq 12); do curl -i http://127.0.0.1:3000/; done`: ten
 //! requests are answered, and two refused.
 
+mod config;
 mod options;
 
 use std::{convert::Infallible, future::ready, io, net::SocketAddr, process::ExitCode};
@@ -15,20 +16,20 @@ use std::{convert::Infallible, future::ready, io, net::SocketAddr, process::Exit
 use axum::{
     Extension, Router,
     extract::{Path, Request},
-    http::{HeaderMap, StatusCode, Uri, header, request::Parts},
+    http::{HeaderMap, StatusCode, Uri, header, request::Parts, response::Parts as Head},
     response::{Html, IntoResponse, Response},
     routing::get,
     serve::{IncomingStream, ListenerExt},
 };
 use redis::ConnectionInfo;
 use sluicegate::{
-    Charge, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore,
-    extract::Keys,
+    Charge, Header, Key, KeyExtractor, Limiter, LivePolicies, MemoryStore, PeerIp, PolicyError,
+    RateLimitLayer, RedisStore, middleware::PolicySource,
 };
 use tokio::{net::TcpListener, signal::unix::SignalKind};
 use tower::{Layer, service_fn};
 
-use options::{Options, USAGE, Who};
+use options::{Counted, Options, USAGE, Who};
 
 const PAGE: &str = include_str!("page.html");
 
@@ -56,7 +57,12 @@ async fn main() -> ExitCode {
 
 async fn run(options: &Options) -> Result<(), String> {
     let limiter = limiter(options).await?;
-    let app = app(layer(options, limiter));
+    let live = LivePolicies::new(config::policies(&options.limits)?);
+    let limits = layer(options, limiter, &live).map_err(|error| error.to_string())?;
+    if let Some(file) = &options.config {
+        config::follow(file, live).map_err(|error| format!("--config: {error}"))?;
+    }
+    let app = app(limits);
     let listen = options.listen;
     serve(listen, app)
         .await
@@ -98,23 +104,35 @@ fn wants_page(uri: &Uri, headers: &HeaderMap) -> bool {
     uri.path() == "/" && accept.is_some_and(|it| it.as_bytes().starts_with(b"text/html"))
 }
 
-fn layer(options: &Options, limiter: Limiter) -> RateLimitLayer {
-    let layer = RateLimitLayer::new(limiter).cost(cost);
-    options.limits.iter().fold(layer, |layer, limit| {
-        let policy = limit.policy.clone();
-        match &limit.who {
-            Who::Ip => layer.limit(policy, except_page(PeerIp)),
-            Who::Header(name) => layer.limit(policy, except_page(Header::new(name).or_skip())),
-        }
-    })
+fn layer(
+    options: &Options,
+    limiter: Limiter,
+    live: &LivePolicies,
+) -> Result<RateLimitLayer, PolicyError> {
+    let mut layer = RateLimitLayer::new(limiter)
+        .cost(cost)
+        // It can be loaded again while its requests are refused.
+        .skip(|head| wants_page(&head.uri, &head.headers));
+    if options.count == Counted::Failures {
+        layer = layer.settle(failures);
+    }
+    for limit in &options.limits {
+        let policy = match &options.config {
+            Some(_) => PolicySource::from(live.policy(limit.policy.name())?),
+            None => limit.policy.clone().into(),
+        };
+        layer = match &limit.who {
+            Who::Ip => layer.limit(policy, PeerIp),
+            Who::Header(name) => layer.limit(policy, Header::new(name).or_skip()),
+        };
+    }
+    Ok(layer)
 }
 
-/// The page skips all limits: it can be loaded again while its requests are refused.
-fn except_page(extractor: impl KeyExtractor) -> impl KeyExtractor {
-    move |head: &Parts| match wants_page(&head.uri, &head.headers) {
-        true => Ok(Keys::skip()),
-        false => extractor.extract(head),
-    }
+/// What was answered well costs nothing in the end.
+fn failures(response: &Head, charge: &Charge) -> u64 {
+    let failed = response.status.is_client_error() || response.status.is_server_error();
+    if failed { charge.cost() } else { 0 }
 }
 
 /// A cost that cannot be read costs nothing: the handler refuses it.

@@ -1,6 +1,6 @@
 //! What the command line says.
 
-use std::{ffi::OsString, net::SocketAddr, str::FromStr, time::Duration};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use lexopt::{
     Arg::{Long, Short},
@@ -8,6 +8,8 @@ use lexopt::{
 };
 use redis::{ConnectionInfo, IntoConnectionInfo};
 use sluicegate::{FailurePolicy, Policy};
+
+use super::config;
 
 pub(crate) const USAGE: &str = "\
 An axum server whose requests are limited by several rules at once.
@@ -17,6 +19,11 @@ cargo run --release --example server -- [options]
   --listen ADDR            default 127.0.0.1:3000; port 0 picks one
   --limit KEY=RULES        repeatable; KEY is ip or header:NAME (a request without it skips this limit);
                            default ip=10/1s,120/1m,240/1h
+  --config FILE            limits from a TOML file instead, read again on SIGHUP:
+                             [limits]
+                             ip = '10/1s,120/1m'
+                             'header:x-api-key' = ['600/1m', '100000/1d']
+  --count all|failures     which requests count: all (the default), or those that are answered with 400 or above
   --redis URL              share limits through this server; default: in this process's memory
   --pool N                 use a bb8 pool of N connections instead of one managed connection
   --deadline TIME          how long a decision may take: 100ms, 2s; default 100ms
@@ -35,6 +42,8 @@ const DEFAULT_LIMIT: &str = "ip=10/1s,120/1m,240/1h";
 pub(crate) struct Options {
     pub(crate) listen: SocketAddr,
     pub(crate) limits: Vec<Limit>,
+    pub(crate) config: Option<PathBuf>,
+    pub(crate) count: Counted,
     pub(crate) redis: Option<ConnectionInfo>,
     pub(crate) pool: Option<u32>,
     pub(crate) deadline: Duration,
@@ -54,12 +63,21 @@ pub(crate) enum Who {
     Header(String),
 }
 
+/// Which requests are counted in the end.
+#[derive(PartialEq)]
+pub(crate) enum Counted {
+    All,
+    Failures,
+}
+
 impl Options {
     /// Reads the arguments. An error names the option that is wrong.
     pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
         let mut options = Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 3000)),
             limits: Vec::new(),
+            config: None,
+            count: Counted::All,
             redis: None,
             pool: None,
             deadline: Duration::from_millis(100),
@@ -88,6 +106,8 @@ impl Options {
         match name {
             "listen" => self.listen = parse(value, "an address and a port: 127.0.0.1:3000")?,
             "limit" => self.add_limit(value)?,
+            "config" => self.config = Some(value.into()),
+            "count" => self.count = counted(value)?,
             // What is wrong is not repeated: there may be a password in it.
             "redis" => self.redis = Some(server(value)?),
             "pool" => self.pool = Some(at_least_one(value)?),
@@ -115,6 +135,12 @@ impl Options {
         if self.pool.is_some() && self.redis.is_none() {
             return Err("--pool: needs --redis".into());
         }
+        if let Some(file) = &self.config {
+            if !self.limits.is_empty() {
+                return Err("--config: leave out --limit, the limits stand in the file".into());
+            }
+            self.limits = config::read(file).map_err(|why| format!("--config: {why}"))?;
+        }
         if self.limits.is_empty() {
             self.add_limit(DEFAULT_LIMIT)?;
         }
@@ -122,12 +148,19 @@ impl Options {
     }
 }
 
+const FORM: &str = "write KEY=RULES, for instance ip=10/1s,120/1m or header:x-api-key=600/1m";
+
 impl FromStr for Limit {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let form = || "write KEY=RULES, for instance ip=10/1s,120/1m or header:x-api-key=600/1m";
-        let (key, rules) = text.split_once('=').ok_or_else(form)?;
+        let (key, rules) = text.split_once('=').ok_or(FORM)?;
+        Self::read(key, rules)
+    }
+}
+
+impl Limit {
+    pub(crate) fn read(key: &str, rules: &str) -> Result<Self, String> {
         let (who, name) = match key.split_once(':') {
             None if key == "ip" => (Who::Ip, "ip".to_owned()),
             // What may stand in the name of a policy may stand in the name of a header.
@@ -135,7 +168,7 @@ impl FromStr for Limit {
                 let header = header.to_ascii_lowercase();
                 (Who::Header(header.clone()), format!("header-{header}"))
             }
-            _ => return Err(form().into()),
+            _ => return Err(FORM.into()),
         };
         let policy = Policy::parse(name, rules).map_err(|error| error.to_string())?;
         Ok(Self { who, policy })
@@ -168,6 +201,14 @@ fn time(value: &str) -> Result<Duration, String> {
     match time {
         Ok(time) if !time.is_zero() && value.ends_with('s') => Ok(time),
         _ => Err(format!("`{value}` is not a time: 100ms, 2s")),
+    }
+}
+
+fn counted(value: &str) -> Result<Counted, String> {
+    match value {
+        "all" => Ok(Counted::All),
+        "failures" => Ok(Counted::Failures),
+        _ => Err(format!("`{value}` is neither all nor failures")),
     }
 }
 

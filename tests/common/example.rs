@@ -63,10 +63,25 @@ impl Example {
         self.child.id()
     }
 
+    /// Sends it a signal, such as `HUP`.
+    pub(crate) fn signal(&self, name: &str) {
+        let id = self.id().to_string();
+        let kill = Command::new("kill").args(["-s", name, &id]).status();
+        assert!(kill.unwrap().success());
+    }
+
+    /// The next line that it says on stderr.
+    pub(crate) fn complaint(&mut self) -> String {
+        let pipe = self.child.stderr.as_mut().unwrap();
+        // Byte by byte: what follows is for the next call.
+        let bytes = pipe.bytes().map(Result::unwrap);
+        let line = bytes.take_while(|byte| *byte != b'\n').collect();
+        String::from_utf8(line).unwrap()
+    }
+
     /// Asks it to stop; answers whether it ended well, and all that it said on stderr.
     pub(crate) fn stop(mut self) -> (bool, String) {
-        let kill = Command::new("kill").arg(self.id().to_string()).status();
-        assert!(kill.unwrap().success());
+        self.signal("TERM");
         let mut stderr = String::new();
         let mut pipe = self.child.stderr.take().unwrap();
         pipe.read_to_string(&mut stderr).unwrap();

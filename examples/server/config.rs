@@ -1,0 +1,84 @@
+//! Limits from a file, which is read again when the process is told to (SIGHUP).
+//!
+//! ```toml
+//! [limits]
+//! ip = "10/1s,120/1m,240/1h"
+//! "header:x-api-key" = ["600/1m", "100000/1d"]
+//! ```
+
+use std::{collections::BTreeMap, fs, io, path::Path};
+
+use serde::Deserialize;
+use sluicegate::{LivePolicies, Policies};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::options::Limit;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    limits: BTreeMap<String, Rules>,
+}
+
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "write rules as \"10/1s,120/1m\", or as a list of them"
+)]
+enum Rules {
+    Text(String),
+    List(Vec<String>),
+}
+
+/// The limits that the file holds: at least one. An error names the file, and what is wrong with it.
+pub(crate) fn read(file: &Path) -> Result<Vec<Limit>, String> {
+    let of_file = |why: String| format!("{}: {}", file.display(), why.trim());
+    let text = fs::read_to_string(file).map_err(|error| of_file(error.to_string()))?;
+    let config: Config = toml::from_str(&text).map_err(|error| of_file(error.to_string()))?;
+    let limits = config.limits.into_iter().map(|(key, rules)| {
+        let rules = match rules {
+            Rules::Text(text) => text,
+            Rules::List(list) => list.join(","),
+        };
+        Limit::read(&key, &rules).map_err(of_file)
+    });
+    let limits: Vec<Limit> = limits.collect::<Result<_, _>>()?;
+    policies(&limits).map_err(of_file)?;
+    Ok(limits)
+}
+
+/// The limits' policies, each under a name of its own.
+pub(crate) fn policies(limits: &[Limit]) -> Result<Policies, String> {
+    if limits.is_empty() {
+        return Err("there are no limits".into());
+    }
+    let policies = limits.iter().map(|limit| limit.policy.clone());
+    Policies::new(policies).map_err(|error| error.to_string())
+}
+
+/// Reads the file again at each SIGHUP; where it is wrong, the limits stay as they are.
+pub(crate) fn follow(file: &Path, live: LivePolicies) -> io::Result<()> {
+    let mut hangups = signal(SignalKind::hangup())?;
+    let file = file.to_owned();
+    tokio::spawn(async move {
+        while hangups.recv().await.is_some() {
+            match read_again(&file, &live) {
+                Ok(()) => eprintln!("server: limits read again from {}", file.display()),
+                Err(why) => eprintln!("server: the limits stay as they are: {why}"),
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Rules may change. Another key would need another extractor, which the layer has not got.
+fn read_again(file: &Path, live: &LivePolicies) -> Result<(), String> {
+    let policies = policies(&read(file)?)?;
+    if let Some(new) = policies.iter().find(|it| live.get(it.name()).is_none()) {
+        return Err(format!(
+            "policy `{}` is new: start again to add it",
+            new.name()
+        ));
+    }
+    live.replace(policies).map_err(|error| error.to_string())
+}
