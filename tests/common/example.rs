@@ -73,9 +73,11 @@ impl Example {
     /// The next line that it says on stderr.
     pub(crate) fn complaint(&mut self) -> String {
         let pipe = self.child.stderr.as_mut().unwrap();
+        let (mut line, mut byte) = (Vec::new(), [0]);
         // Byte by byte: what follows is for the next call.
-        let bytes = pipe.bytes().map(Result::unwrap);
-        let line = bytes.take_while(|byte| *byte != b'\n').collect();
+        while pipe.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
+            line.push(byte[0]);
+        }
         String::from_utf8(line).unwrap()
     }
 

@@ -1,0 +1,51 @@
+//! A login that may fail five times a minute from one address; good logins never use that up.
+//!
+//!     cargo run --example login_failures --features axum
+//!
+//! Six wrong passwords are answered 401 five times, and then 429:
+//!
+//!     for i in 1 2 3 4 5 6; do curl -s -o /dev/null -w '%{http_code}\n' -d guess http://127.0.0.1:3000/login; done
+//!
+//! A new start, and `-d sesame` is answered 200 as often as you like.
+
+use std::{error::Error, net::SocketAddr};
+
+use axum::{
+    Router,
+    http::{StatusCode, response::Parts},
+    routing::post,
+};
+use sluicegate::{Charge, FailurePolicy, MemoryStore, PeerIp, Policy, RateLimitLayer};
+use tokio::net::TcpListener;
+
+async fn login(password: String) -> StatusCode {
+    match &*password {
+        "sesame" => StatusCode::OK,
+        _ => StatusCode::UNAUTHORIZED,
+    }
+}
+
+/// Charged when it comes, so that many guesses at once gain nothing, and given back when the password was right.
+fn final_cost(response: &Parts, charge: &Charge) -> u64 {
+    match response.status {
+        StatusCode::UNAUTHORIZED => charge.cost(),
+        _ => 0,
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let limits = RateLimitLayer::new(MemoryStore::new())
+        .limit(Policy::parse("login-failures", "5/1m,20/1h")?, PeerIp)
+        .settle(final_cost)
+        // Better no login than one that can be guessed while the store is down.
+        .on_failure(FailurePolicy::Closed);
+    let app = Router::new()
+        .route("/login", post(login))
+        .route_layer(limits);
+
+    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    let service = app.into_make_service_with_connect_info::<SocketAddr>();
+    Ok(axum::serve(listener, service).await?)
+}

@@ -1,0 +1,60 @@
+//! A policy for each caller: what a plan is called is found out per request, what it allows stands in a set of policies.
+//!
+//!     cargo run --example tiers --features axum
+//!
+//! Mallory's plan is not in the set, and is refused rather than unlimited:
+//!
+//!     curl -i -H 'x-user: alice' http://127.0.0.1:3000/      # "free";r=59
+//!     curl -i -H 'x-user: bob' http://127.0.0.1:3000/        # "pro";r=599
+//!     curl -i -H 'x-user: mallory' http://127.0.0.1:3000/    # 400
+
+use std::error::Error;
+
+use axum::{
+    Router,
+    extract::Request,
+    http::{StatusCode, request::Parts},
+    middleware::{Next, from_fn},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use sluicegate::{Key, MemoryStore, Policies, Policy, RateLimitLayer, extract::Extension};
+use tokio::net::TcpListener;
+
+#[derive(Clone)]
+struct User {
+    name: String,
+    plan: &'static str,
+}
+
+/// Stands for a service's own authentication, which knows everybody's plan.
+async fn authenticate(mut request: Request, next: Next) -> Response {
+    let name = request.headers().get("x-user");
+    let Some(name) = name.and_then(|it| it.to_str().ok()).map(str::to_owned) else {
+        return StatusCode::UNAUTHORIZED.into_response();
+    };
+    let plan = match &*name {
+        "alice" => "free",
+        "bob" => "pro",
+        _ => "legacy",
+    };
+    request.extensions_mut().insert(User { name, plan });
+    next.run(request).await
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let free = Policy::parse("free", "60/1m")?;
+    let pro = Policy::parse("pro", "600/1m")?;
+    let plans = Policies::new([free, pro])?;
+    let by_plan = move |head: &Parts| plans.get(head.extensions.get::<User>()?.plan).cloned();
+    let user = Extension::new(|user: &User| Key::new("user", &user.name));
+
+    let app = Router::new()
+        .route("/", get(async || "hello\n"))
+        .layer(RateLimitLayer::new(MemoryStore::new()).limit(by_plan, user))
+        .layer(from_fn(authenticate));
+    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    Ok(axum::serve(listener, app).await?)
+}
