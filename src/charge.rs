@@ -92,7 +92,7 @@ impl Check {
     /// # Errors
     ///
     /// [`StoreErrorKind::Misuse`] when two different policies of one name charge the same key, since they would share
-    /// their counts, or when more than 64 charges are left.
+    /// their counts, or when more than 64 charges are left; [shadows](Policy::shadow) count apart.
     pub fn new(charges: impl IntoIterator<Item = Charge>) -> Result<Self, StoreError> {
         let mut sum = Charges::default();
         for charge in charges {
@@ -105,6 +105,21 @@ impl Check {
     #[must_use]
     pub fn charges(&self) -> &[Charge] {
         &self.charges
+    }
+
+    pub(crate) fn has_shadows(&self) -> bool {
+        self.charges.iter().any(|it| it.policy.is_shadow())
+    }
+
+    /// The charges of shadows, or all others.
+    pub(crate) fn only(&self, shadow: bool) -> Self {
+        let charges = self.charges.iter();
+        Self {
+            charges: charges
+                .filter(|it| it.policy.is_shadow() == shadow)
+                .cloned()
+                .collect(),
+        }
     }
 
     /// The same policies and keys at no cost.
@@ -124,18 +139,29 @@ impl Check {
 #[derive(Debug, Default)]
 pub(crate) struct Charges {
     charges: Vec<Charge>,
+    /// Whether all of them are shadows, whatever their policies say.
+    shadows: bool,
 }
 
 impl Charges {
     pub(crate) fn with_capacity(capacity: usize) -> Self {
         Self {
             charges: Vec::with_capacity(capacity),
+            shadows: false,
         }
     }
 
+    pub(crate) const fn shadows(mut self, shadows: bool) -> Self {
+        self.shadows = shadows;
+        self
+    }
+
     /// Fails as [`Check::new`] does.
-    pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
-        let full = self.charges.len() == MAX_CHARGES;
+    pub(crate) fn add(&mut self, mut charge: Charge) -> Result<(), StoreError> {
+        if self.shadows {
+            charge.policy = charge.policy.shadow();
+        }
+        let full = self.is_full(charge.policy.is_shadow());
         let twin = self
             .charges
             .iter_mut()
@@ -148,8 +174,26 @@ impl Charges {
         Ok(())
     }
 
+    /// Shadows leave as much room to others as if they were not there.
+    fn is_full(&self, shadow: bool) -> bool {
+        let charges = self.charges.iter();
+        self.charges.len() >= MAX_CHARGES
+            && charges.filter(|it| it.policy.is_shadow() == shadow).count() >= MAX_CHARGES
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.charges.is_empty()
+    }
+
+    /// Takes the charges that are not shadows.
+    pub(crate) fn take_counting(&mut self) -> Check {
+        let charges = std::mem::take(&mut self.charges);
+        let (shadows, counting) = charges.into_iter().partition(|it| it.policy.is_shadow());
+        self.charges = shadows;
+        let counting: Vec<Charge> = counting;
+        Check {
+            charges: counting.into(),
+        }
     }
 
     pub(crate) fn into_check(self) -> Check {

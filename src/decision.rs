@@ -75,6 +75,7 @@ impl Decision {
 #[derive(Clone, Debug)]
 pub struct Usage {
     inner: Arc<Inner>,
+    shadow: Option<Arc<Decision>>,
 }
 
 #[derive(Debug)]
@@ -197,6 +198,7 @@ impl Usage {
                 rules: usages.into(),
                 may_settle,
             }),
+            shadow: None,
         })
     }
 
@@ -218,6 +220,24 @@ impl Usage {
     /// What is left under each rule, in the order of [`policies`](Self::policies).
     pub fn rules(&self) -> impl Iterator<Item = &RuleUsage> {
         self.inner.rules.iter()
+    }
+
+    /// What the [shadows](Policy::shadow) among the policies decided, which are not among [`policies`](Self::policies).
+    ///
+    /// `None` when there are none, when they could not decide, and in a refusal, which asks no shadow.
+    #[must_use]
+    pub fn shadow(&self) -> Option<&Decision> {
+        self.shadow.as_deref()
+    }
+
+    pub(crate) fn with_shadow(mut self, decision: Decision) -> Self {
+        self.shadow = Some(Arc::new(decision));
+        self
+    }
+
+    /// Whether nothing was checked, or at least nothing is known of it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.check().charges().is_empty() && self.shadow.is_none()
     }
 
     /// The check that this is the usage of. For stores.

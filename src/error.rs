@@ -150,6 +150,18 @@ pub enum ExtractErrorKind {
     Unavailable,
 }
 
+impl ExtractErrorKind {
+    /// In one lower-case word, for labels and logs: `missing`, `malformed`, `unavailable`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Malformed => "malformed",
+            Self::Unavailable => "unavailable",
+        }
+    }
+}
+
 impl ExtractError {
     /// The request does not say who is asking.
     #[must_use]
@@ -218,6 +230,20 @@ pub enum StoreErrorKind {
     Protocol,
     /// The call makes no sense: two policies of one name in one check, or a second settlement of one check.
     Misuse,
+}
+
+impl StoreErrorKind {
+    /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `refused`, `protocol`, `misuse`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Unavailable => "unavailable",
+            Self::Refused => "refused",
+            Self::Protocol => "protocol",
+            Self::Misuse => "misuse",
+        }
+    }
 }
 
 impl StoreError {

@@ -66,7 +66,9 @@
 //! | `redis` | yes | [`RedisStore`](store::redis) |
 //! | `bb8` | yes | `RedisStore` over a `bb8_redis` pool |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo` |
+//! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
 //! | `serde` | | [`Rule`], [`Policy`] and [`Policies`] in configuration files |
+//! | `tracing` | | `TracingObserver`: spans and events of the crate `tracing` |
 //! | `test-util` | | a clock to move by hand |
 //!
 //! # What this does not do
@@ -92,6 +94,7 @@ pub mod extract;
 pub mod key;
 pub mod limiter;
 pub mod middleware;
+pub mod observe;
 pub mod policies;
 pub mod policy;
 pub mod rule;
@@ -109,6 +112,11 @@ pub use extract::{Header, KeyExtractor, PeerIp};
 pub use key::Key;
 pub use limiter::{FailurePolicy, Limiter};
 pub use middleware::RateLimitLayer;
+#[cfg(feature = "metrics")]
+pub use observe::MetricsObserver;
+pub use observe::Observer;
+#[cfg(feature = "tracing")]
+pub use observe::TracingObserver;
 pub use policies::{LivePolicies, Policies};
 pub use policy::Policy;
 pub use rule::Rule;

@@ -29,6 +29,7 @@ const MAX_NAME: usize = 64;
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Policy {
     inner: Arc<Inner>,
+    shadow: bool,
 }
 
 #[derive(PartialEq, Eq, Hash)]
@@ -77,6 +78,7 @@ impl Policy {
                 name: name.into(),
                 rules,
             }),
+            shadow: false,
         })
     }
 
@@ -97,6 +99,22 @@ impl Policy {
         }
     }
 
+    /// Makes this policy a shadow: it decides, charges and reports, and never refuses. See [`limiter`](crate::limiter).
+    ///
+    /// It counts under its name, so that what it counted is there when it is no shadow any more. Beside the policy that it
+    /// may replace, it needs a name of its own.
+    #[must_use]
+    pub fn shadow(mut self) -> Self {
+        self.shadow = true;
+        self
+    }
+
+    /// Whether this policy only pretends to refuse.
+    #[must_use]
+    pub const fn is_shadow(&self) -> bool {
+        self.shadow
+    }
+
     /// The name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -111,7 +129,8 @@ impl Policy {
 
     /// Whether both handles are clones of one policy: a cheap test that may say no to equals.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner) || self == other
+        let same = Arc::ptr_eq(&self.inner, &other.inner) && self.shadow == other.shadow;
+        same || self == other
     }
 }
 
@@ -134,7 +153,8 @@ impl fmt::Display for Policy {
 
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Policy({}: {self})", self.name())
+        let shadow = if self.shadow { ", shadow" } else { "" };
+        write!(f, "Policy({}: {self}{shadow})", self.name())
     }
 }
 

@@ -43,7 +43,7 @@ impl Draft11 {
             }
             let items = policy.rules().iter().map(|rule| {
                 let name = item_name(policy, rule);
-                push_policy_item(&mut field, &name, rule);
+                push_policy_item(&mut field, &name, rule, policy);
                 format!(r#""{name}";r="#).into()
             });
             distinct.push((policy.clone(), items.collect()));
@@ -65,7 +65,11 @@ impl Draft11 {
         if self.all_known {
             return;
         }
-        let checked = decision.usage().policies().map(|it| it.policy());
+        let shadows = decision.usage().shadow().map(|it| it.usage().policies());
+        let checked = decision.usage().policies();
+        let checked = checked
+            .chain(shadows.into_iter().flatten())
+            .map(|it| it.policy());
         let mut chosen = checked.filter(|it| !self.knows(it)).peekable();
         if chosen.peek().is_some() {
             Self::new(chosen, true).append_known(headers, decision);
@@ -88,9 +92,13 @@ impl Draft11 {
     fn field(&self, decision: &Decision) -> Vec<u8> {
         let mut field = Vec::with_capacity(self.capacity);
         for (policy, items) in &self.policies {
+            let Some(decision) = decision_of(policy, decision) else {
+                continue;
+            };
             for (index, item) in items.iter().enumerate() {
                 if let Some(usage) = tightest(decision, policy, index) {
                     push_item(&mut field, item, usage, decision.is_allowed());
+                    push_shadow(&mut field, policy);
                 }
             }
         }
@@ -118,7 +126,7 @@ pub(super) fn item_name(policy: &Policy, rule: &Rule) -> String {
     format!("{name}/{window}{kind}")
 }
 
-fn push_policy_item(field: &mut Vec<u8>, name: &str, rule: &Rule) {
+fn push_policy_item(field: &mut Vec<u8>, name: &str, rule: &Rule, policy: &Policy) {
     separate(field);
     field.extend_from_slice(format!(r#""{name}";q="#).as_bytes());
     push_number(field, rule.limit());
@@ -126,6 +134,7 @@ fn push_policy_item(field: &mut Vec<u8>, name: &str, rule: &Rule) {
         field.extend_from_slice(b";w=");
         push_number(field, seconds(rule.window()));
     }
+    push_shadow(field, policy);
 }
 
 fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage, allowed: bool) {
@@ -140,6 +149,22 @@ fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage, allowed: bool) 
     if let Some(time) = time {
         field.extend_from_slice(b";t=");
         push_number(field, seconds(time));
+    }
+}
+
+/// A parameter that clients who do not know it ignore.
+fn push_shadow(field: &mut Vec<u8>, policy: &Policy) {
+    if policy.is_shadow() {
+        field.extend_from_slice(b";sluicegate-shadow");
+    }
+}
+
+/// Shadows have one of their own.
+fn decision_of<'a>(policy: &Policy, decision: &'a Decision) -> Option<&'a Decision> {
+    if policy.is_shadow() {
+        decision.usage().shadow()
+    } else {
+        Some(decision)
     }
 }
 

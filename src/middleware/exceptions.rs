@@ -3,7 +3,7 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::Rejection;
-use crate::{extract::Keys, key::Key};
+use crate::{error::ExtractError, extract::Keys, key::Key};
 
 type Test<T> = Arc<dyn Fn(&T) -> bool + Send + Sync>;
 
@@ -26,7 +26,8 @@ impl Exceptions {
     }
 
     /// The keys that are to be charged.
-    pub(super) fn charged(&self, keys: Keys) -> Result<Keys, Rejection> {
+    pub(super) fn charged(&self, keys: Result<Keys, ExtractError>) -> Result<Keys, Rejection> {
+        let keys = keys?;
         if self.skipped_keys.is_empty() && self.blocked_keys.is_empty() {
             return Ok(keys);
         }

@@ -47,7 +47,8 @@ impl HeaderStyle {
         match self {
             Self::Draft11 => {
                 let all_known = plan.sources().all(|source| source.fixed().is_some());
-                Headers::Draft11(Draft11::new(plan.policies(), all_known))
+                let policies: Vec<_> = plan.policies().collect();
+                Headers::Draft11(Draft11::new(policies.iter(), all_known))
             }
             Self::XRateLimit => Headers::XRateLimit,
             Self::None => Headers::None,

@@ -196,6 +196,13 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.limiter = limiter)
     }
 
+    /// Makes every policy of this layer a [shadow](Policy::shadow): it decides, charges and reports, and refuses nobody, for
+    /// whatever reason.
+    #[must_use]
+    pub fn shadow(self) -> Self {
+        self.change(|shared| shared.plan.shadow = true)
+    }
+
     /// Sets which headers tell clients their quota. The default is [`HeaderStyle::Draft11`].
     #[must_use]
     pub fn headers(self, style: HeaderStyle) -> Self {

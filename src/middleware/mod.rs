@@ -50,6 +50,40 @@
 //! layers around each other, the one that refuses speaks alone; when all allow, each adds its own `RateLimit`
 //! items, and the outermost one's `Decision` stays in the response.
 //!
+//! # Trying it out
+//!
+//! A [shadow](crate::Policy::shadow) decides, charges and reports, and never refuses: one policy of several, or a
+//! [whole layer](RateLimitLayer::shadow).
+//!
+//! ```
+//! use http::{Request, Response, StatusCode};
+//! use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer};
+//! use tower::{Layer, ServiceExt, service_fn};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let layer = RateLimitLayer::new(MemoryStore::new())
+//!     .limit(Policy::parse("now", "100/1h")?, Key::new("service", "reports"))
+//!     .limit(Policy::parse("soon", "0/1h")?.shadow(), Key::new("service", "reports"));
+//!
+//! let inner = service_fn(async |_: Request<String>| {
+//!     Ok::<_, std::convert::Infallible>(Response::new(String::new()))
+//! });
+//! let response = layer.layer(inner).oneshot(Request::new(String::new())).await?;
+//! assert_eq!(response.status(), StatusCode::OK);
+//! assert_eq!(
+//!     response.headers()["ratelimit-policy"],
+//!     r#""now";q=100;w=3600, "soon";q=0;w=3600;sluicegate-shadow"#
+//! );
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! Shadows are asked after the other policies have admitted the request, in a check of their own: see
+//! [`limiter`](crate::limiter#trying-a-policy-out), also for how to see what they would have refused. A shadow that finds no key,
+//! or no answer in time, is left out. In the headers, its items have the parameter `sluicegate-shadow`; what it decided is
+//! [`Usage::shadow`](crate::Usage::shadow) of the `Decision` in the extensions.
+//!
 //! # Where the layer goes
 //!
 //! Limits by address go outside authentication, limits by user inside it: two layers over clones of one
@@ -69,12 +103,14 @@ mod exceptions;
 mod future;
 mod headers;
 mod layer;
+mod look_ups;
 mod plan;
 mod problem;
 mod rejection;
 mod routes;
 mod service;
 mod settle;
+mod shadow;
 mod source;
 mod x_rate_limit;
 

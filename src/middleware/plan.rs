@@ -1,7 +1,6 @@
 //! What a layer limits, and how a request's head becomes a decision.
 
 use std::{
-    borrow::Cow,
     fmt,
     pin::Pin,
     sync::Arc,
@@ -11,12 +10,14 @@ use std::{
 use http::request::Parts;
 use pin_project_lite::pin_project;
 
-use super::{PolicySource, Rejection, exceptions::Exceptions, settle::Settle, source::Choice};
+use super::{
+    PolicySource, Rejection, exceptions::Exceptions, settle::Settle, shadow::Meant, source::Choice,
+};
 use crate::{
     charge::{Charge, Charges},
     decision::Decision,
     error::{ExtractError, ExtractErrorKind, StoreErrorKind},
-    extract::{AsyncKeyExtractor, KeyExtractor, Keys, LookUp},
+    extract::{AsyncKeyExtractor, KeyExtractor, Keys},
     limiter::{FailurePolicy, Limiter, WithinDeadline},
     policy::Policy,
     store::Answer,
@@ -32,6 +33,7 @@ pub(super) struct Plan {
     pub(super) cost: Option<Arc<Cost>>,
     pub(super) exceptions: Arc<Exceptions>,
     pub(super) settle: Settle,
+    pub(super) shadow: bool,
 }
 
 /// What becomes of a request.
@@ -51,6 +53,7 @@ impl Plan {
             cost: None,
             exceptions: Arc::default(),
             settle: Settle::default(),
+            shadow: false,
         }
     }
 
@@ -60,9 +63,10 @@ impl Plan {
         limits.chain(self.look_ups.iter().map(|(source, _)| source))
     }
 
-    /// The policies that do not depend on the request.
-    pub(super) fn policies(&self) -> impl Iterator<Item = &Policy> {
-        self.sources().filter_map(PolicySource::fixed)
+    /// The policies that do not depend on the request, as they are charged.
+    pub(super) fn policies(&self) -> impl Iterator<Item = Policy> {
+        let fixed = self.sources().filter_map(PolicySource::fixed).cloned();
+        fixed.map(|policy| if self.shadow { policy.shadow() } else { policy })
     }
 
     /// Finds out who is asking, and asks the store.
@@ -84,38 +88,34 @@ impl Plan {
     }
 
     fn charges(&self, head: &Parts, cost: u64) -> Result<Charges, Rejection> {
-        let mut charges = Charges::with_capacity(self.limits.len());
+        let mut charges = Charges::with_capacity(self.limits.len()).shadows(self.shadow);
         for (source, extractor) in &self.limits {
-            let keys = self.exceptions.charged(extractor.extract(head)?)?;
-            add(&mut charges, || source.choose(head), keys, cost)?;
+            let keys = self.exceptions.charged(extractor.extract(head));
+            let choose = || source.choose(head);
+            if let Err(rejection) = keys.and_then(|keys| add(&mut charges, choose, keys, cost)) {
+                let meant = Meant::new(&source.choose(head), self.shadow);
+                meant.excuse(&self.limiter, rejection)?;
+            }
         }
         Ok(charges)
     }
 
-    /// One deadline covers the look-ups and the store.
+    /// One deadline covers the look-ups and the store. What shadows look up has to wait until the others have decided.
     fn look_up(&self, mut charges: Charges, head: &Parts, cost: u64) -> Deciding {
-        let look_ups = self.look_ups.iter();
-        let look_ups: Vec<(ChoiceOrNot, LookUp)> = look_ups
-            .map(|(source, extractor)| (owned(source.choose(head)), extractor.look_up(head)))
-            .collect();
-        let (limiter, exceptions) = (self.limiter.clone(), self.exceptions.clone());
+        let (shadows, counting) = self.look_ups(head, cost);
+        let (limiter, until) = (self.limiter.clone(), self.limiter.until());
         let answer = Answer::pending(async move {
-            for (choice, look_up) in look_ups {
-                let added = match look_up.await {
-                    Ok(keys) => exceptions
-                        .charged(keys)
-                        .and_then(|keys| add(&mut charges, || choice, keys, cost)),
-                    Err(error) => Err(error.into()),
-                };
-                if let Err(rejection) = added {
-                    return Ok(Err(rejection));
-                }
+            if let Err(rejection) = counting.run(&limiter, &mut charges, until).await {
+                return Ok(Err(rejection));
             }
-            if charges.is_empty() {
-                return Ok(Ok(None));
-            }
-            let decision = limiter.ask(&charges.into_check()).await?;
-            Ok(Ok(Some(decision)))
+            let counting = charges.take_counting();
+            let shadows = async {
+                // Shadows are excused, whatever happens to them.
+                let _ = shadows.run(&limiter, &mut charges, until).await;
+                charges.into_check()
+            };
+            let decision = limiter.clone().in_turn(counting, shadows, until).await?;
+            Ok(Ok(known(decision)))
         });
         Deciding::LookingUp {
             answer: self.limiter.within_deadline(answer),
@@ -128,6 +128,7 @@ impl Plan {
         match outcome {
             Ok(Some(Decision::Denied(denial))) => Verdict::Refuse(Rejection::Denied(denial)),
             Ok(decision) => Verdict::Pass(decision),
+            Err(_) if self.shadow => Verdict::Pass(None),
             Err(rejection) if open && is_failure(&rejection) => Verdict::Pass(None),
             Err(rejection) => Verdict::Refuse(rejection),
         }
@@ -143,14 +144,8 @@ fn is_failure(rejection: &Rejection) -> bool {
     }
 }
 
-type ChoiceOrNot = Result<Choice<'static>, ExtractError>;
-
-fn owned(choice: Result<Choice<'_>, ExtractError>) -> ChoiceOrNot {
-    choice.map(|it| it.map(|(policy, weight)| (Cow::Owned(policy.into_owned()), weight)))
-}
-
 /// Charges keys. Which policy it is, is asked only when there is a key.
-fn add<'a>(
+pub(super) fn add<'a>(
     charges: &mut Charges,
     choose: impl FnOnce() -> Result<Choice<'a>, ExtractError>,
     keys: Keys,
@@ -167,6 +162,11 @@ fn add<'a>(
         }
     }
     Ok(())
+}
+
+/// A decision that says something: shadows that could not decide are as if no limit applied.
+fn known(decision: Decision) -> Option<Decision> {
+    Some(decision).filter(|it| !it.usage().is_empty())
 }
 
 /// A decision, `None` when no limit applies, or why there is none.
@@ -201,7 +201,7 @@ impl Future for Deciding {
             },
             DecidingProj::Asking { answer } => answer
                 .poll(cx)
-                .map(|answer| answer.map(Some).map_err(Rejection::Undecided)),
+                .map(|answer| answer.map(known).map_err(Rejection::Undecided)),
             DecidingProj::LookingUp { answer } => answer
                 .poll(cx)
                 .map(|answer| answer.unwrap_or_else(|error| Err(Rejection::Undecided(error)))),

@@ -76,23 +76,17 @@ impl Plan {
         let Decision::Allowed(usage) = decision else {
             return None;
         };
-        let charges = usage.check().charges();
-        let costs: Vec<u64> = with_head(response, |head| {
-            charges.iter().map(|charge| cost_of(head, charge)).collect()
-        });
-        let differs = charges
-            .iter()
-            .zip(&costs)
-            .any(|(it, cost)| it.cost() != *cost);
-        differs.then(|| settling(&self.limiter, usage, costs))
+        with_head(response, |head| {
+            settling(&self.limiter, usage, |charge| cost_of(head, charge))
+        })
     }
 
     /// Gives back what was charged for a request that has got no response, if that is wanted.
     pub(super) fn unanswered(&self, decision: &Decision) {
         if let (true, Decision::Allowed(usage)) = (self.settle.refunds_unanswered, decision) {
-            let costs = vec![0; usage.check().charges().len()];
-            let settling = settling(&self.limiter, usage, costs);
-            self.settle.in_background(settling);
+            if let Some(settling) = settling(&self.limiter, usage, |_| 0) {
+                self.settle.in_background(settling);
+            }
         }
     }
 }
@@ -111,9 +105,45 @@ impl Settle {
     }
 }
 
-fn settling(limiter: &Limiter, usage: &Usage, costs: Vec<u64>) -> Settling {
+/// The settlement of what was admitted and of what shadows admitted; `None` when all of it costs what was charged.
+fn settling(
+    limiter: &Limiter,
+    usage: &Usage,
+    cost_of: impl Fn(&Charge) -> u64,
+) -> Option<Settling> {
+    let counting = costs(usage, &cost_of);
+    let shadow = match usage.shadow() {
+        Some(Decision::Allowed(shadow)) => costs(shadow, &cost_of).map(|it| (shadow.clone(), it)),
+        _ => None,
+    };
+    if counting.is_none() && shadow.is_none() {
+        return None;
+    }
     let (limiter, usage) = (limiter.clone(), usage.clone());
-    Box::pin(async move { limiter.settle(&usage, costs).await })
+    Some(Box::pin(async move {
+        let mut settled = match counting {
+            Some(costs) => limiter.settle(&usage, costs).await?,
+            None => usage.clone(),
+        };
+        let mut of_shadows = usage.shadow().cloned();
+        if let Some((shadow, costs)) = shadow {
+            // What goes wrong with a shadow is told to the observer alone.
+            let answer = limiter.settle(&shadow, costs).await;
+            of_shadows = answer.ok().map(Decision::Allowed).or(of_shadows);
+        }
+        if let Some(decision) = of_shadows {
+            settled = settled.with_shadow(decision);
+        }
+        Ok(settled)
+    }))
+}
+
+/// The final cost of each charge; `None` when no charge has another than it had.
+fn costs(usage: &Usage, cost_of: impl Fn(&Charge) -> u64) -> Option<Vec<u64>> {
+    let charges = usage.check().charges();
+    let costs: Vec<u64> = charges.iter().map(cost_of).collect();
+    let mut both = charges.iter().zip(&costs);
+    both.any(|(it, cost)| it.cost() != *cost).then_some(costs)
 }
 
 /// The head is lent out without the body, whose type has no value to stand in for it.

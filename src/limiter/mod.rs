@@ -27,25 +27,49 @@
 //! # }).unwrap();
 //! # Ok::<(), std::io::Error>(())
 //! ```
+//!
+//! # Trying a policy out
+//!
+//! A [shadow](Policy::shadow) decides, charges and reports, and never refuses:
+//!
+//! ```
+//! use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let limiter = Limiter::new(MemoryStore::new());
+//! let [now, later] = [Policy::parse("now", "100/1h")?, Policy::parse("later", "50/1h")?.shadow()];
+//! let charges = |cost| [&now, &later].map(|policy| Charge::new(policy, Key::new("user", "alice"), cost));
+//!
+//! let decision = limiter.check(charges(60)).await?;
+//! assert!(decision.is_allowed());
+//! assert!(!decision.usage().shadow().unwrap().is_allowed());                   // it would have been refused
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! What shadows answer is what would happen if they counted, all of them together:
+//!
+//! - They are a check of their own, all or nothing, which the other policies' check knows nothing of.
+//! - It is made when the other policies have admitted the request, and not otherwise: a refused request is charged nowhere,
+//!   and so it would be if the shadows counted. That is a second call of the store, within the same deadline.
+//! - What goes wrong there is told to the [observer](Limiter::observer), and to nobody else.
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+mod deadline;
+mod turns;
 
-use pin_project_lite::pin_project;
-use tokio::time::Sleep;
+use std::{fmt, future::ready, sync::Arc, time::Duration};
 
 use crate::{
     charge::{Charge, Check, Settlement},
     decision::{Decision, Usage},
-    error::{StoreError, StoreErrorKind},
+    error::StoreError,
     key::Key,
+    observe::{Call, Observer},
     policy::Policy,
     store::{Answer, Store},
 };
+pub(crate) use deadline::WithinDeadline;
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 
@@ -60,15 +84,16 @@ pub enum FailurePolicy {
     Closed,
 }
 
-/// A store, a deadline and a failure policy; cheap to clone.
+/// A store, a deadline, a failure policy and an observer; cheap to clone.
 ///
 /// A store that has to be waited for, as Redis has, needs a tokio runtime whose timers are enabled, for the deadline; outside
 /// of one its futures panic. A `MemoryStore` answers at once and needs none.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Limiter {
     store: Arc<dyn Store>,
     deadline: Duration,
     failure_policy: FailurePolicy,
+    observer: Option<Arc<dyn Observer>>,
 }
 
 impl Limiter {
@@ -78,12 +103,13 @@ impl Limiter {
             store: Arc::new(store),
             deadline: DEFAULT_DEADLINE,
             failure_policy: FailurePolicy::default(),
+            observer: None,
         }
     }
 
     /// Sets how long one call may take, whatever it waits for: a connection, a reconnection, the answer.
     ///
-    /// The default is 100 ms. A call that is cut off ends in [`StoreErrorKind::Timeout`]; what it asked for may still be done.
+    /// The default is 100 ms. A call that is cut off ends in [`Timeout`](crate::StoreErrorKind::Timeout); what it asked for may still be done.
     ///
     /// # Panics
     ///
@@ -105,17 +131,24 @@ impl Limiter {
         self
     }
 
+    /// Sets who is told of each decision and each failure. The default is nobody; a pair is told one after the other.
+    #[must_use]
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.observer = Some(Arc::new(observer));
+        self
+    }
+
     /// What to do when the store cannot decide.
     #[must_use]
     pub const fn failure_policy(&self) -> FailurePolicy {
         self.failure_policy
     }
 
-    /// Decides these charges together and charges them if all fit.
+    /// Decides these charges together and charges them if all fit; [shadows](self#trying-a-policy-out) among them never refuse.
     ///
     /// # Errors
     ///
-    /// When the store could not decide within the deadline: see [`StoreErrorKind`]. It is for the caller to follow
+    /// When the store could not decide within the deadline: see [`StoreErrorKind`](crate::StoreErrorKind). It is for the caller to follow
     /// [`failure_policy`](Self::failure_policy) then, or to use [`admits`](Self::admits).
     pub async fn check(
         &self,
@@ -129,9 +162,7 @@ impl Limiter {
     pub async fn admits(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
         match self.check(charges).await {
             Ok(decision) => decision.is_allowed(),
-            Err(error) => {
-                error.kind() != StoreErrorKind::Misuse && self.failure_policy == FailurePolicy::Open
-            }
+            Err(error) => self.passes(&error),
         }
     }
 
@@ -145,7 +176,8 @@ impl Limiter {
         charges: impl IntoIterator<Item = Charge>,
     ) -> Result<Usage, StoreError> {
         let check = Check::new(charges)?.without_cost();
-        self.decide(&check)
+        let answer = self.within_deadline(self.ask(&check));
+        self.watched(Call::Peek, &check, answer, |watch, _| watch.done())
             .await
             .map(|decision| decision.usage().clone())
     }
@@ -154,18 +186,21 @@ impl Limiter {
     ///
     /// The difference is added to or taken from the step that was charged, if that still counts: even above the limit,
     /// never below zero. A check that is not settled keeps its cost. `costs` are in the order of [`Usage::policies`].
+    /// What [shadows](Usage::shadow) charged is settled apart, by their own usage.
     ///
     /// # Errors
     ///
     /// When the store could not answer within the deadline; the settlement may have been done, and cannot be tried again.
-    /// [`StoreErrorKind::Misuse`] when the check was refused or has been settled, or when the number of costs is wrong.
+    /// [`Misuse`](crate::StoreErrorKind::Misuse) when the check was refused or has been settled, or when the number of costs is wrong.
     pub async fn settle(
         &self,
         usage: &Usage,
         costs: impl IntoIterator<Item = u64>,
     ) -> Result<Usage, StoreError> {
         let settlement = Settlement::new(usage, costs)?;
-        self.within_deadline(self.store.settle(&settlement)).await
+        let answer = self.within_deadline(self.store.settle(&settlement));
+        self.watched(Call::Settle, usage.check(), answer, |watch, _| watch.done())
+            .await
     }
 
     /// Forgets everything that was charged to `key` under `policy`.
@@ -174,16 +209,26 @@ impl Limiter {
     ///
     /// When the store could not answer within the deadline.
     pub async fn reset(&self, policy: &Policy, key: &Key) -> Result<(), StoreError> {
-        self.within_deadline(self.store.reset(policy, key)).await
+        let answer = self.within_deadline(self.store.reset(policy, key));
+        let check = Check::new([Charge::new(policy, key.clone(), 0)])?;
+        self.watched(Call::Reset, &check, answer, |watch, _| watch.done())
+            .await
     }
 
-    /// Asks the store, under the deadline.
+    /// Asks the store, under the deadline: first for the charges that count, then for shadows.
     pub(crate) fn decide(&self, check: &Check) -> WithinDeadline<Decision> {
-        self.within_deadline(self.ask(check))
+        let answer = if self.observer.is_none() && !check.has_shadows() {
+            self.ask(check)
+        } else {
+            let (counting, shadows) = (check.only(false), check.only(true));
+            let until = self.until();
+            Answer::pending(self.clone().in_turn(counting, ready(shadows), until))
+        };
+        self.within_deadline(answer)
     }
 
     /// Asks the store; a check of nothing is allowed without asking.
-    pub(crate) fn ask(&self, check: &Check) -> Answer<Decision> {
+    fn ask(&self, check: &Check) -> Answer<Decision> {
         if check.charges().is_empty() {
             Answer::ready(Decision::new(check, true, 0, &[]))
         } else {
@@ -191,51 +236,23 @@ impl Limiter {
         }
     }
 
-    pub(crate) fn within_deadline<T>(&self, answer: Answer<T>) -> WithinDeadline<T> {
-        WithinDeadline {
-            answer,
-            deadline: self.deadline,
-            sleep: None,
-        }
+    pub(crate) const fn within_deadline<T>(&self, answer: Answer<T>) -> WithinDeadline<T> {
+        WithinDeadline::new(answer, self.deadline)
+    }
+}
+
+impl fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limiter")
+            .field("store", &self.store)
+            .field("deadline", &self.deadline)
+            .field("failure_policy", &self.failure_policy)
+            .finish_non_exhaustive()
     }
 }
 
 impl<S: Store> From<S> for Limiter {
     fn from(store: S) -> Self {
         Self::new(store)
-    }
-}
-
-pin_project! {
-    /// An answer, or [`StoreErrorKind::Timeout`] when the deadline comes first.
-    ///
-    /// The timer is made when the answer is first waited for, so that an answer that is known at once costs none.
-    #[derive(Debug)]
-    pub(crate) struct WithinDeadline<T> {
-        answer: Answer<T>,
-        deadline: Duration,
-        #[pin]
-        sleep: Option<Sleep>,
-    }
-}
-
-impl<T> Future for WithinDeadline<T> {
-    type Output = Result<T, StoreError>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
-        if let Poll::Ready(result) = Pin::new(this.answer).poll(cx) {
-            return Poll::Ready(result);
-        }
-        if this.sleep.is_none() {
-            this.sleep.set(Some(tokio::time::sleep(*this.deadline)));
-        }
-        match this.sleep.as_pin_mut().map(|sleep| sleep.poll(cx)) {
-            Some(Poll::Ready(())) => Poll::Ready(Err(StoreError::new(
-                StoreErrorKind::Timeout,
-                "no answer within the deadline",
-            ))),
-            _ => Poll::Pending,
-        }
     }
 }

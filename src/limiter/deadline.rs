@@ -1,0 +1,60 @@
+//! The one deadline around all that a call waits for.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use pin_project_lite::pin_project;
+use tokio::time::Sleep;
+
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    store::Answer,
+};
+
+pin_project! {
+    /// An answer, or [`Timeout`](StoreErrorKind::Timeout) when the deadline comes first.
+    ///
+    /// The timer is made when the answer is first waited for, so that an answer that is known at once costs none.
+    #[derive(Debug)]
+    pub(crate) struct WithinDeadline<T> {
+        answer: Answer<T>,
+        deadline: Duration,
+        #[pin]
+        sleep: Option<Sleep>,
+    }
+}
+
+impl<T> WithinDeadline<T> {
+    pub(super) const fn new(answer: Answer<T>, deadline: Duration) -> Self {
+        Self {
+            answer,
+            deadline,
+            sleep: None,
+        }
+    }
+}
+
+impl<T> Future for WithinDeadline<T> {
+    type Output = Result<T, StoreError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        if let Poll::Ready(result) = Pin::new(this.answer).poll(cx) {
+            return Poll::Ready(result);
+        }
+        if this.sleep.is_none() {
+            this.sleep.set(Some(tokio::time::sleep(*this.deadline)));
+        }
+        match this.sleep.as_pin_mut().map(|sleep| sleep.poll(cx)) {
+            Some(Poll::Ready(())) => Poll::Ready(Err(too_late())),
+            _ => Poll::Pending,
+        }
+    }
+}
+
+pub(super) const fn too_late() -> StoreError {
+    StoreError::new(StoreErrorKind::Timeout, "no answer within the deadline")
+}

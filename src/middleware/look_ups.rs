@@ -1,0 +1,75 @@
+//! Keys that have to be looked up.
+
+use std::{borrow::Cow, sync::Arc};
+
+use http::request::Parts;
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    Rejection,
+    exceptions::Exceptions,
+    plan::{Plan, add},
+    shadow::Meant,
+    source::Choice,
+};
+use crate::{charge::Charges, error::ExtractError, extract::LookUp, limiter::Limiter};
+
+/// Look-ups that are to be made for one request.
+pub(super) struct LookUps {
+    pending: Vec<Pending>,
+    exceptions: Arc<Exceptions>,
+    cost: u64,
+}
+
+struct Pending {
+    choice: Result<Choice<'static>, ExtractError>,
+    meant: Meant,
+    look_up: LookUp,
+}
+
+impl Plan {
+    /// Those of shadows, and the others.
+    pub(super) fn look_ups(&self, head: &Parts, cost: u64) -> (LookUps, LookUps) {
+        let pending = self.look_ups.iter().map(|(source, extractor)| {
+            let choice = source.choose(head).map(owned);
+            Pending {
+                meant: Meant::new(&choice, self.shadow),
+                choice,
+                look_up: extractor.look_up(head),
+            }
+        });
+        let (shadows, others) = pending.partition(|it| it.meant.is_shadow());
+        let of = |pending| LookUps {
+            pending,
+            exceptions: self.exceptions.clone(),
+            cost,
+        };
+        (of(shadows), of(others))
+    }
+}
+
+impl LookUps {
+    /// Makes one after the other, and charges what they find.
+    pub(super) async fn run(
+        self,
+        limiter: &Limiter,
+        charges: &mut Charges,
+        until: Instant,
+    ) -> Result<(), Rejection> {
+        for it in self.pending {
+            let found = timeout_at(until, it.look_up).await;
+            let keys = self.exceptions.charged(found.unwrap_or(Err(TOO_LATE)));
+            let added = keys.and_then(|keys| add(charges, || it.choice, keys, self.cost));
+            if let Err(rejection) = added {
+                it.meant.excuse(limiter, rejection)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+const TOO_LATE: ExtractError = ExtractError::unavailable("no key was found within the deadline");
+
+fn owned(choice: Choice<'_>) -> Choice<'static> {
+    choice.map(|(policy, weight)| (Cow::Owned(policy.into_owned()), weight))
+}

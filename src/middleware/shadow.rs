@@ -1,0 +1,39 @@
+//! What shadows must not do: refuse a request that they cannot charge.
+
+use super::{Rejection, source::Choice};
+use crate::{error::ExtractError, limiter::Limiter, policy::Policy};
+
+/// Under which policy a request was to be charged, as far as that is known.
+pub(super) struct Meant {
+    policy: Option<Policy>,
+    shadow: bool,
+}
+
+impl Meant {
+    /// `shadow` when the whole layer is one.
+    pub(super) fn new(choice: &Result<Choice<'_>, ExtractError>, shadow: bool) -> Self {
+        let chosen = choice.as_ref().ok().and_then(Option::as_ref);
+        let policy = chosen.map(|(policy, _)| Policy::clone(policy));
+        Self {
+            shadow: shadow || policy.as_ref().is_some_and(Policy::is_shadow),
+            policy,
+        }
+    }
+
+    pub(super) const fn is_shadow(&self) -> bool {
+        self.shadow
+    }
+
+    /// Tells the observer why nothing was charged, and forgets it if it is a shadow that cannot charge.
+    ///
+    /// A deny list is no policy, and refuses all the same.
+    pub(super) fn excuse(&self, limiter: &Limiter, rejection: Rejection) -> Result<(), Rejection> {
+        let policy = self.policy.as_ref();
+        match &rejection {
+            Rejection::Unidentified(error) => limiter.tell_unidentified(policy, self.shadow, error),
+            Rejection::Undecided(error) => limiter.tell_undecided(policy, self.shadow, error),
+            Rejection::Denied(_) | Rejection::Blocked => return Err(rejection),
+        }
+        if self.shadow { Ok(()) } else { Err(rejection) }
+    }
+}

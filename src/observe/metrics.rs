@@ -1,0 +1,119 @@
+use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
+
+use super::{Asked, Decided, Done, Failed, Observer, Unidentified};
+use crate::{policy::Policy, rule::Rule};
+
+const DECISIONS: &str = "sluicegate_decisions_total";
+const REFUSALS: &str = "sluicegate_refusals_total";
+const FAILURES: &str = "sluicegate_failures_total";
+const UNIDENTIFIED: &str = "sluicegate_unidentified_total";
+const LATENCY: &str = "sluicegate_store_seconds";
+
+/// Counts and measures, with the recorder of the crate `metrics` (feature `metrics`).
+///
+/// | name | kind | labels | |
+/// |---|---|---|---|
+/// | `sluicegate_decisions_total` | counter | `policy`, `outcome`: `allowed`, `denied`, `shadow_denied` | checks; a refused one counts only under the policies that refuse |
+/// | `sluicegate_refusals_total` | counter | `policy`, `rule` (`10/1s`), `shadow`: `true`, `false` | every rule that refuses a check |
+/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`; `kind`: `timeout`, `unavailable`, `refused`, `protocol`, `misuse`; `outcome`: `passed`, `refused`, `lost` | calls without an answer, and what became of the request |
+/// | `sluicegate_unidentified_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `malformed`, `unavailable`; `outcome`: `passed`, `refused` | requests that do not say who is asking |
+/// | `sluicegate_store_seconds` | histogram | `call` | how long the store took, or was waited for in vain |
+///
+/// The labels are bounded by the policies and the rules of the service: nothing that a client sends becomes one.
+/// A service that makes up policies for each of its callers should give them few names.
+///
+/// ```
+/// use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+/// use sluicegate::{Charge, Key, Limiter, MemoryStore, MetricsObserver, Policy};
+///
+/// let recorder = DebuggingRecorder::new();
+/// let limiter = Limiter::new(MemoryStore::new()).observer(MetricsObserver::new());
+/// let api = Policy::parse("api", "10/1s")?;
+/// let charge = Charge::new(&api, Key::new("user", "alice"), 11);
+///
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+/// metrics::with_local_recorder(&recorder, || runtime.block_on(limiter.check([charge])))?;
+/// let seen = recorder.snapshotter().snapshot().into_vec();
+/// let (key, .., value) = &seen[0];
+/// assert_eq!(key.key().to_string(), "Key(sluicegate_decisions_total, [policy = api, outcome = denied])");
+/// assert_eq!(*value, DebugValue::Counter(1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MetricsObserver {
+    _private: (),
+}
+
+impl MetricsObserver {
+    /// Creates the observer and describes its metrics to the recorder, if that is installed already.
+    #[must_use]
+    pub fn new() -> Self {
+        describe_counter!(DECISIONS, "Checks, by policy and outcome");
+        describe_counter!(REFUSALS, "Rules that refused a check");
+        describe_counter!(FAILURES, "Calls that the store could not answer");
+        describe_counter!(UNIDENTIFIED, "Requests that do not say who is asking");
+        describe_histogram!(LATENCY, Unit::Seconds, "How long the store took");
+        Self { _private: () }
+    }
+}
+
+impl Observer for MetricsObserver {
+    fn decided(&self, decided: &Decided<'_>) {
+        let asked = decided.asked();
+        time(asked, decided.latency());
+        let shadow = asked.is_shadow();
+        let refusals = refusals(decided);
+        let outcome = match (decided.is_allowed(), shadow) {
+            (true, _) => "allowed",
+            (false, false) => "denied",
+            (false, true) => "shadow_denied",
+        };
+        for policy in asked.policies() {
+            if decided.is_allowed() || refusals.iter().any(|(it, _)| it.is_same(policy)) {
+                let policy = policy.name().to_owned();
+                counter!(DECISIONS, "policy" => policy, "outcome" => outcome).increment(1);
+            }
+        }
+        let shadow = if shadow { "true" } else { "false" };
+        for (policy, rule) in refusals {
+            let (policy, rule) = (policy.name().to_owned(), rule.to_string());
+            counter!(REFUSALS, "policy" => policy, "rule" => rule, "shadow" => shadow).increment(1);
+        }
+    }
+
+    fn done(&self, done: &Done<'_>) {
+        time(done.asked(), done.latency());
+    }
+
+    fn failed(&self, failed: &Failed<'_>) {
+        time(failed.asked(), failed.latency());
+        let call = failed.asked().call().as_str();
+        let kind = failed.error().kind().as_str();
+        let outcome = failed.outcome().as_str();
+        counter!(FAILURES, "call" => call, "kind" => kind, "outcome" => outcome).increment(1);
+    }
+
+    fn unidentified(&self, unidentified: &Unidentified<'_>) {
+        let policy = unidentified.policy().map_or("", Policy::name).to_owned();
+        let kind = unidentified.error().kind().as_str();
+        let outcome = unidentified.outcome().as_str();
+        counter!(UNIDENTIFIED, "policy" => policy, "kind" => kind, "outcome" => outcome)
+            .increment(1);
+    }
+}
+
+fn time(asked: &Asked<'_>, latency: std::time::Duration) {
+    histogram!(LATENCY, "call" => asked.call().as_str()).record(latency.as_secs_f64());
+}
+
+/// The rules that refuse, each once, however many keys it refuses.
+fn refusals<'a>(decided: &Decided<'a>) -> Vec<(&'a Policy, Rule)> {
+    let mut refusals: Vec<(&Policy, Rule)> = Vec::new();
+    for (policy, usage) in decided.refusals() {
+        let known = |it: &&(&Policy, Rule)| it.1 == usage.rule() && it.0.is_same(policy);
+        if refusals.iter().find(known).is_none() {
+            refusals.push((policy, usage.rule()));
+        }
+    }
+    refusals
+}

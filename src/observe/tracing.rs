@@ -1,0 +1,157 @@
+use std::sync::Mutex;
+
+use tokio::time::{Duration, Instant};
+use tracing::{Level, debug, debug_span, event_enabled, trace, warn};
+
+use super::{Asked, Decided, Failed, Observer, Span, Unidentified};
+use crate::{error::StoreErrorKind, policy::Policy};
+
+/// How often one kind of failure is told of.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Writes spans and events of the crate `tracing` (feature `tracing`), all with the target `sluicegate`.
+///
+/// | what | level | fields |
+/// |---|---|---|
+/// | span `sluicegate`, around each call of the store | debug | `call`, `policies`, `shadow` |
+/// | event `allowed` | trace | `policies`, `shadow`, `latency_us` |
+/// | event `denied`, of the rule that refuses for longest | debug | `policy`, `rule`, `shadow`, `retry_after_ms` (none for never), `latency_us` |
+/// | event `unidentified` | debug | `policy`, `shadow`, `kind`, `error`, `outcome` |
+/// | event `failed` | warn | `call`, `policies`, `shadow`, `kind`, `error`, `cause`, `outcome`, `latency_us`, `suppressed` |
+///
+/// `policies` are names, separated by commas. What clients can cause at will is on the level of debugging, since it would let them fill a
+/// log. Failures are warnings, but of each kind at most one a second: `suppressed` says how many came since the last one without
+/// being told of. For numbers, use `MetricsObserver`.
+///
+/// ```
+/// use sluicegate::{Limiter, MemoryStore, TracingObserver};
+///
+/// let limiter = Limiter::new(MemoryStore::new()).observer(TracingObserver::new());
+/// # assert!(format!("{limiter:?}").contains("Limiter"));
+/// ```
+#[derive(Debug, Default)]
+pub struct TracingObserver {
+    warned: Mutex<Vec<Warned>>,
+}
+
+/// When a kind of failure was last told of.
+#[derive(Debug)]
+struct Warned {
+    kind: StoreErrorKind,
+    at: Instant,
+    suppressed: u64,
+}
+
+impl TracingObserver {
+    /// Creates the observer.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether to tell of a failure now, and then how many were suppressed before it.
+    fn suppressed(&self, kind: StoreErrorKind) -> Option<u64> {
+        let now = Instant::now();
+        let mut warned = self.warned.lock().unwrap_or_else(|it| it.into_inner());
+        let Some(last) = warned.iter_mut().find(|it| it.kind == kind) else {
+            warned.push(Warned {
+                kind,
+                at: now,
+                suppressed: 0,
+            });
+            return Some(0);
+        };
+        if now.saturating_duration_since(last.at) < PAUSE {
+            last.suppressed += 1;
+            return None;
+        }
+        last.at = now;
+        Some(std::mem::take(&mut last.suppressed))
+    }
+}
+
+impl Observer for TracingObserver {
+    fn asks(&self, asked: &Asked<'_>) -> Option<Box<dyn Span>> {
+        let span = debug_span!(
+            target: "sluicegate",
+            "sluicegate",
+            call = asked.call().as_str(),
+            policies = %asked.names(),
+            shadow = asked.is_shadow(),
+        );
+        (!span.is_disabled()).then(|| Box::new(Entered(span)) as _)
+    }
+
+    fn decided(&self, decided: &Decided<'_>) {
+        let asked = decided.asked();
+        let shadow = asked.is_shadow();
+        let latency_us = micros(decided.latency());
+        match decided.refused_by() {
+            None => {
+                trace!(target: "sluicegate", policies = %asked.names(), shadow, latency_us, "allowed");
+            }
+            Some((policy, usage)) => debug!(
+                target: "sluicegate",
+                policy = policy.name(),
+                rule = %usage.rule(),
+                shadow,
+                retry_after_ms = usage.retry_after().map(millis),
+                latency_us,
+                "denied"
+            ),
+        }
+    }
+
+    fn failed(&self, failed: &Failed<'_>) {
+        let (asked, error) = (failed.asked(), failed.error());
+        if !event_enabled!(target: "sluicegate", Level::WARN) {
+            return;
+        }
+        let Some(suppressed) = self.suppressed(error.kind()) else {
+            return;
+        };
+        warn!(
+            target: "sluicegate",
+            call = asked.call().as_str(),
+            policies = %asked.names(),
+            shadow = asked.is_shadow(),
+            kind = error.kind().as_str(),
+            %error,
+            cause = std::error::Error::source(error).map(ToString::to_string),
+            outcome = failed.outcome().as_str(),
+            latency_us = micros(failed.latency()),
+            suppressed,
+            "failed"
+        );
+    }
+
+    fn unidentified(&self, unidentified: &Unidentified<'_>) {
+        let (policy, error) = (unidentified.policy(), unidentified.error());
+        debug!(
+            target: "sluicegate",
+            policy = policy.map(Policy::name),
+            shadow = unidentified.is_shadow(),
+            kind = error.kind().as_str(),
+            %error,
+            outcome = unidentified.outcome().as_str(),
+            "unidentified"
+        );
+    }
+}
+
+/// Entered for each poll and left after it, since other tasks run in between.
+struct Entered(tracing::Span);
+
+impl Span for Entered {
+    fn enter(&mut self, poll: &mut dyn FnMut()) {
+        self.0.in_scope(poll);
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
