@@ -176,7 +176,7 @@ impl Limiter {
         charges: impl IntoIterator<Item = Charge>,
     ) -> Result<Usage, StoreError> {
         let check = Check::new(charges)?.without_cost();
-        let answer = self.within_deadline(self.ask(&check));
+        let answer = async { self.within_deadline(self.ask(&check)).await };
         self.watched(Call::Peek, &check, answer, |watch, _| watch.done())
             .await
             .map(|decision| decision.usage().clone())
@@ -198,7 +198,7 @@ impl Limiter {
         costs: impl IntoIterator<Item = u64>,
     ) -> Result<Usage, StoreError> {
         let settlement = Settlement::new(usage, costs)?;
-        let answer = self.within_deadline(self.store.settle(&settlement));
+        let answer = async { self.within_deadline(self.store.settle(&settlement)).await };
         self.watched(Call::Settle, usage.check(), answer, |watch, _| watch.done())
             .await
     }
@@ -209,7 +209,7 @@ impl Limiter {
     ///
     /// When the store could not answer within the deadline.
     pub async fn reset(&self, policy: &Policy, key: &Key) -> Result<(), StoreError> {
-        let answer = self.within_deadline(self.store.reset(policy, key));
+        let answer = async { self.within_deadline(self.store.reset(policy, key)).await };
         let check = Check::new([Charge::new(policy, key.clone(), 0)])?;
         self.watched(Call::Reset, &check, answer, |watch, _| watch.done())
             .await

@@ -1,0 +1,471 @@
+//! An observer is told of every decision and failure, by the names that are documented, and never of a key.
+#![cfg(all(feature = "metrics", feature = "tracing"))]
+
+#[path = "common/scripted.rs"]
+mod scripted;
+
+use std::{
+    convert::Infallible,
+    fmt::{Debug, Write},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use http::{Request, Response};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use scripted::{Scripted, allowed, denied};
+use sluicegate::{
+    Answer, Charge, FailurePolicy, Header, Key, Limiter, MetricsObserver, Observer, Policy,
+    RateLimitLayer, TracingObserver,
+    observe::{Asked, Decided, Done, Failed, Span, Unidentified},
+};
+use tower::{Layer, ServiceExt, service_fn};
+use tracing::{
+    Event, Id, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    span,
+};
+
+const SECRET: &str = "sk_live_do_not_show";
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn charge(policy: &Policy) -> Charge {
+    Charge::new(policy, Key::new("user", SECRET), 1)
+}
+
+/// Writes down all that it is told, in short or in full.
+#[derive(Clone, Default)]
+struct Log {
+    lines: Arc<Mutex<Vec<String>>>,
+    in_full: bool,
+}
+
+impl Log {
+    fn lines(&self) -> Vec<String> {
+        self.lines.lock().unwrap().clone()
+    }
+
+    fn add(&self, event: &impl Debug, short: String) {
+        let line = if self.in_full {
+            format!("{event:#?}")
+        } else {
+            short
+        };
+        self.lines.lock().unwrap().push(line);
+    }
+}
+
+fn about(asked: &Asked<'_>) -> String {
+    let shadow = if asked.is_shadow() { "shadow " } else { "" };
+    format!("{shadow}{} {}", asked.call().as_str(), asked.names())
+}
+
+impl Observer for Log {
+    fn decided(&self, it: &Decided<'_>) {
+        let mut line = format!("{} {}", about(it.asked()), it.is_allowed());
+        for (policy, rule) in it.refusals() {
+            write!(line, " {}:{}", policy.name(), rule.rule()).unwrap();
+        }
+        self.add(it, format!("{line} in {:?}", it.latency()));
+    }
+
+    fn done(&self, it: &Done<'_>) {
+        self.add(it, format!("{} in {:?}", about(it.asked()), it.latency()));
+    }
+
+    fn failed(&self, it: &Failed<'_>) {
+        let (kind, outcome) = (it.error().kind().as_str(), it.outcome().as_str());
+        let latency = it.latency();
+        self.add(
+            it,
+            format!("{} {kind} {outcome} in {latency:?}", about(it.asked())),
+        );
+    }
+
+    fn unidentified(&self, it: &Unidentified<'_>) {
+        let (kind, outcome) = (it.error().kind().as_str(), it.outcome().as_str());
+        self.add(it, format!("{} {kind} {outcome}", it.policy().name()));
+    }
+}
+
+async fn ask(layer: &RateLimitLayer) {
+    let inner =
+        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    let request = Request::get("/").header("x-api-key", SECRET);
+    let request = request.body(String::new()).unwrap();
+    layer.layer(inner).oneshot(request).await.unwrap();
+}
+
+/// Answers after 30 ms: allows policies whose name says so, refuses others.
+fn slow() -> Arc<Scripted> {
+    Scripted::new(|check| {
+        let allows = check.charges()[0].policy().name().starts_with("allows");
+        let answer = if allows {
+            allowed(check)
+        } else {
+            denied(check, 1_000)
+        };
+        Answer::pending(async move {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            answer
+        })
+    })
+}
+
+// Who is told what
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_is_told_of_decisions_and_of_how_long_they_took() {
+    let log = Log::default();
+    let layer = RateLimitLayer::new(Limiter::new(slow()).observer(log.clone()));
+    let key = || Header::new("x-api-key");
+    ask(&layer
+        .clone()
+        .limit(policy("allows", "5/1s"), key())
+        .limit(policy("allows-too", "5/1s"), key())
+        .limit(policy("shadow", "5/1s").shadow(), key()))
+    .await;
+    ask(&layer.limit(policy("refuses", "5/1s,7/1m"), key())).await;
+    assert_eq!(
+        log.lines(),
+        [
+            "check allows,allows-too true in 30ms",
+            "shadow check shadow false shadow:5/1s in 30ms",
+            "check refuses false refuses:5/1s refuses:7/1m in 30ms",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_is_told_of_failures_and_of_what_became_of_the_request() {
+    let log = Log::default();
+    let open = Limiter::new(Scripted::silent()).observer(log.clone());
+    let closed = open.clone().on_failure(FailurePolicy::Closed);
+    let api = policy("api", "1/1s");
+    let shadow = policy("trial", "1/1s").shadow();
+    assert!(open.admits([charge(&api)]).await);
+    assert!(!closed.admits([charge(&api)]).await);
+    assert!(closed.admits([charge(&shadow)]).await);
+    assert!(open.peek([charge(&api)]).await.is_err());
+    assert!(open.reset(&api, &Key::new("user", SECRET)).await.is_err());
+    let scripted = Limiter::new(Scripted::allowing()).observer(log.clone());
+    let decision = scripted.check([charge(&api)]).await.unwrap();
+    assert!(scripted.settle(decision.usage(), [0]).await.is_err());
+    assert_eq!(
+        log.lines(),
+        [
+            "check api timeout passed in 100ms",
+            "check api timeout refused in 100ms",
+            "shadow check trial timeout passed in 100ms",
+            "peek api timeout lost in 100ms",
+            "reset api unavailable lost in 0ns",
+            "check api true in 0ns",
+            "settle api unavailable lost in 0ns",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_is_told_of_requests_without_an_identity() {
+    let log = Log::default();
+    let limiter = Limiter::new(Scripted::allowing()).observer(log.clone());
+    let layer = RateLimitLayer::new(limiter);
+    let absent = || Header::new("absent");
+    let look_up = |_: &http::request::Parts| {
+        std::future::pending::<Result<sluicegate::extract::Keys, sluicegate::ExtractError>>()
+    };
+    ask(&layer.clone().limit(policy("a", "1/1s"), absent())).await;
+    ask(&layer.clone().limit(policy("b", "1/1s").shadow(), absent())).await;
+    ask(&layer.clone().shadow().limit(policy("c", "1/1s"), absent())).await;
+    ask(&layer.clone().limit_async(policy("d", "1/1s"), look_up)).await;
+    let closed = layer.on_failure(FailurePolicy::Closed);
+    ask(&closed.limit_async(policy("e", "1/1s"), look_up)).await;
+    assert_eq!(
+        log.lines(),
+        [
+            "a missing refused",
+            "b missing passed",
+            "c missing passed",
+            "d unavailable passed",
+            "e unavailable refused",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_pair_of_observers_is_told_both() {
+    let logs = [Log::default(), Log::default()];
+    let pair = (logs[0].clone(), Arc::new(logs[1].clone()));
+    let limiter = Limiter::new(Scripted::allowing()).observer(pair);
+    limiter
+        .check([charge(&policy("api", "1/1s"))])
+        .await
+        .unwrap();
+    assert_eq!(logs[0].lines().len(), 1);
+    assert_eq!(logs[0].lines().len(), logs[1].lines().len());
+}
+
+/// Everything that can be told of, once.
+async fn everything(observer: impl Observer) {
+    let observer = Arc::new(observer);
+    for store in [
+        Scripted::allowing(),
+        Scripted::refusing_for(9),
+        Scripted::failing(),
+    ] {
+        let limiter = Limiter::new(store).observer(observer.clone());
+        let (api, trial) = (
+            policy("api", "10/1s,10/1m"),
+            policy("trial", "5/1m").shadow(),
+        );
+        let layer = RateLimitLayer::new(limiter.clone())
+            .limit(api.clone(), Header::new("x-api-key"))
+            .limit(trial.clone(), Header::new("x-api-key"));
+        ask(&layer).await;
+        ask(&layer.limit(policy("who", "1/1s"), Header::new("absent"))).await;
+        let _ = limiter.check([charge(&trial)]).await;
+        let _ = limiter.peek([charge(&api)]).await;
+        let _ = limiter.reset(&api, charge(&api).key()).await;
+        if let Ok(decision) = limiter.check([charge(&api)]).await {
+            let _ = limiter.settle(decision.usage(), [0]).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn no_key_is_shown_even_in_full() {
+    let log = Log {
+        in_full: true,
+        ..Log::default()
+    };
+    everything(log.clone()).await;
+    let text = log.lines().concat();
+    assert!(text.contains("Decided") && text.contains("Done") && text.contains("Failed"));
+    let bytes: Vec<String> = SECRET.bytes().map(|byte| byte.to_string()).collect();
+    assert!(!text.contains(SECRET), "{text}");
+    assert!(
+        !text.replace([' ', '\n'], "").contains(&bytes.join(",")),
+        "{text}"
+    );
+}
+
+// Metrics
+
+#[test]
+fn the_documented_metrics_are_recorded_with_bounded_labels() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        runtime.block_on(everything(MetricsObserver::new()));
+    });
+    let mut seen = Vec::new();
+    for (key, _, description, value) in snapshotter.snapshot().into_vec() {
+        assert!(description.is_some(), "{key:?}");
+        let labels = key
+            .key()
+            .labels()
+            .map(|it| format!("{}={}", it.key(), it.value()));
+        let labels = labels.collect::<Vec<_>>().join(" ");
+        let value = match value {
+            DebugValue::Counter(count) => count,
+            DebugValue::Histogram(times) => times.len().try_into().unwrap(),
+            DebugValue::Gauge(_) => panic!("no gauge is documented"),
+        };
+        seen.push(format!("{} {labels} = {value}", key.key().name()));
+    }
+    seen.sort();
+    assert_eq!(
+        seen,
+        [
+            "sluicegate_decisions_total policy=api outcome=allowed = 2",
+            "sluicegate_decisions_total policy=api outcome=denied = 2",
+            "sluicegate_decisions_total policy=trial outcome=allowed = 2",
+            "sluicegate_decisions_total policy=trial outcome=shadow_denied = 1",
+            "sluicegate_failures_total call=check kind=unavailable outcome=passed = 3",
+            "sluicegate_failures_total call=peek kind=protocol outcome=lost = 1",
+            "sluicegate_failures_total call=peek kind=unavailable outcome=lost = 1",
+            "sluicegate_failures_total call=reset kind=unavailable outcome=lost = 3",
+            "sluicegate_failures_total call=settle kind=unavailable outcome=lost = 1",
+            "sluicegate_refusals_total policy=api rule=10/1m shadow=false = 2",
+            "sluicegate_refusals_total policy=api rule=10/1s shadow=false = 2",
+            "sluicegate_refusals_total policy=trial rule=5/1m shadow=true = 1",
+            "sluicegate_store_seconds call=check = 10",
+            "sluicegate_store_seconds call=peek = 3",
+            "sluicegate_store_seconds call=reset = 3",
+            "sluicegate_store_seconds call=settle = 1",
+            "sluicegate_unidentified_total policy=who kind=missing outcome=refused = 3",
+        ]
+    );
+}
+
+// Spans and events
+
+/// Writes down spans and events as `level target name field=value …`, and what was entered.
+#[derive(Clone, Default)]
+struct Trace {
+    lines: Arc<Mutex<Vec<String>>>,
+    entered: Arc<AtomicU64>,
+    below_warn: bool,
+}
+
+struct Fields(String);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        match field.name() {
+            "latency_us" => {}
+            "message" => write!(self.0, " {value:?}").unwrap(),
+            name => write!(self.0, " {name}={value:?}").unwrap(),
+        }
+    }
+}
+
+impl Trace {
+    fn add(&self, metadata: &Metadata<'_>, record: impl FnOnce(&mut Fields)) {
+        let mut fields = Fields(String::new());
+        record(&mut fields);
+        let inside = if self.entered.load(Ordering::SeqCst) > 0 {
+            "| "
+        } else {
+            ""
+        };
+        let line = format!("{inside}{}{}", metadata.level(), fields.0);
+        assert_eq!(metadata.target(), "sluicegate");
+        self.lines.lock().unwrap().push(line);
+    }
+}
+
+impl Subscriber for Trace {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "sluicegate" && (self.below_warn || *metadata.level() == Level::WARN)
+    }
+
+    fn new_span(&self, attributes: &span::Attributes<'_>) -> Id {
+        self.add(attributes.metadata(), |fields| attributes.record(fields));
+        Id::from_u64(1)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        self.add(event.metadata(), |fields| event.record(fields));
+    }
+
+    fn enter(&self, _: &Id) {
+        self.entered.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn exit(&self, _: &Id) {
+        self.entered.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn record(&self, _: &Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+}
+
+/// What is traced while this runs, with a paused clock.
+fn traced(below_warn: bool, run: impl Future<Output = ()>) -> Vec<String> {
+    let trace = Trace {
+        below_warn,
+        ..Trace::default()
+    };
+    tracing::subscriber::with_default(trace.clone(), || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().start_paused(true).build();
+        runtime.unwrap().block_on(run);
+    });
+    let lines = trace.lines.lock().unwrap();
+    lines.clone()
+}
+
+#[test]
+fn spans_and_events_have_the_documented_fields() {
+    let lines = traced(true, everything(TracingObserver::new()));
+    let mut distinct: Vec<&str> = Vec::new();
+    for line in &lines {
+        if !distinct.contains(&line.as_str()) {
+            distinct.push(line);
+        }
+    }
+    assert_eq!(
+        distinct,
+        [
+            r#"DEBUG call="check" policies=api shadow=false"#,
+            r#"TRACE allowed policies=api shadow=false"#,
+            r#"DEBUG call="check" policies=trial shadow=true"#,
+            r#"TRACE allowed policies=trial shadow=true"#,
+            r#"DEBUG unidentified policy="who" shadow=false kind="missing" error=the header that identifies the client is absent or empty outcome="refused""#,
+            r#"DEBUG call="peek" policies=api shadow=false"#,
+            r#"DEBUG call="reset" policies=api shadow=false"#,
+            r#"WARN failed call="reset" policies=api shadow=false kind="unavailable" error=told to fail outcome="lost" suppressed=0"#,
+            r#"DEBUG call="settle" policies=api shadow=false"#,
+            r#"DEBUG denied policy="api" rule=10/1s shadow=false retry_after_ms=9"#,
+            r#"DEBUG denied policy="trial" rule=5/1m shadow=true retry_after_ms=9"#,
+            r#"WARN failed call="peek" policies=api shadow=false kind="protocol" error=the store refused a check that fits every rule outcome="lost" suppressed=0"#,
+        ]
+    );
+    assert!(!lines.concat().contains(SECRET));
+}
+
+#[test]
+fn a_failing_store_warns_once_a_second_and_says_how_often_it_did_not() {
+    let lines = traced(false, async {
+        let api = policy("api", "1/1s");
+        let limiter = Limiter::new(Scripted::failing()).observer(TracingObserver::new());
+        let silent = Limiter::new(Scripted::silent()).observer(TracingObserver::new());
+        for _ in 0..1_000 {
+            limiter.admits([charge(&api)]).await;
+        }
+        silent.admits([charge(&api)]).await;
+        tokio::time::advance(Duration::from_millis(900)).await;
+        for _ in 0..10 {
+            limiter.admits([charge(&api)]).await;
+        }
+    });
+    let suppressed: Vec<&str> = lines
+        .iter()
+        .map(|line| line.rsplit_once("suppressed=").unwrap().1)
+        .collect();
+    assert_eq!(suppressed, ["0", "0", "999"], "{lines:?}");
+}
+
+#[tokio::test]
+async fn the_span_is_around_the_stores_work_and_nothing_else() {
+    struct Flag(Arc<AtomicU64>);
+    impl Observer for Flag {
+        fn asks(&self, _: &Asked<'_>) -> Option<Box<dyn Span>> {
+            Some(Box::new(Self(self.0.clone())))
+        }
+    }
+    impl Span for Flag {
+        fn enter(&mut self, poll: &mut dyn FnMut()) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            poll();
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    let flag = Arc::new(AtomicU64::new(0));
+    let seen = flag.clone();
+    let store = Scripted::new(move |check| {
+        let (answer, seen) = (allowed(check), seen.clone());
+        Answer::pending(async move {
+            assert_eq!(seen.load(Ordering::SeqCst), 2);
+            tokio::task::yield_now().await;
+            assert_eq!(seen.load(Ordering::SeqCst), 2);
+            answer
+        })
+    });
+    let limiter = Limiter::new(store).observer((Flag(flag.clone()), Flag(flag.clone())));
+    limiter
+        .check([charge(&policy("api", "1/1s"))])
+        .await
+        .unwrap();
+    assert_eq!(flag.load(Ordering::SeqCst), 0);
+}
