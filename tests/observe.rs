@@ -1,5 +1,4 @@
 //! An observer is told of every decision and failure, by the names that are documented, and never of a key.
-#![cfg(all(feature = "metrics", feature = "tracing"))]
 
 #[path = "common/scripted.rs"]
 mod scripted;

@@ -363,6 +363,39 @@ fn a_wrong_file_is_named_and_ends_the_server_with_2() {
     }
 }
 
+#[tokio::test]
+async fn a_shadow_counts_and_tells_and_refuses_nobody() {
+    let mut redis = Server::start();
+    let url = redis.url();
+    let limit = ["--limit", "ip=2/1d", "--redis", &url];
+    let closed = ["--shadow", "--on-failure", "closed"];
+    let browser = Browser::new();
+    let server = Example::start(&[&limit[..], &closed].concat());
+    for (path, expected) in [
+        ("/", r#""ip";r=1;t="#),
+        ("/cost/2", r#""ip";r=1;t="#),
+        ("/", r#""ip";r=0;t="#),
+        ("/", r#""ip";r=0;t="#),
+    ] {
+        let (status, headers, _) = browser.ask(&server, path, &[]).await;
+        assert_eq!(status, OK, "{path}");
+        let left = headers["ratelimit"].to_str().unwrap();
+        assert!(left.starts_with(expected), "{path}: {left}");
+        assert!(left.ends_with(";sluicegate-shadow"), "{path}: {left}");
+        assert!(!headers.contains_key("retry-after"));
+        assert_eq!(
+            headers["ratelimit-policy"],
+            r#""ip";q=2;w=86400;sluicegate-shadow"#
+        );
+    }
+
+    // What it counted counts for a server that is no shadow.
+    let strict = Example::start(&limit);
+    assert_eq!(browser.status(&strict, "/").await, REFUSED);
+    redis.kill();
+    assert_eq!(browser.status(&server, "/").await, OK);
+}
+
 #[test]
 fn a_wrong_option_is_named_and_ends_the_server_with_2() {
     for (args, expected) in [
@@ -437,6 +470,7 @@ fn help_names_every_option() {
         "pool",
         "deadline",
         "on-failure",
+        "shadow",
     ];
     for option in options {
         assert!(help.contains(&format!("--{option} ")), "{option}");

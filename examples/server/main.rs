@@ -116,6 +116,9 @@ fn layer(
     if options.count == Counted::Failures {
         layer = layer.settle(failures);
     }
+    if options.shadow {
+        layer = layer.shadow();
+    }
     for limit in &options.limits {
         let policy = match &options.config {
             Some(_) => PolicySource::from(live.policy(limit.policy.name())?),

@@ -29,6 +29,7 @@ cargo run --release --example server -- [options]
   --deadline TIME          how long a decision may take: 100ms, 2s; default 100ms
   --on-failure open|closed what becomes of requests that could not be decided: served (open, the default)
                            or refused with 503 (closed)
+  --shadow                 refuse nobody: count, and tell in the headers what would have been refused
   --help
 
   GET /                a page for browsers, \"ok\" for others; one unit
@@ -48,6 +49,7 @@ pub(crate) struct Options {
     pub(crate) pool: Option<u32>,
     pub(crate) deadline: Duration,
     pub(crate) on_failure: FailurePolicy,
+    pub(crate) shadow: bool,
     pub(crate) help: bool,
 }
 
@@ -82,12 +84,14 @@ impl Options {
             pool: None,
             deadline: Duration::from_millis(100),
             on_failure: FailurePolicy::Open,
+            shadow: false,
             help: false,
         };
         let mut args = Parser::from_args(args);
         while let Some(arg) = args.next().map_err(|error| error.to_string())? {
             match arg {
                 Long("help") | Short('h') => options.help = true,
+                Long("shadow") => options.shadow = true,
                 Long(name) => {
                     let name = name.to_owned();
                     let value = args.value().and_then(|it| it.string());

@@ -1,0 +1,51 @@
+//! What an axum service limits, served to Prometheus, and one policy that is only tried out.
+//!
+//!     cargo run --example prometheus --features axum,metrics
+//!
+//! Three requests a minute are answered; the policy that is tried out would have refused the second and the third:
+//!
+//!     for i in 1 2 3 4; do curl -s -o /dev/null -w '%{http_code}\n' http://127.0.0.1:3000/; done
+//!     curl -s http://127.0.0.1:3000/metrics
+
+use std::{error::Error, net::SocketAddr, time::Duration};
+
+use axum::{Router, routing::get};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use sluicegate::{Limiter, MemoryStore, MetricsObserver, PeerIp, Policy, RateLimitLayer};
+use tokio::{net::TcpListener, time};
+
+/// In seconds: most answers of a store in the same network take less than a millisecond.
+const BUCKETS: [f64; 8] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.01, 0.05, 0.1];
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    // Before the observer, which describes its metrics to the recorder.
+    let latency = Matcher::Full("sluicegate_store_seconds".to_owned());
+    let prometheus = PrometheusBuilder::new()
+        .set_buckets_for_metric(latency, &BUCKETS)?
+        .install_recorder()?;
+
+    let limiter = Limiter::new(MemoryStore::new()).observer(MetricsObserver::new());
+    let limits = RateLimitLayer::new(limiter)
+        .limit(Policy::parse("ip", "3/1m")?, PeerIp)
+        .limit(Policy::parse("stricter", "1/1m")?.shadow(), PeerIp);
+
+    // Without a listener of its own, the exporter leaves it to us to tidy up its histograms.
+    let upkeep = prometheus.clone();
+    tokio::spawn(async move {
+        let mut every = time::interval(Duration::from_secs(5));
+        loop {
+            every.tick().await;
+            upkeep.run_upkeep();
+        }
+    });
+
+    let app = Router::new()
+        .route("/", get(async || "hello\n"))
+        .route_layer(limits)
+        .route("/metrics", get(async move || prometheus.render()));
+    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    let service = app.into_make_service_with_connect_info::<SocketAddr>();
+    Ok(axum::serve(listener, service).await?)
+}
