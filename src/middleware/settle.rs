@@ -83,10 +83,11 @@ impl Plan {
 
     /// Gives back what was charged for a request that has got no response, if that is wanted.
     pub(super) fn unanswered(&self, decision: &Decision) {
-        if let (true, Decision::Allowed(usage)) = (self.settle.refunds_unanswered, decision) {
-            if let Some(settling) = settling(&self.limiter, usage, |_| 0) {
-                self.settle.in_background(settling);
-            }
+        if self.settle.refunds_unanswered
+            && let Decision::Allowed(usage) = decision
+            && let Some(settling) = settling(&self.limiter, usage, |_| 0)
+        {
+            self.settle.in_background(settling);
         }
     }
 }
