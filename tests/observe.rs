@@ -89,7 +89,8 @@ impl Observer for Log {
 
     fn unidentified(&self, it: &Unidentified<'_>) {
         let (kind, outcome) = (it.error().kind().as_str(), it.outcome().as_str());
-        self.add(it, format!("{} {kind} {outcome}", it.policy().name()));
+        let policy = it.policy().map_or("?", Policy::name);
+        self.add(it, format!("{policy} {kind} {outcome}"));
     }
 }
 

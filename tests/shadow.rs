@@ -261,6 +261,65 @@ async fn a_shadow_may_look_up_its_keys() {
     );
 }
 
+// With what else a layer does
+
+#[tokio::test]
+async fn a_policy_chosen_by_the_request_may_be_a_shadow() {
+    let trial = policy("trial", "5/1m").shadow();
+    let layer = RateLimitLayer::new(Scripted::allowing())
+        .limit(policy("now", "10/1m"), everybody())
+        .limit(move |_: &Parts| trial.clone(), everybody());
+    let response = ask(layer.clone()).await;
+    let fields = response.headers().get_all("ratelimit").iter();
+    let fields: Vec<_> = fields.collect();
+    assert_eq!(
+        fields,
+        [r#""now";r=9;t=60"#, r#""trial";r=4;t=60;sluicegate-shadow"#]
+    );
+
+    let response = ask(layer.shadow()).await;
+    let fields = response.headers().get_all("ratelimit").iter();
+    assert!(
+        fields
+            .into_iter()
+            .all(|it| it.as_bytes().ends_with(b";sluicegate-shadow"))
+    );
+}
+
+#[tokio::test]
+async fn a_policy_that_cannot_be_chosen_is_no_shadow_unless_the_layer_is() {
+    let choose = |_: &Parts| Err::<Policy, _>(ExtractError::missing("no tier"));
+    let layer = RateLimitLayer::new(Scripted::allowing()).limit(choose, everybody());
+    let status = ask(layer.clone()).await.status();
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert_eq!(ask(layer.shadow()).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn what_shadows_charged_is_settled_too() {
+    let layer = layer(MemoryStore::new()).settle(|_, _| 0);
+    for layer in [layer.clone(), layer.shadow()] {
+        for _ in 0..3 {
+            let response = ask(layer.clone()).await;
+            let field = response.headers()["ratelimit"].to_str().unwrap();
+            for left in [r#""now";r=10"#, r#""soon/1m";r=5"#, r#""soon/1h";r=9"#] {
+                assert!(field.contains(left), "{field}");
+            }
+            assert!(field.contains(";sluicegate-shadow"), "{field}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_deny_list_refuses_beside_a_shadow_but_not_in_a_shadow_layer() {
+    let layer = RateLimitLayer::new(Scripted::allowing())
+        .limit(policy("trial", "5/1m").shadow(), everybody());
+    for layer in [layer.clone().block(|_| true), layer.block_keys(|_| true)] {
+        assert_eq!(ask(layer.clone()).await.status(), StatusCode::FORBIDDEN);
+        assert_eq!(ask(layer.shadow()).await.status(), StatusCode::OK);
+    }
+}
+
 // Without HTTP
 
 #[tokio::test]
