@@ -23,7 +23,7 @@ impl Limiter {
     }
 
     /// Decides what counts, and then, if that is allowed, the shadows, which change nothing about it: not even by taking
-    /// too long, since whoever waits for this gives up at `until` at the earliest.
+    /// too long: `shadows` are known by `until`, and whoever waits for this gives up no earlier.
     pub(crate) async fn in_turn(
         self,
         counting: Check,
@@ -34,11 +34,11 @@ impl Limiter {
         let Decision::Allowed(usage) = decision else {
             return Ok(decision);
         };
-        let shadow = match timeout_at(until, shadows).await {
-            Ok(shadows) if !shadows.charges().is_empty() => {
-                self.decide_until(&shadows, until).await.ok()
-            }
-            _ => None,
+        let shadows = shadows.await;
+        let shadow = if shadows.charges().is_empty() {
+            None
+        } else {
+            self.decide_until(&shadows, until).await.ok()
         };
         Ok(Decision::Allowed(match shadow {
             Some(decision) => usage.with_shadow(decision),
