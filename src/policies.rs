@@ -27,6 +27,7 @@
 //! With the feature `serde`, `Policies` are a map from name to rules, in one string or in a list of them:
 //!
 //! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # #[cfg(feature = "serde")] {
 //! let policies: sluicegate::Policies = toml::from_str(r#"
 //!     ip = "10/1s,120/1m"
@@ -36,8 +37,9 @@
 //!
 //! let error = toml::from_str::<sluicegate::Policies>(r#"ip = "10/1s,10""#).unwrap_err();
 //! assert!(error.message().starts_with("policy `ip`: rule `10`: write it as LIMIT/WINDOW"));
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! # }.unwrap();
+//! # }
+//! # Ok(())
+//! # }
 //! ```
 
 use std::{

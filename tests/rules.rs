@@ -1,6 +1,8 @@
 //! Which rules a request meets: by route, by caller, and while they change; and who meets none, or is not served at all.
 #![cfg(feature = "axum")]
 
+#[path = "common/scripted.rs"]
+mod scripted;
 #[path = "common/site.rs"]
 mod site;
 
@@ -424,6 +426,19 @@ async fn a_key_on_the_deny_list_is_refused_and_charges_nobody() {
     let headers = [("x-tenant", "acme"), ("x-user", "alice")];
     let (_, headers, _) = site.get("/", &headers).await;
     assert_eq!(left(&headers), [r#""tenant";r=2"#, r#""user";r=0"#]);
+}
+
+#[tokio::test]
+async fn lists_hold_while_the_store_is_down() {
+    let limits = RateLimitLayer::new(scripted::Scripted::failing())
+        .limit(policy("user", "1/1d"), |head: &Parts| {
+            Some(Key::new("user", head.headers.get("x-user")?.as_bytes()))
+        })
+        .block_keys(|key| *key == Key::new("user", "mallory"));
+    let site = Site::start(Router::new().route("/", hello()).layer(limits)).await;
+    for (user, expected) in [("mallory", StatusCode::FORBIDDEN), ("alice", OK)] {
+        assert_eq!(site.get("/", &[("x-user", user)]).await.0, expected);
+    }
 }
 
 #[tokio::test]

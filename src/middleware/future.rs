@@ -84,7 +84,7 @@ impl<S: Service<Request<B>>, B, R> ResponseFuture<S, B, R> {
             }
             StateProj::Settling { unsettled } => {
                 if let Some(unsettled) = unsettled.take() {
-                    this.shared.plan.settle.in_background(unsettled.settling);
+                    this.shared.plan.settle.in_background(unsettled.abandon());
                 }
             }
         }
@@ -121,34 +121,17 @@ where
                     };
                     let plan = &this.shared.plan;
                     let mut response = response.inspect_err(|_| plan.unanswered(&decision))?;
-                    match plan.settling(&mut response, &decision) {
-                        None => {
-                            this.shared.complete(&mut response, decision);
-                            return Poll::Ready(Ok(response));
-                        }
-                        Some(settling) => State::Settling {
-                            unsettled: Some(Box::new(Unsettled {
-                                settling,
-                                response,
-                                decision,
-                            })),
-                        },
+                    let Some(settling) = plan.settling(&mut response, &decision) else {
+                        this.shared.complete(&mut response, decision);
+                        return Poll::Ready(Ok(response));
+                    };
+                    let unsettled = Unsettled::new(settling, response, decision);
+                    State::Settling {
+                        unsettled: Some(Box::new(unsettled)),
                     }
                 }
                 StateProj::Settling { unsettled } => {
-                    let Some(mut answer) = unsettled.take() else {
-                        panic!("polled after completion");
-                    };
-                    let Poll::Ready(settled) = answer.settling.as_mut().poll(cx) else {
-                        *unsettled = Some(answer);
-                        return Poll::Pending;
-                    };
-                    let Unsettled {
-                        mut response,
-                        decision,
-                        ..
-                    } = *answer;
-                    let decision = settled.map_or(decision, Decision::Allowed);
+                    let (mut response, decision) = ready!(Unsettled::poll(unsettled, cx));
                     this.shared.complete(&mut response, decision);
                     return Poll::Ready(Ok(response));
                 }

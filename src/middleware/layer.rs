@@ -94,6 +94,8 @@ impl<R> RateLimitLayer<R> {
 
     /// Lets keys pass, such as those on an allow list: they are charged under no policy of this layer.
     ///
+    /// A list holds what the extractor answers: compare whole keys, or the kind and the value of keys that you have made yourself.
+    ///
     /// Other keys of the same request are charged all the same: a partner's address that is not limited does not free a user
     /// from the limit by API key. Use [`skip`](Self::skip) to let the whole request pass.
     #[must_use]

@@ -50,6 +50,59 @@
 //! layers around each other, the one that refuses speaks alone; when all allow, each adds its own `RateLimit`
 //! items, and the outermost one's `Decision` stays in the response.
 //!
+//! # Which rules
+//!
+//! | what decides | how |
+//! |---|---|
+//! | the route | a layer of its own with `route_layer`, or one layer with a table of [`Routes`] |
+//! | the caller | a closure that finds the caller's tier: see [`PolicySource`] |
+//! | an operator, while the service runs | [`LivePolicies`](crate::LivePolicies), from a [file](crate::policies) |
+//! | what a request does | [`cost`](RateLimitLayer::cost), or a route's [`weight`](Route::weight) |
+//! | nobody: health checks, an allow list | [`skip`](RateLimitLayer::skip) for requests, [`skip_keys`](RateLimitLayer::skip_keys) for keys |
+//! | nobody: a deny list | [`block`](RateLimitLayer::block) for requests, [`block_keys`](RateLimitLayer::block_keys) for keys: a 403 |
+//!
+//! Requests are blocked first, then skipped; then the keys are extracted, blocked and skipped. Nothing is charged for what is
+//! blocked. Lists need no store: they hold when it is down. But a key that could not be found out is on no list, and then the
+//! failure policy speaks.
+//!
+//! # What is counted
+//!
+//! A request is charged its cost when it is admitted. What it costs in the end may be known only from the response:
+//! [`settle`](RateLimitLayer::settle) counts failures only, or nothing on a 304, or what a handler says in a [`FinalCost`].
+//!
+//! ```
+//! use http::{Request, Response, StatusCode};
+//! use sluicegate::{Charge, Key, MemoryStore, Policy, RateLimitLayer};
+//! use tower::{ServiceBuilder, ServiceExt, service_fn};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let layer = RateLimitLayer::new(MemoryStore::new())
+//!     .limit(Policy::parse("failures", "2/1d")?, Key::new("user", "alice"))
+//!     .settle(|response: &http::response::Parts, charge: &Charge| {
+//!         if response.status.is_success() { 0 } else { charge.cost() }
+//!     });
+//! let login = ServiceBuilder::new().layer(layer).service_fn(async |request: Request<String>| {
+//!     let status = if request.body() == "sesame" { StatusCode::OK } else { StatusCode::UNAUTHORIZED };
+//!     Response::builder().status(status).body(String::new())
+//! });
+//! let login = async |password: &str| {
+//!     let response = login.clone().oneshot(Request::new(password.to_owned())).await?;
+//!     Ok::<_, http::Error>(response.status())
+//! };
+//!
+//! for _ in 0..10 {
+//!     assert_eq!(login("sesame").await?, StatusCode::OK);
+//! }
+//! assert_eq!(login("guess").await?, StatusCode::UNAUTHORIZED);
+//! assert_eq!(login("guess").await?, StatusCode::UNAUTHORIZED);
+//! assert_eq!(login("guess").await?, StatusCode::TOO_MANY_REQUESTS);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! A request that gets no response keeps its charge, unless it is [refunded](RateLimitLayer::refund_unanswered).
+//!
 //! # Trying it out
 //!
 //! A [shadow](crate::Policy::shadow) decides, charges and reports, and never refuses: one policy of several, or a

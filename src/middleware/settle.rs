@@ -5,6 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
 };
 
 use http::{Response, response::Parts};
@@ -60,9 +61,41 @@ pub(super) struct Settle {
 
 /// A response that waits for its settlement.
 pub(super) struct Unsettled<T> {
-    pub(super) settling: Settling,
-    pub(super) response: T,
-    pub(super) decision: Decision,
+    settling: Settling,
+    response: T,
+    decision: Decision,
+}
+
+impl<T> Unsettled<T> {
+    pub(super) const fn new(settling: Settling, response: T, decision: Decision) -> Self {
+        Self {
+            settling,
+            response,
+            decision,
+        }
+    }
+
+    /// The response, with what is left after the settlement, or before it if that has failed.
+    pub(super) fn poll(this: &mut Option<Box<Self>>, cx: &mut Context<'_>) -> Poll<(T, Decision)> {
+        let Some(mut it) = this.take() else {
+            panic!("polled after completion");
+        };
+        match it.settling.as_mut().poll(cx) {
+            Poll::Ready(settled) => {
+                let decision = settled.map_or(it.decision, Decision::Allowed);
+                Poll::Ready((it.response, decision))
+            }
+            Poll::Pending => {
+                *this = Some(it);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// The settlement alone, when nobody waits for the response.
+    pub(super) fn abandon(self) -> Settling {
+        self.settling
+    }
 }
 
 impl Plan {
