@@ -108,7 +108,7 @@ pub use decision::{Count, Decision, Denial, PolicyUsage, RuleUsage, Usage};
 pub use error::{
     ExtractError, ExtractErrorKind, PolicyError, RuleError, StoreError, StoreErrorKind,
 };
-pub use extract::{Header, KeyExtractor, PeerIp};
+pub use extract::{ForwardedIp, Header, KeyExtractor, PeerIp};
 pub use key::Key;
 pub use limiter::{FailurePolicy, Limiter};
 pub use middleware::RateLimitLayer;

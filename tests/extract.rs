@@ -8,7 +8,7 @@ use std::{
 use http::{HeaderValue, Request, request::Parts};
 use sluicegate::{
     ExtractError, ExtractErrorKind, Header, Key, KeyExtractor, PeerIp,
-    extract::{AsyncKeyExtractor, Extension, Keys},
+    extract::{AsyncKeyExtractor, Cookie, Extension, Keys},
 };
 
 fn head() -> Parts {
@@ -115,6 +115,82 @@ fn names_and_values_of_headers_do_not_flow_into_each_other() {
 #[should_panic(expected = "`x api key` cannot be the name of a header")]
 fn a_name_that_no_header_has_is_refused_when_built() {
     let _ = Header::new("x api key");
+}
+
+fn with_cookies(lines: &[&'static str]) -> Parts {
+    let mut head = head();
+    for line in lines {
+        let line = HeaderValue::from_static(line);
+        head.headers.append("cookie", line);
+    }
+    head
+}
+
+#[test]
+fn a_cookie_is_a_secret_identity_in_whichever_line_it_stands() {
+    let session = Cookie::new("session");
+    let plain = session.extract(&with_cookies(&["session=s3cret"]));
+    for lines in [
+        &["theme=dark; session=s3cret; x=y"][..],
+        &["theme=dark", "session=s3cret"],
+        &["theme=dark;session=s3cret"],
+        &["; ;=;session; session = s3cret "],
+        &["Session=other; xsession=other; session=\"s3cret\""],
+    ] {
+        assert_eq!(session.extract(&with_cookies(lines)), plain, "{lines:?}");
+    }
+    let keys: Vec<Key> = plain.unwrap().into_iter().collect();
+    assert!(matches!(&keys[..], [key] if key.is_secret() && key.kind() == "cookie"));
+}
+
+#[test]
+fn an_absent_or_empty_cookie_is_missing() {
+    for lines in [
+        &[][..],
+        &["theme=session"],
+        &["session="],
+        &["session=\"\""],
+        &["session"],
+    ] {
+        let result = Cookie::new("session").extract(&with_cookies(lines));
+        assert_eq!(
+            kind_of_error(result),
+            ExtractErrorKind::Missing,
+            "{lines:?}"
+        );
+    }
+}
+
+#[test]
+fn a_cookie_that_stands_there_twice_is_malformed() {
+    for lines in [
+        &["session=a; session=b"][..],
+        &["session=a", "session=a"],
+        &["session=; session=a"],
+        &["session =a;session=b"],
+    ] {
+        let result = Cookie::new("session").extract(&with_cookies(lines));
+        assert_eq!(
+            kind_of_error(result),
+            ExtractErrorKind::Malformed,
+            "{lines:?}"
+        );
+    }
+}
+
+#[test]
+fn cookies_are_different_identities_by_name_and_value() {
+    let key = |name: &str, line| Cookie::new(name).extract(&with_cookies(&[line])).unwrap();
+    assert_ne!(key("a", "a=1"), key("b", "b=1"));
+    assert_ne!(key("a", "a=1"), key("a", "a=2"));
+    assert_ne!(key("a", "a=b=1"), key("a", "a=1"));
+    assert_ne!(key("a", "a=%31"), key("a", "a=1"));
+}
+
+#[test]
+#[should_panic(expected = "`my session` cannot be the name of a cookie")]
+fn a_name_that_no_cookie_has_is_refused_when_built() {
+    let _ = Cookie::new("my session");
 }
 
 #[test]
@@ -291,6 +367,7 @@ fn public_types_are_send_and_sync() {
     check::<PeerIp>();
     check::<sluicegate::extract::PeerNetwork>();
     check::<Header>();
+    check::<Cookie>();
     check::<Extension<String>>();
     check::<Keys>();
     check::<sluicegate::extract::OnMissing<PeerIp>>();

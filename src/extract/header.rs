@@ -43,21 +43,6 @@ impl Header {
             Err(_) => panic!("`{name}` cannot be the name of a header"),
         }
     }
-
-    /// The key names the header too. A colon ends the name, which cannot hold one.
-    fn key(&self, value: &[u8]) -> Key {
-        let name = self.name.as_str().as_bytes();
-        let parts = [name, b":", value];
-        let len = name.len() + 1 + value.len();
-        let mut short = [0; SHORT];
-        if len > SHORT {
-            return Key::secret("header", parts.concat());
-        }
-        short[..name.len()].copy_from_slice(name);
-        short[name.len()] = b':';
-        short[name.len() + 1..len].copy_from_slice(value);
-        Key::secret("header", &short[..len])
-    }
 }
 
 impl KeyExtractor for Header {
@@ -73,7 +58,21 @@ impl KeyExtractor for Header {
             b"" => Err(ExtractError::missing(
                 "the header that identifies the client is absent or empty",
             )),
-            value => Ok(self.key(value).into()),
+            value => Ok(named("header", self.name.as_str(), value).into()),
         }
     }
+}
+
+/// A secret key that holds its value's name too. A colon ends the name, which cannot hold one.
+pub(super) fn named(kind: &'static str, name: &str, value: &[u8]) -> Key {
+    let name = name.as_bytes();
+    let len = name.len() + 1 + value.len();
+    let mut short = [0; SHORT];
+    if len > SHORT {
+        return Key::secret(kind, [name, b":", value].concat());
+    }
+    short[..name.len()].copy_from_slice(name);
+    short[name.len()] = b':';
+    short[name.len() + 1..len].copy_from_slice(value);
+    Key::secret(kind, &short[..len])
 }

@@ -24,11 +24,16 @@
 //! | extractor | who | where the layer goes |
 //! |---|---|---|
 //! | [`PeerIp`](struct@PeerIp) | the address at the other end of the connection | outside authentication, which it protects; not behind a proxy |
+//! | [`ForwardedIp`] | the address that trusted proxies vouch for | outside authentication; see [`forwarded`] for what each proxy needs |
 //! | [`Header`] | whatever the client writes there | anywhere; says nothing about whether the value is genuine |
+//! | [`Cookie`] | whatever the client writes there | as a header |
 //! | [`Extension`] | whom an outer layer has identified | *inside* the layer that puts it there, or every request is refused |
 //! | a [`Key`] | everybody together | anywhere |
 //! | a closure | what you read from the head | where what it reads is there |
 //! | an [`AsyncKeyExtractor`] | whom you look up | as a closure |
+//!
+//! [`or`](KeyExtractor::or) takes the first of several identities, [`and`](KeyExtractor::and) makes one of two, and
+//! [`only_when`](KeyExtractor::only_when) leaves requests out.
 //!
 //! # Never a shared key by accident
 //!
@@ -43,18 +48,24 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use crate::{
-    error::{ExtractError, ExtractErrorKind},
-    key::Key,
-};
+use crate::{error::ExtractError, key::Key};
 
+mod cidr;
+mod combine;
+mod cookie;
 mod extension;
+pub mod forwarded;
 mod header;
+mod ip;
 mod keys;
 mod look_up;
 mod peer_ip;
 
+pub use cidr::{Cidr, CidrError};
+pub use combine::{Both, OnMissing, OnlyWhen, Or};
+pub use cookie::Cookie;
 pub use extension::Extension;
+pub use forwarded::{ForwardedIp, TrustedProxies};
 pub use header::Header;
 pub use keys::{IntoKeys, Keys};
 pub use look_up::{AsyncKeyExtractor, LookUp};
@@ -82,10 +93,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        OnMissing {
-            extractor: self,
-            keys: Keys::skip(),
-        }
+        OnMissing::new(self, Keys::skip())
     }
 
     /// Charges `key` for all requests that do not say who is asking: they share one limit.
@@ -93,10 +101,81 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        OnMissing {
-            extractor: self,
-            keys: key.into(),
-        }
+        OnMissing::new(self, key.into())
+    }
+
+    /// Asks `other` about requests that do not say who is asking: the first of several identities.
+    ///
+    /// The client chooses which of them counts by leaving the first one out. An identity that anybody can make up, such as
+    /// an unchecked [`Header`], must not come before one that cannot be chosen.
+    ///
+    /// ```
+    /// use sluicegate::{Key, KeyExtractor, PeerIp, extract::{Extension, Keys}};
+    ///
+    /// #[derive(Clone)]
+    /// struct User(u64);
+    ///
+    /// let who = Extension::new(|user: &User| Key::new("user", user.0.to_string())).or(PeerIp);
+    ///
+    /// let mut head = http::Request::get("/").body(())?.into_parts().0;
+    /// head.extensions.insert(std::net::SocketAddr::from(([203, 0, 113, 7], 50000)));
+    /// assert_eq!(who.extract(&head)?, Keys::from(Key::new("ip", "203.0.113.7")));
+    /// head.extensions.insert(User(7));
+    /// assert_eq!(who.extract(&head)?, Keys::from(Key::new("user", "7")));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
+    where
+        Self: Sized,
+    {
+        Or::new(self, other)
+    }
+
+    /// Makes one key of this one and that of `other`: a user *at* an address, a user *of* a tenant.
+    ///
+    /// Two requests share the key only if they share both parts, whatever the parts hold. It is secret if one of them is. When
+    /// either skips, so does the pair; when either fails, so does the pair. To limit by each of two identities on
+    /// its own, give the layer two limits instead.
+    ///
+    /// ```
+    /// use sluicegate::{Header, KeyExtractor, PeerIp};
+    ///
+    /// // Guessing a user's password is slowed down where it is tried, and its owner is not locked out elsewhere.
+    /// let who = Header::new("x-user").and(PeerIp);
+    ///
+    /// let from = |ip: [u8; 4]| {
+    ///     let mut head = http::Request::get("/").header("x-user", "alice").body(()).unwrap().into_parts().0;
+    ///     head.extensions.insert(std::net::SocketAddr::from((ip, 50000)));
+    ///     head
+    /// };
+    /// assert_eq!(who.extract(&from([203, 0, 113, 7]))?, who.extract(&from([203, 0, 113, 7]))?);
+    /// assert_ne!(who.extract(&from([203, 0, 113, 7]))?, who.extract(&from([203, 0, 113, 8]))?);
+    /// # Ok::<(), sluicegate::ExtractError>(())
+    /// ```
+    fn and<E: KeyExtractor>(self, other: E) -> Both<Self, E>
+    where
+        Self: Sized,
+    {
+        Both::new(self, other)
+    }
+
+    /// Applies this limit only to requests of which `condition` is true; the others skip it, whatever else they say.
+    ///
+    /// ```
+    /// use http::{Method, request::Parts};
+    /// use sluicegate::{Key, KeyExtractor, extract::Keys};
+    ///
+    /// let writes = Key::new("service", "all").only_when(|head: &Parts| head.method != Method::GET);
+    /// let head = http::Request::get("/").body(())?.into_parts().0;
+    /// assert_eq!(writes.extract(&head)?, Keys::skip());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    fn only_when<F>(self, condition: F) -> OnlyWhen<Self, F>
+    where
+        Self: Sized,
+        F: Fn(&Parts) -> bool + Send + Sync + 'static,
+    {
+        OnlyWhen::new(self, condition)
     }
 }
 
@@ -126,23 +205,5 @@ impl KeyExtractor for Box<dyn KeyExtractor> {
 impl KeyExtractor for Arc<dyn KeyExtractor> {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
         (**self).extract(head)
-    }
-}
-
-/// An extractor with an answer for requests that do not say who is asking.
-///
-/// Made by [`KeyExtractor::or_skip`] and [`KeyExtractor::or_shared`].
-#[derive(Clone, Debug)]
-pub struct OnMissing<E> {
-    extractor: E,
-    keys: Keys,
-}
-
-impl<E: KeyExtractor> KeyExtractor for OnMissing<E> {
-    fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
-        match self.extractor.extract(head) {
-            Err(error) if error.kind() == ExtractErrorKind::Missing => Ok(self.keys.clone()),
-            result => result,
-        }
     }
 }

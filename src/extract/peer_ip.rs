@@ -1,15 +1,10 @@
-use std::{
-    io::{self, Write},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+use http::request::Parts;
+
+use super::{
+    KeyExtractor, Keys,
+    ip::{self, DEFAULT_WIDTH},
 };
-
-use http::{Extensions, request::Parts};
-
-use super::{KeyExtractor, Keys};
-use crate::{error::ExtractError, key::Key};
-
-/// Room for the longest address with a width: `ffff:…:ffff/128`.
-const MAX_TEXT: usize = 39 + 4;
+use crate::error::ExtractError;
 
 /// The IP address at the other end of the connection, which a client cannot choose at will.
 ///
@@ -20,7 +15,8 @@ const MAX_TEXT: usize = 39 + 4;
 /// IPv4 in the clothes of IPv6 is IPv4. IPv6 counts by network, `/64` unless told otherwise: one home or one machine has at least
 /// that many addresses, and could take a new one for each request.
 ///
-/// **Behind a proxy** this is the proxy's address, and all clients share one limit.
+/// **Behind a proxy** this is the proxy's address, and all clients share one limit: there, use
+/// [`ForwardedIp`](super::ForwardedIp).
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -47,11 +43,9 @@ impl PeerIp {
     /// When `bits` is below 32 or above 128.
     #[must_use]
     pub const fn width(self, bits: u8) -> PeerNetwork {
-        assert!(
-            32 <= bits && bits <= 128,
-            "the width of an IPv6 network must be 32 to 128 bits"
-        );
-        PeerNetwork { width: bits }
+        PeerNetwork {
+            width: ip::checked_width(bits),
+        }
     }
 }
 
@@ -63,135 +57,13 @@ pub struct PeerNetwork {
 
 impl KeyExtractor for PeerIp {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
-        self.width(64).extract(head)
+        self.width(DEFAULT_WIDTH).extract(head)
     }
 }
 
 impl KeyExtractor for PeerNetwork {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
-        match peer(&head.extensions).map(canonical) {
-            Some(ip) if !ip.is_unspecified() => Ok(key(ip, self.width).into()),
-            _ => Err(ExtractError::missing(
-                "no peer address in the extensions: serve an axum router with \
-                 `into_make_service_with_connect_info::<SocketAddr>()`, or put a `SocketAddr` there",
-            )),
-        }
-    }
-}
-
-#[cfg(feature = "axum")]
-fn peer(extensions: &Extensions) -> Option<IpAddr> {
-    use axum::extract::{ConnectInfo, connect_info::MockConnectInfo};
-
-    let real = extensions.get::<ConnectInfo<SocketAddr>>().map(|it| it.0);
-    real.or_else(|| extensions.get::<SocketAddr>().copied())
-        .or_else(|| {
-            extensions
-                .get::<MockConnectInfo<SocketAddr>>()
-                .map(|it| it.0)
-        })
-        .map(|peer| peer.ip())
-}
-
-#[cfg(not(feature = "axum"))]
-fn peer(extensions: &Extensions) -> Option<IpAddr> {
-    extensions.get::<SocketAddr>().map(SocketAddr::ip)
-}
-
-/// One address, one form: IPv4 that was mapped (`::ffff:0:0/96`) or translated (`64:ff9b::/96`) into IPv6 is IPv4.
-///
-/// Translated addresses would otherwise share a single `/64`: the whole of IPv4 one client.
-fn canonical(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V6(v6) => match v6.segments() {
-            [0x64, 0xff9b, 0, 0, 0, 0, _, _] => {
-                let [.., a, b, c, d] = v6.octets();
-                IpAddr::V4(Ipv4Addr::new(a, b, c, d))
-            }
-            _ => ip.to_canonical(),
-        },
-        IpAddr::V4(_) => ip,
-    }
-}
-
-/// The key in a form that operators can read.
-fn key(ip: IpAddr, width: u8) -> Key {
-    let mut text = [0; MAX_TEXT];
-    let mut rest = &mut text[..];
-    // Writing cannot fail: there is room for the longest text.
-    let _ = match ip {
-        IpAddr::V4(ip) => write_v4(&mut rest, ip),
-        IpAddr::V6(ip) => {
-            let width = width_of(ip, width);
-            write!(rest, "{}/{width}", network(ip, width))
-        }
-    };
-    let len = MAX_TEXT - rest.len();
-    Key::new("ip", &text[..len])
-}
-
-/// As `Display` does, which takes longer than all the rest of the extraction.
-fn write_v4(text: &mut &mut [u8], ip: Ipv4Addr) -> io::Result<()> {
-    for (index, octet) in ip.octets().into_iter().enumerate() {
-        if index > 0 {
-            text.write_all(b".")?;
-        }
-        for unit in [100, 10, 1] {
-            if octet >= unit || unit == 1 {
-                text.write_all(&[b'0' + octet / unit % 10])?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// One IPv4 address owns a whole /48 of 6to4 (`2002::/16`).
-fn width_of(ip: Ipv6Addr, width: u8) -> u8 {
-    match ip.segments()[0] {
-        0x2002 => width.min(48),
-        _ => width,
-    }
-}
-
-fn network(ip: Ipv6Addr, width: u8) -> Ipv6Addr {
-    let mask = u128::MAX << (128 - u32::from(width));
-    Ipv6Addr::from_bits(ip.to_bits() & mask)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn text(ip: &str, width: u8) -> String {
-        let key = key(canonical(ip.parse().unwrap()), width);
-        String::from_utf8(key.value().to_vec()).unwrap()
-    }
-
-    #[test]
-    fn ipv4_is_written_as_usual() {
-        for ip in ["0.0.0.0", "1.20.99.100", "109.9.10.255"] {
-            assert_eq!(text(ip, 64), ip);
-        }
-    }
-
-    #[test]
-    fn an_address_has_one_form() {
-        for (ip, width, expected) in [
-            ("203.0.113.7", 64, "203.0.113.7"),
-            ("::ffff:203.0.113.7", 64, "203.0.113.7"),
-            ("64:ff9b::203.0.113.7", 64, "203.0.113.7"),
-            ("2001:DB8:1:2:3:4:5:6", 64, "2001:db8:1:2::/64"),
-            ("2001:db8:1:2ff::", 56, "2001:db8:1:200::/56"),
-            ("2001:db8:1:2ff::", 32, "2001:db8::/32"),
-            ("2002:cb00:7107:5::1", 64, "2002:cb00:7107::/48"),
-            ("2002:cb00:7107:5::1", 32, "2002:cb00::/32"),
-            (
-                "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
-                128,
-                "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128",
-            ),
-        ] {
-            assert_eq!(text(ip, width), expected, "{ip}");
-        }
+        let peer = ip::peer(&head.extensions)?;
+        Ok(ip::key(peer, self.width).into())
     }
 }

@@ -1,0 +1,141 @@
+use std::fmt;
+
+use http::request::Parts;
+
+use super::{KeyExtractor, Keys};
+use crate::{
+    error::{ExtractError, ExtractErrorKind},
+    key::Key,
+};
+
+/// An extractor with an answer for requests that do not say who is asking.
+///
+/// Made by [`KeyExtractor::or_skip`] and [`KeyExtractor::or_shared`].
+#[derive(Clone, Debug)]
+pub struct OnMissing<E> {
+    extractor: E,
+    keys: Keys,
+}
+
+impl<E> OnMissing<E> {
+    pub(super) const fn new(extractor: E, keys: Keys) -> Self {
+        Self { extractor, keys }
+    }
+}
+
+impl<E: KeyExtractor> KeyExtractor for OnMissing<E> {
+    fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
+        match self.extractor.extract(head) {
+            Err(error) if error.kind() == ExtractErrorKind::Missing => Ok(self.keys.clone()),
+            result => result,
+        }
+    }
+}
+
+/// The first of two extractors that finds an identity. Made by [`KeyExtractor::or`].
+#[derive(Clone, Debug)]
+pub struct Or<A, B> {
+    first: A,
+    second: B,
+}
+
+impl<A, B> Or<A, B> {
+    pub(super) const fn new(first: A, second: B) -> Self {
+        Self { first, second }
+    }
+}
+
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
+    fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
+        match self.first.extract(head) {
+            Err(error) if error.kind() == ExtractErrorKind::Missing => self.second.extract(head),
+            result => result,
+        }
+    }
+}
+
+/// Two extractors whose keys are one key. Made by [`KeyExtractor::and`].
+///
+/// Its kind is `both`. When the extractors answer several keys, each of the one is paired with each of the other.
+#[derive(Clone, Debug)]
+pub struct Both<A, B> {
+    first: A,
+    second: B,
+}
+
+impl<A, B> Both<A, B> {
+    pub(super) const fn new(first: A, second: B) -> Self {
+        Self { first, second }
+    }
+}
+
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Both<A, B> {
+    fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
+        let firsts = self.first.extract(head)?;
+        let seconds: Vec<Key> = self.second.extract(head)?.into_iter().collect();
+        let pairs = firsts.into_iter().flat_map(|first| {
+            let pair = move |second| both(&first, second);
+            seconds.iter().map(pair)
+        });
+        Ok(pairs.collect())
+    }
+}
+
+fn both(first: &Key, second: &Key) -> Key {
+    let mut value = Vec::new();
+    for part in [first, second] {
+        write_part(&mut value, part);
+    }
+    if first.is_secret() || second.is_secret() {
+        Key::secret("both", value)
+    } else {
+        Key::new("both", value)
+    }
+}
+
+/// Lengths before texts, so that no text can flow into the next one.
+fn write_part(value: &mut Vec<u8>, part: &Key) {
+    let secrecy = if part.is_secret() { '@' } else { ':' };
+    let (kind, text) = (part.kind(), part.value());
+    let front = format!("{}:{kind}{secrecy}{}:", kind.len(), text.len());
+    value.extend_from_slice(front.as_bytes());
+    value.extend_from_slice(text);
+}
+
+/// An extractor that only some requests are shown. Made by [`KeyExtractor::only_when`].
+#[derive(Clone)]
+pub struct OnlyWhen<E, F> {
+    extractor: E,
+    condition: F,
+}
+
+impl<E, F> OnlyWhen<E, F> {
+    pub(super) const fn new(extractor: E, condition: F) -> Self {
+        Self {
+            extractor,
+            condition,
+        }
+    }
+}
+
+impl<E, F> KeyExtractor for OnlyWhen<E, F>
+where
+    E: KeyExtractor,
+    F: Fn(&Parts) -> bool + Send + Sync + 'static,
+{
+    fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
+        if (self.condition)(head) {
+            self.extractor.extract(head)
+        } else {
+            Ok(Keys::skip())
+        }
+    }
+}
+
+impl<E: fmt::Debug, F> fmt::Debug for OnlyWhen<E, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnlyWhen")
+            .field("extractor", &self.extractor)
+            .finish_non_exhaustive()
+    }
+}

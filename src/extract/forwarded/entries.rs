@@ -1,0 +1,95 @@
+//! The entries of a header that may stand there several times, from the right.
+
+use http::{HeaderMap, HeaderName, HeaderValue, header::ValueIter};
+
+use crate::error::ExtractError;
+
+/// More proxies than anybody has in a row.
+pub(super) const MAX_ENTRIES: usize = 64;
+
+/// Room for as many entries of 64 bytes. What is to the left of the trusted part is not looked at, however long it is.
+const MAX_BYTES: usize = 4096;
+
+const TOO_LONG: ExtractError =
+    ExtractError::malformed("more entries of forwarded addresses than 64, or than 4 KiB hold");
+
+const UNCLOSED: ExtractError =
+    ExtractError::malformed("a forwarded address stands in quotes that are not closed");
+
+/// How a header holds addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    XForwardedFor,
+    Forwarded,
+    /// One address, and no list.
+    Single,
+}
+
+pub(super) struct Entries<'a> {
+    lines: ValueIter<'a, HeaderValue>,
+    rest: Option<&'a [u8]>,
+    form: Form,
+    entries_left: usize,
+    bytes_left: usize,
+}
+
+impl<'a> Entries<'a> {
+    pub(super) fn new(headers: &'a HeaderMap, name: &HeaderName, form: Form) -> Self {
+        Self {
+            lines: headers.get_all(name).iter(),
+            rest: None,
+            form,
+            entries_left: MAX_ENTRIES,
+            bytes_left: MAX_BYTES,
+        }
+    }
+
+    /// Cuts the last entry off.
+    fn cut(&mut self, line: &'a [u8]) -> Result<&'a [u8], ExtractError> {
+        let start = line.len().saturating_sub(self.bytes_left);
+        let near = &line[start..];
+        let comma = match self.form {
+            Form::XForwardedFor => near.iter().rposition(|byte| *byte == b','),
+            Form::Forwarded => last_unquoted_comma(near)?,
+            Form::Single => None,
+        };
+        let comma = comma.map(|comma| start + comma);
+        if self.entries_left == 0 || (comma.is_none() && start > 0) {
+            return Err(TOO_LONG);
+        }
+        let entry = &line[comma.map_or(0, |comma| comma + 1)..];
+        self.entries_left -= 1;
+        self.bytes_left = self.bytes_left.saturating_sub(entry.len() + 1);
+        self.rest = comma.map(|comma| &line[..comma]);
+        Ok(entry)
+    }
+}
+
+/// An entry, or why no more can be read.
+impl<'a> Iterator for Entries<'a> {
+    type Item = Result<&'a [u8], ExtractError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let next_line = || self.lines.next_back().map(HeaderValue::as_bytes);
+        let line = self.rest.take().or_else(next_line)?;
+        Some(self.cut(line))
+    }
+}
+
+/// Reads leftwards, so that quotes which a client left open do not reach what a proxy has written after them.
+fn last_unquoted_comma(line: &[u8]) -> Result<Option<usize>, ExtractError> {
+    let mut quoted = false;
+    for (index, byte) in line.iter().enumerate().rev() {
+        match byte {
+            b'"' if !(quoted && ends_in_escape(&line[..index])) => quoted = !quoted,
+            b',' if !quoted => return Ok(Some(index)),
+            _ => {}
+        }
+    }
+    if quoted { Err(UNCLOSED) } else { Ok(None) }
+}
+
+fn ends_in_escape(text: &[u8]) -> bool {
+    let backslashes = text.iter().rev().take_while(|byte| **byte == b'\\');
+    backslashes.count() % 2 == 1
+}

@@ -1,0 +1,178 @@
+use std::{net::IpAddr, sync::Arc};
+
+use http::{HeaderName, header::FORWARDED, request::Parts};
+
+use super::{
+    entries::{Entries, Form},
+    parse,
+    trusted::{Trust, TrustedProxies, any_contains},
+};
+use crate::{
+    error::ExtractError,
+    extract::{
+        KeyExtractor, Keys,
+        ip::{self, DEFAULT_WIDTH},
+    },
+};
+
+const ABSENT: ExtractError =
+    ExtractError::missing("the proxy did not say for whom it asks: its header is absent");
+
+const UNREADABLE: ExtractError =
+    ExtractError::malformed("where a client's address should stand, something else does");
+
+const TOO_FEW: ExtractError = ExtractError::malformed("fewer forwarded addresses than proxies");
+
+const TWICE: ExtractError =
+    ExtractError::malformed("the header that holds the client's address stands there twice");
+
+/// The IP address of the client, on the word of trusted proxies: [`PeerIp`](struct@crate::PeerIp) behind proxies.
+///
+/// It reads exactly one header, from the right, and believes an entry only if it was written by a trusted proxy. Its keys are those
+/// of `PeerIp`, with IPv6 by network. See the [module's page](super) for what each proxy needs. Clones are cheap.
+///
+/// - The peer is not trusted: the header is ignored, and the peer is the client.
+/// - The peer is trusted and the header absent: the identity is missing.
+/// - The client is the first entry from the right that is no trusted proxy; where all are, the leftmost entry.
+/// - An entry that is needed and cannot be read, says `unknown`, or is hidden: malformed. No other entry takes its place.
+/// - More than 64 entries or 4 KiB would have to be read: malformed.
+#[derive(Clone, Debug)]
+pub struct ForwardedIp {
+    source: Arc<Source>,
+    width: u8,
+}
+
+#[derive(Debug)]
+struct Source {
+    header: HeaderName,
+    form: Form,
+    trusted: TrustedProxies,
+}
+
+impl ForwardedIp {
+    /// Reads `X-Forwarded-For`: a list of addresses, to which each proxy appends the one that called it.
+    #[must_use]
+    pub fn x_forwarded_for(trusted: TrustedProxies) -> Self {
+        let header = HeaderName::from_static("x-forwarded-for");
+        Self::new(header, Form::XForwardedFor, trusted)
+    }
+
+    /// Reads `Forwarded` (RFC 7239): a list of elements like `for="[2001:db8::7]:50000";proto=https`.
+    #[must_use]
+    pub fn forwarded(trusted: TrustedProxies) -> Self {
+        Self::new(FORWARDED, Form::Forwarded, trusted)
+    }
+
+    /// Reads a header that holds one address, which a trusted proxy always sets or overwrites: `cf-connecting-ip`,
+    /// `x-real-ip`.
+    ///
+    /// Two lines, or two values, are malformed. Which proxy wrote it cannot be seen: any count of trusted proxies means that
+    /// the peer is trusted.
+    ///
+    /// # Panics
+    ///
+    /// When `name` cannot be the name of a header.
+    #[must_use]
+    pub fn header(name: &str, trusted: TrustedProxies) -> Self {
+        match HeaderName::from_bytes(name.as_bytes()) {
+            Ok(header) => Self::new(header, Form::Single, trusted),
+            Err(_) => panic!("`{name}` cannot be the name of a header"),
+        }
+    }
+
+    fn new(header: HeaderName, form: Form, trusted: TrustedProxies) -> Self {
+        Self {
+            source: Arc::new(Source {
+                header,
+                form,
+                trusted,
+            }),
+            width: DEFAULT_WIDTH,
+        }
+    }
+
+    /// Sets how many leading bits of an IPv6 address make a client, 32 to 128, instead of 64.
+    ///
+    /// # Panics
+    ///
+    /// When `bits` is below 32 or above 128.
+    #[must_use]
+    pub const fn width(mut self, bits: u8) -> Self {
+        self.width = ip::checked_width(bits);
+        self
+    }
+
+    /// The client's address itself, IPv4 in the clothes of IPv6 as IPv4; personal data, not fit for logs that are kept.
+    ///
+    /// # Errors
+    ///
+    /// As [`extract`](KeyExtractor::extract).
+    pub fn address(&self, head: &Parts) -> Result<IpAddr, ExtractError> {
+        match &self.source.trusted.trust {
+            Trust::Count(proxies) => self.source.nth_from_right(head, *proxies),
+            Trust::Networks(networks) => {
+                let peer = ip::peer(&head.extensions)?;
+                if !any_contains(networks, peer) {
+                    return Ok(peer);
+                }
+                let trusted = |ip| any_contains(networks, ip);
+                self.source.first_from_right(head, trusted)
+            }
+        }
+    }
+}
+
+impl KeyExtractor for ForwardedIp {
+    fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
+        Ok(ip::key(self.address(head)?, self.width).into())
+    }
+}
+
+impl Source {
+    /// What stands left of an entry that is needed is never read.
+    fn first_from_right(
+        &self,
+        head: &Parts,
+        trusted: impl Fn(IpAddr) -> bool,
+    ) -> Result<IpAddr, ExtractError> {
+        let mut answer = Err(ABSENT);
+        for entry in self.entries(head)? {
+            let ip = self.parse(entry?)?;
+            answer = Ok(ip);
+            if !trusted(ip) {
+                break;
+            }
+        }
+        answer
+    }
+
+    /// Entries to the right of it need not be addresses: the proxies there are counted.
+    fn nth_from_right(&self, head: &Parts, nth: usize) -> Result<IpAddr, ExtractError> {
+        let mut entries = self.entries(head)?;
+        let mut next = || entries.next().unwrap_or(Err(TOO_FEW));
+        if self.form != Form::Single {
+            for _ in 1..nth {
+                next()?;
+            }
+        }
+        self.parse(next()?)
+    }
+
+    fn entries<'a>(&self, head: &'a Parts) -> Result<Entries<'a>, ExtractError> {
+        let lines = head.headers.get_all(&self.header).iter();
+        match (lines.take(2).count(), self.form) {
+            (0, _) => Err(ABSENT),
+            (2.., Form::Single) => Err(TWICE),
+            _ => Ok(Entries::new(&head.headers, &self.header, self.form)),
+        }
+    }
+
+    fn parse(&self, entry: &[u8]) -> Result<IpAddr, ExtractError> {
+        let text = str::from_utf8(entry).map_err(|_| UNREADABLE)?;
+        let address = match self.form {
+            Form::Forwarded => parse::for_of(text).and_then(parse::address),
+            Form::XForwardedFor | Form::Single => parse::address(text),
+        };
+        address.ok_or(UNREADABLE)
+    }
+}
