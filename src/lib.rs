@@ -49,8 +49,9 @@
 //!
 //! # Keys and proxies
 //!
-//! [`PeerIp`](struct@PeerIp) is the address at the other end of the connection: behind a proxy, the proxy's. [`Header`] is whatever the
-//! client writes there. The page of [`extract`] says which extractor needs which order of layers, and what happens to a
+//! [`PeerIp`](struct@PeerIp) is the address at the other end of the connection: behind a proxy, the proxy's.
+//! [`ForwardedIp`] is the client's address on the word of proxies that you trust; [`extract::forwarded`] says which proxy needs
+//! what. [`Header`] is whatever the client writes there. The page of [`extract`] says which extractor needs which order of layers, and what happens to a
 //! request that does not say who is asking.
 //!
 //! # When Redis is down

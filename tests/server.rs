@@ -149,6 +149,38 @@ async fn a_request_without_the_header_skips_its_limit() {
 }
 
 #[tokio::test]
+async fn the_address_is_what_trusted_proxies_say() {
+    let limit = ["--limit", "ip=1/1d"];
+    let proxies = [
+        "--trusted-proxy",
+        "127.0.0.0/8",
+        "--trusted-proxy",
+        "10.0.0.0/8",
+    ];
+    let behind = Example::start(&[&limit[..], &proxies].concat());
+    let elsewhere = Example::start(&[&limit[..], &proxies[2..]].concat());
+    let browser = Browser::new();
+    for (server, forwarded_for, expected) in [
+        (&behind, Some("6.6.6.6, 203.0.113.7"), OK),
+        (&behind, Some("6.6.6.7, 203.0.113.7, 10.0.0.2"), REFUSED),
+        (&behind, Some("203.0.113.8"), OK),
+        (
+            &behind,
+            Some("203.0.113.9, unknown"),
+            StatusCode::BAD_REQUEST,
+        ),
+        (&behind, None, StatusCode::BAD_REQUEST),
+        (&elsewhere, Some("203.0.113.7"), OK),
+        (&elsewhere, Some("203.0.113.8"), REFUSED),
+        (&elsewhere, None, REFUSED),
+    ] {
+        let header = forwarded_for.map(|it| ("x-forwarded-for", it));
+        let (status, ..) = browser.ask(server, "/", header.as_slice()).await;
+        assert_eq!(status, expected, "{forwarded_for:?}");
+    }
+}
+
+#[tokio::test]
 async fn two_processes_admit_exactly_the_limit_of_thousands_of_concurrent_requests() {
     let redis = Server::start();
     for (more, limit) in [(&[][..], 701), (&["--pool", "2"], 702)] {
@@ -424,6 +456,14 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
             &["--limit", "header:A=1/1s", "--limit", "header:a=2/1m"],
             "--limit: `header-a` has",
         ),
+        (
+            &["--trusted-proxy", "10.0.0.1/8"],
+            "--trusted-proxy: `10.0.0.1/8` has address bits beyond its width: write `10.0.0.0/8`",
+        ),
+        (
+            &["--trusted-proxy", "nginx"],
+            "--trusted-proxy: `nginx` is no network",
+        ),
         (&["--redis", "http://:sesame@host"], "--redis: write a URL"),
         (&["--pool", "2"], "--pool: needs --redis"),
         (
@@ -466,6 +506,7 @@ fn help_names_every_option() {
         "limit",
         "config",
         "count",
+        "trusted-proxy",
         "redis",
         "pool",
         "deadline",

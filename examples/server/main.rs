@@ -23,8 +23,8 @@ use axum::{
 };
 use redis::ConnectionInfo;
 use sluicegate::{
-    Charge, Header, Key, KeyExtractor, Limiter, LivePolicies, MemoryStore, PeerIp, PolicyError,
-    RateLimitLayer, RedisStore, middleware::PolicySource,
+    Charge, ForwardedIp, Header, Key, KeyExtractor, Limiter, LivePolicies, MemoryStore,
+    PolicyError, RateLimitLayer, RedisStore, extract::TrustedProxies, middleware::PolicySource,
 };
 use tokio::{net::TcpListener, signal::unix::SignalKind};
 use tower::{Layer, service_fn};
@@ -125,11 +125,17 @@ fn layer(
             None => limit.policy.clone().into(),
         };
         layer = match &limit.who {
-            Who::Ip => layer.limit(policy, PeerIp),
+            Who::Ip => layer.limit(policy, ip(options)),
             Who::Header(name) => layer.limit(policy, Header::new(name).or_skip()),
         };
     }
     Ok(layer)
+}
+
+/// The address at the other end of the connection, unless that is a trusted proxy.
+fn ip(options: &Options) -> ForwardedIp {
+    let proxies = options.trusted_proxies.iter().copied();
+    ForwardedIp::x_forwarded_for(TrustedProxies::networks(proxies))
 }
 
 /// What was answered well costs nothing in the end.
@@ -194,7 +200,7 @@ async fn serve(listen: SocketAddr, app: Router) -> io::Result<()> {
         // A connection that will not have it works all the same.
         let _ = stream.set_nodelay(true);
     });
-    // `PeerIp` finds the address in the extensions. With the feature `axum`, the router's own
+    // `ForwardedIp` finds the address in the extensions. With the feature `axum`, the router's own
     // `into_make_service_with_connect_info::<SocketAddr>()` serves as well.
     let make = service_fn(move |stream: IncomingStream<'_, _>| {
         let peer: SocketAddr = *stream.remote_addr();

@@ -7,7 +7,10 @@ use lexopt::{
     Parser, ValueExt,
 };
 use redis::{ConnectionInfo, IntoConnectionInfo};
-use sluicegate::{FailurePolicy, Policy};
+use sluicegate::{
+    FailurePolicy, Policy,
+    extract::{Cidr, CidrError},
+};
 
 use super::config;
 
@@ -24,6 +27,8 @@ cargo run --release --example server -- [options]
                              ip = '10/1s,120/1m'
                              'header:x-api-key' = ['600/1m', '100000/1d']
   --count all|failures     which requests count: all (the default), or those that are answered with 400 or above
+  --trusted-proxy CIDR     repeatable; ip is what proxies in these networks wrote into X-Forwarded-For; default: none,
+                           and ip is whoever connects
   --redis URL              share limits through this server; default: in this process's memory
   --pool N                 use a bb8 pool of N connections instead of one managed connection
   --deadline TIME          how long a decision may take: 100ms, 2s; default 100ms
@@ -45,6 +50,7 @@ pub(crate) struct Options {
     pub(crate) limits: Vec<Limit>,
     pub(crate) config: Option<PathBuf>,
     pub(crate) count: Counted,
+    pub(crate) trusted_proxies: Vec<Cidr>,
     pub(crate) redis: Option<ConnectionInfo>,
     pub(crate) pool: Option<u32>,
     pub(crate) deadline: Duration,
@@ -80,6 +86,7 @@ impl Options {
             limits: Vec::new(),
             config: None,
             count: Counted::All,
+            trusted_proxies: Vec::new(),
             redis: None,
             pool: None,
             deadline: Duration::from_millis(100),
@@ -112,6 +119,7 @@ impl Options {
             "limit" => self.add_limit(value)?,
             "config" => self.config = Some(value.into()),
             "count" => self.count = counted(value)?,
+            "trusted-proxy" => self.trusted_proxies.push(network(value)?),
             // What is wrong is not repeated: there may be a password in it.
             "redis" => self.redis = Some(server(value)?),
             "pool" => self.pool = Some(at_least_one(value)?),
@@ -183,6 +191,10 @@ fn parse<T: FromStr>(value: &str, form: &str) -> Result<T, String> {
     value
         .parse()
         .map_err(|_| format!("`{value}` is not {form}"))
+}
+
+fn network(value: &str) -> Result<Cidr, String> {
+    value.parse().map_err(|error: CidrError| error.to_string())
 }
 
 fn server(url: &str) -> Result<ConnectionInfo, String> {
