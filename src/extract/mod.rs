@@ -38,11 +38,11 @@
 //! # Never a shared key by accident
 //!
 //! A request without an identity has no key: not an empty one, not `unknown`, not the proxy's. Otherwise all such requests
-//! would share one limit, and one client could use it up for all. So [`ExtractErrorKind::Missing`] refuses the request with
+//! would share one limit, and one client could use it up for all. So [`ExtractErrorKind::Missing`](crate::ExtractErrorKind::Missing) refuses the request with
 //! a 400 unless the user has chosen [`or_skip`](KeyExtractor::or_skip), which limits such requests by the *other* limits of
 //! the layer only, or [`or_shared`](KeyExtractor::or_shared), which names the key that they share.
-//! [`Malformed`](ExtractErrorKind::Malformed) always refuses the request, since a client could otherwise choose to be skipped.
-//! [`Unavailable`](ExtractErrorKind::Unavailable) follows the failure policy, as a store that cannot decide does.
+//! [`Malformed`](crate::ExtractErrorKind::Malformed) always refuses the request, since a client could otherwise choose to be skipped.
+//! [`Unavailable`](crate::ExtractErrorKind::Unavailable) follows the failure policy, as a store that cannot decide does.
 
 use std::sync::Arc;
 

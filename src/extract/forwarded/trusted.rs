@@ -5,14 +5,6 @@ use crate::extract::Cidr;
 use super::entries::MAX_ENTRIES;
 
 /// Which proxies' word is taken for where a request came from: those of some networks, or a number of them.
-///
-/// ```
-/// use sluicegate::extract::TrustedProxies;
-///
-/// let ours = TrustedProxies::networks(["10.0.0.0/8".parse()?, "2001:db8:1::/48".parse()?]);
-/// let nginx_behind_a_cdn = TrustedProxies::count_including_peer(2);
-/// # Ok::<(), sluicegate::extract::CidrError>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct TrustedProxies {
     pub(super) trust: Trust,
