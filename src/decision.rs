@@ -39,7 +39,7 @@ use crate::{
     charge::Check,
     error::{StoreError, StoreErrorKind},
     policy::Policy,
-    rule::Rule,
+    rule::{Rule, millis},
     window::Span,
 };
 
@@ -57,6 +57,20 @@ impl Decision {
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
         matches!(self, Self::Allowed(_))
+    }
+
+    /// The same decision, of which everything that is waited for comes so much later.
+    pub(crate) fn later(&self, by: Duration) -> Self {
+        let by_ms = millis(by);
+        let usage = self.usage().later(by_ms);
+        match self {
+            Self::Allowed(_) => Self::Allowed(usage),
+            Self::Denied(denial) => Self::Denied(Denial {
+                policy: denial.policy.clone(),
+                rule: denial.rule.later(by_ms),
+                usage,
+            }),
+        }
     }
 
     /// What is left, allowed or not.
@@ -246,6 +260,17 @@ impl Usage {
         &self.inner.check
     }
 
+    /// To be told, not to be settled.
+    fn later(&self, by_ms: u64) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                check: self.inner.check.clone(),
+                rules: self.rules().map(|rule| rule.later(by_ms)).collect(),
+                may_settle: AtomicBool::new(false),
+            }),
+        }
+    }
+
     /// Answers `true` once for an admission, and `false` ever after, also to its clones.
     pub(crate) fn take_settlement(&self) -> bool {
         self.inner.may_settle.swap(false, Ordering::Relaxed)
@@ -298,6 +323,18 @@ impl RuleUsage {
             step_end_ms: span.step_end(now_ms).max(count.newest_end_ms),
             refusal_ms,
         }
+    }
+
+    /// Neither never nor now becomes later.
+    fn later(mut self, by_ms: u64) -> Self {
+        let later = |ms: u64| ms.saturating_add(by_ms).min(NEVER_MS - 1);
+        if self.reset_after_ms > 0 {
+            self.reset_after_ms = later(self.reset_after_ms);
+        }
+        if let Some(ms) = self.refusal_ms.filter(|ms| *ms != NEVER_MS) {
+            self.refusal_ms = Some(later(ms));
+        }
+        self
     }
 
     /// The rule.

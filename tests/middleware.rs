@@ -4,9 +4,10 @@
 mod scripted;
 
 use std::{
+    collections::HashSet,
     convert::Infallible,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request::Parts};
@@ -15,7 +16,10 @@ use sluicegate::{
     Answer, Count, Decision, ExtractError, FailurePolicy, Header, Key, KeyExtractor, Limiter,
     Policy, RateLimitLayer,
     extract::Keys,
-    middleware::{EmptyBody, HeaderStyle, MakeRejection, RateLimit, Rejection, ResponseFuture},
+    middleware::{
+        EXPOSED_HEADERS, EmptyBody, HeaderStyle, MakeRejection, ProblemJson, RateLimit, Rejection,
+        ResponseFuture,
+    },
 };
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -438,7 +442,7 @@ async fn legacy_headers_tell_of_the_rule_with_the_smallest_share_left() {
     let limited = |store| {
         RateLimitLayer::new(store)
             .limit(policy("ip", "100/1m,2/1h"), everybody())
-            .headers(HeaderStyle::XRateLimit)
+            .headers(HeaderStyle::X_RATE_LIMIT)
     };
     let response = ask(limited(Scripted::allowing())).await;
     for (name, value) in [("limit", "2"), ("remaining", "1"), ("reset", "3600")] {
@@ -460,10 +464,111 @@ async fn legacy_headers_tell_of_the_rule_with_the_smallest_share_left() {
 }
 
 #[tokio::test]
-async fn without_quota_headers_a_refusal_still_says_when_to_come_back() {
-    let response = ask(layer(Scripted::allowing()).headers(HeaderStyle::None)).await;
+async fn an_epoch_reset_is_a_time_of_the_services_clock() {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let style = HeaderStyle::X_RATE_LIMIT_EPOCH;
+    for (store, after) in [
+        (Scripted::allowing(), 60),
+        (Scripted::refusing_for(3_000), 3),
+    ] {
+        let before = now().as_secs();
+        let response = ask(layer(store).headers(style)).await;
+        let reset = lines(response.headers(), "x-ratelimit-reset")[0];
+        let reset: u64 = reset.parse().unwrap();
+        assert!((before + after..=now().as_secs() + after + 1).contains(&reset));
+    }
+}
+
+#[tokio::test]
+async fn several_styles_are_sent_together() {
+    let both = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
+    let response = ask(layer(Scripted::allowing()).headers(both)).await;
+    assert_eq!(
+        lines(response.headers(), "ratelimit"),
+        [r#""all";r=9;t=60"#]
+    );
+    assert_eq!(lines(response.headers(), "x-ratelimit-remaining"), ["9"]);
+}
+
+#[tokio::test]
+async fn headers_may_be_kept_for_refusals() {
+    let style = HeaderStyle::DRAFT_11.only_on_refusal();
+    let response = ask(layer(Scripted::allowing()).headers(style)).await;
     assert!(response.headers().is_empty());
-    let response = ask(layer(Scripted::refusing_for(1)).headers(HeaderStyle::None)).await;
+    let response = ask(layer(Scripted::refusing_for(1)).headers(style)).await;
+    assert!(response.headers().contains_key("ratelimit"));
+}
+
+#[tokio::test]
+async fn headers_may_be_kept_for_when_little_is_left() {
+    for (cost, told) in [(7, false), (8, false), (9, true), (10, true)] {
+        let style = HeaderStyle::DRAFT_11.only_below(20);
+        let limited = layer(Scripted::allowing()).cost(move |_| cost);
+        let response = ask(limited.headers(style)).await;
+        assert_eq!(response.headers().contains_key("ratelimit"), told, "{cost}");
+    }
+}
+
+#[tokio::test]
+async fn every_header_that_can_be_sent_is_among_those_to_expose() {
+    let both = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
+    let limited = layer(Scripted::refusing_for(1)).rejection(EmptyBody);
+    let response = ask(limited.headers(both)).await;
+    let sent = response
+        .headers()
+        .keys()
+        .filter(|it| *it != "cache-control");
+    let sent: HashSet<_> = sent.collect();
+    assert_eq!(sent, EXPOSED_HEADERS.iter().collect());
+}
+
+#[tokio::test]
+async fn jitter_only_ever_adds_and_is_bounded() {
+    let most = Duration::from_secs(3);
+    let mut told = HashSet::new();
+    for _ in 0..200 {
+        let response = ask(layer(Scripted::refusing_for(1_000)).jitter(most)).await;
+        let retry_after: u64 = lines(response.headers(), "retry-after")[0].parse().unwrap();
+        let item = format!(r#""all";r=0;t={retry_after}"#);
+        assert_eq!(lines(response.headers(), "ratelimit"), [item]);
+        let decision = response.extensions().get::<Decision>();
+        let Some(Decision::Denied(denial)) = decision else {
+            panic!("not refused");
+        };
+        assert_eq!(denial.retry_after(), Some(Duration::from_secs(1)));
+        told.insert(retry_after);
+    }
+    assert_eq!(told, HashSet::from([1, 2, 3, 4]));
+
+    let response = ask(layer(Scripted::allowing()).jitter(Duration::MAX)).await;
+    assert!(!response.headers().contains_key("retry-after"));
+    let never = layer(Scripted::allowing()).cost(|_| 0).jitter(most);
+    let response = ask(never).await;
+    assert_eq!(lines(response.headers(), "ratelimit"), [r#""all";r=10"#]);
+}
+
+#[tokio::test]
+async fn the_uri_of_a_problem_is_the_users_choice() {
+    let make = ProblemJson::default().types("https://example.com/problems/");
+    let response = ask(layer(Scripted::refusing_for(1)).rejection(make)).await;
+    let problem: serde_json::Value = serde_json::from_str(response.body()).unwrap();
+    assert_eq!(
+        problem["type"],
+        "https://example.com/problems/quota-exceeded"
+    );
+}
+
+#[test]
+#[should_panic(expected = "not a URI")]
+fn what_is_no_uri_is_refused_when_built() {
+    let _ = ProblemJson::default().types(r#"https://example.com/""#);
+}
+
+#[tokio::test]
+async fn without_quota_headers_a_refusal_still_says_when_to_come_back() {
+    let response = ask(layer(Scripted::allowing()).headers(HeaderStyle::NONE)).await;
+    assert!(response.headers().is_empty());
+    let response = ask(layer(Scripted::refusing_for(1)).headers(HeaderStyle::NONE)).await;
     assert!(!response.headers().contains_key("ratelimit"));
     assert_eq!(lines(response.headers(), "retry-after"), ["1"]);
 }

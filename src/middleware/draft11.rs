@@ -11,8 +11,8 @@ use crate::{
     rule::Rule,
 };
 
-const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
-const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
 /// The largest integer of a structured field: 15 digits.
 const MAX_INTEGER: u64 = 999_999_999_999_999;

@@ -1,18 +1,62 @@
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use http::{HeaderValue, Response, header};
+use http::{HeaderName, HeaderValue, Response, header};
 
-use super::{draft11::Draft11, plan::Plan, x_rate_limit};
+use super::{
+    draft11::{self, Draft11},
+    plan::Plan,
+    x_rate_limit,
+};
 use crate::decision::Decision;
 
-/// Which headers tell clients what is left.
+/// What browsers hide from a page of another origin unless the response exposes it: every header that a [`HeaderStyle`] sends,
+/// and `Retry-After`.
 ///
-/// They stand in every response to a request that was charged, save redirections. `Retry-After` stands in every refusal that
-/// can ever pass, whatever the style.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum HeaderStyle {
-    /// `RateLimit-Policy` and `RateLimit`, as in revision 11 of the IETF's draft; one item for each rule.
+/// For `Access-Control-Expose-Headers`; a `CorsLayer` of tower-http takes it as it is, and goes *outside* the limit:
+/// `CorsLayer::new().expose_headers(EXPOSED_HEADERS)`.
+pub const EXPOSED_HEADERS: [HeaderName; 6] = [
+    header::RETRY_AFTER,
+    draft11::RATELIMIT,
+    draft11::RATELIMIT_POLICY,
+    x_rate_limit::LIMIT,
+    x_rate_limit::REMAINING,
+    x_rate_limit::RESET,
+];
+
+/// Which headers tell clients what is left, and when.
+///
+/// They stand in every response to a request that was charged, save redirections, unless told otherwise. `Retry-After` stands
+/// in every refusal that can ever pass, whatever the style.
+///
+/// ```
+/// use sluicegate::middleware::HeaderStyle;
+///
+/// let style = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT_EPOCH).only_below(20);
+/// assert_ne!(style, HeaderStyle::default());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HeaderStyle {
+    draft11: bool,
+    x_rate_limit: Option<Reset>,
+    below: Option<u8>,
+}
+
+/// What `X-RateLimit-Reset` counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Reset {
+    Delta,
+    Epoch,
+}
+
+impl HeaderStyle {
+    /// None but `Retry-After`.
+    pub const NONE: Self = Self {
+        draft11: false,
+        x_rate_limit: None,
+        below: None,
+    };
+
+    /// `RateLimit-Policy` and `RateLimit`, as in revision 11 of the IETF's draft; one item for each rule. The default.
     ///
     /// ```text
     /// ratelimit-policy: "ip/1s";q=10;w=1, "ip/1h";q=240;w=3600, "user";q=600;w=60
@@ -23,54 +67,127 @@ pub enum HeaderStyle {
     /// `t` the seconds until nothing counts any more. A refusal lists only the rules that refuse, `t` being the seconds until they would
     /// not. Of a policy that was checked with several keys, the tightest one is told. Windows below one second have no `w`,
     /// and others are rounded up to whole seconds.
-    #[default]
-    Draft11,
+    pub const DRAFT_11: Self = Self {
+        draft11: true,
+        ..Self::NONE
+    };
+
     /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, of a single rule: the one that refuses for longest, or
     /// else the one with the smallest share left.
     ///
     /// `Reset` is in seconds from now: the time until the rule would not refuse, or until nothing counts any more.
-    XRateLimit,
-    /// None but `Retry-After`.
-    None,
+    pub const X_RATE_LIMIT: Self = Self {
+        x_rate_limit: Some(Reset::Delta),
+        ..Self::NONE
+    };
+
+    /// As [`X_RATE_LIMIT`](Self::X_RATE_LIMIT), with `Reset` in seconds since the Unix epoch, as GitHub has it: by this machine's clock,
+    /// which the client's may not agree with.
+    pub const X_RATE_LIMIT_EPOCH: Self = Self {
+        x_rate_limit: Some(Reset::Epoch),
+        ..Self::NONE
+    };
+
+    /// Sends the headers of both. Of two kinds of `X-RateLimit-Reset`, which share a name, `other`'s is sent.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            draft11: self.draft11 || other.draft11,
+            x_rate_limit: match other.x_rate_limit {
+                None => self.x_rate_limit,
+                reset => reset,
+            },
+            below: match other.below {
+                None => self.below,
+                below => below,
+            },
+        }
+    }
+
+    /// Sends the headers in refusals only.
+    #[must_use]
+    pub const fn only_on_refusal(self) -> Self {
+        self.only_below(0)
+    }
+
+    /// Sends the headers in refusals, and when less than this share of some rule's limit is left, in percent.
+    ///
+    /// # Panics
+    ///
+    /// When `percent` is above 100.
+    #[must_use]
+    pub const fn only_below(mut self, percent: u8) -> Self {
+        assert!(percent <= 100, "a share is at most 100 percent");
+        self.below = Some(percent);
+        self
+    }
+
+    pub(super) fn prepare(self, plan: &Plan) -> Headers {
+        let all_known = || plan.sources().all(|source| source.fixed().is_some());
+        Headers {
+            draft11: self
+                .draft11
+                .then(|| Draft11::new(plan.policies(), all_known())),
+            x_rate_limit: self.x_rate_limit,
+            below: self.below,
+        }
+    }
+}
+
+impl Default for HeaderStyle {
+    fn default() -> Self {
+        Self::DRAFT_11
+    }
 }
 
 /// A style, with all that can be known before the first request.
 #[derive(Clone)]
-pub(super) enum Headers {
-    Draft11(Draft11),
-    XRateLimit,
-    None,
-}
-
-impl HeaderStyle {
-    pub(super) fn prepare(self, plan: &Plan) -> Headers {
-        match self {
-            Self::Draft11 => {
-                let all_known = plan.sources().all(|source| source.fixed().is_some());
-                let policies: Vec<_> = plan.policies().collect();
-                Headers::Draft11(Draft11::new(policies.iter(), all_known))
-            }
-            Self::XRateLimit => Headers::XRateLimit,
-            Self::None => Headers::None,
-        }
-    }
+pub(super) struct Headers {
+    draft11: Option<Draft11>,
+    x_rate_limit: Option<Reset>,
+    below: Option<u8>,
 }
 
 impl Headers {
     pub(super) fn add<B>(&self, response: &mut Response<B>, decision: &Decision) {
         let redirects = response.status().is_redirection();
         let headers = response.headers_mut();
-        match self {
-            _ if redirects => {}
-            Self::Draft11(draft) => draft.append(headers, decision),
-            Self::XRateLimit => x_rate_limit::insert(headers, decision),
-            Self::None => {}
+        if !redirects && self.below.is_none_or(|percent| tells(percent, decision)) {
+            if let Some(draft) = &self.draft11 {
+                draft.append(headers, decision);
+            }
+            if let Some(reset) = self.x_rate_limit {
+                x_rate_limit::insert(headers, decision, reset);
+            }
         }
         if let Decision::Denied(denial) = decision {
             match denial.retry_after() {
                 Some(wait) => headers.insert(header::RETRY_AFTER, delay(wait)),
                 None => headers.remove(header::RETRY_AFTER),
             };
+        }
+    }
+}
+
+/// Whether the decision is a refusal, or leaves less than this share under some rule.
+fn tells(percent: u8, decision: &Decision) -> bool {
+    match decision {
+        Decision::Denied(_) => true,
+        Decision::Allowed(usage) => usage
+            .rules()
+            .any(|it| it.remaining() * 100 < it.rule().limit() * u64::from(percent)),
+    }
+}
+
+impl Reset {
+    /// Whole seconds, rounded up, as this kind counts them.
+    pub(super) fn after(self, time: Duration) -> u64 {
+        match self {
+            Self::Delta => seconds(time),
+            Self::Epoch => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH);
+                seconds(now.unwrap_or_default().saturating_add(time))
+            }
         }
     }
 }

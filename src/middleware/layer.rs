@@ -34,7 +34,8 @@ impl RateLimitLayer {
             headers: style.prepare(&plan),
             plan,
             style,
-            rejection: Arc::new(ProblemJson),
+            jitter: Duration::ZERO,
+            rejection: Arc::new(ProblemJson::default()),
         };
         Self {
             shared: Arc::new(shared),
@@ -205,10 +206,20 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.shadow = true)
     }
 
-    /// Sets which headers tell clients their quota. The default is [`HeaderStyle::Draft11`].
+    /// Sets which headers tell clients their quota. The default is [`HeaderStyle::DRAFT_11`].
     #[must_use]
     pub fn headers(self, style: HeaderStyle) -> Self {
         self.change(|shared| shared.style = style)
+    }
+
+    /// Adds a random time, up to this one, to what each client is told to wait, so that those that were refused together do not
+    /// come back together. The default is none.
+    ///
+    /// It is added to `Retry-After`, to `t` or `Reset`, and to what the [`Rejection`](super::Rejection) says; never taken away. The
+    /// [`Decision`](crate::Decision) in the extensions is as the store made it.
+    #[must_use]
+    pub fn jitter(self, most: Duration) -> Self {
+        self.change(|shared| shared.jitter = most)
     }
 
     /// Sets what makes the responses to requests that are not passed on. The default is [`ProblemJson`].
@@ -221,12 +232,14 @@ impl<R> RateLimitLayer<R> {
             plan,
             style,
             headers,
+            jitter,
             rejection: _,
         } = Arc::unwrap_or_clone(self.shared);
         let shared = Shared {
             plan,
             style,
             headers,
+            jitter,
             rejection: Arc::new(make),
         };
         RateLimitLayer {

@@ -155,6 +155,7 @@ mod draft11;
 mod exceptions;
 mod future;
 mod headers;
+mod jitter;
 mod layer;
 mod look_ups;
 mod plan;
@@ -168,7 +169,7 @@ mod source;
 mod x_rate_limit;
 
 pub use future::ResponseFuture;
-pub use headers::HeaderStyle;
+pub use headers::{EXPOSED_HEADERS, HeaderStyle};
 pub use layer::RateLimitLayer;
 pub use problem::ProblemJson;
 pub use rejection::{EmptyBody, MakeRejection, Rejection};

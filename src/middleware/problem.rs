@@ -15,14 +15,44 @@ const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 /// ```json
 /// {"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429,"violated-policies":["ip/1s"]}
 /// ```
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ProblemJson;
+#[derive(Clone, Copy, Debug)]
+pub struct ProblemJson {
+    types: &'static str,
+}
+
+impl ProblemJson {
+    /// Sets what stands before `quota-exceeded` and `temporary-reduced-capacity` in the types' URIs: by default
+    /// `https://iana.org/assignments/http-problem-types#`, where the draft asks for them to be registered.
+    ///
+    /// # Panics
+    ///
+    /// When `uri` has a character that a URI may not have.
+    #[must_use]
+    pub const fn types(mut self, uri: &'static str) -> Self {
+        let mut rest = uri.as_bytes();
+        while let [byte, tail @ ..] = rest {
+            assert!(
+                byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\' | b'<' | b'>'),
+                "not a URI"
+            );
+            rest = tail;
+        }
+        self.types = uri;
+        self
+    }
+}
+
+impl Default for ProblemJson {
+    fn default() -> Self {
+        Self { types: TYPES }
+    }
+}
 
 impl<B: From<String>> MakeRejection<B> for ProblemJson {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
         let body = match head.method {
             Method::HEAD => String::new(),
-            _ => problem(rejection),
+            _ => problem(rejection, self.types),
         };
         let mut response = Response::new(B::from(body));
         *response.status_mut() = rejection.status();
@@ -34,12 +64,12 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
     }
 }
 
-/// Nothing in here needs escaping: policy names are `[A-Za-z0-9._-]`.
-fn problem(rejection: &Rejection) -> String {
+/// Nothing in here needs escaping: policy names are `[A-Za-z0-9._-]`, and URIs have been looked at.
+fn problem(rejection: &Rejection, uris: &str) -> String {
     let status = rejection.status();
     let (types, kind) = match (rejection, status) {
-        (Rejection::Denied(_), _) => (TYPES, "quota-exceeded"),
-        (_, StatusCode::SERVICE_UNAVAILABLE) => (TYPES, "temporary-reduced-capacity"),
+        (Rejection::Denied(_), _) => (uris, "quota-exceeded"),
+        (_, StatusCode::SERVICE_UNAVAILABLE) => (uris, "temporary-reduced-capacity"),
         _ => ("about:", "blank"),
     };
     let title = status.canonical_reason().unwrap_or_default();

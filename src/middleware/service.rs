@@ -1,14 +1,16 @@
 use std::{
+    borrow::Cow,
     fmt, mem,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use http::{HeaderValue, Request, Response, header, request::Parts};
 use tower_service::Service;
 
 use super::{
-    HeaderStyle, MakeRejection, ProblemJson, Rejection, ResponseFuture, headers::Headers,
+    HeaderStyle, MakeRejection, ProblemJson, Rejection, ResponseFuture, headers::Headers, jitter,
     plan::Plan,
 };
 use crate::decision::Decision;
@@ -27,6 +29,7 @@ pub(super) struct Shared<R> {
     pub(super) style: HeaderStyle,
     /// The style, prepared for the plan.
     pub(super) headers: Headers,
+    pub(super) jitter: Duration,
     pub(super) rejection: Arc<R>,
 }
 
@@ -65,27 +68,45 @@ impl<R> Shared<R> {
     pub(super) fn complete<B>(&self, response: &mut Response<B>, decision: Decision) {
         // A limit further in has refused: what it says must not be mixed with what is left here.
         if response.extensions().get::<Rejection>().is_none() {
-            self.headers.add(response, &decision);
+            self.headers.add(response, &self.told(&decision));
             response.extensions_mut().insert(decision);
         }
     }
 
     /// The user's response, with headers that are added last, so that they cannot be lost.
-    pub(super) fn refuse<B>(&self, rejection: Rejection, head: &Parts) -> Response<B>
+    pub(super) fn refuse<B>(&self, mut rejection: Rejection, head: &Parts) -> Response<B>
     where
         R: MakeRejection<B>,
     {
+        let mut refused = None;
+        if let Rejection::Denied(denial) = &mut rejection {
+            let decision = Decision::Denied(denial.clone());
+            if let Cow::Owned(Decision::Denied(told)) = self.told(&decision) {
+                *denial = told;
+            }
+            refused = Some(decision);
+        }
         let mut response = self.rejection.make_rejection(&rejection, head);
         response
             .headers_mut()
             .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Rejection::Denied(denial) = &rejection {
-            let decision = Decision::Denied(denial.clone());
-            self.headers.add(&mut response, &decision);
+            self.headers
+                .add(&mut response, &Decision::Denied(denial.clone()));
+        }
+        if let Some(decision) = refused {
             response.extensions_mut().insert(decision);
         }
         response.extensions_mut().insert(rejection);
         response
+    }
+
+    /// The decision as the client is told it.
+    fn told<'a>(&self, decision: &'a Decision) -> Cow<'a, Decision> {
+        if self.jitter.is_zero() {
+            return Cow::Borrowed(decision);
+        }
+        Cow::Owned(decision.later(jitter::up_to(self.jitter)))
     }
 }
 
@@ -95,6 +116,7 @@ impl<R> Clone for Shared<R> {
             plan: self.plan.clone(),
             style: self.style,
             headers: self.headers.clone(),
+            jitter: self.jitter,
             rejection: self.rejection.clone(),
         }
     }

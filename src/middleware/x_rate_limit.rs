@@ -2,15 +2,15 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::headers::seconds;
+use super::headers::Reset;
 use crate::decision::{Decision, RuleUsage, Usage};
 
-const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
-const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
-const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+pub(super) const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+pub(super) const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+pub(super) const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-pub(super) fn insert(headers: &mut HeaderMap, decision: &Decision) {
-    let Some((usage, reset)) = (match decision {
+pub(super) fn insert(headers: &mut HeaderMap, decision: &Decision, reset: Reset) {
+    let Some((usage, time)) = (match decision {
         Decision::Allowed(usage) => least_left(usage).map(|it| (it, Some(it.reset_after()))),
         Decision::Denied(denial) => Some((denial.rule(), denial.retry_after())),
     }) else {
@@ -18,8 +18,8 @@ pub(super) fn insert(headers: &mut HeaderMap, decision: &Decision) {
     };
     headers.insert(LIMIT, HeaderValue::from(usage.rule().limit()));
     headers.insert(REMAINING, HeaderValue::from(usage.remaining()));
-    match reset {
-        Some(time) => headers.insert(RESET, HeaderValue::from(seconds(time))),
+    match time {
+        Some(time) => headers.insert(RESET, HeaderValue::from(reset.after(time))),
         None => headers.remove(RESET),
     };
 }
