@@ -268,6 +268,7 @@ impl Usage {
                 rules: self.rules().map(|rule| rule.later(by_ms)).collect(),
                 may_settle: AtomicBool::new(false),
             }),
+            shadow: self.shadow.clone(),
         }
     }
 

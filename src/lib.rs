@@ -74,12 +74,10 @@
 //!
 //! # What this does not do
 //!
-//! - It does not slow requests down; it refuses them. [`tower::limit`] waits, in one process, for all callers together.
+//! - It does not slow requests down, unless it is [told to let them wait](middleware#around-a-client); it refuses them.
 //! - It does not limit how many requests run at once: use tower's `ConcurrencyLimit`.
 //! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten.
 //! - On a cluster, one check reaches one slot: policies of one identity share it, those of several do not.
-//!
-//! [`tower::limit`]: https://docs.rs/tower/latest/tower/limit/
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)

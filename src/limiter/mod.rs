@@ -56,6 +56,7 @@
 //! - What goes wrong there is told to the [observer](Limiter::observer), and to nobody else.
 
 mod deadline;
+mod line;
 mod turns;
 
 use std::{fmt, future::ready, sync::Arc, time::Duration};
@@ -94,6 +95,7 @@ pub struct Limiter {
     deadline: Duration,
     failure_policy: FailurePolicy,
     observer: Option<Arc<dyn Observer>>,
+    lines: Arc<line::Lines>,
 }
 
 impl Limiter {
@@ -104,6 +106,7 @@ impl Limiter {
             deadline: DEFAULT_DEADLINE,
             failure_policy: FailurePolicy::default(),
             observer: None,
+            lines: Arc::default(),
         }
     }
 
@@ -164,6 +167,54 @@ impl Limiter {
             Ok(decision) => decision.is_allowed(),
             Err(error) => self.passes(&error),
         }
+    }
+
+    /// Waits until these charges are admitted, to stay within somebody else's limits; at most about as long as `most`.
+    ///
+    /// Callers of this limiter and its clones that wait for the same policies and keys are admitted in order of arrival: only the first
+    /// of them asks the store, and asks again when the store said that there would be room. Other processes compete with it;
+    /// the limit holds for all together. [`Decision::Denied`] when it would take longer than `most`, or for ever: at
+    /// once, when that is known at once, and with nothing charged.
+    ///
+    /// The line moves on by one call of the store for each caller: about a thousand admissions a second, when a call takes a millisecond.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy};
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// let theirs = Policy::parse("their-api", "2/100ms,3/1h")?;
+    /// let call = || [Charge::new(&theirs, Key::new("account", "ours"), 1)];
+    ///
+    /// let start = std::time::Instant::now();
+    /// for _ in 0..3 {
+    ///     assert!(limiter.wait(call(), Duration::from_secs(5)).await?.is_allowed());
+    /// }
+    /// assert!(start.elapsed() >= Duration::from_millis(100));
+    /// assert!(!limiter.wait(call(), Duration::from_secs(5)).await?.is_allowed());     // an hour is too long
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check): the deadline is that of each call of the store, not of the waiting.
+    pub async fn wait(
+        &self,
+        charges: impl IntoIterator<Item = Charge>,
+        most: Duration,
+    ) -> Result<Decision, StoreError> {
+        let check = Check::new(charges)?;
+        self.wait_for(&check, most).await
+    }
+
+    pub(crate) async fn wait_for(
+        &self,
+        check: &Check,
+        most: Duration,
+    ) -> Result<Decision, StoreError> {
+        line::wait(self, check, most).await
     }
 
     /// Looks at what is left under these policies and keys, at no cost; the charges' own costs do not matter.

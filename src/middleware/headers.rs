@@ -123,11 +123,13 @@ impl HeaderStyle {
     }
 
     pub(super) fn prepare(self, plan: &Plan) -> Headers {
-        let all_known = || plan.sources().all(|source| source.fixed().is_some());
+        let draft11 = self.draft11.then(|| {
+            let all_known = plan.sources().all(|source| source.fixed().is_some());
+            let policies: Vec<_> = plan.policies().collect();
+            Draft11::new(policies.iter(), all_known)
+        });
         Headers {
-            draft11: self
-                .draft11
-                .then(|| Draft11::new(plan.policies(), all_known())),
+            draft11,
             x_rate_limit: self.x_rate_limit,
             below: self.below,
         }

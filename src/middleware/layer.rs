@@ -206,6 +206,16 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.shadow = true)
     }
 
+    /// Lets requests wait for room instead of refusing them, up to this time; a request that would have to wait longer is refused at
+    /// once. By default none waits.
+    ///
+    /// Requests under the same policies and keys go in order of arrival: see [`Limiter::wait`], and
+    /// [around a client](super#around-a-client). The deadline is then that of each call of the store.
+    #[must_use]
+    pub fn wait(self, most: Duration) -> Self {
+        self.change(|shared| shared.plan.wait = Some(most))
+    }
+
     /// Sets which headers tell clients their quota. The default is [`HeaderStyle::DRAFT_11`].
     #[must_use]
     pub fn headers(self, style: HeaderStyle) -> Self {

@@ -144,11 +144,52 @@
 //! `Retry-After`, `RateLimit` and `RateLimit-Policy`. The ready inner service is held while the decision is made: a layer that
 //! limits concurrency goes outside if waiting for the store should count, too.
 //!
+//! # Around a client
+//!
+//! The same layer keeps a *client* within somebody else's limits, all replicas together: with
+//! [`wait`](RateLimitLayer::wait), requests wait for room instead of being refused.
+//!
+//! ```
+//! # use std::{convert::Infallible, time::Duration};
+//! # use http::{Request, Response, StatusCode};
+//! # use sluicegate::{FailurePolicy, Key, MemoryStore, Policy, RateLimitLayer, middleware::HeaderStyle};
+//! # use tower::{ServiceBuilder, ServiceExt, service_fn};
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! # let client = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+//! let layer = RateLimitLayer::new(MemoryStore::new())             // or the store that all replicas share
+//!     .limit(Policy::parse("their-api", "2/110ms,3/1h")?, Key::new("account", "ours"))
+//!     .wait(Duration::from_secs(10))
+//!     .headers(HeaderStyle::NONE)                                 // their headers, not ours
+//!     .on_failure(FailurePolicy::Closed);
+//!
+//! let client = ServiceBuilder::new().layer(layer).service(client);
+//! let mut statuses = Vec::new();
+//! for _ in 0..4 {
+//!     let response = client.clone().oneshot(Request::new(String::new())).await?;
+//!     statuses.push(response.status());
+//! }
+//! assert_eq!(statuses, [200, 200, 200, 429]);                     // the third waited; an hour is too long to wait
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! - **Too long a wait is answered, not thrown.** The client's error type stays its own: a request that would have to wait longer
+//!   is answered by [`MakeRejection`], as a server's is, with a 429 that the other side has never seen, and that has a [`Rejection`] in its
+//!   extensions. The client's response body must be one that can be made: map a body that cannot, such as hyper's `Incoming`, first.
+//! - **In order of arrival**, for each set of policies and keys, as far as one process can see; processes compete.
+//! - **Few calls of the store.** Only the first in line asks, and again when the store said that there would be room.
+//! - **A request is counted when it leaves.** On its way it can be overtaken by later ones, and the other side sees
+//!   two requests closer together than they left: make the window longer than theirs by as much as the network's delay varies.
+//! - The ready inner service is held while a request waits: a limit of concurrency that others need goes *outside*.
+//!
+//! [`Limiter::wait`](crate::Limiter::wait) does the same without HTTP.
+//!
 //! # Differences from `tower::limit`
 //!
 //! `tower::limit::RateLimit` counts all requests of one service in one process and makes callers wait until there is room.
-//! This one counts by identity, across processes, and never waits for room: a request is answered at once, whatever
-//! the answer is. It is also `Clone`, as axum and hyper want it. `tower::limit::ConcurrencyLimit` limits
+//! This one counts by identity, across processes, and waits for room only when [told to](RateLimitLayer::wait): else a request is
+//! answered at once, whatever the answer is. It is also `Clone`, as axum and hyper want it. `tower::limit::ConcurrencyLimit` limits
 //! how many requests run at the same time, which no rate does.
 
 mod draft11;

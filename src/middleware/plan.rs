@@ -5,6 +5,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use http::request::Parts;
@@ -14,7 +15,7 @@ use super::{
     PolicySource, Rejection, exceptions::Exceptions, settle::Settle, shadow::Meant, source::Choice,
 };
 use crate::{
-    charge::{Charge, Charges},
+    charge::{Charge, Charges, Check},
     decision::Decision,
     error::{ExtractError, ExtractErrorKind, StoreErrorKind},
     extract::{AsyncKeyExtractor, KeyExtractor, Keys},
@@ -34,6 +35,7 @@ pub(super) struct Plan {
     pub(super) exceptions: Arc<Exceptions>,
     pub(super) settle: Settle,
     pub(super) shadow: bool,
+    pub(super) wait: Option<Duration>,
 }
 
 /// What becomes of a request.
@@ -54,6 +56,7 @@ impl Plan {
             exceptions: Arc::default(),
             settle: Settle::default(),
             shadow: false,
+            wait: None,
         }
     }
 
@@ -81,9 +84,7 @@ impl Plan {
             Err(rejection) => Deciding::known(Err(rejection)),
             Ok(charges) if !self.look_ups.is_empty() => self.look_up(charges, head, cost),
             Ok(charges) if charges.is_empty() => Deciding::known(Ok(None)),
-            Ok(charges) => Deciding::Asking {
-                answer: self.limiter.decide(&charges.into_check()),
-            },
+            Ok(charges) => self.ask(charges.into_check()),
         }
     }
 
@@ -100,8 +101,21 @@ impl Plan {
         Ok(charges)
     }
 
+    /// Asks the store once, or waits for room.
+    fn ask(&self, check: Check) -> Deciding {
+        let Some(most) = self.wait else {
+            let answer = self.limiter.decide(&check);
+            return Deciding::Asking { answer };
+        };
+        let limiter = self.limiter.clone();
+        Deciding::waiting(async move { wait(&limiter, &check, most).await })
+    }
+
     /// One deadline covers the look-ups and the store. What shadows look up has to wait until the others have decided.
     fn look_up(&self, mut charges: Charges, head: &Parts, cost: u64) -> Deciding {
+        if let Some(most) = self.wait {
+            return self.look_up_and_wait(charges, head, cost, most);
+        }
         let (shadows, counting) = self.look_ups(head, cost);
         let (limiter, until) = (self.limiter.clone(), self.limiter.until());
         let answer = Answer::pending(async move {
@@ -120,6 +134,24 @@ impl Plan {
         Deciding::LookingUp {
             answer: self.limiter.within_deadline(answer),
         }
+    }
+
+    /// One deadline covers the look-ups; then there is time to wait for room.
+    fn look_up_and_wait(
+        &self,
+        mut charges: Charges,
+        head: &Parts,
+        cost: u64,
+        most: Duration,
+    ) -> Deciding {
+        let (shadows, counting) = self.look_ups(head, cost);
+        let (limiter, until) = (self.limiter.clone(), self.limiter.until());
+        Deciding::waiting(async move {
+            counting.run(&limiter, &mut charges, until).await?;
+            // Shadows are excused, whatever happens to them.
+            let _ = shadows.run(&limiter, &mut charges, until).await;
+            wait(&limiter, &charges.into_check(), most).await
+        })
     }
 
     /// What becomes of a request that was decided, or could not be.
@@ -142,6 +174,15 @@ fn is_failure(rejection: &Rejection) -> bool {
         Rejection::Unidentified(error) => error.kind() == ExtractErrorKind::Unavailable,
         Rejection::Denied(_) | Rejection::Blocked => false,
     }
+}
+
+/// Waits for room, if there is anything to be charged.
+async fn wait(limiter: &Limiter, check: &Check, most: Duration) -> Outcome {
+    if check.charges().is_empty() {
+        return Ok(None);
+    }
+    let decision = limiter.wait_for(check, most).await;
+    decision.map(known).map_err(Rejection::Undecided)
 }
 
 /// Charges keys. Which policy it is, is asked only when there is a key.
@@ -178,11 +219,18 @@ pin_project! {
     pub(super) enum Deciding {
         Known { outcome: Option<Outcome> },
         Asking { #[pin] answer: WithinDeadline<Decision> },
+        Waiting { outcome: Pin<Box<dyn Future<Output = Outcome> + Send>> },
         LookingUp { #[pin] answer: WithinDeadline<Outcome> },
     }
 }
 
 impl Deciding {
+    fn waiting(outcome: impl Future<Output = Outcome> + Send + 'static) -> Self {
+        Self::Waiting {
+            outcome: Box::pin(outcome),
+        }
+    }
+
     const fn known(outcome: Outcome) -> Self {
         Self::Known {
             outcome: Some(outcome),
@@ -202,6 +250,7 @@ impl Future for Deciding {
             DecidingProj::Asking { answer } => answer
                 .poll(cx)
                 .map(|answer| answer.map(known).map_err(Rejection::Undecided)),
+            DecidingProj::Waiting { outcome } => outcome.as_mut().poll(cx),
             DecidingProj::LookingUp { answer } => answer
                 .poll(cx)
                 .map(|answer| answer.unwrap_or_else(|error| Err(Rejection::Undecided(error)))),
