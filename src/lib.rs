@@ -69,6 +69,7 @@
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
 //! | `serde` | | [`Rule`], [`Policy`] and [`Policies`] in configuration files |
+//! | `tonic` | | gRPC: [`Grpc`](middleware::Grpc) rejections, and `PeerIp` reads tonic's `TcpConnectInfo` |
 //! | `tracing` | | `TracingObserver`: spans and events of the crate `tracing` |
 //! | `test-util` | | a clock to move by hand |
 //!

@@ -25,7 +25,8 @@ pub(super) const fn checked_width(bits: u8) -> u8 {
 
 /// The address at the other end of the connection, in its one form.
 pub(super) fn peer(extensions: &Extensions) -> Result<IpAddr, ExtractError> {
-    match socket(extensions).map(canonical) {
+    let peer = socket(extensions).or_else(|| tonic(extensions));
+    match peer.map(canonical) {
         Some(ip) if !ip.is_unspecified() => Ok(ip),
         _ => Err(ExtractError::missing(
             "no peer address in the extensions: serve an axum router with \
@@ -51,6 +52,17 @@ fn socket(extensions: &Extensions) -> Option<IpAddr> {
 #[cfg(not(feature = "axum"))]
 fn socket(extensions: &Extensions) -> Option<IpAddr> {
     extensions.get::<SocketAddr>().map(SocketAddr::ip)
+}
+
+#[cfg(feature = "tonic")]
+fn tonic(extensions: &Extensions) -> Option<IpAddr> {
+    let info = extensions.get::<tonic::transport::server::TcpConnectInfo>()?;
+    info.remote_addr().map(|peer| peer.ip())
+}
+
+#[cfg(not(feature = "tonic"))]
+const fn tonic(_: &Extensions) -> Option<IpAddr> {
+    None
 }
 
 /// One address, one form: IPv4 that was mapped (`::ffff:0:0/96`) or translated (`64:ff9b::/96`) into IPv6 is IPv4.

@@ -195,6 +195,8 @@
 mod draft11;
 mod exceptions;
 mod future;
+#[cfg(feature = "tonic")]
+mod grpc;
 mod headers;
 mod jitter;
 mod layer;
@@ -210,6 +212,8 @@ mod source;
 mod x_rate_limit;
 
 pub use future::ResponseFuture;
+#[cfg(feature = "tonic")]
+pub use grpc::Grpc;
 pub use headers::{EXPOSED_HEADERS, HeaderStyle};
 pub use layer::RateLimitLayer;
 pub use problem::ProblemJson;
