@@ -141,8 +141,7 @@
 //!
 //! Limits by address go outside authentication, limits by user inside it: two layers over clones of one
 //! [`Limiter`](crate::Limiter) share the store. CORS goes outside both, so that browsers may see a 429, and exposes
-//! `Retry-After`, `RateLimit` and `RateLimit-Policy`. The ready inner service is held while the decision is made: a layer that
-//! limits concurrency goes outside if waiting for the store should count, too.
+//! [these headers](EXPOSED_HEADERS). The page of [`order`] has it for every kind of layer.
 //!
 //! # Around a client
 //!
@@ -201,6 +200,7 @@ mod headers;
 mod jitter;
 mod layer;
 mod look_ups;
+pub mod order;
 mod plan;
 mod problem;
 mod rejection;

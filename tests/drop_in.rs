@@ -1,0 +1,348 @@
+//! The layer in axum routers and hyper servers, as real clients over real connections see it.
+
+use std::{convert::Infallible, future::ready, net::SocketAddr};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{
+        MatchedPath, Path,
+        ws::{Message as Sent, WebSocket, WebSocketUpgrade},
+    },
+    response::Response,
+    routing::{any, get, post},
+};
+use futures::{SinkExt, StreamExt, channel::mpsc};
+use http::{HeaderMap, Method, Request, StatusCode, request::Parts};
+use http_body_util::{BodyExt, Empty, Full, combinators::BoxBody};
+use hyper::body::{Bytes, Incoming};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use sluicegate::{
+    Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    middleware::{EmptyBody, MakeRejection},
+};
+use tokio::net::TcpListener;
+use tokio_tungstenite::{connect_async, tungstenite};
+use tower::{ServiceBuilder, service_fn};
+
+const OK: StatusCode = StatusCode::OK;
+const REFUSED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
+const NOT_FOUND: StatusCode = StatusCode::NOT_FOUND;
+
+/// Everybody together may come so often in a day.
+fn limit(name: &str, times: u64) -> RateLimitLayer {
+    limit_over(&Limiter::new(MemoryStore::new()), name, times)
+}
+
+fn limit_over(limiter: &Limiter, name: &str, times: u64) -> RateLimitLayer {
+    let policy = Policy::parse(name, &format!("{times}/1d")).unwrap();
+    RateLimitLayer::new(limiter.clone()).limit(policy, Key::new("service", "all"))
+}
+
+/// Serves a router until the runtime ends.
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(axum::serve(listener, app).into_future());
+    address
+}
+
+fn client() -> Client<HttpConnector, Body> {
+    Client::builder(TokioExecutor::new()).build_http()
+}
+
+async fn ask(server: SocketAddr, path: &str) -> Response<Incoming> {
+    let request = Request::get(format!("http://{server}{path}"));
+    let request = request.body(Body::empty()).unwrap();
+    client().request(request).await.unwrap()
+}
+
+/// The statuses of these requests, one after the other.
+async fn statuses<const N: usize>(server: SocketAddr, paths: [&str; N]) -> [StatusCode; N] {
+    let mut statuses = [OK; N];
+    for (path, status) in paths.iter().zip(&mut statuses) {
+        *status = ask(server, path).await.status();
+    }
+    statuses
+}
+
+async fn text(response: Response<Incoming>) -> String {
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    String::from_utf8(body.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn a_layer_of_an_axum_router_limits_its_routes_and_its_fallback() {
+    let app = Router::new()
+        .route("/", get(async || "hello"))
+        .fallback(async || (NOT_FOUND, "nothing here"))
+        .layer(limit("all", 2));
+    let server = serve(app).await;
+    let response = ask(server, "/").await;
+    assert_eq!(
+        response.headers()["ratelimit"]
+            .to_str()
+            .unwrap()
+            .split(';')
+            .nth(1),
+        Some("r=1")
+    );
+    assert_eq!(text(response).await, "hello");
+    let statuses = statuses(server, ["/nowhere", "/", "/nowhere"]).await;
+    assert_eq!(statuses, [NOT_FOUND, REFUSED, REFUSED]);
+    let refusal = ask(server, "/").await;
+    assert_eq!(
+        refusal.headers()["content-type"],
+        "application/problem+json"
+    );
+    assert!(
+        text(refusal)
+            .await
+            .contains(r#""violated-policies":["all"]"#)
+    );
+}
+
+#[tokio::test]
+async fn a_route_layer_leaves_the_fallback_alone_and_sees_the_matched_path() {
+    let by_path = |head: &Parts| {
+        let path = head.extensions.get::<MatchedPath>()?;
+        Some(Key::new("path", path.as_str()))
+    };
+    let policy = Policy::parse("path", "1/1d").unwrap();
+    let app = Router::new()
+        .route("/", get(async || "hello"))
+        .route(
+            "/users/{id}",
+            get(async |Path(id): Path<u32>| id.to_string()),
+        )
+        .route_layer(RateLimitLayer::new(MemoryStore::new()).limit(policy, by_path));
+    let server = serve(app).await;
+    let statuses = statuses(
+        server,
+        ["/users/1", "/users/2", "/", "/", "/nowhere", "/nowhere"],
+    );
+    let expected = [OK, REFUSED, OK, REFUSED, NOT_FOUND, NOT_FOUND];
+    assert_eq!(statuses.await, expected);
+}
+
+#[tokio::test]
+async fn nested_routers_have_limits_of_their_own_within_those_of_the_whole() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let api = Router::new()
+        .route("/search", get(async || "found"))
+        .layer(limit_over(&limiter, "api", 1));
+    let app = Router::new()
+        .nest("/api", api)
+        .route("/", get(async || "hello"))
+        .layer(limit_over(&limiter, "all", 4));
+    let server = serve(app).await;
+    let response = ask(server, "/api/search").await;
+    let lines = response.headers().get_all("ratelimit").iter();
+    let names: Vec<_> = lines
+        .map(|it| it.to_str().unwrap().split('"').nth(1).unwrap())
+        .collect();
+    assert_eq!(names, ["api", "all"]);
+    let statuses = statuses(server, ["/api/search", "/", "/", "/"]).await;
+    assert_eq!(statuses, [REFUSED, OK, OK, REFUSED]);
+}
+
+#[tokio::test]
+async fn a_web_socket_is_charged_once_and_a_refused_one_is_not_opened() {
+    async fn echo(mut socket: WebSocket) {
+        while let Some(Ok(Sent::Text(text))) = socket.recv().await {
+            socket.send(Sent::Text(text)).await.unwrap();
+        }
+    }
+    let upgrade = any(async |upgrade: WebSocketUpgrade| upgrade.on_upgrade(echo));
+    let app = Router::new().route("/ws", upgrade).layer(limit("all", 1));
+    let url = format!("ws://{}/ws", serve(app).await);
+
+    let (mut socket, response) = connect_async(&url).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
+    for text in ["one", "two", "three"] {
+        socket.send(text.into()).await.unwrap();
+        let echo = socket.next().await.unwrap().unwrap();
+        assert_eq!(echo.to_text().unwrap(), text);
+    }
+    let tungstenite::Error::Http(refusal) = connect_async(&url).await.unwrap_err() else {
+        panic!("not refused");
+    };
+    assert_eq!(refusal.status(), REFUSED);
+    assert!(refusal.headers().contains_key("retry-after"));
+    socket.send("still open".into()).await.unwrap();
+    assert!(socket.next().await.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn bodies_stream_through_both_ways() {
+    let (mut send, receive) = mpsc::channel::<Result<Bytes, Infallible>>(0);
+    // The response ends when the request does: each chunk goes there and back.
+    let app = Router::new()
+        .route(
+            "/",
+            post(async |body: Body| Body::from_stream(body.into_data_stream())),
+        )
+        .layer(limit("all", 1));
+    let url = format!("http://{}/", serve(app).await);
+    let request = Request::post(url).body(Body::from_stream(receive)).unwrap();
+    let asked = tokio::spawn(client().request(request));
+    send.send(Ok("one".into())).await.unwrap();
+    let response = asked.await.unwrap().unwrap();
+    assert!(response.headers().contains_key("ratelimit"));
+    let mut body = response.into_body().into_data_stream();
+    assert_eq!(body.next().await.unwrap().unwrap(), "one");
+    for chunk in ["two", "three"] {
+        send.send(Ok(chunk.into())).await.unwrap();
+        assert_eq!(body.next().await.unwrap().unwrap(), chunk);
+    }
+    drop(send);
+    assert!(body.next().await.is_none());
+}
+
+/// Serves one connection after the other with hyper, until the runtime ends, in a body type of the user's.
+async fn serve_with_hyper<B, R>(layer: RateLimitLayer<R>, hello: fn() -> B) -> SocketAddr
+where
+    B: hyper::body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
+    R: MakeRejection<B> + Send + Sync + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service =
+        ServiceBuilder::new()
+            .layer(layer)
+            .service(service_fn(move |_: Request<Incoming>| {
+                ready(Ok::<_, Infallible>(Response::new(hello())))
+            }));
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = TowerToHyperService::new(service.clone());
+            tokio::spawn(async move {
+                let server = auto::Builder::new(TokioExecutor::new());
+                server.serve_connection(TokioIo::new(stream), service).await
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_hyper_server_answers_in_any_body_type() {
+    let full = serve_with_hyper(limit("all", 1), || Full::<Bytes>::from("hello")).await;
+    let boxed = || BoxBody::new(Full::<Bytes>::from("hello"));
+    let boxed = serve_with_hyper(limit("all", 1).rejection(EmptyBody), boxed).await;
+    for (server, has_body) in [(full, true), (boxed, false)] {
+        assert_eq!(text(ask(server, "/").await).await, "hello");
+        let refusal = ask(server, "/").await;
+        assert_eq!(refusal.status(), REFUSED);
+        assert!(refusal.headers().contains_key("ratelimit"));
+        assert_eq!(text(refusal).await.is_empty(), !has_body);
+    }
+}
+
+#[tokio::test]
+async fn http_2_and_a_head_request_are_answered_too() {
+    let server = serve_with_hyper(limit("all", 2), || Full::<Bytes>::from("hello")).await;
+    let client = Client::builder(TokioExecutor::new())
+        .http2_only(true)
+        .build_http::<Empty<Bytes>>();
+    for (method, status, body) in [
+        (Method::GET, OK, "hello"),
+        (Method::POST, OK, "hello"),
+        (Method::HEAD, REFUSED, ""),
+    ] {
+        let request = Request::builder().method(method);
+        let request = request.uri(format!("http://{server}/")).body(Empty::new());
+        let response = client.request(request.unwrap()).await.unwrap();
+        assert_eq!(response.status(), status);
+        assert!(response.headers().contains_key("ratelimit"));
+        assert_eq!(text(response).await, body);
+    }
+}
+
+/// What a page of another origin may read of a response: `None` if the browser keeps the whole of it to itself.
+fn visible(response: &Response<Incoming>, origin: &str) -> Option<HeaderMap> {
+    const SAFE: [&str; 7] = [
+        "cache-control",
+        "content-language",
+        "content-length",
+        "content-type",
+        "expires",
+        "last-modified",
+        "pragma",
+    ];
+    let headers = response.headers();
+    let allowed = headers.get("access-control-allow-origin")?;
+    if allowed != origin && allowed != "*" {
+        return None;
+    }
+    let exposed = headers.get_all("access-control-expose-headers").iter();
+    let exposed = exposed.flat_map(|it| it.to_str().unwrap().split(','));
+    let exposed: Vec<String> = exposed.map(|it| it.trim().to_ascii_lowercase()).collect();
+    let visible = headers.iter().filter(|(name, _)| {
+        SAFE.contains(&name.as_str()) || exposed.iter().any(|it| it == name.as_str())
+    });
+    Some(
+        visible
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect(),
+    )
+}
+
+/// As a browser does: asks first, and asks for nothing that it may not.
+async fn fetch(server: SocketAddr, origin: &str) -> (StatusCode, Option<HeaderMap>) {
+    let url = format!("http://{server}/");
+    let preflight = Request::options(&url)
+        .header("origin", origin)
+        .header("access-control-request-method", "GET")
+        .header("access-control-request-headers", "x-api-key");
+    let preflight = client().request(preflight.body(Body::empty()).unwrap());
+    let preflight = preflight.await.unwrap();
+    assert_eq!(preflight.status(), OK);
+    assert_eq!(
+        preflight.headers()["access-control-allow-headers"],
+        "x-api-key"
+    );
+    let request = Request::get(&url)
+        .header("origin", origin)
+        .header("x-api-key", "alice");
+    let response = client().request(request.body(Body::empty()).unwrap());
+    let response = response.await.unwrap();
+    (response.status(), visible(&response, origin))
+}
+
+#[tokio::test]
+async fn a_page_of_another_origin_sees_a_refusal_and_its_headers_and_preflights_are_free() {
+    use sluicegate::middleware::{EXPOSED_HEADERS, HeaderStyle};
+    use tower_http::cors::{AllowOrigin, CorsLayer};
+
+    const ORIGIN: &str = "https://app.example.com";
+    let cors = CorsLayer::new()
+        .allow_origin(AllowOrigin::exact(ORIGIN.parse().unwrap()))
+        .allow_headers([http::HeaderName::from_static("x-api-key")])
+        .expose_headers(EXPOSED_HEADERS);
+    let style = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
+    let app = || Router::new().route("/", get(async || "hello"));
+    let limited = limit("all", 1).headers(style);
+    let server = serve(app().layer(limited.clone()).layer(cors.clone())).await;
+
+    let (status, headers) = fetch(server, ORIGIN).await;
+    assert_eq!(status, OK);
+    assert!(headers.unwrap().contains_key("ratelimit"));
+    let (status, headers) = fetch(server, ORIGIN).await;
+    assert_eq!(status, REFUSED);
+    let headers = headers.unwrap();
+    for name in &EXPOSED_HEADERS {
+        assert!(headers.contains_key(name), "{name}");
+    }
+
+    // The other way round, the page sees no refusal at all, and the preflight is what was admitted.
+    let server = serve(app().layer(cors).layer(limited)).await;
+    let response = ask(server, "/").await;
+    assert_eq!(response.status(), REFUSED);
+    assert!(visible(&response, ORIGIN).is_none());
+}
