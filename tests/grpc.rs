@@ -183,6 +183,10 @@ async fn every_reason_has_the_status_that_clients_act_upon() {
             Code::Unauthenticated,
         ),
         (limited(allowing(), malformed), Code::InvalidArgument),
+        (
+            limited(allowing(), everybody()).block(|_| true),
+            Code::PermissionDenied,
+        ),
         (failing.on_failure(FailurePolicy::Closed), Code::Unavailable),
     ] {
         let status = ends(layer).await;

@@ -18,6 +18,7 @@ const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
 /// |---|---|---|
 /// | refused | `RESOURCE_EXHAUSTED` | `RetryInfo` in the details, and `grpc-retry-pushback-ms`, negative if it can never pass |
 /// | not identified | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT` | |
+/// | blocked | `PERMISSION_DENIED` | |
 /// | could not be decided, failing closed | `UNAVAILABLE` | |
 /// | the layer asked the store for nonsense | `INTERNAL` | |
 ///
