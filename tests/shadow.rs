@@ -149,10 +149,10 @@ async fn a_layer_can_be_a_shadow_as_a_whole() {
 #[tokio::test]
 async fn headers_that_can_tell_of_one_rule_only_do_not_tell_of_a_shadow() {
     let store = to_shadows(|check| Answer::ready(denied(check, 5_000)));
-    let response = ask(layer(store).headers(HeaderStyle::XRateLimit)).await;
+    let response = ask(layer(store).headers(HeaderStyle::X_RATE_LIMIT)).await;
     assert_eq!(response.headers()["x-ratelimit-limit"], "10");
     let whole = layer(Scripted::allowing()).shadow();
-    let response = ask(whole.headers(HeaderStyle::XRateLimit)).await;
+    let response = ask(whole.headers(HeaderStyle::X_RATE_LIMIT)).await;
     assert!(!response.headers().contains_key("x-ratelimit-limit"));
 }
 
