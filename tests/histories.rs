@@ -22,6 +22,7 @@ fn block_on(future: impl Future<Output = ()>) {
 }
 
 async fn agrees_with_the_model(store: &dyn Store, clock: &TestClock, history: &History) {
+    clock.set(history.start_ms);
     let (mut player, mut model) = (Player::new(store, history), Model::new(history));
     for (index, step) in history.steps.iter().enumerate() {
         move_clock(clock, step.gap_ms);
@@ -37,6 +38,7 @@ type Admitted = (u64, usize, usize, u64);
 async fn admitted(store: &dyn Store, clock: &TestClock, history: &History) -> Vec<Admitted> {
     let mut player = Player::new(store, history);
     let mut admitted = Vec::new();
+    clock.set(history.start_ms);
     for step in &history.steps {
         move_clock(clock, step.gap_ms);
         let Act::Check(charges) = &step.act else {
@@ -71,6 +73,7 @@ fn assert_promise(history: &History, admitted: &[Admitted]) {
 /// Whoever comes back `retry_after` later is admitted; a millisecond earlier, refused.
 async fn assert_retry_is_exact(store: &dyn Store, clock: &TestClock, history: &History) {
     let mut player = Player::new(store, history);
+    clock.set(history.start_ms);
     for step in &history.steps {
         move_clock(clock, step.gap_ms);
         let outcome = player.play(&step.act).await;
@@ -145,7 +148,7 @@ mod redis {
         proptest!(|(history in wild(), together in 1..6_usize)| {
             runtime.block_on(async {
                 let (redis, clock) = fresh(&server).await;
-                clock.set(START_MS);
+                clock.set(history.start_ms);
                 agree_together(&redis, &clock, &history, together).await;
             });
         });

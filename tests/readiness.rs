@@ -244,3 +244,28 @@ async fn the_errors_of_the_inner_service_are_its_own() {
         service.ready().await.unwrap().call(request()).await;
     assert_eq!(answer.unwrap_err(), Mine);
 }
+
+#[tokio::test]
+async fn an_inner_service_that_cannot_be_ready_says_so_itself() {
+    #[derive(Clone)]
+    struct Broken;
+
+    impl Service<Request<String>> for Broken {
+        type Response = Response<String>;
+        type Error = &'static str;
+        type Future = Ready<Result<Response<String>, &'static str>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), &'static str>> {
+            Poll::Ready(Err("broken"))
+        }
+
+        fn call(&mut self, _: Request<String>) -> Self::Future {
+            panic!("called without having been ready");
+        }
+    }
+
+    let store = Scripted::allowing();
+    let mut service = layer(store.clone()).layer(Broken);
+    assert_eq!(service.ready().await.err(), Some("broken"));
+    assert!(store.checks().is_empty());
+}

@@ -17,6 +17,8 @@ const YEAR_MS: u64 = 365 * 86_400_000;
 
 #[derive(Clone, Debug)]
 pub(crate) struct History {
+    /// What the clock shows first: the epoch, now and then.
+    pub(crate) start_ms: u64,
     /// For each name, the policies that it stands for in turn.
     pub(crate) policies: Vec<Vec<Policy>>,
     pub(crate) steps: Vec<Step>,
@@ -65,8 +67,10 @@ fn histories(
 ) -> impl Strategy<Value = History> {
     let steps = (gaps, acts).prop_map(|(gap_ms, act)| Step { gap_ms, act });
     let of_name = |name: &'static str| vec(policy(name), 1..=versions);
+    let start = prop_oneof![4 => Just(START_MS), 1 => Just(0)];
     let policies = (of_name("ip"), of_name("user"), of_name("tenant"));
-    (policies, vec(steps, 1..80)).prop_map(|((ip, user, tenant), steps)| History {
+    (start, policies, vec(steps, 1..80)).prop_map(|(start_ms, (ip, user, tenant), steps)| History {
+        start_ms,
         policies: vec![ip, user, tenant],
         steps,
     })
@@ -229,7 +233,7 @@ pub(crate) async fn agree(
     history: &History,
 ) {
     let mut players = (Player::new(first, history), Player::new(second, history));
-    clock.set(START_MS);
+    clock.set(history.start_ms);
     for (index, step) in history.steps.iter().enumerate() {
         move_clock(clock, step.gap_ms);
         let outcomes = (
