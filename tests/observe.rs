@@ -211,6 +211,15 @@ async fn a_pair_of_observers_is_told_both() {
     assert_eq!(logs[0].lines().len(), logs[1].lines().len());
 }
 
+#[test]
+fn a_store_that_answers_at_once_needs_no_runtime_to_be_observed() {
+    let log = Log::default();
+    let limiter = Limiter::new(Scripted::allowing()).observer(log.clone());
+    let charges = [policy("api", "1/1s"), policy("trial", "1/1s").shadow()].map(|it| charge(&it));
+    assert!(futures::executor::block_on(limiter.admits(charges)));
+    assert_eq!(log.lines().len(), 2);
+}
+
 /// Everything that can be told of, once.
 async fn everything(observer: impl Observer) {
     let observer = Arc::new(observer);

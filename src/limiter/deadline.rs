@@ -1,13 +1,14 @@
 //! The one deadline around all that a call waits for.
 
 use std::{
+    future::poll_fn,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
 };
 
 use pin_project_lite::pin_project;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep, timeout_at};
 
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -52,6 +53,15 @@ impl<T> Future for WithinDeadline<T> {
             Some(Poll::Ready(())) => Poll::Ready(Err(too_late())),
             _ => Poll::Pending,
         }
+    }
+}
+
+/// What a future answers by then, if anything. One that answers at once needs no timer, and so no runtime.
+pub(crate) async fn by<F: Future + Unpin>(until: Instant, mut future: F) -> Option<F::Output> {
+    let first = poll_fn(|cx| Poll::Ready(Pin::new(&mut future).poll(cx))).await;
+    match first {
+        Poll::Ready(answer) => Some(answer),
+        Poll::Pending => timeout_at(until, future).await.ok(),
     }
 }
 

@@ -70,7 +70,7 @@ use crate::{
     policy::Policy,
     store::{Answer, Store},
 };
-pub(crate) use deadline::WithinDeadline;
+pub(crate) use deadline::{WithinDeadline, by};
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 

@@ -1,8 +1,11 @@
 //! What a limiter does when somebody watches, or when there are shadows: one thing after the other.
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
-use super::{FailurePolicy, Limiter, deadline::too_late};
+use super::{
+    FailurePolicy, Limiter,
+    deadline::{by, too_late},
+};
 use crate::{
     charge::Check,
     decision::Decision,
@@ -48,8 +51,8 @@ impl Limiter {
 
     async fn decide_until(&self, check: &Check, until: Instant) -> Result<Decision, StoreError> {
         let answer = async {
-            let answer = timeout_at(until, self.ask(check)).await;
-            answer.unwrap_or_else(|_| Err(too_late()))
+            let answer = by(until, self.ask(check)).await;
+            answer.unwrap_or(Err(too_late()))
         };
         self.watched(Call::Check, check, answer, |watch, decision| {
             watch.decided(decision)

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, sync::Arc};
 
 use http::request::Parts;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::{
     Rejection,
@@ -12,7 +12,12 @@ use super::{
     shadow::Meant,
     source::Choice,
 };
-use crate::{charge::Charges, error::ExtractError, extract::LookUp, limiter::Limiter};
+use crate::{
+    charge::Charges,
+    error::ExtractError,
+    extract::LookUp,
+    limiter::{Limiter, by},
+};
 
 /// Look-ups that are to be made for one request.
 pub(super) struct LookUps {
@@ -57,7 +62,7 @@ impl LookUps {
         until: Instant,
     ) -> Result<(), Rejection> {
         for it in self.pending {
-            let found = timeout_at(until, it.look_up).await;
+            let found = by(until, it.look_up).await;
             let keys = self.exceptions.charged(found.unwrap_or(Err(TOO_LATE)));
             let added = keys.and_then(|keys| add(charges, || it.choice, keys, self.cost));
             if let Err(rejection) = added {
