@@ -428,6 +428,34 @@ async fn a_shadow_counts_and_tells_and_refuses_nobody() {
     assert_eq!(browser.status(&server, "/").await, OK);
 }
 
+#[tokio::test]
+async fn what_is_left_is_told_as_asked() {
+    let browser = Browser::new();
+    for (style, told) in [
+        ("draft11", &["ratelimit", "ratelimit-policy"][..]),
+        (
+            "legacy",
+            &[
+                "x-ratelimit-limit",
+                "x-ratelimit-remaining",
+                "x-ratelimit-reset",
+            ],
+        ),
+        ("none", &[]),
+    ] {
+        let server = Example::start(&["--limit", "ip=1/1d", "--headers", style]);
+        for expected in [OK, REFUSED] {
+            let (status, headers, _) = browser.ask(&server, "/", &[]).await;
+            assert_eq!(status, expected);
+            let names = headers.keys().map(|name| name.as_str());
+            let mut names: Vec<_> = names.filter(|it| it.contains("ratelimit")).collect();
+            names.sort_unstable();
+            assert_eq!(names, told, "{style}");
+            assert_eq!(headers.contains_key("retry-after"), status == REFUSED);
+        }
+    }
+}
+
 #[test]
 fn a_wrong_option_is_named_and_ends_the_server_with_2() {
     for (args, expected) in [
@@ -486,6 +514,7 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
             "--config: leave out --limit",
         ),
         (&["--on-failure", "ajar"], "--on-failure: `ajar` is neither"),
+        (&["--headers", "all"], "--headers: `all` is none of"),
         (&["127.0.0.1:80"], "\"127.0.0.1:80\""),
     ] {
         let output = Example::output(args);
@@ -511,6 +540,7 @@ fn help_names_every_option() {
         "pool",
         "deadline",
         "on-failure",
+        "headers",
         "shadow",
     ];
     for option in options {

@@ -203,25 +203,6 @@ async fn lines_of_different_keys_do_not_wait_for_each_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_empty_line_is_forgotten() {
-    let limiter = Limiter::new(Timed::new());
-    let before = format!("{limiter:?}");
-    {
-        let waiting: Vec<_> = (0..4)
-            .map(|_| limiter.wait(calls("1/1h", 1), Duration::MAX))
-            .collect();
-        let mut waiting: Vec<_> = waiting.into_iter().map(Box::pin).collect();
-        for caller in &mut waiting {
-            let _ = caller.as_mut().now_or_never();
-        }
-        assert!(format!("{limiter:?}").contains("their-api"));
-        assert!(!format!("{limiter:?}").contains("ours"));
-    }
-    let text = |debug: String| debug.split("lines").nth(1).unwrap().to_owned();
-    assert_eq!(text(format!("{limiter:?}")), text(before));
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_store_that_fails_or_is_silent_ends_the_wait_at_the_deadline_of_its_call() {
     let failing = Limiter::new(Scripted::failing());
     let error = failing.wait(calls("1/1s", 1), LONG).await.unwrap_err();
@@ -314,6 +295,29 @@ async fn a_key_that_is_looked_up_waits_as_others_do_and_the_deadline_holds_for_t
     let response = slow.oneshot(Request::new(String::new())).await.unwrap();
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(start.elapsed(), ms(100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_neither_waits_nor_makes_others_wait() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone());
+    let shadow = Policy::parse("shadow", "1/1h@exact").unwrap().shadow();
+    let charges = || {
+        let ours = Charge::new(&shadow, Key::new("account", "ours"), 1);
+        calls("2/1s@exact", 1).into_iter().chain([ours])
+    };
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        let decision = limiter.wait(charges(), LONG).await.unwrap();
+        assert!(decision.is_allowed());
+        times.push((
+            store.now_ms(),
+            decision.usage().shadow().unwrap().is_allowed(),
+        ));
+    }
+    assert_eq!(times, [(0, true), (0, false), (1_001, false)]);
+    // Each asks for what counts and then for the shadow; the third has to ask twice.
+    assert_eq!(store.asked_ms(), [0, 0, 0, 0, 0, 1_001, 1_001]);
 }
 
 #[test]

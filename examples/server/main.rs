@@ -111,6 +111,7 @@ fn layer(
 ) -> Result<RateLimitLayer, PolicyError> {
     let mut layer = RateLimitLayer::new(limiter)
         .cost(cost)
+        .headers(options.headers)
         // It can be loaded again while its requests are refused.
         .skip(|head| wants_page(&head.uri, &head.headers));
     if options.count == Counted::Failures {

@@ -10,6 +10,7 @@ use redis::{ConnectionInfo, IntoConnectionInfo};
 use sluicegate::{
     FailurePolicy, Policy,
     extract::{Cidr, CidrError},
+    middleware::HeaderStyle,
 };
 
 use super::config;
@@ -34,6 +35,9 @@ cargo run --release --example server -- [options]
   --deadline TIME          how long a decision may take: 100ms, 2s; default 100ms
   --on-failure open|closed what becomes of requests that could not be decided: served (open, the default)
                            or refused with 503 (closed)
+  --headers draft11|legacy|none
+                           which headers tell what is left: RateLimit (draft11, the default), X-RateLimit-* with a
+                           reset in seconds since 1970 (legacy), or none but Retry-After
   --shadow                 refuse nobody: count, and tell in the headers what would have been refused
   --help
 
@@ -55,6 +59,7 @@ pub(crate) struct Options {
     pub(crate) pool: Option<u32>,
     pub(crate) deadline: Duration,
     pub(crate) on_failure: FailurePolicy,
+    pub(crate) headers: HeaderStyle,
     pub(crate) shadow: bool,
     pub(crate) help: bool,
 }
@@ -91,6 +96,7 @@ impl Options {
             pool: None,
             deadline: Duration::from_millis(100),
             on_failure: FailurePolicy::Open,
+            headers: HeaderStyle::DRAFT_11,
             shadow: false,
             help: false,
         };
@@ -125,6 +131,7 @@ impl Options {
             "pool" => self.pool = Some(at_least_one(value)?),
             "deadline" => self.deadline = time(value)?,
             "on-failure" => self.on_failure = failure_policy(value)?,
+            "headers" => self.headers = header_style(value)?,
             _ => return Err("there is no such option".into()),
         }
         Ok(())
@@ -233,5 +240,14 @@ fn failure_policy(value: &str) -> Result<FailurePolicy, String> {
         "open" => Ok(FailurePolicy::Open),
         "closed" => Ok(FailurePolicy::Closed),
         _ => Err(format!("`{value}` is neither open nor closed")),
+    }
+}
+
+fn header_style(value: &str) -> Result<HeaderStyle, String> {
+    match value {
+        "draft11" => Ok(HeaderStyle::DRAFT_11),
+        "legacy" => Ok(HeaderStyle::X_RATE_LIMIT_EPOCH),
+        "none" => Ok(HeaderStyle::NONE),
+        _ => Err(format!("`{value}` is none of draft11, legacy and none")),
     }
 }

@@ -139,3 +139,39 @@ impl Line {
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        task::{Context, Waker},
+    };
+
+    use super::*;
+    use crate::{charge::Charge, policy::Policy, store::MemoryStore};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_is_forgotten_when_the_last_one_leaves() {
+        let limiter = Limiter::new(MemoryStore::new());
+        let policy = Policy::parse("api", "1/1h").unwrap();
+        let check = Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
+        assert!(
+            limiter
+                .wait_for(&check, FOR_EVER)
+                .await
+                .unwrap()
+                .is_allowed()
+        );
+        let lines = || limiter.lines.lines.lock().unwrap().len();
+        assert_eq!(lines(), 0);
+        {
+            let mut waiting = [0, 1].map(|_| Box::pin(limiter.wait_for(&check, FOR_EVER)));
+            let mut context = Context::from_waker(Waker::noop());
+            for caller in &mut waiting {
+                assert!(pin!(caller).poll(&mut context).is_pending());
+            }
+            assert_eq!(lines(), 1);
+        }
+        assert_eq!(lines(), 0);
+    }
+}
