@@ -165,11 +165,15 @@ end
 local KEYS, ARGV = KEYS, ARGV
 local reply, writes, looks, i, begin = pack('<I6', now), nil, false, 1, 1
 local before = reply -- what is replied to the checks before this one
+local known -- the values of a check with several charges, for when it is looked at again
 local value, sections, carried -- of KEYS[i], how many sections it has, and until when those of others count
 while KEYS[i] do
   local args = ARGV[i + 1]
   local action, units, rules, pos = unpack('<I1I7I1', args)
   local label = sub(args, 10 + rules * 19)
+  if value == nil and looks and known and known[i] then
+    value, sections, carried = known[i], string.byte(known[i]), 0
+  end
   if value == nil then
     value, sections, carried = call('GET', KEYS[i]), rules, 0
     if not value then
@@ -261,7 +265,7 @@ while KEYS[i] do
   if not conforms then
     value, sections, carried = seldom(now, leading).conform(value, label)
   elseif not fits and not looks then
-    if i > begin then value = nil end
+    if i > begin then known[i], value = value, nil end
     reply, writes, looks, i = before, nil, true, begin
   else
     if changes then
@@ -271,8 +275,13 @@ while KEYS[i] do
       end
       writes = { KEYS[i], label .. heads .. queues .. sub(value, kept), till, was, writes }
     end
+    local last = not KEYS[i + 1] or string.byte(ARGV[i + 2]) ~= 1
+    if not last and not looks then
+      known = known or {}
+      known[i] = value
+    end
     reply, value, i = reply .. (looks and '\0' or '\1') .. heads, nil, i + 1
-    if not KEYS[i] or string.byte(ARGV[i + 1]) ~= 1 then
+    if last then
       while writes do
         if writes[3] == 0 then
           call('DEL', writes[1])
@@ -283,7 +292,7 @@ while KEYS[i] do
         end
         writes = writes[5]
       end
-      before, looks, begin = reply, false, i
+      before, known, looks, begin = reply, nil, false, i
     end
   end
 end
