@@ -166,11 +166,14 @@ local KEYS, ARGV = KEYS, ARGV
 local reply, writes, looks, i, begin = pack('<I6', now), nil, false, 1, 1
 local before = reply -- what is replied to the checks before this one
 local known -- the values of a check with several charges, for when it is looked at again
+local args, action, units, rules, label -- what to do with KEYS[i]
 local value, sections, carried -- of KEYS[i], how many sections it has, and until when those of others count
 while KEYS[i] do
-  local args = ARGV[i + 1]
-  local action, units, rules, pos = unpack('<I1I7I1', args)
-  local label = sub(args, 10 + rules * 19)
+  if ARGV[i + 1] ~= args then -- concurrent requests mostly ask the same of different keys
+    args = ARGV[i + 1]
+    action, units, rules = unpack('<I1I7I1', args)
+    label = sub(args, 10 + rules * 19)
+  end
   if value == nil and looks and known and known[i] then
     value, sections, carried = known[i], string.byte(known[i]), 0
   end
@@ -184,7 +187,7 @@ while KEYS[i] do
   end
 
   local till, was, changes, fits, conforms = carried, carried, units > 0 and action < 2 and not looks, true, true
-  local heads, queues, from = '', '', 2 + sections * 12
+  local heads, queues, from, pos = '', '', 2 + sections * 12, 10
   local at = from + sections * 31
   local kept = at -- the queues before this byte have been copied
   for _ = 1, rules do
@@ -268,29 +271,37 @@ while KEYS[i] do
     if i > begin then known[i], value = value, nil end
     reply, writes, looks, i = before, nil, true, begin
   else
+    local last, written = not KEYS[i + 1] or string.byte(ARGV[i + 2]) ~= 1, nil
     if changes then
-      if sections > rules then
-        label = sub(value, 1, 1 + sections * 12)
-        queues = sub(value, from, 1 + sections * 43) .. queues
+      if sections == rules then
+        written = label .. heads .. queues .. sub(value, kept)
+      else
+        local labels, others = sub(value, 1, 1 + sections * 12), sub(value, from, 1 + sections * 43)
+        written = labels .. heads .. others .. queues .. sub(value, kept)
       end
-      writes = { KEYS[i], label .. heads .. queues .. sub(value, kept), till, was, writes }
     end
-    local last = not KEYS[i + 1] or string.byte(ARGV[i + 2]) ~= 1
-    if not last and not looks then
-      known = known or {}
-      known[i] = value
+    if not last then
+      if written then writes = { KEYS[i], written, till, was, writes } end
+      if not looks then
+        known = known or {}
+        known[i] = value
+      end
     end
     reply, value, i = reply .. (looks and '\0' or '\1') .. heads, nil, i + 1
     if last then
-      while writes do
-        if writes[3] == 0 then
-          call('DEL', writes[1])
-        elseif writes[3] > writes[4] then
-          call('SET', writes[1], writes[2], 'PX', writes[3] - now + slack)
+      local key = KEYS[i - 1]
+      while key do
+        if not written then
+          -- a charge of no units
+        elseif till == 0 then
+          call('DEL', key)
+        elseif till > was then
+          call('SET', key, written, 'PX', till - now + slack)
         else
-          call('SET', writes[1], writes[2], 'KEEPTTL')
+          call('SET', key, written, 'KEEPTTL')
         end
-        writes = writes[5]
+        key = nil
+        if writes then key, written, till, was, writes = writes[1], writes[2], writes[3], writes[4], writes[5] end
       end
       before, known, looks, begin = reply, nil, false, i
     end
