@@ -24,7 +24,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let policy = Policy::new("ip", [Rule::new(3, Duration::from_secs(10))])?;
     let layer = RateLimitLayer::new(RedisStore::from(pool)).limit(policy, PeerIp);
-    let app = Router::new().route("/", get(async || "hello\n")).layer(layer);
+    let app = Router::new()
+        .route("/", get(async || "hello\n"))
+        .layer(layer);
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     println!("listening on http://{}", listener.local_addr()?);

@@ -14,9 +14,9 @@ use axum::{
 };
 use site::Site;
 use sluicegate::{
-    ExtractError, Header, Key, KeyExtractor, Limiter, LivePolicies, MemoryStore, PeerIp, Policies,
-    Policy, RateLimitLayer,
-    extract::Keys,
+    ExtractError, ForwardedIp, Header, Key, KeyExtractor, Limiter, LivePolicies, MemoryStore,
+    PeerIp, Policies, Policy, RateLimitLayer,
+    extract::{Cidr, Keys, TrustedProxies},
     middleware::{Rejection, Route, Routes},
 };
 use tower::{ServiceBuilder, ServiceExt};
@@ -365,6 +365,39 @@ async fn what_is_skipped_passes_and_what_is_blocked_does_not() {
     ] {
         assert_eq!(site.status(path).await, expected, "{path}");
     }
+}
+
+#[tokio::test]
+async fn networks_may_stand_on_an_allow_list_and_on_a_deny_list() {
+    let client = || ForwardedIp::x_forwarded_for(TrustedProxies::networks([cidr("127.0.0.0/8")]));
+    let within = |networks: [Cidr; 1]| {
+        let client = client();
+        move |head: &Parts| {
+            let ip = client.address(head);
+            ip.is_ok_and(|ip| networks.iter().any(|network| network.contains(ip)))
+        }
+    };
+    let limits = layer()
+        .limit(policy("ip", "1/1d"), client())
+        .skip(within([cidr("192.0.2.0/24")]))
+        .block(within([cidr("2001:db8::/32")]));
+    let site = Site::start(Router::new().fallback(hello()).layer(limits)).await;
+    for (client, expected) in [
+        ("192.0.2.1", OK),
+        ("192.0.2.1", OK),
+        ("2001:db8::1", StatusCode::FORBIDDEN),
+        ("203.0.113.7", OK),
+        ("203.0.113.7", REFUSED),
+        // What a client wrote before the proxy's entry is nobody's word.
+        ("192.0.2.1, 203.0.113.7", REFUSED),
+    ] {
+        let headers = [("x-forwarded-for", client)];
+        assert_eq!(site.get("/", &headers).await.0, expected, "{client}");
+    }
+}
+
+fn cidr(text: &str) -> Cidr {
+    text.parse().unwrap()
 }
 
 /// Limits users and, more generously, tenants; some of both are excepted.

@@ -88,6 +88,9 @@ impl<R> RateLimitLayer<R> {
 
     /// Lets requests pass that this layer should not see, such as health checks: nothing is looked up, charged or added to
     /// the response. A request is skipped when one of these closures says so, unless it is [blocked](Self::block).
+    ///
+    /// A list of networks is a closure too: one that asks [`Cidr::contains`](crate::extract::Cidr::contains) of
+    /// [`ForwardedIp::address`](crate::ForwardedIp::address).
     #[must_use]
     pub fn skip(self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.except(|exceptions| exceptions.skipped.push(Arc::new(skips)))
