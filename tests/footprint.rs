@@ -1,5 +1,5 @@
 //! Proves what decisions do to a server: what they read, what they write, how long it stays, and what a broken value does.
-#![cfg(feature = "redis")]
+#![cfg(all(feature = "redis", feature = "test-util"))]
 
 mod common;
 
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use common::redis::Server;
 use sluicegate::{
     Charge, Check, Decision, Key, Limiter, Policy, RedisStore, StoreError, StoreErrorKind, Usage,
+    test_util::TestClock,
 };
 
 /// Alice's key under the policy `p`.
@@ -345,11 +346,12 @@ async fn exactly_the_limit_is_admitted_over_two_connections() {
 #[tokio::test]
 async fn a_broken_value_ends_in_an_answer_or_an_error() {
     let server = Server::start();
-    let limiter = limiter(&store(&server).await);
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
     let (rules, other) = (policy("p", "9/1m,100/1d@exact"), policy("p", "9/1m,9/2h"));
     for _ in 0..8 {
         allowed(limiter.check([charge(&rules, "alice", 1)]).await);
-        tokio::time::sleep(Duration::from_millis(2)).await; // into another step
+        clock.advance(Duration::from_millis(2)); // into another step
     }
     let mut raw = Raw::new(&server);
     let sound = raw.get();
