@@ -13,7 +13,7 @@ use std::{
 
 use futures::FutureExt;
 use http::{HeaderMap, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::body::{Body, Bytes};
 use scripted::Scripted;
 use sluicegate::{
@@ -188,16 +188,18 @@ async fn layers_of_tower_http_stand_outside_or_inside() {
     .await;
 }
 
+fn boxed<B>(response: Response<B>) -> Response<UnsyncBoxBody<Bytes, BoxError>>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    response.map(|body| body.map_err(Into::into).boxed_unsync())
+}
+
 #[tokio::test]
 async fn within_it_a_body_must_be_one_that_can_be_made() {
     // What compression and tracing make of a body can be made from nothing, or from a closure's body, mapped as theirs is.
-    let boxed = |response: Response<_>| response.map(BodyExt::boxed_unsync);
     let make = |rejection: &Rejection, _: &http::request::Parts| {
-        let mut response = Response::new(
-            Full::from("too many")
-                .map_err(|it| match it {})
-                .boxed_unsync(),
-        );
+        let mut response = Response::new(Full::from("too many").map_err(Into::into).boxed_unsync());
         *response.status_mut() = rejection.status();
         response
     };
@@ -209,6 +211,13 @@ async fn within_it_a_body_must_be_one_that_can_be_made() {
     let [served, refused] = limits(compressed).await;
     assert_eq!(served["content-encoding"], "gzip");
     assert!(!refused.contains_key("content-encoding"));
+
+    let traced = ServiceBuilder::new()
+        .layer(twice().rejection(make))
+        .map_response(boxed)
+        .layer(TraceLayer::new_for_http())
+        .service_fn(hello);
+    limits(traced).await;
 }
 
 #[tokio::test(start_paused = true)]
