@@ -1,10 +1,13 @@
-use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 
 use crate::{key::Key, policy::Policy};
 
 /// What stands for a policy's name and a key: 128 bits, so that no two meet, keyed so that nobody can aim at one, and
 /// useless outside this process.
 pub(super) type Token = (u64, u64);
+
+/// Identities up to this length, three bytes included, are put together without an allocation.
+const SHORT: usize = 128;
 
 /// Makes tokens, each time a process starts other ones.
 #[derive(Clone, Debug, Default)]
@@ -14,14 +17,40 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    /// Hashing the parts as separate fields keeps `("a", "bc")` and `("ab", "c")` apart.
+    /// An identity that is short is put together first: hashing its parts one by one takes twice as long. An identity is always
+    /// hashed in the same way, since which one depends on its length.
     pub(super) fn token(&self, policy: &Policy, key: &Key) -> Token {
-        let identity = (policy.name(), key);
+        let mut short = [0; SHORT];
+        match put_together(policy.name(), key, &mut short) {
+            Some(identity) => self.hash(identity),
+            None => self.hash((policy.name(), key)),
+        }
+    }
+
+    fn hash(&self, identity: impl Hash + Copy) -> Token {
         (
             self.first.hash_one(identity),
             self.second.hash_one(identity),
         )
     }
+}
+
+/// Two lengths and the secrecy, then the parts: so `("a", "bc")` and `("ab", "c")` stay apart. `None` if it is not short.
+fn put_together<'a>(policy: &str, key: &Key, short: &'a mut [u8; SHORT]) -> Option<&'a [u8]> {
+    let parts = [policy.as_bytes(), key.kind().as_bytes(), key.value()];
+    let header = [
+        u8::try_from(policy.len()).ok()?,
+        u8::try_from(key.kind().len()).ok()?,
+        u8::from(key.is_secret()),
+    ];
+    let mut end = header.len();
+    short[..end].copy_from_slice(&header);
+    for part in parts {
+        let start = end;
+        end += part.len();
+        short.get_mut(start..end)?.copy_from_slice(part);
+    }
+    Some(&short[..end])
 }
 
 /// For maps from tokens: half of a token is as good a hash as any.
