@@ -7,117 +7,67 @@
 --                I1 action: 0 begins a check, 1 belongs to the check before it, 2 adds and 3 takes units in a settlement
 --                I7 units: the cost of the charge, or the difference of the settlement
 --                I1 how many rules follow
---                I6 step, I6 hold, I7 limit of each; in a settlement, the end of the charged step instead of the limit
---                the label of the policy, as it stands in the value: I1 how many rules, then I6 step, I6 hold of each
--- Reply        one string: I6 the time; then for each key I1, 0 if its check is refused, and the head of each rule's section
---              as it is now. Under a rule that refuses, `first` is the time at which the cost fits.
+--                I7 limit of each; in a settlement, the end of the charged step
+--                I6 step, I6 hold of each: the spans, as they stand in the value
+-- Reply        one string: I6 the time; then for each key
+--                I1 0 if its check is refused, 1 or 2 if not
+--                after 2: I1 how many rules the value has; I7 used of each, whose newest step is that of the time
+--                after 0 and 1, for each: I7 used; I6 the end of its newest step, 0 for that of the time; I6 when the cost
+--                fits, 0 if it does already or never will
 --
 -- Writes nothing when a check is refused or costs nothing. All numbers are whole, all times are in ms.
 
-local pack, unpack, sub, call = struct.pack, struct.unpack, string.sub, redis.call
+local pack, unpack, spread, sub, call = struct.pack, struct.unpack, unpack or table.unpack, string.sub, redis.call
 
-local NARROW, WIDE = 4294967296, 281474976710656 -- steps in queues are counted modulo one of these
-local MOST = 9007199254740991 -- units: 2^53 - 1
-
-local now, slack = ARGV[1], 0
+local now, expires, origin = ARGV[1], 'PXAT', 0
 if now == '' then
   local time = call('TIME')
   local ms = time[2] / 1000
   now = time[1] * 1000 + ms - ms % 1
 else
-  now, slack = tonumber(now), 86400000 -- a day: a clock that is set by hand must not meet real expiry
+  now = tonumber(now)
+  expires, origin = 'PX', now - 86400000 -- a day more: a clock that is set by hand must not meet real expiry
 end
 
--- How many of the first entries are at least `age` steps older than `newest`, or hold a total below `sum`; the total of the
--- last of them; and the step of the one that follows (nil behind the end). Gallops, as the answer is mostly small.
+-- These functions take all they need as arguments: a closure over it costs as much as a look at the value.
+
+-- How many of the first entries are at least `age` steps older than `newest`, or hold a total below `sum`; the total of
+-- the last of them; and the step of the one that follows (nil behind the end). Gallops, as the answer is mostly small.
 local function leading(value, at, count, width, newest, age, sum)
   local entry, size, wrap = '<I4I4', 8, 4294967296
   if width > 1 then entry, size, wrap = '<I6I7', 13, 281474976710656 end
-  local low, high, stride, last, following = 0, count - count % 1 + 1, 1, nil, nil
+  local unpack = struct.unpack
+  local low, high, probe, last, following = 0, count - count % 1 + 1, 1, nil, nil
   while high - low > 1 do
-    local probe = low + stride
     if probe >= high then probe = (low + high - (low + high) % 2) / 2 end
     local step, total = unpack(entry, value, at + (probe - 1) * size)
     local leads
     if age then leads = (newest - step) % wrap >= age else leads = total < sum end
     if leads then
-      low, last, stride = probe, total, stride * 2
+      low, last, probe = probe, total, probe * 2
     else
-      high, following, stride = probe, step, high
+      high, following, probe = probe, step, high
     end
   end
   return low, last, following
 end
 
--- What is seldom needed is made when it is needed: a closure costs as much as a look at the value.
+-- What is needed when sections are not as the caller expects them, when a clock steps back, and when a check is settled.
 local function seldom(now, leading)
-  local pack, unpack, sub, byte = struct.pack, struct.unpack, string.sub, string.byte
-  local seldom = {}
-  local HEAD, HEAD_SIZE, SPAN_SIZE = '<I1I6I6I7I7I4', 31, 12 -- width, newest, first, total, base, length of the queue
-  local ENTRY, ENTRY_SIZE, WRAP = { '<I4I4', '<I6I7' }, { 8, 13 }, { 4294967296, 281474976710656 }
-  local MOST = 9007199254740991 -- units: 2^53 - 1
-  local EMPTY = string.rep('\0', HEAD_SIZE)
+  local pack, unpack, sub, made = struct.pack, struct.unpack, string.sub, {}
+  local NARROW, WIDE, MOST = 4294967296, 281474976710656, 9007199254740991 -- 2^32, 2^48, 2^53 - 1
+  local HEAD = '<I6I6I7I4I4I1' -- newest, first, base, length and room of the queue, width
+  local ENTRY, SIZE, WRAP = { '<I4I4', '<I6I7' }, { 8, 13 }, { NARROW, WIDE }
 
   -- The end of the last step that is believed: one further ahead was charged while the clock was wrong.
-  function seldom.believed(step, hold)
+  function made.believed(step, hold)
     return now + step + step + math.max(step, hold)
   end
 
-  -- The value with the caller's sections in front and in its order, empty where they are new, then those of others that
-  -- still count; how many these are all together, and when the last of the others is released. Drops the caller's steps
-  -- that are not believed.
-  function seldom.conform(value, label)
-    local sections, found = {}, {}
-    local count = value and byte(value) or 0
-    local at = 2 + count * (SPAN_SIZE + HEAD_SIZE)
-    for i = 1, count do
-      local from = 2 + count * SPAN_SIZE + (i - 1) * HEAD_SIZE
-      local _, newest, _, _, _, length = unpack(HEAD, value, from)
-      local section = { span = sub(value, 2 + (i - 1) * SPAN_SIZE, 1 + i * SPAN_SIZE) }
-      section.head, section.queue = sub(value, from, from + HEAD_SIZE - 1), sub(value, at, at + length - 1)
-      local _, hold = unpack('<I6I6', section.span)
-      section.release = newest + hold
-      sections[i], found[section.span] = section, section
-      at = at + length
-    end
-    local spans, heads, queues, carried = { '' }, {}, {}, 0
-    local function keep(span, head, queue)
-      spans[#spans + 1], heads[#heads + 1], queues[#queues + 1] = span, head, queue
-    end
-    for i = 1, byte(label) do
-      local span = sub(label, 2 + (i - 1) * SPAN_SIZE, 1 + i * SPAN_SIZE)
-      local own = found[span]
-      found[span] = nil
-      if own then keep(span, seldom.trim(span, own.head, own.queue)) else keep(span, EMPTY, '') end
-    end
-    for _, other in ipairs(sections) do
-      if found[other.span] and other.release > now and #heads < 255 then
-        keep(other.span, other.head, other.queue)
-        carried = math.max(carried, other.release)
-      end
-    end
-    spans[1] = string.char(#heads)
-    return table.concat(spans) .. table.concat(heads) .. table.concat(queues), #heads, carried
-  end
-
-  -- A section without the steps that are not believed.
-  function seldom.trim(span, head, queue)
-    local step, hold = unpack('<I6I6', span)
-    local width, newest, first, total, base, length = unpack(HEAD, head)
-    if newest <= seldom.believed(step, hold) then return head, queue end
-    local size, number, age = ENTRY_SIZE[width], newest / step, (newest - seldom.believed(step, hold)) / step
-    local left, sum = leading(queue, 1, length / size, width, number, age)
-    if left == 0 then return EMPTY, '' end
-    local last = unpack(ENTRY[width], queue, (left - 1) * size + 1)
-    newest = newest - (number - last) % WRAP[width] * step
-    length = (left - 1) * size
-    return pack(HEAD, width, newest, first, sum, base, length), sub(queue, 1, length)
-  end
-
   -- A queue written anew, with totals that start from 0.
-  function seldom.rewrite(queue, width, to, newest, base)
+  function made.rewrite(queue, width, to, newest, base)
     local entries = {}
-    for at = 1, #queue, ENTRY_SIZE[width] do
+    for at = 1, #queue, SIZE[width] do
       local step, total = unpack(ENTRY[width], queue, at)
       step = newest - (newest - step) % WRAP[width]
       entries[#entries + 1] = pack(ENTRY[to], step % WRAP[to], total - base)
@@ -125,183 +75,312 @@ local function seldom(now, leading)
     return table.concat(entries)
   end
 
-  -- A section after `units` were added to the step that ends at `stop`, or taken from it: its queue, what is in its head,
-  -- and whether anything changed.
-  function seldom.settle(queue, width, step, newest, total, base, stop, units)
+  -- A section after `units` were added to the step that ends at `stop`, or taken from it: its queue, with totals from 0,
+  -- what else is in it, and whether anything changed.
+  function made.settle(queue, width, step, newest, base, used, stop, units)
     local ends, counts, before = {}, {}, base
-    for at = 1, #queue, ENTRY_SIZE[width] do
+    for at = 1, #queue, SIZE[width] do
       local number, sum = unpack(ENTRY[width], queue, at)
       ends[#ends + 1] = newest - (newest / step - number) % WRAP[width] * step
       counts[#counts + 1] = sum - before
       before = sum
     end
-    if total > before then ends[#ends + 1], counts[#counts + 1] = newest, total - before end
+    used = used - (before - base)
+    if used > 0 then ends[#ends + 1], counts[#counts + 1] = newest, used end
+    used = used + (before - base)
     local place = #ends + 1
     while place > 1 and ends[place - 1] >= stop do place = place - 1 end
     if ends[place] ~= stop then
       table.insert(ends, place, stop)
       table.insert(counts, place, 0)
     end
-    units = math.max(math.min(units, MOST - (total - base)), -counts[place])
+    units = math.max(math.min(units, MOST - used), -counts[place])
     counts[place] = counts[place] + units
     if counts[place] == 0 then
       table.remove(ends, place)
       table.remove(counts, place)
     end
-    if total - base + units >= WRAP[1] then width = 2 end
+    if used + units >= NARROW then width = 2 end
     local entries, sum = {}, 0
     for entry = 1, #ends - 1 do
       sum = sum + counts[entry]
       entries[entry] = pack(ENTRY[width], ends[entry] / step % WRAP[width], sum)
     end
-    return table.concat(entries), width, ends[#ends] or newest, ends[1] or newest, total - base + units, units ~= 0
+    return table.concat(entries), width, ends[#ends] or newest, ends[1] or newest, used + units, units ~= 0
   end
 
-  return seldom
+  -- Takes out the steps that are not believed.
+  local function trim(section)
+    local last, width = made.believed(section.step, section.hold), section.width
+    if section.used == 0 or section.newest <= last then return end
+    local number, age = section.newest / section.step, (section.newest - last) / section.step
+    local left, total = leading(section.queue, 1, #section.queue / SIZE[width], width, number, age)
+    if left == 0 then
+      section.used = 0
+    else
+      local at = (left - 1) * SIZE[width]
+      section.newest = section.newest - (number - unpack(ENTRY[width], section.queue, at + 1)) % WRAP[width] * section.step
+      section.used, section.queue = total - section.base, sub(section.queue, 1, at)
+    end
+  end
+
+  local function parse(value)
+    local sections, count = {}, string.byte(value)
+    local used = { unpack('<I1' .. string.rep('I7', count), value) }
+    local at = 14 + count * 54
+    for k = 1, count do
+      local section = { used = used[k + 1], span = sub(value, 2 + count * 42 + k * 12, 13 + count * 42 + k * 12) }
+      local length, room
+      section.step, section.hold = unpack('<I6I6', section.span)
+      section.newest, section.first, section.base, length, room, section.width = unpack(HEAD, value, count * 14 + k * 28 - 14)
+      section.queue = sub(value, at, at + length - 1)
+      sections[k], at = section, at + room
+    end
+    return sections
+  end
+
+  -- The value with the caller's sections in front and in its order, empty where they are new and without steps that are not
+  -- believed, then those of others that still count.
+  function made.conform(value, spans)
+    local stored, found, sections = value and parse(value) or {}, {}, {}
+    for _, section in ipairs(stored) do found[section.span] = section end
+    for at = 1, #spans, 12 do
+      local span = sub(spans, at, at + 11)
+      local own = found[span]
+      found[span] = nil
+      if own then trim(own) end
+      if not own or own.used == 0 then
+        own = { used = 0, span = span, newest = 0, step = 0, hold = 0, first = 0, base = 0, queue = '', width = 0 }
+      end
+      sections[#sections + 1] = own
+    end
+    for _, other in ipairs(stored) do
+      if found[other.span] and other.used > 0 and other.newest + other.hold > now and #sections < 255 then
+        sections[#sections + 1] = other
+      end
+    end
+    local used, labels, heads, queues, since, till = {}, {}, {}, {}, 0, 0
+    for k, section in ipairs(sections) do
+      since, till = math.max(since, section.newest - section.step), math.max(till, section.newest + section.hold)
+      used[k], labels[k], queues[k] = pack('<I7', section.used), section.span, section.queue
+      heads[k] = pack(HEAD, section.newest, section.first, section.base, #section.queue, #section.queue, section.width)
+    end
+    -- All are due: whoever comes next looks at them closely.
+    local front = pack('<I1', #sections) .. table.concat(used) .. pack('<I6I6', since, till) .. string.rep('\0', 7 * #sections)
+    return front .. table.concat(heads) .. table.concat(labels) .. table.concat(queues)
+  end
+
+  return made
+end
+
+-- Brings sections up to date: all, or for a charge those that are due, while the clock runs on.
+-- Charges or settles, and returns what is to be stored (nil if it may stay as it is, '' if nothing counts any more) and when it
+-- expires (nil if only the start is to be stored, 0 if it expires when it did); or looks, and returns whether the cost fits.
+-- The third result is what to reply of each rule, nil if its count says all.
+local function advance(now, spread, leading, seldom, value, fields, front_format, rules, looks, action, units, limits, whole)
+  local pack, unpack, sub, sections = struct.pack, struct.unpack, string.sub, fields[1]
+  local since, till, dues = fields[sections + 2], fields[sections + 3], sections + 3
+  local settles, was, told = action > 1, till, nil
+  if looks or settles or now < since then told = '' end
+  local fits, changes, counts = true, not settles, sections > rules
+  local spans, heads, at, passed = 2 + sections * 42, -14 + sections * 14, 14 + sections * 54, 0 -- those of rule k are k further
+  local queues_at, new_heads, new_queues, copied_heads, copied_queues = at, '', '', heads + 28, at
+  for k = 1, rules do
+    local limit, used = limits[k + 1], fields[k + 1]
+    if now < fields[dues + k] and now >= since and not settles and (not looks or used + units <= limit) then
+      if told then told = told .. pack('<I7I6I6', used, 0, 0) end
+      if not looks then fields[k + 1], counts = used + units, true end
+    else
+      while passed < k - 1 do
+        passed = passed + 1
+        at = at + unpack('<I4', value, heads + passed * 28 + 23)
+      end
+      local head = heads + k * 28
+      local step, hold = unpack('<I6I6', value, spans + k * 12)
+      local newest, first, base, length, room, width = unpack('<I6I6I7I4I4I1', value, head)
+      local time = now
+      if newest - step > now and used > 0 then -- the clock stepped back: time stands still until it has caught up
+        time = newest - step
+      elseif width == 0 then
+        width = hold / step < 4294967290 and 1 or 2
+      end
+
+      -- Release: of the queue, the entries from `live` on still count; `added` will follow them.
+      local live, behind, behind_room, added, fits_at = at, at + length, at + room, '', 0
+      if newest + hold <= time or used == 0 then
+        newest = now - now % step + step
+        first, base, used, live = newest, 0, 0, behind
+      elseif first + hold <= time then
+        local size, number, age = width == 1 and 8 or 13, newest / step, (newest + hold - time) / step
+        local gone, total, following = 1, nil, nil
+        if width == 1 and length > 8 then total, following = unpack('<I4I4', value, at + 4) end
+        if not following or (number - following) % 4294967296 >= age then
+          gone, total, following = leading(value, at, length / size, width, number, age)
+        end
+        used, base, live = used - (total - base), total, at + gone * size
+        first = following and newest - (number - following) % (width == 1 and 4294967296 or 281474976710656) * step or newest
+      end
+
+      if settles then
+        -- `limit` is the end of the step that was charged.
+        if limit + hold > time and limit <= seldom(now, leading).believed(step, hold) then
+          local difference, differs = action == 2 and units or -units, nil
+          added, width, newest, first, used, differs =
+            seldom(now, leading).settle(sub(value, live, behind - 1), width, step, newest, base, used, limit, difference)
+          base, live, changes = 0, behind, changes or differs
+        end
+      elseif not looks then
+        if now >= newest then
+          if base + used >= 4294967296 and (width == 1 or base + used > 9007199254740991) then
+            local to = (used >= 2147483648 or hold / step >= 4294967290) and 2 or 1
+            added = seldom(now, leading).rewrite(sub(value, live, behind - 1), width, to, newest / step, base)
+            width, base, live = to, 0, behind
+          end
+          if width == 1 then
+            added = added .. pack('<I4I4', newest / step % 4294967296, base + used)
+          else
+            added = added .. pack('<I6I7', newest / step % 281474976710656, base + used)
+          end
+          newest = now - now % step + step
+        end
+        used = used + units
+      elseif used + units > limit then
+        fits = false
+        if units <= limit then
+          fits_at = first + hold -- the first step that goes makes room for one
+          if used - (limit - units) > 1 then
+            local count, number = (behind - live) / (width == 1 and 8 or 13), newest / step
+            local _, _, following = leading(value, live, count, width, number, nil, base + (used - limit + units))
+            fits_at = newest + hold - (following and (number - following) % (width == 1 and 4294967296 or 281474976710656) * step or 0)
+          end
+        end
+      end
+
+      if told then told = told .. pack('<I7I6I6', used, newest, fits_at) end
+      if not looks then
+        local size = behind - live + #added
+        if size > 0 and (live > at or added ~= '') then
+          if copied_queues < at then new_queues = new_queues .. sub(value, copied_queues, at - 1) end
+          new_queues = new_queues .. sub(value, live, behind - 1) .. added
+          copied_queues = at + size
+          if size > room then
+            room = size > 2 * room and size or 2 * room
+            new_queues, copied_queues, whole = new_queues .. string.rep('\0', room - size), behind_room, true
+          end
+        end
+        local new_head = pack('<I6I6I7I4I4I1', newest, first, base, size, room, width)
+        if copied_heads < head then new_heads = new_heads .. sub(value, copied_heads, head - 1) end
+        new_heads = new_heads .. new_head
+        copied_heads = head + 28
+        fields[k + 1], fields[dues + k] = used, 0
+        if used > 0 then
+          local due, start, release = first + hold, newest - step, newest + hold
+          if due > newest then due = newest end
+          if start > since then since = start end
+          if release > till then till = release end
+          fields[dues + k], counts = due, true
+        end
+      end
+      at, passed = behind_room, k
+    end
+  end
+
+  if looks then return fits, nil, told end
+  if not changes then return nil, nil, told end
+  if not counts then return '', nil, told end
+  fields[sections + 2], fields[sections + 3] = since, till
+  if sections > rules then
+    local each = string.rep('I7', sections)
+    front_format = '<I1' .. each .. 'I6I6' .. each
+  end
+  local front = pack(front_format, spread(fields))
+  local tail = sub(value, copied_heads, queues_at - 1)
+  if whole or till > was then
+    return front .. new_heads .. tail .. new_queues .. sub(value, copied_queues), till > was and till or 0, told
+  end
+  return front .. new_heads .. (new_queues == '' and '' or tail .. new_queues), nil, told
 end
 
 -- Charge by charge. A check is tried as if it fitted: what it would write is put aside until its last charge has passed.
--- If one does not, the check is looked at again from its first charge, and the heads say when the cost fits.
+-- If one does not, the check is looked at again from its first charge, and the reply says when the cost fits.
 local KEYS, ARGV = KEYS, ARGV
-local reply, writes, looks, i, begin = pack('<I6', now), nil, false, 1, 1
+local reply, writes, i, begin, looks = pack('<I6', now), nil, 1, 1, false
 local before = reply -- what is replied to the checks before this one
 local known -- the values of a check with several charges, for when it is looked at again
-local args, action, units, rules, label -- what to do with KEYS[i]
-local value, sections, carried -- of KEYS[i], how many sections it has, and until when those of others count
+local args, action, units, rules, limits, spans, counts_format, front_format -- what to do with KEYS[i]
 while KEYS[i] do
   if ARGV[i + 1] ~= args then -- concurrent requests mostly ask the same of different keys
     args = ARGV[i + 1]
     action, units, rules = unpack('<I1I7I1', args)
-    label = sub(args, 10 + rules * 19)
-  end
-  if value == nil and looks and known and known[i] then
-    value, sections, carried = known[i], string.byte(known[i]), 0
-  end
-  if value == nil then
-    value, sections, carried = call('GET', KEYS[i]), rules, 0
-    if not value then
-      value = label .. string.rep('\0', rules * 31)
-    elseif sub(value, 1, #label) ~= label then
-      value, sections, carried = seldom(now, leading).conform(value, label)
-    end
+    local each = rules == 3 and 'I7I7I7' or string.rep('I7', rules)
+    counts_format = '<I1' .. each
+    front_format = counts_format .. 'I6I6' .. each
+    limits = { unpack(counts_format, args, 9) }
+    spans = sub(args, 10 + rules * 7)
   end
 
-  local till, was, changes, fits, conforms = carried, carried, units > 0 and action < 2 and not looks, true, true
-  local heads, queues, from, pos = '', '', 2 + sections * 12, 10
-  local at = from + sections * 31
-  local kept = at -- the queues before this byte have been copied
-  for _ = 1, rules do
-    local step, hold, limit, width, newest, first, total, base, length
-    step, hold, limit, pos = unpack('<I6I6I7', args, pos)
-    width, newest, first, total, base, length, from = unpack('<I1I6I6I7I7I4', value, from)
-    local time = now
-    if newest - step > now and total > base then -- the clock stepped back: time stands still until it has caught up
-      time = newest - step
-      conforms = newest <= seldom(now, leading).believed(step, hold)
-      if not conforms then break end
-    elseif width == 0 then
-      width = hold / step < 4294967290 and 1 or 2
-    end
-
-    -- Release: of the queue, the entries from `live` on still count; `added` will follow them.
-    local behind, release = at + length, newest + hold
-    local live, added = at, ''
-    if release > was then was = release end
-    if release <= time or total == base then
-      newest = now - now % step + step
-      first, total, base, live = newest, 0, 0, behind
-    elseif first + hold <= time then
-      local number, size, gone, following = newest / step, width == 1 and 8 or 13, nil, nil
-      gone, base, following = leading(value, at, length / size, width, number, (release - time) / step)
-      first = following and newest - (number - following) % (width == 1 and NARROW or WIDE) * step or newest
-      live = at + gone * size
-    end
-
-    if action > 1 then
-      -- `limit` is the end of the step that was charged.
-      if limit + hold > time and limit <= seldom(now, leading).believed(step, hold) then
-        local difference, differs = action == 2 and units or -units, nil
-        added, width, newest, first, total, differs =
-          seldom(now, leading).settle(sub(value, live, behind - 1), width, step, newest, total, base, limit, difference)
-        base, live, changes = 0, behind, changes or differs
-      end
-    elseif total - base + units > limit then
-      fits = false
-      if not looks then break end
-      first = 0
-      if units <= limit then
-        local number, count = newest / step, (behind - live) / (width == 1 and 8 or 13)
-        local _, _, following = leading(value, live, count, width, number, nil, total - limit + units)
-        first = newest + hold - (following and (number - following) % (width == 1 and NARROW or WIDE) * step or 0)
-      end
-    elseif units > 0 and not looks then
-      if total + units >= NARROW and (width == 1 or total + units > MOST) then
-        local to = (total - base + units >= 2147483648 or hold / step >= 4294967290) and 2 or 1
-        added = seldom(now, leading).rewrite(sub(value, live, behind - 1), width, to, newest / step, base)
-        width, total, base, live = to, total - base, 0, behind
-      end
-      if now >= newest then
-        if width == 1 then
-          added = added .. pack('<I4I4', newest / step % NARROW, total)
-        else
-          added = added .. pack('<I6I7', newest / step % WIDE, total)
-        end
-        newest = now - now % step + step
-      end
-      total = total + units
-    end
-
-    if live > at then
-      if kept < at then queues = queues .. sub(value, kept, at - 1) end
-      kept = live
-    end
-    if added ~= '' then
-      queues = queues .. sub(value, kept, behind - 1) .. added
-      kept = behind
-    end
-    heads = heads .. pack('<I1I6I6I7I7I4', width, newest, first, total, base, behind - live + #added)
-    if total > base and newest + hold > till then till = newest + hold end
-    at = behind
+  local value, fields, fits, current = known and known[i] or call('GET', KEYS[i]), nil, true, action < 2
+  local whole = not value
+  if not value then
+    value = sub(args, 9, 9) .. string.rep('\0', 12 + rules * 42) .. spans
+  end
+  if sub(value, 14 + rules * 42, 13 + rules * 54) == spans then fields = { unpack(front_format, value) } end
+  if not fields or fields[1] ~= rules or fields[rules + 2] > now then
+    value, whole = seldom(now, leading).conform(value, spans), true
+    local each = string.rep('I7', string.byte(value))
+    fields = { unpack('<I1' .. each .. 'I6I6' .. each, value) }
+  end
+  local dues = fields[1] + 2
+  for k = 2, rules + 1 do
+    if fields[k] + units > limits[k] then fits = false end
+    if fields[dues + k] <= now then current = false end
   end
 
-
-  if not conforms then
-    value, sections, carried = seldom(now, leading).conform(value, label)
-  elseif not fits and not looks then
-    if i > begin then known[i], value = value, nil end
-    reply, writes, looks, i = before, nil, true, begin
+  local answer, written, till, again
+  if action < 2 and (looks or not fits or units == 0 and not current) then
+    fits, till, answer = advance(now, spread, leading, seldom, value, fields, front_format, rules, true, action, units, limits)
+    if not fits and not looks then looks, again = true, i > begin end
+  end
+  if again then
+    reply, writes, i = before, nil, begin
   else
-    local last, written = not KEYS[i + 1] or string.byte(ARGV[i + 2]) ~= 1, nil
-    if changes then
-      if sections == rules then
-        written = label .. heads .. queues .. sub(value, kept)
-      else
-        local labels, others = sub(value, 1, 1 + sections * 12), sub(value, from, 1 + sections * 43)
-        written = labels .. heads .. others .. queues .. sub(value, kept)
-      end
+    if looks then
+      answer = '\0' .. answer
+    elseif action < 2 and units == 0 then
+      answer = answer and '\1' .. answer or '\2' .. sub(value, 1, 1 + rules * 7)
+    elseif current then
+      for k = 2, rules + 1 do fields[k] = fields[k] + units end
+      written = pack(counts_format, spread(fields, 1, rules + 1))
+      answer = '\2' .. written
+    else
+      written, till, answer =
+        advance(now, spread, leading, seldom, value, fields, front_format, rules, false, action, units, limits, whole)
+      answer = answer and '\1' .. answer or '\2' .. sub(written, 1, 1 + rules * 7)
     end
+
+    local following = ARGV[i + 2]
+    local last = not following or (following == args and action or string.byte(following)) ~= 1
     if not last then
-      if written then writes = { KEYS[i], written, till, was, writes } end
-      if not looks then
-        known = known or {}
-        known[i] = value
-      end
+      if written then writes = { KEYS[i], written, till, writes } end
+      known = known or {}
+      if not whole then known[i] = value end
     end
-    reply, value, i = reply .. (looks and '\0' or '\1') .. heads, nil, i + 1
+    reply, i = reply .. answer, i + 1
     if last then
-      local key = KEYS[i - 1]
+      local key = written and KEYS[i - 1]
+      if not key and writes then key, written, till, writes = writes[1], writes[2], writes[3], writes[4] end
       while key do
-        if not written then
-          -- a charge of no units
-        elseif till == 0 then
+        if written == '' then
           call('DEL', key)
-        elseif till > was then
-          call('SET', key, written, 'PX', till - now + slack)
+        elseif not till then
+          call('SETRANGE', key, '0', written)
+        elseif till > 0 then
+          call('SET', key, written, expires, till - origin)
         else
           call('SET', key, written, 'KEEPTTL')
         end
         key = nil
-        if writes then key, written, till, was, writes = writes[1], writes[2], writes[3], writes[4], writes[5] end
+        if writes then key, written, till, writes = writes[1], writes[2], writes[3], writes[4] end
       end
       before, known, looks, begin = reply, nil, false, i
     end

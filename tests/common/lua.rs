@@ -23,7 +23,6 @@ type State = Arc<Mutex<Keys>>;
 #[derive(Default)]
 struct Keys {
     now_ms: u64,
-    slack_ms: u64,
     values: HashMap<Vec<u8>, (Vec<u8>, u64)>,
 }
 
@@ -111,9 +110,9 @@ impl LuaServer {
 
     fn set_clock(&self, clock: &[u8]) {
         let mut keys = self.keys.lock().unwrap();
-        (keys.now_ms, keys.slack_ms) = match clock {
-            [] => (u64::try_from(since_epoch().as_millis()).unwrap(), 0),
-            clock => (number(clock), SLACK_MS),
+        keys.now_ms = match clock {
+            [] => u64::try_from(since_epoch().as_millis()).unwrap(),
+            clock => number(clock),
         };
     }
 }
@@ -138,11 +137,23 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             None => LuaValue::Boolean(false),
         }),
         [b"SET", key, value, b"PX", ttl] => {
-            let ttl = number(ttl) - keys.slack_ms;
+            let ttl = number(ttl) - SLACK_MS;
             assert!(ttl > 0);
             let gone = keys.now_ms + ttl;
             keys.values.insert(key.into(), (value.into(), gone));
             Ok(LuaValue::Boolean(true))
+        }
+        [b"SET", key, value, b"PXAT", gone] => {
+            let gone = number(gone);
+            assert!(gone > keys.now_ms);
+            keys.values.insert(key.into(), (value.into(), gone));
+            Ok(LuaValue::Boolean(true))
+        }
+        [b"SETRANGE", key, at, part] => {
+            let (value, _) = keys.values.get_mut(key).expect("there is a value");
+            assert_eq!(at, b"0");
+            value[..part.len()].copy_from_slice(part);
+            Ok(LuaValue::Integer(1))
         }
         [b"SET", key, value, b"KEEPTTL"] => {
             let gone = keys.get(key).expect("there is no TTL to keep").1;

@@ -18,8 +18,11 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
 
 const SOURCE: &str = include_str!("../../../lua/sluicegate.lua");
 
-/// The size of a section's head in a reply.
-const HEAD: usize = 31;
+/// The size of a rule in a reply that says more than what it has used.
+const RULE: usize = 19;
+
+/// Begins an answer that says of each rule what it has used, and no more: its newest step is that of the time.
+const BRIEF: u8 = 2;
 
 /// What the script is to do with one key.
 #[derive(Clone, Copy)]
@@ -131,31 +134,23 @@ impl Item<'_> {
         buffer.extend_from_slice(&self.units.to_le_bytes()[..7]);
         buffer.push(count);
         for (index, rule) in rules.iter().enumerate() {
-            let last = self
+            let limit = self
                 .charged
                 .map_or(rule.limit(), |usage| usage.rules()[index].step_end_ms());
-            write_span(buffer, rule);
-            buffer.extend_from_slice(&last.to_le_bytes()[..7]);
+            buffer.extend_from_slice(&limit.to_le_bytes()[..7]);
         }
-        buffer.push(count);
-        for rule in rules {
-            write_span(buffer, rule);
+        for span in rules.iter().map(Span::of) {
+            buffer.extend_from_slice(&span.step_ms.to_le_bytes()[..6]);
+            buffer.extend_from_slice(&span.hold_ms.to_le_bytes()[..6]);
         }
     }
-}
-
-/// Labels a section.
-fn write_span(buffer: &mut Vec<u8>, rule: &Rule) {
-    let span = Span::of(rule);
-    buffer.extend_from_slice(&span.step_ms.to_le_bytes()[..6]);
-    buffer.extend_from_slice(&span.hold_ms.to_le_bytes()[..6]);
 }
 
 /// Reads the reply to several checks.
 pub(super) fn decisions(checks: &[Check], reply: &Value) -> Result<Vec<Decision>, StoreError> {
     let (now_ms, mut rest) = split(bytes(reply)?)?;
     let decisions = checks.iter().map(|check| {
-        let (admitted, counts) = counts(check, &mut rest)?;
+        let (admitted, counts) = counts(check, now_ms, &mut rest)?;
         Decision::new(check, admitted, now_ms, &counts)
     });
     decisions.collect()
@@ -164,14 +159,14 @@ pub(super) fn decisions(checks: &[Check], reply: &Value) -> Result<Vec<Decision>
 /// Reads the reply to one check.
 pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, StoreError> {
     let (now_ms, mut rest) = split(bytes(reply)?)?;
-    let (admitted, counts) = counts(check, &mut rest)?;
+    let (admitted, counts) = counts(check, now_ms, &mut rest)?;
     Decision::new(check, admitted, now_ms, &counts)
 }
 
 /// Reads the reply to a settlement.
 pub(super) fn usage(settlement: &Settlement, reply: &Value) -> Result<Usage, StoreError> {
     let (now_ms, mut rest) = split(bytes(reply)?)?;
-    let (_, counts) = counts(settlement.check(), &mut rest)?;
+    let (_, counts) = counts(settlement.check(), now_ms, &mut rest)?;
     Usage::settled(settlement.check(), now_ms, &counts)
 }
 
@@ -188,7 +183,7 @@ fn split(reply: &[u8]) -> Result<(u64, &[u8]), StoreError> {
 }
 
 /// Reads one check: whether it was admitted, and the count under each of its rules.
-fn counts(check: &Check, rest: &mut &[u8]) -> Result<(bool, Vec<Count>), StoreError> {
+fn counts(check: &Check, now_ms: u64, rest: &mut &[u8]) -> Result<(bool, Vec<Count>), StoreError> {
     let rules = check
         .charges()
         .iter()
@@ -197,21 +192,35 @@ fn counts(check: &Check, rest: &mut &[u8]) -> Result<(bool, Vec<Count>), StoreEr
     let mut counts = Vec::with_capacity(rules);
     let mut admitted = true;
     for charge in check.charges() {
-        let heads = charge.policy().rules().len() * HEAD;
-        let (section, behind) = rest.split_at_checked(1 + heads).ok_or_else(garbled)?;
-        admitted = section[0] != 0;
-        counts.extend(section[1..].chunks_exact(HEAD).map(count));
+        let rules = charge.policy().rules();
+        let (flag, behind) = rest.split_first().ok_or_else(garbled)?;
+        let (start, size) = if *flag == BRIEF { (1, 7) } else { (0, RULE) };
+        let length = start + size * rules.len();
+        let (answer, behind) = behind.split_at_checked(length).ok_or_else(garbled)?;
+        let answers = answer[start..].chunks_exact(size);
+        counts.extend(
+            rules
+                .iter()
+                .zip(answers)
+                .map(|it| count(it.0, now_ms, it.1)),
+        );
+        admitted = *flag != 0;
         *rest = behind;
     }
     Ok((admitted, counts))
 }
 
-/// Reads a head: width, newest, first, total, base, and the length of the queue.
-fn count(head: &[u8]) -> Count {
+/// Reads what a rule has used, and in a long answer the end of its newest step and when the cost fits.
+fn count(rule: &Rule, now_ms: u64, answer: &[u8]) -> Count {
+    let (used, times) = answer.split_at(7);
+    let newest_end_ms = match number(&times[..times.len() / 2]) {
+        0 => Span::of(rule).step_end(now_ms),
+        end => end,
+    };
     Count {
-        used: number(&head[13..20]).saturating_sub(number(&head[20..27])),
-        newest_end_ms: number(&head[1..7]),
-        fits_at_ms: number(&head[7..13]),
+        used: number(used),
+        newest_end_ms,
+        fits_at_ms: number(&times[times.len() / 2..]),
     }
 }
 
@@ -246,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_reply_that_is_no_text_or_too_short_is_an_error() {
-        let whole = 6 + 2 + 3 * HEAD;
+        let whole = 6 + 2 + 3 * RULE;
         let reply = |length| Value::BulkString(vec![1; length]);
         assert!(decision(&check(), &reply(whole)).is_ok());
         let short = (0..whole).map(reply);
@@ -261,7 +270,7 @@ mod tests {
         fn no_reply_panics(refused: bool, mut reply in vec(any::<u8>(), 0..300)) {
             if refused {
                 // Zeros where a refusal has them, so that the times of a refusal are read.
-                for at in [6, 7 + 2 * HEAD] {
+                for at in [6, 7 + 2 * RULE] {
                     if let Some(flag) = reply.get_mut(at) {
                         *flag = 0;
                     }
