@@ -122,6 +122,15 @@ impl Check {
         }
     }
 
+    /// The charges at these places.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn pick(&self, charges: &[usize]) -> Self {
+        let picked = charges.iter().map(|index| self.charges[*index].clone());
+        Self {
+            charges: picked.collect(),
+        }
+    }
+
     /// The same policies and keys at no cost.
     #[must_use]
     pub fn without_cost(&self) -> Self {
@@ -250,6 +259,15 @@ impl Settlement {
     #[must_use]
     pub fn check(&self) -> &Check {
         self.usage.check()
+    }
+
+    /// The settlement of the charges at these places.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn pick(&self, charges: &[usize]) -> Self {
+        Self {
+            usage: self.usage.pick(charges),
+            costs: charges.iter().map(|index| self.costs[*index]).collect(),
+        }
     }
 
     /// The final cost of each charge.

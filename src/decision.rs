@@ -123,7 +123,22 @@ impl Decision {
         now_ms: u64,
         counts: &[Count],
     ) -> Result<Self, StoreError> {
-        let usage = Usage::new(check, admitted, now_ms, counts)?;
+        Self::of(Usage::new(check, admitted, now_ms, counts)?, admitted)
+    }
+
+    /// The decision of a check whose parts were decided apart.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn joined(
+        check: &Check,
+        admitted: bool,
+        rules: Vec<RuleUsage>,
+    ) -> Result<Self, StoreError> {
+        let usage = Usage::joined(check, rules);
+        usage.inner.may_settle.store(admitted, Ordering::Relaxed);
+        Self::of(usage, admitted)
+    }
+
+    fn of(usage: Usage, admitted: bool) -> Result<Self, StoreError> {
         if admitted {
             return Ok(Self::Allowed(usage));
         }
@@ -214,6 +229,27 @@ impl Usage {
             }),
             shadow: None,
         })
+    }
+
+    /// The usage of a check whose parts were asked for apart; not to be settled.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn joined(check: &Check, rules: Vec<RuleUsage>) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                check: check.clone(),
+                rules: rules.into(),
+                may_settle: AtomicBool::new(false),
+            }),
+            shadow: None,
+        }
+    }
+
+    /// The usage of the charges at these places; not to be settled by itself.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn pick(&self, charges: &[usize]) -> Self {
+        let policies: Vec<PolicyUsage<'_>> = self.policies().collect();
+        let rules = charges.iter().flat_map(|index| policies[*index].rules);
+        Self::joined(&self.check().pick(charges), rules.copied().collect())
     }
 
     /// What is left under each policy that was checked, in the order of the charges.

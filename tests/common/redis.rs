@@ -51,6 +51,12 @@ impl Server {
         panic!("no server could be started:\n{}", log(&folder));
     }
 
+    /// Whether the program has not ended by itself.
+    pub(crate) fn is_running(&self) -> bool {
+        let process = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
+        process.is_ok_and(|stat| !stat.contains(") Z "))
+    }
+
     /// Where it listens.
     pub(crate) fn address(&self) -> SocketAddr {
         ([127, 0, 0, 1], self.port).into()

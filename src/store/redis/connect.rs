@@ -8,6 +8,8 @@ use redis::{
 };
 use tokio::time::timeout;
 
+#[cfg(feature = "cluster")]
+use super::cluster::Cluster;
 use super::{
     RedisStore,
     error::store_error,
@@ -54,7 +56,40 @@ impl RedisStore {
             .map_err(|_| StoreError::new(StoreErrorKind::Refused, BAD_URL))
     }
 
-    /// Uses a connection whose own business it is to heal, for instance a cluster connection.
+    /// Connects to the [cluster](super::redis#on-a-cluster) that these servers are nodes of: URLs (`redis://`, `rediss://`) or
+    /// `ConnectionInfo`s. One that answers is enough; the others are found through it.
+    ///
+    /// All nodes are spoken to as the first one is: with its user, password and TLS settings.
+    ///
+    /// # Errors
+    ///
+    /// When a URL makes no sense or there is none; when no node can be reached, or none of them is of a cluster, after one
+    /// second at most. Use [`lazy_cluster`](Self::lazy_cluster) where the service must start without it.
+    #[cfg(feature = "cluster")]
+    pub async fn cluster<T: IntoConnectionInfo>(
+        nodes: impl IntoIterator<Item = T>,
+    ) -> Result<Self, StoreError> {
+        let cluster = cluster_of(nodes)?;
+        let greeted = timeout(2 * CONNECT_TIMEOUT, cluster.look()).await;
+        greeted
+            .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+            .map_err(|error| store_error(&error))?;
+        Ok(Self::over(Link::Cluster(cluster)))
+    }
+
+    /// Like [`cluster`](Self::cluster), but does not wait for the nodes: the first check connects.
+    ///
+    /// # Errors
+    ///
+    /// When a URL makes no sense, or there is none.
+    #[cfg(feature = "cluster")]
+    pub fn lazy_cluster<T: IntoConnectionInfo>(
+        nodes: impl IntoIterator<Item = T>,
+    ) -> Result<Self, StoreError> {
+        Ok(Self::over(Link::Cluster(cluster_of(nodes)?)))
+    }
+
+    /// Uses a connection whose own business it is to heal.
     ///
     /// A bare `MultiplexedConnection` does not: after its server was gone once, every check fails until the process is
     /// started again. Give the store a URL or a `Client` instead. Timeouts are the connection's, and the limiter's deadline.
@@ -63,6 +98,20 @@ impl RedisStore {
     ) -> Self {
         Self::over(Link::other(connection))
     }
+}
+
+#[cfg(feature = "cluster")]
+fn cluster_of<T: IntoConnectionInfo>(
+    nodes: impl IntoIterator<Item = T>,
+) -> Result<Arc<Cluster>, StoreError> {
+    let nodes: Result<Vec<_>, _> = nodes
+        .into_iter()
+        .map(IntoConnectionInfo::into_connection_info)
+        .collect();
+    nodes
+        .and_then(|nodes| Cluster::new(&nodes))
+        .map(Arc::new)
+        .map_err(|_| StoreError::new(StoreErrorKind::Refused, BAD_URL))
 }
 
 /// Makes sure that somebody is there who lets us in. A user who may not PING has been let in.
@@ -81,7 +130,9 @@ impl From<Client> for RedisStore {
         let info = client.get_connection_info().clone();
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let client = Client::open(info.set_tcp_settings(tcp)).unwrap_or(client);
-        Self::over(Link::Own(Arc::new(Keeper::new(Source::Client(client)))))
+        Self::over(Link::Own(Arc::new(Keeper::new(Source::Client(
+            client.into(),
+        )))))
     }
 }
 
@@ -116,5 +167,30 @@ impl From<ConnectionManager> for RedisStore {
 impl From<bb8::Pool<bb8_redis::RedisConnectionManager>> for RedisStore {
     fn from(pool: bb8::Pool<bb8_redis::RedisConnectionManager>) -> Self {
         Self::over(Link::Pool(Arc::new(super::pool::Pool::new(pool))))
+    }
+}
+
+/// Uses redis-rs' own cluster connection as it is, with its own timeouts and its own way to come back.
+///
+/// [`RedisStore::cluster`] does better on a bad day: this connection halts all slots while it looks at the topology, for as
+/// long as a node is mute, and its retries, of which it needs one to follow a redirect, also send again what a lost
+/// connection may have executed. That charges a request twice; it never admits too much. Its defaults wait for ever:
+///
+/// ```
+/// # use std::time::Duration;
+/// let client = redis::cluster::ClusterClient::builder(["redis://127.0.0.1/"])
+///     .retries(1)
+///     .min_retry_wait(5)
+///     .max_retry_wait(10)
+///     .connection_timeout(Duration::from_millis(500))
+///     .response_timeout(Duration::from_millis(100))
+///     .build()?;
+/// # let _ = client;
+/// # Ok::<(), redis::RedisError>(())
+/// ```
+#[cfg(feature = "cluster")]
+impl From<redis::cluster_async::ClusterConnection> for RedisStore {
+    fn from(connection: redis::cluster_async::ClusterConnection) -> Self {
+        Self::over(Link::OtherCluster(Arc::new(connection)))
     }
 }

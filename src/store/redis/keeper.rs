@@ -24,7 +24,7 @@ const QUEUE: usize = 1_024;
 
 /// Where new connections come from.
 pub(super) enum Source {
-    Client(Client),
+    Client(Box<Client>),
     #[cfg(feature = "bb8")]
     Pool(bb8::Pool<bb8_redis::RedisConnectionManager>),
 }
@@ -70,6 +70,20 @@ impl Keeper {
         let live = self.live().await?;
         let mut connection = live.connection.clone();
         live.pulse.feel(connection.send_packed_command(cmd)).await
+    }
+
+    /// Sends one command for a slot of a cluster that is on its way to this server.
+    #[cfg(feature = "cluster")]
+    pub(super) async fn ask(self: Arc<Self>, cmd: &Cmd) -> Result<Value, RedisError> {
+        let live = self.live().await?;
+        let mut connection = live.connection.clone();
+        // In one message: what ASKING allows is the next command on the connection, whosever it is.
+        let mut both = redis::Pipeline::with_capacity(2);
+        both.cmd("ASKING").add_command(cmd.clone());
+        let replies = connection.send_packed_commands(&both, 0, 2);
+        live.pulse
+            .feel(async { replies.await?.pop().ok_or_else(closed) })
+            .await
     }
 
     /// The connection, made anew if it has to be.

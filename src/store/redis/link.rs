@@ -12,6 +12,8 @@ use super::{
     pulse::{Pulse, is_open},
 };
 
+#[cfg(feature = "cluster")]
+use super::cluster::Cluster;
 #[cfg(feature = "bb8")]
 use super::pool::Pool;
 
@@ -22,6 +24,11 @@ pub(super) enum Link {
     Manager(ConnectionManager, Arc<Pulse>),
     #[cfg(feature = "bb8")]
     Pool(Arc<Pool>),
+    #[cfg(feature = "cluster")]
+    Cluster(Arc<Cluster>),
+    /// A cluster connection that goes its own ways.
+    #[cfg(feature = "cluster")]
+    OtherCluster(Arc<dyn Connection>),
     Other(Arc<dyn Connection>),
 }
 
@@ -35,6 +42,12 @@ impl Link {
         Self::Manager(manager, Arc::new(Pulse::new()))
     }
 
+    /// Whether the keys of one call have to share a slot.
+    #[cfg(feature = "cluster")]
+    pub(super) const fn is_cluster(&self) -> bool {
+        matches!(self, Self::Cluster(_) | Self::OtherCluster(_))
+    }
+
     /// Sends one command, once, and waits for its reply; an error reply is an error.
     ///
     /// Not bounded in time while a server keeps its connection open and says nothing.
@@ -46,6 +59,10 @@ impl Link {
             Self::Manager(manager, pulse) => send_managed(manager, &pulse, cmd).await,
             #[cfg(feature = "bb8")]
             Self::Pool(pool) => pool.send(cmd).await,
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.send(cmd).await,
+            #[cfg(feature = "cluster")]
+            Self::OtherCluster(it) => it.send(cmd).await.and_then(Value::extract_error),
             Self::Other(connection) => connection.send(cmd).await.and_then(Value::extract_error),
         }
     }
@@ -75,6 +92,10 @@ impl fmt::Debug for Link {
             Self::Manager(..) => "Link::Manager",
             #[cfg(feature = "bb8")]
             Self::Pool(_) => "Link::Pool",
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => "Link::Cluster",
+            #[cfg(feature = "cluster")]
+            Self::OtherCluster(_) => "Link::OtherCluster",
             Self::Other(_) => "Link::Other",
         })
     }

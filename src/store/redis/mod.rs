@@ -42,6 +42,8 @@ use crate::{
     store::{Answer, Store},
 };
 
+#[cfg(feature = "cluster")]
+mod cluster;
 mod connect;
 mod error;
 mod keeper;
@@ -108,11 +110,32 @@ impl RedisStore {
 
     /// Decides several checks in one call of the script, each all or nothing on its own, in this order.
     ///
-    /// Cheaper than one call each, for those who have many checks at hand. On a cluster all keys must share a slot.
+    /// Cheaper than one call each, for those who have many checks at hand. On a cluster it is one call for each slot, checks
+    /// of [several slots](self#on-a-cluster) are decided one by one, and the order is kept among the checks of one slot.
     pub fn check_many(&self, checks: impl Into<Vec<Check>>) -> Answer<Vec<Decision>> {
         let checks = checks.into();
+        #[cfg(feature = "cluster")]
+        if let Some(answer) = self.check_many_apart(&checks) {
+            return answer;
+        }
+        self.check_many_at_once(checks)
+    }
+
+    fn check_many_at_once(&self, checks: Vec<Check>) -> Answer<Vec<Decision>> {
         let reply = self.run(script::check_call(&self.names, self.now_ms(), &checks));
         Answer::pending(async move { script::decisions(&checks, &reply.await?) })
+    }
+
+    fn check_at_once(&self, check: &Check) -> Answer<Decision> {
+        let check = check.clone();
+        let reply = self.run(script::check_call(&self.names, self.now_ms(), [&check]));
+        Answer::pending(async move { script::decision(&check, &reply.await?) })
+    }
+
+    fn settle_at_once(&self, settlement: &Settlement) -> Answer<Usage> {
+        let settlement = settlement.clone();
+        let reply = self.run(script::settle_call(&self.names, self.now_ms(), &settlement));
+        Answer::pending(async move { script::usage(&settlement, &reply.await?) })
     }
 
     /// Runs the script: by its hash, and once by its source on a server that does not know it.
@@ -149,15 +172,19 @@ fn is_unknown_script(error: &RedisError) -> bool {
 
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> Answer<Decision> {
-        let check = check.clone();
-        let reply = self.run(script::check_call(&self.names, self.now_ms(), [&check]));
-        Answer::pending(async move { script::decision(&check, &reply.await?) })
+        #[cfg(feature = "cluster")]
+        if let Some(answer) = self.check_apart(check) {
+            return answer;
+        }
+        self.check_at_once(check)
     }
 
     fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
-        let settlement = settlement.clone();
-        let reply = self.run(script::settle_call(&self.names, self.now_ms(), &settlement));
-        Answer::pending(async move { script::usage(&settlement, &reply.await?) })
+        #[cfg(feature = "cluster")]
+        if let Some(answer) = self.settle_apart(settlement) {
+            return answer;
+        }
+        self.settle_at_once(settlement)
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {

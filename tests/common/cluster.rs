@@ -1,0 +1,182 @@
+//! A real Redis Cluster for one test: three primaries, each with a replica, killed when dropped.
+
+use std::{
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+use super::redis::Server;
+
+const SLOTS: usize = 16_384;
+
+/// Where a node listens for others, above its port.
+const BUS: u16 = 10_000;
+
+/// Far above what a busy machine needs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    /// The primaries, and then their replicas in the same order, as it was in the beginning.
+    pub(crate) nodes: Vec<Server>,
+}
+
+impl Cluster {
+    /// Starts a cluster in which a node that is mute for `node_timeout` is failed over. Slots that nobody serves do not
+    /// keep the others from being served.
+    pub(crate) fn start(node_timeout: Duration) -> Self {
+        let nodes: Vec<Server> = (0..6).map(|_| start_node(node_timeout)).collect();
+        let cluster = Self { nodes };
+        cluster.meet();
+        cluster.share_out();
+        cluster.follow();
+        cluster
+    }
+
+    fn meet(&self) {
+        for (index, node) in self.nodes.iter().enumerate() {
+            let () = node.run(&format!("CLUSTER SET-CONFIG-EPOCH {}", index + 1));
+            for other in &self.nodes[..index] {
+                let () = node.run(&format!("CLUSTER MEET 127.0.0.1 {}", port(other)));
+            }
+        }
+        self.wait_until("all nodes know each other", |node| {
+            let nodes: String = node.run("CLUSTER NODES");
+            nodes
+                .lines()
+                .filter(|line| line.contains(" connected") && !line.contains("handshake"))
+                .count()
+                == 6
+        });
+    }
+
+    fn share_out(&self) {
+        for (index, node) in self.nodes[..3].iter().enumerate() {
+            let slots: Vec<String> = slots(index).map(|slot| slot.to_string()).collect();
+            let () = node.run(&format!("CLUSTER ADDSLOTS {}", slots.join(" ")));
+        }
+        self.wait_until("all slots are served", |node| {
+            let info: String = node.run("CLUSTER INFO");
+            info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384")
+        });
+    }
+
+    fn follow(&self) {
+        for (primary, replica) in self.nodes.iter().zip(&self.nodes[3..]) {
+            let () = replica.run(&format!("CLUSTER REPLICATE {}", id(primary)));
+        }
+        self.wait_until("all replicas follow", |node| {
+            let info: String = node.run("INFO replication");
+            let nodes: String = node.run("CLUSTER NODES");
+            (info.contains("master_link_status:up") || info.contains("state=online"))
+                && nodes.matches("slave").count() == 3
+        });
+    }
+
+    pub(crate) fn urls(&self) -> Vec<String> {
+        self.nodes.iter().map(Server::url).collect()
+    }
+
+    /// The slot of everything that belongs to this identity: `user=alice`.
+    pub(crate) fn slot(&self, identity: &str) -> usize {
+        self.nodes[3].run(&format!("CLUSTER KEYSLOT {{{identity}}}"))
+    }
+
+    /// The primary that serves this identity in the beginning.
+    pub(crate) fn home(&self, identity: &str) -> usize {
+        let slot = self.slot(identity);
+        (0..3).find(|index| slots(*index).contains(&slot)).unwrap()
+    }
+
+    /// Waits until the replica of this primary has taken over, in the eyes of the other primaries.
+    pub(crate) fn wait_for_promotion(&self, primary: usize) {
+        let heir = format!("127.0.0.1:{}@", port(&self.nodes[primary + 3]));
+        wait("the replica is promoted", || {
+            let mut others = (0..3).filter(|other| *other != primary);
+            others.all(|other| {
+                let nodes: String = self.nodes[other].run("CLUSTER NODES");
+                let heir = nodes.lines().find(|line| line.contains(&heir));
+                heir.is_some_and(|line| line.contains("master") && line.contains(" connected "))
+            })
+        });
+    }
+
+    /// From now on new keys of this slot are made at the other primary.
+    pub(crate) fn begin_move(&self, slot: usize, from: usize, to: usize) {
+        let (from, to) = (&self.nodes[from], &self.nodes[to]);
+        let () = to.run(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
+        let () = from.run(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
+    }
+
+    /// Moves one key of this slot, if there is one.
+    pub(crate) fn move_a_key(&self, slot: usize, from: usize, to: usize) -> bool {
+        let (from, to) = (&self.nodes[from], port(&self.nodes[to]));
+        let keys: Vec<String> = from.run(&format!("CLUSTER GETKEYSINSLOT {slot} 1"));
+        keys.iter().for_each(|key| {
+            let () = from.run(&format!("MIGRATE 127.0.0.1 {to} {key} 0 5000"));
+        });
+        !keys.is_empty()
+    }
+
+    /// Moves the keys that are left, and then the slot.
+    pub(crate) fn end_move(&self, slot: usize, from: usize, to: usize) {
+        while self.move_a_key(slot, from, to) {}
+        let id = id(&self.nodes[to]);
+        for node in [to, from] {
+            let () = self.nodes[node].run(&format!("CLUSTER SETSLOT {slot} NODE {id}"));
+        }
+    }
+
+    fn wait_until(&self, what: &str, holds: impl Fn(&Server) -> bool) {
+        wait(what, || self.nodes.iter().all(&holds));
+    }
+}
+
+/// Which slots a primary serves in the beginning.
+fn slots(primary: usize) -> std::ops::Range<usize> {
+    primary * SLOTS / 3..(primary + 1) * SLOTS / 3
+}
+
+fn start_node(node_timeout: Duration) -> Server {
+    let node_timeout = node_timeout.as_millis().to_string();
+    // A server that finds the port for the other nodes taken ends as soon as it has begun.
+    for _ in 0..100 {
+        let node = Server::with(&[
+            "--cluster-enabled",
+            "yes",
+            "--cluster-node-timeout",
+            &node_timeout,
+            "--cluster-replica-validity-factor",
+            "0",
+            "--cluster-require-full-coverage",
+            "no",
+            "--repl-diskless-sync-delay",
+            "0",
+        ]);
+        let deadline = Instant::now() + PATIENCE;
+        // Below the ports that the system gives to clients.
+        while port(&node) + BUS < 32_768 && node.is_running() && Instant::now() < deadline {
+            if TcpStream::connect(("127.0.0.1", port(&node) + BUS)).is_ok() && node.is_running() {
+                return node;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    panic!("no node could be started");
+}
+
+fn id(node: &Server) -> String {
+    node.run("CLUSTER MYID")
+}
+
+fn port(node: &Server) -> u16 {
+    node.address().port()
+}
+
+pub(crate) fn wait(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
