@@ -16,6 +16,11 @@ use super::{
 #[macro_export]
 macro_rules! contract {
     ($new:path) => {
+        $crate::contract! { apart $new }
+        $crate::contract! { @each $new: a_check_over_many_keys_is_atomic_under_concurrency }
+    };
+    // For a store that may decide the keys of one check apart.
+    (apart $new:path) => {
         $crate::contract! { $new:
             a_refused_check_is_charged_nowhere
             all_keys_and_policies_are_charged_together
@@ -49,10 +54,16 @@ macro_rules! contract {
             the_largest_check_is_decided_and_settled
             clones_of_a_limiter_share_their_counts
             exactly_the_limit_is_admitted_under_concurrency
-            a_check_over_many_keys_is_atomic_under_concurrency
         }
     };
     ($new:path: $($sentence:ident)*) => {
+        $crate::contract! { @each $new: $($sentence)* }
+
+        fn gate(store: impl sluicegate::Store) -> sluicegate::Limiter {
+            $crate::common::contract::patient(store)
+        }
+    };
+    (@each $new:path: $($sentence:ident)*) => {
         $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
             async fn $sentence() {
@@ -61,10 +72,6 @@ macro_rules! contract {
                 $crate::common::contract::$sentence(&gate(store), clock).await;
             }
         )*
-
-        fn gate(store: impl sluicegate::Store) -> sluicegate::Limiter {
-            $crate::common::contract::patient(store)
-        }
     };
 }
 

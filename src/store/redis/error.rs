@@ -9,10 +9,25 @@ use crate::error::{StoreError, StoreErrorKind};
 /// Tells apart by the code alone: texts differ between servers, and may name keys, users and addresses. None of them is kept.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
     let (kind, message) = match error.code() {
+        Some("ERR") => of_server(nested_code(error.detail().unwrap_or_default())),
         Some(code) => of_server(code),
         None => of_connection(error),
     };
     StoreError::new(kind, message)
+}
+
+/// The code within a plain `ERR`: Redis 6.2 wraps what a script's commands are refused with.
+fn nested_code(text: &str) -> &str {
+    if text.contains("cluster support disabled") {
+        return "NOCLUSTER";
+    }
+    if !text.starts_with("Error running script") {
+        return "ERR";
+    }
+    let mut words = text.split(' ').map(|word| word.trim_start_matches('-'));
+    let is_code =
+        |word: &&str| word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase());
+    words.find(is_code).unwrap_or("ERR")
 }
 
 fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
@@ -47,6 +62,7 @@ fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
             Protocol,
             "a key holds a value of another type, not written by this crate",
         ),
+        "NOCLUSTER" => (Refused, "the Redis server is not of a cluster"),
         "NOSCRIPT" => (Protocol, "the Redis server does not keep the script"),
         _ => (Protocol, "the Redis server answered with an error"),
     }
@@ -125,6 +141,19 @@ mod tests {
                 Protocol,
             ),
             ("WHATEVER alice", Protocol),
+            ("ERR This instance has cluster support disabled", Refused),
+            (
+                "ERR Error running script (call to f_2e): @user_script:7: @user_script: 7: -READONLY You can't write",
+                Unavailable,
+            ),
+            (
+                "ERR Error running script (call to f_2e): @user_script:7: WRONGTYPE Operation against a key",
+                Protocol,
+            ),
+            (
+                "ERR Error running script (call to f_2e): @user_script:7: -OOM command not allowed",
+                Unavailable,
+            ),
         ] {
             let error = store_error(&error_reply(reply));
             assert_eq!(error.kind(), kind, "{reply}");
