@@ -1,12 +1,17 @@
 //! Proves that a `RedisStore` over a cluster keeps the contract, and what becomes of it on a cluster's bad days.
 
 mod common;
+#[cfg(feature = "bb8")]
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "common/example.rs"]
+mod example;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
+    fmt::Display,
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -42,11 +47,11 @@ fn policy(name: &str, rules: &str) -> Policy {
     Policy::parse(name, rules).unwrap()
 }
 
-fn user(name: impl ToString) -> Key {
-    Key::new("user", name.to_string())
+fn user(name: impl Display) -> Key {
+    Key::new("user", format!("{name}"))
 }
 
-fn charge(policy: &Policy, name: impl ToString) -> Charge {
+fn charge(policy: &Policy, name: impl Display) -> Charge {
     Charge::new(policy, user(name), 1)
 }
 
@@ -57,35 +62,47 @@ fn users_at(cluster: &Cluster, primary: usize, count: usize) -> Vec<String> {
     at_home.take(count).collect()
 }
 
-async fn left(limiter: &Limiter, policy: &Policy, name: impl ToString) -> u64 {
+async fn left(limiter: &Limiter, policy: &Policy, name: impl Display) -> u64 {
     let usage = limiter.peek([charge(policy, name)]).await.unwrap();
     usage.rules().next().unwrap().remaining()
 }
 
+/// A store that has counted nothing yet.
+async fn store(cluster: &Cluster) -> RedisStore {
+    static STORES: AtomicU32 = AtomicU32::new(0);
+    let store = RedisStore::cluster(cluster.urls()).await.unwrap();
+    let number = STORES.fetch_add(1, Ordering::Relaxed);
+    store.prefix(&format!("store-{number}"))
+}
+
 async fn limiter(cluster: &Cluster) -> Limiter {
-    Limiter::new(RedisStore::cluster(cluster.urls()).await.unwrap())
+    Limiter::new(store(cluster).await)
 }
 
 async fn patient(cluster: &Cluster) -> Limiter {
     limiter(cluster).await.deadline(NEVER)
 }
 
-/// One cluster for all tests that leave it in peace.
+/// The cluster of all tests that leave it in peace and run now; each has a prefix or users of its own.
+fn shared() -> Arc<Cluster> {
+    static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.upgrade().unwrap_or_else(|| {
+        let cluster = Arc::new(Cluster::start(NEVER));
+        *shared = Arc::downgrade(&cluster);
+        cluster
+    })
+}
+
 mod contract {
-    use std::{
-        sync::{
-            Arc, Mutex, PoisonError, Weak,
-            atomic::{AtomicU32, Ordering},
-        },
-        time::Duration,
-    };
+    use std::sync::Arc;
 
     use sluicegate::{
         Answer, Check, Decision, Key, Policy, RedisStore, Settlement, Store, Usage,
         test_util::TestClock,
     };
 
-    use crate::common::cluster::Cluster;
+    use crate::{common::cluster::Cluster, shared};
 
     crate::contract!(apart fresh);
 
@@ -97,27 +114,13 @@ mod contract {
 
     /// A store that has counted nothing yet, and its clock.
     async fn fresh() -> (Clustered, TestClock) {
-        static STORES: AtomicU32 = AtomicU32::new(0);
         let cluster = shared();
         let clock = TestClock::new(0);
-        let store = RedisStore::cluster(cluster.urls()).await.unwrap();
-        let prefix = format!("store-{}", STORES.fetch_add(1, Ordering::Relaxed));
         let store = Clustered {
-            store: store.prefix(&prefix).clock(clock.clone()),
+            store: crate::store(&cluster).await.clock(clock.clone()),
             _cluster: cluster,
         };
         (store, clock)
-    }
-
-    /// The cluster of all tests that run now.
-    fn shared() -> Arc<Cluster> {
-        static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.upgrade().unwrap_or_else(|| {
-            let cluster = Arc::new(Cluster::start(Duration::from_secs(15)));
-            *shared = Arc::downgrade(&cluster);
-            cluster
-        })
     }
 
     impl Store for Clustered {
@@ -137,8 +140,8 @@ mod contract {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn each_of_many_users_is_admitted_exactly_as_often_as_the_limit_says() {
-    let cluster = Cluster::start(NEVER);
-    let (limiter, five) = (patient(&cluster).await, policy("five", "5/1h"));
+    let cluster = shared();
+    let (limiter, five) = (patient(&cluster).await, policy("each", "5/1h"));
     let tasks = (0..8).map(|_| {
         let (limiter, five) = (limiter.clone(), five.clone());
         tokio::spawn(async move {
@@ -162,7 +165,7 @@ async fn each_of_many_users_is_admitted_exactly_as_often_as_the_limit_says() {
     assert_eq!(
         (0..200)
             .map(|name| homes(&name))
-            .collect::<std::collections::HashSet<_>>()
+            .collect::<HashSet<_>>()
             .len(),
         3
     );
@@ -170,7 +173,7 @@ async fn each_of_many_users_is_admitted_exactly_as_often_as_the_limit_says() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_is_refused_in_one_slot_is_left_charged_in_none() {
-    let cluster = Cluster::start(NEVER);
+    let cluster = shared();
     let (limiter, twelve) = (patient(&cluster).await, policy("twelve", "12/1h"));
     let tasks = (0..8).map(|task| {
         let (limiter, twelve) = (limiter.clone(), twelve.clone());
@@ -206,7 +209,7 @@ async fn what_is_refused_in_one_slot_is_left_charged_in_none() {
 
 #[tokio::test]
 async fn a_refusal_tells_what_is_left_after_all_was_given_back() {
-    let cluster = Cluster::start(NEVER);
+    let cluster = shared();
     let limiter = patient(&cluster).await;
     let (wide, narrow, none) = (
         policy("wide", "9/1h"),
@@ -250,8 +253,8 @@ async fn a_refusal_tells_what_is_left_after_all_was_given_back() {
 
 #[tokio::test]
 async fn several_checks_in_one_call_are_each_decided() {
-    let cluster = Cluster::start(NEVER);
-    let store = RedisStore::cluster(cluster.urls()).await.unwrap();
+    let cluster = shared();
+    let store = store(&cluster).await;
     let (two, one) = (policy("two", "2/1h"), policy("one", "1/1h"));
     let mut checks: Vec<Check> = (0..30)
         .map(|name| Check::new([charge(&two, name % 10)]).unwrap())
@@ -269,17 +272,14 @@ async fn several_checks_in_one_call_are_each_decided() {
 /// Sequential histories with checks of many slots, settlements and clocks that step back.
 #[test]
 fn a_cluster_agrees_with_the_memory_store_whatever_happens() {
-    let cluster = Cluster::start(NEVER);
+    let cluster = shared();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let mut random = TestRunner::deterministic();
-    for round in 0..40 {
+    for _ in 0..40 {
         let history = wild().new_tree(&mut random).unwrap().current();
         runtime.block_on(async {
             let clock = TestClock::new(START_MS);
-            let store = RedisStore::cluster(cluster.urls()).await.unwrap();
-            let store = store
-                .prefix(&format!("history-{round}"))
-                .clock(clock.clone());
+            let store = store(&cluster).await.clock(clock.clone());
             let memory = MemoryStore::new().clock(clock.clone());
             agree(&store, &memory, &clock, &history).await;
         });
@@ -288,8 +288,8 @@ fn a_cluster_agrees_with_the_memory_store_whatever_happens() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_caller_who_leaves_leaves_nothing_half_done() {
-    let cluster = Cluster::start(NEVER);
-    let store = RedisStore::cluster(cluster.urls()).await.unwrap();
+    let cluster = shared();
+    let store = store(&cluster).await;
     let limiter = Limiter::new(store.clone()).deadline(NEVER);
     let (much, none) = (policy("much", "10000/1h"), policy("none", "0/1h"));
     let users: Vec<String> = (0..3)
@@ -615,4 +615,44 @@ async fn the_cluster_connection_of_redis_rs_serves_as_well() {
     limiter.reset(&two, &user(5)).await.unwrap();
     assert_eq!(left(&limiter, &two, 5).await, 2);
     assert_eq!(left(&limiter, &two, 4).await, 0);
+}
+
+#[cfg(feature = "bb8")]
+#[tokio::test]
+async fn two_example_servers_share_their_limits_through_a_cluster() {
+    use axum::{body::Body, http::Request};
+    use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+
+    let cluster = Cluster::start(NEVER);
+    let urls = cluster.urls();
+    let limits = [1, 2, 3].map(|at| format!("header:key-{at}=4/1d"));
+    let mut args = vec![
+        "--limit",
+        "ip=1000/1d",
+        "--deadline",
+        "30s",
+        "--on-failure",
+        "closed",
+    ];
+    limits
+        .iter()
+        .for_each(|limit| args.extend(["--limit", limit]));
+    let one = ["--cluster", "--redis", &urls[4]];
+    let two = ["--redis", &urls[0], "--redis", &urls[1]];
+    let servers = [one.to_vec(), two.to_vec()]
+        .map(|more| example::Example::start(&[&args[..], &more].concat()));
+    let client: Client<_, Body> = Client::builder(TokioExecutor::new()).build_http();
+    let mut admitted = 0;
+    for turn in 0..10 {
+        let mut request = Request::get(format!("http://{}/", servers[turn % 2].address()));
+        for key in ["key-1", "key-2", "key-3"] {
+            request = request.header(key, format!("{key}-of-alice"));
+        }
+        let response = client
+            .request(request.body(Body::empty()).unwrap())
+            .await
+            .unwrap();
+        admitted += usize::from(response.status() == 200);
+    }
+    assert_eq!(admitted, 4);
 }

@@ -494,6 +494,22 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
         ),
         (&["--redis", "http://:sesame@host"], "--redis: write a URL"),
         (&["--pool", "2"], "--pool: needs --redis"),
+        (&["--cluster"], "--cluster: needs --redis"),
+        (
+            &[
+                "--redis",
+                "redis://a",
+                "--redis",
+                "redis://b",
+                "--pool",
+                "2",
+            ],
+            if cfg!(feature = "cluster") {
+                "--pool: not for a cluster"
+            } else {
+                "--redis: a cluster needs a server that was built with --features cluster"
+            },
+        ),
         (
             &["--redis", "redis://host", "--pool", "0"],
             "--pool: needs at least one",
@@ -537,6 +553,7 @@ fn help_names_every_option() {
         "count",
         "trusted-proxy",
         "redis",
+        "cluster",
         "pool",
         "deadline",
         "on-failure",

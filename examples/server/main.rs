@@ -154,14 +154,15 @@ fn cost(head: &Parts) -> u64 {
 }
 
 async fn limiter(options: &Options) -> Result<Limiter, String> {
-    let limiter = match &options.redis {
-        None => Limiter::new(MemoryStore::new()),
-        Some(server) => Limiter::new(redis_store(server.clone(), options.pool)?),
+    let limiter = match &options.redis[..] {
+        [] => Limiter::new(MemoryStore::new()),
+        nodes if options.cluster => Limiter::new(cluster(nodes)?),
+        [server, ..] => Limiter::new(redis_store(server.clone(), options.pool)?),
     };
     let limiter = limiter
         .deadline(options.deadline)
         .on_failure(options.on_failure);
-    if let Some(server) = &options.redis {
+    if let Some(server) = options.redis.first() {
         greet(&limiter, server, options).await;
     }
     Ok(limiter)
@@ -180,6 +181,17 @@ fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, 
         .test_on_check_out(false)
         .build_unchecked(manager);
     Ok(pool.into())
+}
+
+#[cfg(feature = "cluster")]
+fn cluster(nodes: &[ConnectionInfo]) -> Result<RedisStore, String> {
+    RedisStore::lazy_cluster(nodes.to_vec()).map_err(|error| format!("--redis: {error}"))
+}
+
+/// The options were refused before.
+#[cfg(not(feature = "cluster"))]
+fn cluster(_: &[ConnectionInfo]) -> Result<RedisStore, String> {
+    Err("--redis: a cluster needs the feature `cluster`".into())
 }
 
 /// Connects, or says that nobody is there; the failure policy decides what becomes of requests meanwhile.

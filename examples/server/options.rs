@@ -30,7 +30,9 @@ cargo run --release --example server -- [options]
   --count all|failures     which requests count: all (the default), or those that are answered with 400 or above
   --trusted-proxy CIDR     repeatable; ip is what proxies in these networks wrote into X-Forwarded-For; default: none,
                            and ip is whoever connects
-  --redis URL              share limits through this server; default: in this process's memory
+  --redis URL              share limits through this server; default: in this process's memory. Repeatable: these are
+                           nodes of one cluster (needs --features cluster)
+  --cluster                --redis is a node of a cluster, whose others are found through it
   --pool N                 use a bb8 pool of N connections instead of one managed connection
   --deadline TIME          how long a decision may take: 100ms, 2s; default 100ms
   --on-failure open|closed what becomes of requests that could not be decided: served (open, the default)
@@ -55,7 +57,8 @@ pub(crate) struct Options {
     pub(crate) config: Option<PathBuf>,
     pub(crate) count: Counted,
     pub(crate) trusted_proxies: Vec<Cidr>,
-    pub(crate) redis: Option<ConnectionInfo>,
+    pub(crate) redis: Vec<ConnectionInfo>,
+    pub(crate) cluster: bool,
     pub(crate) pool: Option<u32>,
     pub(crate) deadline: Duration,
     pub(crate) on_failure: FailurePolicy,
@@ -92,7 +95,8 @@ impl Options {
             config: None,
             count: Counted::All,
             trusted_proxies: Vec::new(),
-            redis: None,
+            redis: Vec::new(),
+            cluster: false,
             pool: None,
             deadline: Duration::from_millis(100),
             on_failure: FailurePolicy::Open,
@@ -104,6 +108,7 @@ impl Options {
         while let Some(arg) = args.next().map_err(|error| error.to_string())? {
             match arg {
                 Long("help") | Short('h') => options.help = true,
+                Long("cluster") => options.cluster = true,
                 Long("shadow") => options.shadow = true,
                 Long(name) => {
                     let name = name.to_owned();
@@ -127,7 +132,7 @@ impl Options {
             "count" => self.count = counted(value)?,
             "trusted-proxy" => self.trusted_proxies.push(network(value)?),
             // What is wrong is not repeated: there may be a password in it.
-            "redis" => self.redis = Some(server(value)?),
+            "redis" => self.redis.push(server(value)?),
             "pool" => self.pool = Some(at_least_one(value)?),
             "deadline" => self.deadline = time(value)?,
             "on-failure" => self.on_failure = failure_policy(value)?,
@@ -151,8 +156,22 @@ impl Options {
     }
 
     fn complete(mut self) -> Result<Self, String> {
-        if self.pool.is_some() && self.redis.is_none() {
+        if self.pool.is_some() && self.redis.is_empty() {
             return Err("--pool: needs --redis".into());
+        }
+        if self.cluster && self.redis.is_empty() {
+            return Err("--cluster: needs --redis".into());
+        }
+        self.cluster |= self.redis.len() > 1;
+        if self.cluster && cfg!(not(feature = "cluster")) {
+            return Err(
+                "--redis: a cluster needs a server that was built with --features cluster".into(),
+            );
+        }
+        if self.cluster && self.pool.is_some() {
+            return Err(
+                "--pool: not for a cluster, which has a connection for each primary".into(),
+            );
         }
         if let Some(file) = &self.config {
             if !self.limits.is_empty() {
