@@ -66,6 +66,7 @@
 //! |---|---|---|
 //! | `redis` | yes | [`RedisStore`](store::redis) |
 //! | `bb8` | yes | `RedisStore` over a `bb8_redis` pool |
+//! | `cluster` | | [`RedisStore`](store::redis#on-a-cluster) over a Redis Cluster |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
 //! | `serde` | | [`Rule`], [`Policy`] and [`Policies`] in configuration files |
@@ -78,7 +79,8 @@
 //! - It does not slow requests down, unless it is [told to let them wait](middleware#around-a-client); it refuses them.
 //! - It does not limit how many requests run at once: use tower's `ConcurrencyLimit`.
 //! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten.
-//! - On a cluster, one check reaches one slot: policies of one identity share it, those of several do not.
+//! - On a cluster, the policies of one identity are decided in one atomic step, several identities are not: a request that is
+//!   about to be refused may for one round trip [make another look refused](store::redis#on-a-cluster).
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)

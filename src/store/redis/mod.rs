@@ -29,6 +29,34 @@
 //! Every key has a TTL that covers its longest live section. Give the limiter a server or database of its own, with
 //! `maxmemory-policy noeviction` or `volatile-ttl`: a key that is evicted is a limit that starts anew.
 
+//!
+//! # On a cluster
+//!
+//! `RedisStore::cluster` (feature `cluster`) follows a Redis Cluster: a connection for each primary, and a look at the topology
+//! as soon as a node refuses, hangs up or stays mute. A node in trouble costs its own slots alone.
+//!
+//! A script reaches the keys of one slot, and no more: that is what a cluster's nodes share nothing for. The slot follows from
+//! what stands in the braces, the identity. So
+//!
+//! - all policies of *one* identity are decided **in one atomic step**, as on one server;
+//! - a check of *several* identities is one call for each slot, at the same time, and if one refuses or fails, what the others
+//!   admitted is settled to 0. **Never more than the limit is admitted**, and a refusal leaves nothing charged. But until
+//!   that is settled, for one round trip, it counts: a request at the same time may be refused that would have fitted;
+//! - each node's own clock decides for its keys.
+//!
+//! What is settled back is settled in a task of its own, also when the caller has left, and given up after a second. Two things
+//! can stay charged then, until their steps are released: a part whose node was lost after it had admitted, and a part that
+//! was executed but whose answer was lost. Both err on the side of too few.
+//!
+//! A command that a redirect (`MOVED`, `ASK`), a slot on its way (`TRYAGAIN`) or a node out of service refused is sent on, since
+//! it was not executed. One whose connection was lost is not: it may have been. While the keys of a slot are on their way,
+//! an identity with several policies may not be decidable for a moment, since its keys are in two places; the failure policy
+//! speaks then.
+//!
+//! A replica knows what its primary told it: what was charged in the last moments before a failover may be forgotten. Set
+//! `cluster-require-full-coverage no`, or all slots wait while one has no primary. With ACLs the user needs `CLUSTER SLOTS` and
+//! `ASKING` beside the script's own.
+
 use std::sync::Arc;
 
 use redis::{Cmd, RedisError, Value};

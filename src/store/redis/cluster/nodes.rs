@@ -235,3 +235,50 @@ fn is_suspicious(error: &RedisError) -> bool {
         kind => kind != ErrorKind::Extension,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use redis::{IntoConnectionInfo, parse_redis_value};
+
+    use super::*;
+
+    fn nodes() -> Nodes {
+        Nodes::new(&["redis://seed:7000".into_connection_info().unwrap()]).unwrap()
+    }
+
+    fn value(text: &str) -> Value {
+        parse_redis_value(text.replace(' ', "\r\n").as_bytes()).unwrap()
+    }
+
+    fn range(text: &str) -> Result<String, RedisError> {
+        let range = Vec::from_redis_value(value(text))?;
+        let Range {
+            first,
+            last,
+            primary,
+        } = nodes().seeds[0].range(range)?;
+        Ok(format!("{first}-{last} {primary}"))
+    }
+
+    #[test]
+    fn a_node_that_does_not_know_its_name_is_called_as_it_was_reached() {
+        for (host, named) in [("$4 node", "node"), ("$0 ", "seed"), ("$-1", "seed")] {
+            let text = format!("*3 :0 :9 *3 {host} :7001 $2 id ");
+            assert_eq!(range(&text).unwrap(), format!("0-9 {named}:7001"));
+        }
+        let mut nodes = nodes();
+        let seed = Arc::clone(&nodes.seeds[0]);
+        for (to, named) in [("node:7001", "node:7001"), (":7002", "seed:7002")] {
+            let moved = parse_redis_value(format!("-MOVED 7 {to}\r\n").as_bytes());
+            let moved = moved.and_then(Value::extract_error).unwrap_err();
+            assert_eq!(nodes.named(&moved, &seed).unwrap().address, *named);
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_an_error() {
+        for text in ["*0 ", "*2 :0 :9 ", "*3 :0 :9 *0 ", "*3 :0 :9 :1 "] {
+            assert!(range(text).is_err(), "{text}");
+        }
+    }
+}
