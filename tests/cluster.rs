@@ -580,7 +580,7 @@ async fn a_service_starts_while_the_cluster_is_down() {
     let error = limiter.check([charge(&much, 1)]).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     assert!(limiter.admits([charge(&much, 1), charge(&much, 2)]).await);
-    cluster.nodes.iter_mut().for_each(Server::restart);
+    cluster.restart();
     healing(
         &limiter,
         &much,

@@ -1,16 +1,10 @@
 //! A real Redis Cluster for one test: three primaries, each with a replica, killed when dropped.
 
-use std::{
-    net::TcpStream,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use super::redis::Server;
 
 const SLOTS: usize = 16_384;
-
-/// Where a node listens for others, above its port.
-const BUS: u16 = 10_000;
 
 /// Far above what a busy machine needs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -127,6 +121,17 @@ impl Cluster {
         }
     }
 
+    /// Starts all nodes again, after all were killed.
+    pub(crate) fn restart(&mut self) {
+        for node in &mut self.nodes {
+            let mut restarts = (0..20).map(|_| {
+                node.restart();
+                node.answers()
+            });
+            assert!(restarts.any(|answers| answers), "a node that answers");
+        }
+    }
+
     fn wait_until(&self, what: &str, holds: impl Fn(&Server) -> bool) {
         wait(what, || self.nodes.iter().all(&holds));
     }
@@ -139,9 +144,8 @@ fn slots(primary: usize) -> std::ops::Range<usize> {
 
 fn start_node(node_timeout: Duration) -> Server {
     let node_timeout = node_timeout.as_millis().to_string();
-    // A server that finds the port for the other nodes taken ends as soon as it has begun.
-    for _ in 0..100 {
-        let node = Server::with(&[
+    let start = || {
+        Server::with(&[
             "--cluster-enabled",
             "yes",
             "--cluster-node-timeout",
@@ -152,16 +156,10 @@ fn start_node(node_timeout: Duration) -> Server {
             "no",
             "--repl-diskless-sync-delay",
             "0",
-        ]);
-        let deadline = Instant::now() + PATIENCE;
-        while node.is_running() && Instant::now() < deadline {
-            if TcpStream::connect(("127.0.0.1", port(&node) + BUS)).is_ok() && node.is_running() {
-                return node;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-    panic!("no node could be started");
+        ])
+    };
+    let mut nodes = (0..20).map(|_| start());
+    nodes.find(Server::answers).expect("a node that answers")
 }
 
 fn id(node: &Server) -> String {

@@ -51,10 +51,11 @@ impl Server {
         panic!("no server could be started:\n{}", log(&folder));
     }
 
-    /// Whether the program has not ended by itself.
-    pub(crate) fn is_running(&self) -> bool {
-        let process = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
-        process.is_ok_and(|stat| !stat.contains(") Z "))
+    /// Whether it serves: a node of a cluster ends right after it has begun if its second port is taken.
+    pub(crate) fn answers(&self) -> bool {
+        let client = redis::Client::open(self.socket_url()).unwrap();
+        let connection = client.get_connection();
+        connection.is_ok_and(|mut it| redis::cmd("PING").exec(&mut it).is_ok())
     }
 
     /// Where it listens.
