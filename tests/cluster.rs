@@ -568,6 +568,32 @@ async fn nodes_that_forget_the_script_are_told_it_again() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_lost_connection_may_have_done_is_not_done_again() {
+    let cluster = Cluster::start(NEVER);
+    let limiter = limiter(&cluster).await.deadline(DEADLINE);
+    let much = policy("much", "1000000/1h");
+    let users = users_at(&cluster, 0, 6);
+    let load = Load::start(&limiter, [&much], &users);
+    until_all_are_admitted_again(&limiter, &much, &users).await;
+    for _ in 0..100 {
+        cluster.nodes[0].run::<u32>("CLIENT KILL TYPE normal");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let story = load.end().await;
+    let mut counted = 0;
+    for name in &users {
+        counted += 1_000_000 - left(&limiter, &much, name).await;
+    }
+    let admitted: u64 = story.admitted.values().sum();
+    let lost = u64::try_from(story.errors.len()).unwrap();
+    assert!(lost > 0);
+    assert!(
+        (admitted..=admitted + lost).contains(&counted),
+        "{admitted} {lost} {counted}"
+    );
+}
+
 #[tokio::test]
 async fn a_service_starts_while_the_cluster_is_down() {
     let mut cluster = Cluster::start(NEVER);
