@@ -13,6 +13,8 @@ pub(crate) mod model;
 pub(crate) mod outcome;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(feature = "sentinel")]
+pub(crate) mod sentinel;
 #[cfg(all(feature = "redis", feature = "test-util"))]
 pub(crate) mod served;
 #[cfg(feature = "redis")]

@@ -3,11 +3,13 @@
 use std::{io, sync::Arc};
 
 use redis::{
-    Client, IntoConnectionInfo, RedisError,
+    Client, IntoConnectionInfo, RedisError, RedisResult,
     aio::{ConnectionLike, ConnectionManager},
 };
 use tokio::time::timeout;
 
+#[cfg(feature = "sentinel")]
+use super::sentinel::{Primary, Sentinels};
 use super::{
     RedisStore,
     error::store_error,
@@ -34,11 +36,7 @@ impl RedisStore {
     /// When the URL makes no sense, or when the server cannot be reached, refuses the user or cannot work, after one second
     /// at most. Use [`lazy`](Self::lazy) where the service must start without it.
     pub async fn connect(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
-        let store = Self::lazy(server)?;
-        greet(&store.link)
-            .await
-            .map_err(|error| store_error(&error))?;
-        Ok(store)
+        greeted(Self::lazy(server)?).await
     }
 
     /// Like [`connect`](Self::connect), but does not wait for the server: the first check connects.
@@ -47,11 +45,58 @@ impl RedisStore {
     ///
     /// When the URL makes no sense.
     pub fn lazy(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
-        server
-            .into_connection_info()
-            .and_then(Client::open)
-            .map(Self::from)
-            .map_err(|_| StoreError::new(StoreErrorKind::Refused, BAD_URL))
+        let client = client(server).map_err(|_| bad_url())?;
+        Ok(Self::keeping(Source::Client(client)))
+    }
+
+    /// Connects to the primary of this name, by asking these sentinels for it: see
+    /// [the module](super#sentinel-and-replication).
+    ///
+    /// The sentinels' own user and password stand in their URLs; the primary's stand in a URL that has the name in the
+    /// place of the host.
+    ///
+    /// ```no_run
+    /// # async fn run() -> Result<(), sluicegate::StoreError> {
+    /// use sluicegate::RedisStore;
+    ///
+    /// let sentinels = ["redis://s1:26379", "redis://s2:26379", "redis://s3:26379"];
+    /// let store = RedisStore::sentinel(sentinels, "mymaster").await?;
+    /// let store = RedisStore::sentinel(sentinels, "redis://limiter:password@mymaster").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Like [`connect`](Self::connect); and when there are no sentinels, or none of them knows the name.
+    #[cfg(feature = "sentinel")]
+    pub async fn sentinel(
+        sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
+        primary: impl Into<Primary>,
+    ) -> Result<Self, StoreError> {
+        greeted(Self::sentinel_lazy(sentinels, primary)?).await
+    }
+
+    /// Like [`sentinel`](Self::sentinel), but does not wait for anybody: the first check asks and connects.
+    ///
+    /// # Errors
+    ///
+    /// When there are no sentinels, or a URL makes no sense.
+    #[cfg(feature = "sentinel")]
+    pub fn sentinel_lazy(
+        sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
+        primary: impl Into<Primary>,
+    ) -> Result<Self, StoreError> {
+        let keeper =
+            |sentinel| client(sentinel).map(|it| Arc::new(Keeper::new(Source::Client(it))));
+        let keepers: RedisResult<Vec<_>> = sentinels.into_iter().map(keeper).collect();
+        let sentinels = keepers.and_then(|keepers| Sentinels::new(keepers, primary.into()));
+        let sentinels = sentinels.map_err(|_| bad_url())?;
+        Ok(Self::keeping(Source::Sentinels(sentinels)))
+    }
+
+    fn keeping(source: Source) -> Self {
+        Self::over(Link::Own(Arc::new(Keeper::new(source))))
     }
 
     /// Uses a connection whose own business it is to heal, for instance a cluster connection.
@@ -63,6 +108,24 @@ impl RedisStore {
     ) -> Self {
         Self::over(Link::other(connection))
     }
+}
+
+fn client(server: impl IntoConnectionInfo) -> RedisResult<Client> {
+    let info = server.into_connection_info()?;
+    #[cfg(feature = "tls")]
+    super::tls::prepare(&info);
+    let tcp = info.tcp_settings().clone().set_nodelay(true);
+    Client::open(info.set_tcp_settings(tcp))
+}
+
+fn bad_url() -> StoreError {
+    StoreError::new(StoreErrorKind::Refused, BAD_URL)
+}
+
+async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
+    let greeting = greet(&store.link).await;
+    greeting.map_err(|error| store_error(&error))?;
+    Ok(store)
 }
 
 /// Makes sure that somebody is there who lets us in. A user who may not PING has been let in.
@@ -77,11 +140,9 @@ async fn greet(link: &Link) -> Result<(), RedisError> {
 
 /// Connects at the first check, with `TCP_NODELAY` on and the client's other settings as they are.
 impl From<Client> for RedisStore {
-    fn from(client: Client) -> Self {
-        let info = client.get_connection_info().clone();
-        let tcp = info.tcp_settings().clone().set_nodelay(true);
-        let client = Client::open(info.set_tcp_settings(tcp)).unwrap_or(client);
-        Self::over(Link::Own(Arc::new(Keeper::new(Source::Client(client)))))
+    fn from(own: Client) -> Self {
+        let client = client(own.get_connection_info().clone()).unwrap_or(own);
+        Self::keeping(Source::Client(client))
     }
 }
 

@@ -54,6 +54,10 @@ fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
 
 fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
+    #[cfg(feature = "tls")]
+    if let Some(message) = super::tls::refusal(error) {
+        return (Refused, message);
+    }
     match error.kind() {
         ErrorKind::AuthenticationFailed => {
             (Refused, "the Redis server refuses this user or password")
@@ -61,6 +65,10 @@ fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
         ErrorKind::InvalidClientConfig => (
             Refused,
             "the Redis URL makes no sense, or needs a feature of the redis crate",
+        ),
+        ErrorKind::MasterNameNotFoundBySentinel => (
+            Refused,
+            "no Redis Sentinel asked knows a primary of this name",
         ),
         ErrorKind::RESP3NotSupported => (Refused, "the Redis server does not speak RESP3"),
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {

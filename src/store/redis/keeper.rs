@@ -25,6 +25,8 @@ const QUEUE: usize = 1_024;
 /// Where new connections come from.
 pub(super) enum Source {
     Client(Client),
+    #[cfg(feature = "sentinel")]
+    Sentinels(super::sentinel::Sentinels),
     #[cfg(feature = "bb8")]
     Pool(bb8::Pool<bb8_redis::RedisConnectionManager>),
 }
@@ -139,17 +141,19 @@ impl Attempt {
 
 impl Source {
     async fn connect(&self) -> Result<MultiplexedConnection, RedisError> {
+        // No timeout for answers: the limiter's deadline and `Pulse` see to that, without a timer for each command.
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(QUEUE);
         match self {
             Self::Client(client) => {
-                // No timeout for answers: the limiter's deadline and `Pulse` see to that, without a timer for each command.
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(CONNECT_TIMEOUT))
-                    .set_response_timeout(None)
-                    .set_pipeline_buffer_size(QUEUE);
                 client
                     .get_multiplexed_async_connection_with_config(&config)
                     .await
             }
+            #[cfg(feature = "sentinel")]
+            Self::Sentinels(sentinels) => sentinels.connect(&config).await,
             #[cfg(feature = "bb8")]
             Self::Pool(pool) => pool.dedicated_connection().await,
         }

@@ -51,10 +51,16 @@ mod names;
 mod pool;
 mod pulse;
 mod script;
+#[cfg(feature = "sentinel")]
+mod sentinel;
+#[cfg(feature = "tls")]
+mod tls;
 
 use error::store_error;
 use link::Link;
 use names::Names;
+#[cfg(feature = "sentinel")]
+pub use sentinel::Primary;
 
 /// Keeps the counts in Redis, so that all replicas of a service share them; cheap to clone.
 #[derive(Clone, Debug)]
