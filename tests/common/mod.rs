@@ -19,5 +19,7 @@ pub(crate) mod sentinel;
 pub(crate) mod served;
 #[cfg(feature = "redis")]
 pub(crate) mod stores;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
 #[cfg(feature = "test-util")]
 pub(crate) mod vectors;

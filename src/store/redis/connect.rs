@@ -92,7 +92,7 @@ impl RedisStore {
         let keepers: RedisResult<Vec<_>> = sentinels.into_iter().map(keeper).collect();
         let sentinels = keepers.and_then(|keepers| Sentinels::new(keepers, primary.into()));
         let sentinels = sentinels.map_err(|_| bad_url())?;
-        Ok(Self::keeping(Source::Sentinels(sentinels)))
+        Ok(Self::keeping(Source::Sentinels(Arc::new(sentinels))))
     }
 
     fn keeping(source: Source) -> Self {

@@ -6,13 +6,23 @@ use redis::{ErrorKind, RedisError};
 
 use crate::error::{StoreError, StoreErrorKind};
 
-/// Tells apart by the code alone: texts differ between servers, and may name keys, users and addresses. None of them is kept.
+/// Tells apart by the code, as far as there is one: texts differ between servers, and may name keys, users and addresses. None
+/// of them is kept.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
     let (kind, message) = match error.code() {
+        Some("ERR") if lacks_rights_inside(error) => of_server("NOPERM"),
         Some(code) => of_server(code),
         None => of_connection(error),
     };
     StoreError::new(kind, message)
+}
+
+/// A command that the script may not call fails without a code of its own; the two texts are those before and from Redis 7.2.
+fn lacks_rights_inside(error: &RedisError) -> bool {
+    error.detail().is_some_and(|text| {
+        text.starts_with("The user executing the script can't run")
+            || text.starts_with("ACL failure in script")
+    })
 }
 
 fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
@@ -120,6 +130,14 @@ mod tests {
             ("NOAUTH Authentication required", Refused),
             ("WRONGPASS invalid username-password pair", Refused),
             ("NOPERM No permissions to access the key alice", Refused),
+            (
+                "ERR The user executing the script can't run this command or subcommand script: alice",
+                Refused,
+            ),
+            (
+                "ERR ACL failure in script: User alice has no permissions to run the 'get' command",
+                Refused,
+            ),
             (
                 "WRONGTYPE Operation against a key holding the wrong kind of value",
                 Protocol,

@@ -26,7 +26,7 @@ const QUEUE: usize = 1_024;
 pub(super) enum Source {
     Client(Client),
     #[cfg(feature = "sentinel")]
-    Sentinels(super::sentinel::Sentinels),
+    Sentinels(Arc<super::sentinel::Sentinels>),
     #[cfg(feature = "bb8")]
     Pool(bb8::Pool<bb8_redis::RedisConnectionManager>),
 }
@@ -70,6 +70,8 @@ impl Keeper {
 
     pub(super) async fn send(self: Arc<Self>, cmd: &Cmd) -> Result<Value, RedisError> {
         let live = self.live().await?;
+        #[cfg(feature = "sentinel")]
+        self.look(&live);
         let mut connection = live.connection.clone();
         live.pulse.feel(connection.send_packed_command(cmd)).await
     }
@@ -90,6 +92,22 @@ impl Keeper {
             if outcome.is_ok() || attempt.started >= Some(arrived) {
                 return outcome;
             }
+        }
+    }
+
+    /// Has the connection replaced before the next command if the sentinels now name another primary.
+    #[cfg(feature = "sentinel")]
+    fn look(self: &Arc<Self>, live: &Arc<Live>) {
+        let Source::Sentinels(sentinels) = &self.source else {
+            return;
+        };
+        if sentinels.is_due() {
+            let (sentinels, live) = (Arc::clone(sentinels), Arc::clone(live));
+            tokio::spawn(async move {
+                if sentinels.name_another().await {
+                    live.pulse.doubt();
+                }
+            });
         }
     }
 

@@ -63,6 +63,12 @@ impl Pulse {
         self.suspect.store(false, Relaxed);
     }
 
+    /// Has the connection replaced, whatever came back over it.
+    #[cfg(feature = "sentinel")]
+    pub(super) fn doubt(&self) {
+        self.suspect.store(true, Relaxed);
+    }
+
     /// Whether the connection should be replaced before anything else is sent over it.
     pub(super) fn is_lost(&self) -> bool {
         let asked = self.asked.load(Relaxed);

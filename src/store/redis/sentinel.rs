@@ -1,6 +1,13 @@
 //! [`Sentinels`]: who knows where the primary is.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{
+    fmt, io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
 
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind,
@@ -17,6 +24,10 @@ use super::{
 /// What one sentinel may take to answer, and one server to show that it is the primary. One of each that hangs leaves
 /// time for another within [`CONNECT_TIMEOUT`].
 const PATIENCE: Duration = Duration::from_millis(200);
+
+/// How often the sentinels are asked whether a primary that works well still is the primary: one that was cut off from
+/// them does not know that there is another.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A primary by the name that its sentinels know, and how to log in there.
 ///
@@ -59,6 +70,11 @@ pub(super) struct Sentinels {
     question: Cmd,
     /// With the name in the place of the host.
     primary: ConnectionInfo,
+    /// Where it was found.
+    found: Mutex<Option<Address>>,
+    born: Instant,
+    /// In milliseconds since `born`.
+    looked: AtomicU64,
 }
 
 impl Sentinels {
@@ -85,6 +101,9 @@ impl Sentinels {
             sentinels,
             question,
             primary,
+            found: Mutex::default(),
+            born: Instant::now(),
+            looked: AtomicU64::new(0),
         })
     }
 
@@ -104,8 +123,11 @@ impl Sentinels {
         let mut why = closed();
         loop {
             while let Some(address) = ballot.next(asked.is_empty()) {
-                match within(PATIENCE, self.log_in(address, config)).await {
-                    Ok(connection) => return Ok(connection),
+                match within(PATIENCE, self.log_in(&address, config)).await {
+                    Ok(connection) => {
+                        *self.found() = Some(address);
+                        return Ok(connection);
+                    }
                     Err(error) => why = error,
                 }
             }
@@ -117,6 +139,40 @@ impl Sentinels {
                 None => return Err(why),
             }
         }
+    }
+
+    /// Whether it is time to [look](Self::name_another) again; says so to one caller.
+    pub(super) fn is_due(&self) -> bool {
+        let now = self
+            .born
+            .elapsed()
+            .as_millis()
+            .try_into()
+            .unwrap_or(u64::MAX);
+        let looked = self.looked.load(Relaxed);
+        let is_due = u128::from(now.saturating_sub(looked)) >= LOOK.as_millis();
+        is_due
+            && self
+                .looked
+                .compare_exchange(looked, now, Relaxed, Relaxed)
+                .is_ok()
+    }
+
+    /// Whether most sentinels name another primary than the one that was found.
+    pub(super) async fn name_another(&self) -> bool {
+        let mut asked = self.ask();
+        let mut ballot = Ballot::new(self.sentinels.len());
+        while let Some(answer) = asked.join_next().await {
+            if let Ok(Ok(address)) = answer {
+                ballot.add(address);
+            }
+        }
+        let named = ballot.next(false);
+        named.is_some() && named != *self.found()
+    }
+
+    fn found(&self) -> MutexGuard<'_, Option<Address>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ask(&self) -> JoinSet<RedisResult<Address>> {
@@ -136,7 +192,7 @@ impl Sentinels {
 
     async fn log_in(
         &self,
-        (host, port): Address,
+        (host, port): &Address,
         config: &AsyncConnectionConfig,
     ) -> RedisResult<MultiplexedConnection> {
         let mut addr = self.primary.addr().clone();
@@ -144,7 +200,7 @@ impl Sentinels {
             ConnectionAddr::Tcp(to, at)
             | ConnectionAddr::TcpTls {
                 host: to, port: at, ..
-            } => (*to, *at) = (host, port),
+            } => (*to, *at) = (host.clone(), *port),
             _ => {}
         }
         let mut connection = Client::open(self.primary.clone().set_addr(addr))?
@@ -218,4 +274,47 @@ async fn within<T>(span: Duration, work: impl Future<Output = RedisResult<T>>) -
     timeout(span, work)
         .await
         .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(host: &str) -> Address {
+        (host.into(), 6379)
+    }
+
+    #[test]
+    fn whoever_most_name_is_tried_at_once_and_the_others_when_all_have_spoken() {
+        let mut ballot = Ballot::new(5);
+        for host in ["old", "new", "new"] {
+            ballot.add(address(host));
+        }
+        assert_eq!(ballot.next(false), None);
+        ballot.add(address("new"));
+        assert_eq!(ballot.next(false), Some(address("new")));
+        ballot.add(address("new"));
+        assert_eq!(ballot.next(false), None);
+        assert_eq!(ballot.next(true), Some(address("old")));
+        assert_eq!(ballot.next(true), None);
+    }
+
+    #[test]
+    fn the_name_stands_bare_or_in_the_place_of_the_host() {
+        for (primary, name) in [
+            (Primary::from("my_Master.1"), "my_Master.1"),
+            (
+                Primary::from("redis://user:sesame@my_Master.1/2"),
+                "my_Master.1",
+            ),
+            (Primary::from(String::from("redis://m:1")), "m"),
+        ] {
+            assert!(!format!("{primary:?}").contains("sesame"));
+            let ConnectionAddr::Tcp(host, _) = primary.0.unwrap().addr().clone() else {
+                panic!("{name}");
+            };
+            assert_eq!(host, name);
+        }
+        assert!(Primary::from("http://m").0.is_err());
+    }
 }
