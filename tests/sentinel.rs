@@ -13,7 +13,7 @@ use std::{
 
 use common::{
     redis::Server,
-    sentinel::{Group, NAME, eventually},
+    sentinel::{Group, NAME, Parrot, ask},
 };
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreErrorKind};
 use tokio::task::{JoinHandle, block_in_place};
@@ -35,13 +35,6 @@ async fn store(group: &Group) -> RedisStore {
 async fn works(store: &RedisStore) -> bool {
     let limiter = Limiter::new(store.clone()).deadline(Duration::from_millis(300));
     limiter.check(charge("alice", PLENTY)).await.is_ok()
-}
-
-async fn recovers(store: &RedisStore) {
-    let start = Instant::now();
-    while !works(store).await {
-        assert!(start.elapsed() < SOON, "no decision within a second");
-    }
 }
 
 /// Requests that keep coming, from four tasks, until they are told to end.
@@ -154,4 +147,247 @@ async fn a_primary_that_hangs_and_comes_back_as_a_replica() {
     block_in_place(|| group.settle());
     traffic.recovers().await;
     traffic.end().await;
+}
+
+/// Charges one key as fast as it goes; what each answer says is left tells what a new primary has never heard of.
+struct Count {
+    limiter: Limiter,
+    limit: u64,
+    left: u64,
+    admitted: u64,
+    lost: u64,
+}
+
+impl Count {
+    fn new(store: &RedisStore, limit: u64) -> Self {
+        Self {
+            limiter: Limiter::new(store.clone()),
+            limit,
+            left: limit,
+            admitted: 0,
+            lost: 0,
+        }
+    }
+
+    /// Whether it was admitted; `None` when that could not be decided.
+    async fn charge(&mut self) -> Option<bool> {
+        let decision = self.limiter.check(charge("carol", self.limit)).await.ok()?;
+        let left = decision.usage().rules().next().unwrap().remaining();
+        let admitted = decision.is_allowed();
+        let before = left + u64::from(admitted);
+        self.lost += before.saturating_sub(self.left);
+        self.admitted += u64::from(admitted);
+        self.left = left;
+        Some(admitted)
+    }
+
+    /// Charges until it is refused. No more was admitted than the limit, and what was lost.
+    async fn use_up(mut self) {
+        while self.charge().await != Some(false) {}
+        let Self {
+            limit,
+            admitted,
+            lost,
+            ..
+        } = self;
+        eprintln!("{admitted} of {limit} admitted, {lost} of them lost");
+        assert!(admitted <= limit + lost);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_primary_had_not_replicated_is_admitted_again_and_no_more() {
+    let mut group = Group::start(&[]);
+    let store = store(&group).await;
+    let mut count = Count::new(&store, 20_000);
+    // As much as is admitted in a second, after which a replica that follows has heard of all before.
+    let mut last_second = 0;
+    let start = Instant::now();
+    while start.elapsed() < 2 * SOON {
+        let admitted = count.charge().await == Some(true);
+        last_second += u64::from(admitted && start.elapsed() >= SOON);
+    }
+    let old = group.primary();
+    group.servers[old].kill();
+    block_in_place(|| group.promoted(old));
+    while count.charge().await.is_none() {}
+    assert!(count.lost <= last_second, "{} of {last_second}", count.lost);
+    count.use_up().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_only_we_still_reach_is_left_when_another_is_named() {
+    let group = Group::start(&["--user", "limiter on nopass ~* +@all"]);
+    let url = format!("redis://limiter:any@{NAME}");
+    let store = RedisStore::sentinel(group.urls(), url).await.unwrap();
+    let old = group.primary();
+    let mut count = Count::new(&store, 1_000_000);
+    for _ in 0..100 {
+        count.charge().await;
+    }
+    // Its sentinels and replicas log in as nobody in particular, whom it now turns away.
+    let socket = group.servers[old]
+        .socket_url()
+        .replace("unix://", "unix://")
+        + "?user=limiter&pass=any";
+    ask::<()>(&socket, "ACL SETUSER default off").unwrap();
+    ask::<()>(&socket, "CLIENT KILL TYPE replica").unwrap();
+    ask::<()>(&socket, "CLIENT KILL USER default").unwrap();
+
+    let promoted = async {
+        let new = loop {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            let new = group.primary();
+            if new != old {
+                break new;
+            }
+        };
+        (new, Instant::now())
+    };
+    tokio::pin!(promoted);
+    let (new, at) = loop {
+        tokio::select! {
+            biased;
+            promoted = &mut promoted => break promoted,
+            admitted = count.charge() => assert_eq!(admitted, Some(true)),
+        }
+    };
+    let cut_off = count.admitted - 100;
+    while count.lost == 0 {
+        count.charge().await;
+        assert!(at.elapsed() < 4 * SOON);
+    }
+    eprintln!(
+        "{cut_off} admitted while cut off, {} lost, left after {:?}",
+        count.lost,
+        at.elapsed()
+    );
+    assert!(group.servers[new].calls("evalsha") > 0);
+    count.charge().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_without_replicas_stops_when_told_to_need_one() {
+    let group = Group::start(&[
+        "--min-replicas-to-write",
+        "1",
+        "--min-replicas-max-lag",
+        "1",
+    ]);
+    let store = store(&group).await;
+    let primary = group.primary();
+    for (index, server) in group.servers.iter().enumerate() {
+        if index != primary {
+            server.stop();
+        }
+    }
+    let limiter = Limiter::new(store.clone());
+    let start = Instant::now();
+    let error = loop {
+        if let Err(error) = limiter.check(charge("dave", PLENTY)).await {
+            break error;
+        }
+        assert!(start.elapsed() < 5 * SOON);
+    };
+    eprintln!("stopped {:?} after the replicas", start.elapsed());
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    for server in &group.servers {
+        server.cont();
+    }
+    while !works(&store).await {
+        assert!(start.elapsed() < 20 * SOON);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_that_hang_or_are_gone_do_not_matter_while_one_answers() {
+    let group = Group::start(&[]);
+    group.sentinels[0].stop();
+    group.sentinels[1].stop();
+    let nobody = "redis://127.0.0.1:1".to_owned();
+    let urls = [vec![nobody], group.urls()].concat();
+    let start = Instant::now();
+    let store = RedisStore::sentinel(urls, NAME).await.unwrap();
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    assert!(works(&store).await);
+    group.sentinels[0].cont();
+    group.sentinels[1].cont();
+}
+
+#[tokio::test]
+async fn what_the_sentinels_cannot_tell_is_said_clearly() {
+    let server = Server::start();
+    let nobody = RedisStore::sentinel(["redis://127.0.0.1:1"], NAME).await;
+    assert_eq!(nobody.unwrap_err().kind(), StoreErrorKind::Unavailable);
+
+    let no_sentinel = RedisStore::sentinel([server.url()], NAME).await;
+    let parrot = Parrot::start(server.address());
+    let unknown = RedisStore::sentinel([parrot.url()], "another").await;
+    for error in [no_sentinel, unknown] {
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Refused);
+        assert!(error.to_string().contains("Sentinel"), "{error}");
+    }
+    for senseless in [
+        RedisStore::sentinel_lazy([""; 0], NAME),
+        RedisStore::sentinel_lazy(["nonsense"], NAME),
+        RedisStore::sentinel_lazy([parrot.url()], ""),
+        RedisStore::sentinel_lazy([parrot.url()], "http://mymaster"),
+    ] {
+        assert_eq!(senseless.unwrap_err().kind(), StoreErrorKind::Refused);
+    }
+}
+
+#[tokio::test]
+async fn the_primary_has_a_user_and_a_password_of_its_own() {
+    let server = Server::with(&["--requirepass", "sesame"]);
+    let parrot = Parrot::start(server.address());
+    let with =
+        |password| RedisStore::sentinel([parrot.url()], format!("redis://:{password}@{NAME}"));
+    assert!(works(&with("sesame").await.unwrap()).await);
+    let wrong = with("mellon").await.unwrap_err();
+    assert_eq!(wrong.kind(), StoreErrorKind::Refused);
+}
+
+#[tokio::test]
+async fn a_sentinel_that_still_names_the_old_primary_is_asked_again_and_not_in_a_storm() {
+    let server = Server::start();
+    let parrot = Parrot::start(server.address());
+    let store = RedisStore::sentinel([parrot.url()], NAME).await.unwrap();
+    assert!(works(&store).await);
+    server.run::<()>("REPLICAOF 127.0.0.1 1");
+    let before = server.info("stats", "total_connections_received");
+    let start = Instant::now();
+    while start.elapsed() < SOON {
+        let limiter = Limiter::new(store.clone());
+        let error = limiter.check(charge("erin", PLENTY)).await.unwrap_err();
+        assert!(
+            matches!(
+                error.kind(),
+                StoreErrorKind::Unavailable | StoreErrorKind::Timeout
+            ),
+            "{error}"
+        );
+    }
+    let connections = server.info("stats", "total_connections_received") - before;
+    assert!(
+        connections <= 250,
+        "{connections} connections within a second"
+    );
+    server.run::<()>("REPLICAOF NO ONE");
+    assert!(works(&store).await);
+}
+
+#[tokio::test]
+async fn most_sentinels_are_believed_whoever_answers_first() {
+    let (old, new) = (Server::start(), Server::start());
+    let stale = Parrot::start(old.address());
+    let right = [Parrot::start(new.address()), Parrot::start(new.address())];
+    let urls = [stale.url(), right[0].url(), right[1].url()];
+    for _ in 0..20 {
+        let store = RedisStore::sentinel(urls.clone(), NAME).await.unwrap();
+        assert!(works(&store).await);
+    }
+    assert_eq!(old.calls("evalsha"), 0);
+    assert_eq!(new.calls("evalsha"), 20);
 }

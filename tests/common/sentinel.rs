@@ -3,6 +3,8 @@
 use std::{
     collections::HashMap,
     fs,
+    io::{BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -187,7 +189,7 @@ impl Sentinel {
         ask(&self.url(), command)
     }
 
-    /// Lets it listen on, and say nothing.
+    /// Lets it take connections, and say nothing.
     pub(crate) fn stop(&self) {
         self.signal("-STOP");
     }
@@ -220,6 +222,44 @@ pub(crate) fn ask<T: FromRedisValue>(url: &str, command: &str) -> RedisResult<T>
 
 fn replication(server: &Server) -> String {
     ask(&server.socket_url(), "INFO replication").unwrap_or_default()
+}
+
+/// Passes for a sentinel that names one server for ever.
+pub(crate) struct Parrot(TcpListener);
+
+impl Parrot {
+    pub(crate) fn start(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let accepting = listener.try_clone().unwrap();
+        std::thread::spawn(move || {
+            for stream in accepting.incoming().map_while(Result::ok) {
+                std::thread::spawn(move || repeat(&stream, server));
+            }
+        });
+        Self(listener)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.0.local_addr().unwrap())
+    }
+}
+
+/// Knows one name. Words come one on a line, and the length of each on a line before it.
+fn repeat(stream: &TcpStream, server: SocketAddr) {
+    let port = server.port().to_string();
+    let named = format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len());
+    for line in BufReader::new(stream).lines().map_while(Result::ok) {
+        let reply = match line.as_str() {
+            "CLIENT" => "+OK\r\n",
+            NAME => &named,
+            "another" => "*-1\r\n",
+            _ => continue,
+        };
+        let mut stream = stream;
+        if stream.write_all(reply.as_bytes()).is_err() {
+            return;
+        }
+    }
 }
 
 /// Waits for a condition, which a failover on a busy machine may take long to reach.
