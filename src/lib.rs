@@ -68,7 +68,9 @@
 //! | `bb8` | yes | `RedisStore` over a `bb8_redis` pool |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
+//! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis#sentinel-and-replication) |
 //! | `serde` | | [`Rule`], [`Policy`] and [`Policies`] in configuration files |
+//! | `tls` | | `RedisStore` over [`rediss://`](store::redis#tls), by rustls |
 //! | `tonic` | | gRPC: [`Grpc`](middleware::Grpc) rejections, and `PeerIp` reads tonic's `TcpConnectInfo` |
 //! | `tracing` | | `TracingObserver`: spans and events of the crate `tracing` |
 //! | `test-util` | | a clock to move by hand |
@@ -77,7 +79,8 @@
 //!
 //! - It does not slow requests down, unless it is [told to let them wait](middleware#around-a-client); it refuses them.
 //! - It does not limit how many requests run at once: use tower's `ConcurrencyLimit`.
-//! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten.
+//! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten. How much that is
+//!   stands [there](store::redis#sentinel-and-replication).
 //! - On a cluster, one check reaches one slot: policies of one identity share it, those of several do not.
 #![cfg_attr(
     not(test),

@@ -1,5 +1,5 @@
 //! The rights that the documentation names are enough, and none of them can be left out.
-#![cfg(feature = "test-util")]
+#![cfg(all(feature = "redis", feature = "test-util"))]
 
 mod common;
 
@@ -56,5 +56,28 @@ async fn with_all_of_them_everything_works() {
     let store = RedisStore::connect(limited(&server, &LEAST_RIGHTS))
         .await
         .unwrap();
+    everything(&store).await.unwrap();
+}
+
+#[test]
+fn the_documentation_names_these() {
+    let page = include_str!("../src/store/redis/mod.rs");
+    assert!(page.contains(&format!(">PASSWORD {}\n", LEAST_RIGHTS.join(" "))));
+}
+
+#[cfg(feature = "sentinel")]
+#[tokio::test]
+async fn where_a_sentinel_names_the_server_one_more_is_needed() {
+    use common::sentinel::{NAME, Parrot};
+
+    let server = Server::start();
+    let parrot = Parrot::start(server.address());
+    let primary = format!("redis://limiter:sesame@{NAME}");
+    limited(&server, &LEAST_RIGHTS);
+    let error = RedisStore::sentinel([parrot.url()], primary.as_str()).await;
+    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Refused);
+
+    limited(&server, &[&LEAST_RIGHTS[..], &["+role"]].concat());
+    let store = RedisStore::sentinel([parrot.url()], primary).await.unwrap();
     everything(&store).await.unwrap();
 }

@@ -494,6 +494,7 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
         ),
         (&["--redis", "http://:sesame@host"], "--redis: write a URL"),
         (&["--pool", "2"], "--pool: needs --redis"),
+        (&["--sentinel", "mymaster"], "--sentinel: needs"),
         (
             &["--redis", "redis://host", "--pool", "0"],
             "--pool: needs at least one",
@@ -537,6 +538,7 @@ fn help_names_every_option() {
         "count",
         "trusted-proxy",
         "redis",
+        "sentinel",
         "pool",
         "deadline",
         "on-failure",

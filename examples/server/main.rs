@@ -154,14 +154,15 @@ fn cost(head: &Parts) -> u64 {
 }
 
 async fn limiter(options: &Options) -> Result<Limiter, String> {
-    let limiter = match &options.redis {
-        None => Limiter::new(MemoryStore::new()),
-        Some(server) => Limiter::new(redis_store(server.clone(), options.pool)?),
+    let limiter = match (&options.redis[..], &options.sentinel) {
+        ([], _) => Limiter::new(MemoryStore::new()),
+        (sentinels, Some(name)) => Limiter::new(behind(sentinels, name)?),
+        ([server, ..], None) => Limiter::new(redis_store(server.clone(), options.pool)?),
     };
     let limiter = limiter
         .deadline(options.deadline)
         .on_failure(options.on_failure);
-    if let Some(server) = &options.redis {
+    if let Some(server) = options.redis.first() {
         greet(&limiter, server, options).await;
     }
     Ok(limiter)
@@ -169,8 +170,10 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
 
 /// The store, which connects when it is first asked.
 fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, String> {
+    // Prepares for TLS, too, where the pool is to speak it.
+    let store = RedisStore::lazy(server.clone()).map_err(|error| format!("--redis: {error}"))?;
     let Some(size) = pool else {
-        return RedisStore::lazy(server).map_err(|error| format!("--redis: {error}"));
+        return Ok(store);
     };
     let tcp = server.tcp_settings().clone().set_nodelay(true);
     let manager = bb8_redis::RedisConnectionManager::new(server.set_tcp_settings(tcp))
@@ -180,6 +183,18 @@ fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, 
         .test_on_check_out(false)
         .build_unchecked(manager);
     Ok(pool.into())
+}
+
+/// The store over the primary that these sentinels name.
+#[cfg(feature = "sentinel")]
+fn behind(sentinels: &[ConnectionInfo], name: &str) -> Result<RedisStore, String> {
+    RedisStore::lazy_sentinel(sentinels.to_vec(), name)
+        .map_err(|error| format!("--sentinel: {error}"))
+}
+
+#[cfg(not(feature = "sentinel"))]
+fn behind(_: &[ConnectionInfo], _: &str) -> Result<RedisStore, String> {
+    Err("--sentinel: needs the feature `sentinel`".into())
 }
 
 /// Connects, or says that nobody is there; the failure policy decides what becomes of requests meanwhile.

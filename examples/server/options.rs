@@ -31,6 +31,8 @@ cargo run --release --example server -- [options]
   --trusted-proxy CIDR     repeatable; ip is what proxies in these networks wrote into X-Forwarded-For; default: none,
                            and ip is whoever connects
   --redis URL              share limits through this server; default: in this process's memory
+  --sentinel NAME          the --redis URLs, of which there may be several, are sentinels (needs --features sentinel), and NAME is
+                           the primary's, alone or as in redis://USER:PASSWORD@NAME
   --pool N                 use a bb8 pool of N connections instead of one managed connection
   --deadline TIME          how long a decision may take: 100ms, 2s; default 100ms
   --on-failure open|closed what becomes of requests that could not be decided: served (open, the default)
@@ -55,7 +57,8 @@ pub(crate) struct Options {
     pub(crate) config: Option<PathBuf>,
     pub(crate) count: Counted,
     pub(crate) trusted_proxies: Vec<Cidr>,
-    pub(crate) redis: Option<ConnectionInfo>,
+    pub(crate) redis: Vec<ConnectionInfo>,
+    pub(crate) sentinel: Option<String>,
     pub(crate) pool: Option<u32>,
     pub(crate) deadline: Duration,
     pub(crate) on_failure: FailurePolicy,
@@ -92,7 +95,8 @@ impl Options {
             config: None,
             count: Counted::All,
             trusted_proxies: Vec::new(),
-            redis: None,
+            redis: Vec::new(),
+            sentinel: None,
             pool: None,
             deadline: Duration::from_millis(100),
             on_failure: FailurePolicy::Open,
@@ -127,7 +131,8 @@ impl Options {
             "count" => self.count = counted(value)?,
             "trusted-proxy" => self.trusted_proxies.push(network(value)?),
             // What is wrong is not repeated: there may be a password in it.
-            "redis" => self.redis = Some(server(value)?),
+            "redis" => self.redis.push(server(value)?),
+            "sentinel" => self.sentinel = Some(value.to_owned()),
             "pool" => self.pool = Some(at_least_one(value)?),
             "deadline" => self.deadline = time(value)?,
             "on-failure" => self.on_failure = failure_policy(value)?,
@@ -151,8 +156,13 @@ impl Options {
     }
 
     fn complete(mut self) -> Result<Self, String> {
-        if self.pool.is_some() && self.redis.is_none() {
+        if self.pool.is_some() && self.redis.is_empty() {
             return Err("--pool: needs --redis".into());
+        }
+        if self.sentinel.is_some() {
+            self.check_sentinel()?;
+        } else if self.redis.len() > 1 {
+            return Err("--redis: more than one needs --sentinel".into());
         }
         if let Some(file) = &self.config {
             if !self.limits.is_empty() {
@@ -164,6 +174,21 @@ impl Options {
             self.add_limit(DEFAULT_LIMIT)?;
         }
         Ok(self)
+    }
+}
+
+impl Options {
+    fn check_sentinel(&self) -> Result<(), String> {
+        Err(if cfg!(not(feature = "sentinel")) {
+            "--sentinel: needs a server that was built with --features sentinel"
+        } else if self.redis.is_empty() {
+            "--sentinel: needs --redis, once for each sentinel"
+        } else if self.pool.is_some() {
+            "--sentinel: leave out --pool, one connection follows the primary"
+        } else {
+            return Ok(());
+        }
+        .into())
     }
 }
 

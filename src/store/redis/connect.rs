@@ -74,7 +74,7 @@ impl RedisStore {
         sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
         primary: impl Into<Primary>,
     ) -> Result<Self, StoreError> {
-        greeted(Self::sentinel_lazy(sentinels, primary)?).await
+        greeted(Self::lazy_sentinel(sentinels, primary)?).await
     }
 
     /// Like [`sentinel`](Self::sentinel), but does not wait for anybody: the first check asks and connects.
@@ -83,7 +83,7 @@ impl RedisStore {
     ///
     /// When there are no sentinels, or a URL makes no sense.
     #[cfg(feature = "sentinel")]
-    pub fn sentinel_lazy(
+    pub fn lazy_sentinel(
         sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
         primary: impl Into<Primary>,
     ) -> Result<Self, StoreError> {

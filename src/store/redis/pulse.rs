@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value, aio::ConnectionLike};
+use redis::{Cmd, RedisError, RedisResult, Value, aio::ConnectionLike};
 use tokio::task::yield_now;
 
 /// A connection that owes an answer for so long is given up. Callers leave at their own deadline and never see a timeout of
@@ -94,14 +94,13 @@ impl Pulse {
 
 /// Whether a result speaks for its connection.
 fn is_sound(result: &Result<Value, RedisError>) -> bool {
-    match result
-        .as_ref()
-        .map_err(|error| (error.code(), error.kind()))
-    {
-        // A primary that became a replica, or was cut off from those it had: the address may lead to another server by now.
-        Err((Some("READONLY" | "MASTERDOWN" | "NOREPLICAS"), _)) => false,
-        Ok(_) | Err((_, ErrorKind::Server(_) | ErrorKind::Extension)) => true,
-        Err(_) => false,
+    match result {
+        Ok(_) => true,
+        // A primary that became a replica, or lost its replicas: the address may lead to another server by now.
+        Err(error) => !matches!(
+            error.code(),
+            None | Some("READONLY" | "MASTERDOWN" | "NOREPLICAS")
+        ),
     }
 }
 
