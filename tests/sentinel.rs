@@ -388,6 +388,23 @@ async fn a_sentinel_that_still_names_the_old_primary_is_asked_again_and_not_in_a
 }
 
 #[tokio::test]
+async fn a_replica_that_a_sentinel_names_is_passed_over() {
+    let (primary, replica) = (
+        Server::start(),
+        Server::with(&["--replicaof", "127.0.0.1", "1"]),
+    );
+    let parrots = [
+        Parrot::start(replica.address()),
+        Parrot::start(primary.address()),
+    ];
+    for _ in 0..20 {
+        let urls = parrots.each_ref().map(Parrot::url);
+        let store = RedisStore::sentinel(urls, NAME).await.unwrap();
+        assert!(works(&store).await);
+    }
+}
+
+#[tokio::test]
 async fn most_sentinels_are_believed_whoever_answers_first() {
     let (old, new) = (Server::start(), Server::start());
     let stale = Parrot::start(old.address());

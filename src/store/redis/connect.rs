@@ -132,10 +132,16 @@ async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
 async fn greet(link: &Link) -> Result<(), RedisError> {
     let ping = redis::cmd("PING");
     match timeout(2 * CONNECT_TIMEOUT, link.send(&ping)).await {
-        Ok(Err(error)) if error.code() == Some("NOPERM") => Ok(()),
+        Ok(Err(error)) if may_not_ping(&error) => Ok(()),
         Ok(result) => result.map(drop),
         Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
     }
+}
+
+/// Not any other missing right: behind sentinels a ROLE comes first.
+fn may_not_ping(error: &RedisError) -> bool {
+    let detail = error.detail().unwrap_or_default();
+    error.code() == Some("NOPERM") && detail.contains("'ping'")
 }
 
 /// Connects at the first check, with `TCP_NODELAY` on and the client's other settings as they are.

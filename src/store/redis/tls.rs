@@ -34,3 +34,18 @@ pub(super) fn refusal(error: &RedisError) -> Option<&'static str> {
         _ => "the Redis server cannot agree on TLS, or does not speak it at this port",
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use redis::IntoConnectionInfo;
+
+    use super::*;
+
+    #[test]
+    fn there_is_a_provider_of_cryptography_from_the_first_store_on() {
+        prepare(&"redis://host".into_connection_info().unwrap());
+        assert!(CryptoProvider::get_default().is_none());
+        prepare(&"rediss://host".into_connection_info().unwrap());
+        assert!(CryptoProvider::get_default().is_some());
+    }
+}
