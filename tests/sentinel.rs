@@ -241,10 +241,7 @@ async fn a_primary_that_only_we_still_reach_is_left_when_another_is_named() {
         count.charge().await;
     }
     // Its sentinels and replicas log in as nobody in particular, whom it now turns away.
-    let socket = group.servers[old]
-        .socket_url()
-        .replace("unix://", "unix://")
-        + "?user=limiter&pass=any";
+    let socket = group.servers[old].socket_url() + "?user=limiter&pass=any";
     ask::<()>(&socket, "ACL SETUSER default off").unwrap();
     ask::<()>(&socket, "CLIENT KILL TYPE replica").unwrap();
     ask::<()>(&socket, "CLIENT KILL USER default").unwrap();

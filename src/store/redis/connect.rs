@@ -46,7 +46,7 @@ impl RedisStore {
     /// When the URL makes no sense.
     pub fn lazy(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
         let client = client(server).map_err(|_| bad_url())?;
-        Ok(Self::keeping(Source::Client(client)))
+        Ok(Self::keeping(Source::Client(client.into())))
     }
 
     /// Connects to the primary of this name, by asking these sentinels for it: see
@@ -88,7 +88,7 @@ impl RedisStore {
         primary: impl Into<Primary>,
     ) -> Result<Self, StoreError> {
         let keeper =
-            |sentinel| client(sentinel).map(|it| Arc::new(Keeper::new(Source::Client(it))));
+            |sentinel| client(sentinel).map(|it| Arc::new(Keeper::new(Source::Client(it.into()))));
         let keepers: RedisResult<Vec<_>> = sentinels.into_iter().map(keeper).collect();
         let sentinels = keepers.and_then(|keepers| Sentinels::new(keepers, primary.into()));
         let sentinels = sentinels.map_err(|_| bad_url())?;
@@ -148,7 +148,7 @@ fn may_not_ping(error: &RedisError) -> bool {
 impl From<Client> for RedisStore {
     fn from(own: Client) -> Self {
         let client = client(own.get_connection_info().clone()).unwrap_or(own);
-        Self::keeping(Source::Client(client))
+        Self::keeping(Source::Client(client.into()))
     }
 }
 

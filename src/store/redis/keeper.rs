@@ -24,7 +24,7 @@ const QUEUE: usize = 1_024;
 
 /// Where new connections come from.
 pub(super) enum Source {
-    Client(Client),
+    Client(Box<Client>),
     #[cfg(feature = "sentinel")]
     Sentinels(Arc<super::sentinel::Sentinels>),
     #[cfg(feature = "bb8")]
