@@ -69,7 +69,9 @@
 //! | `cluster` | | [`RedisStore`](store::redis#on-a-cluster) over a Redis Cluster |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
+//! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis#sentinel-and-replication) |
 //! | `serde` | | [`Rule`], [`Policy`] and [`Policies`] in configuration files |
+//! | `tls` | | `RedisStore` over [`rediss://`](store::redis#tls), by rustls |
 //! | `tonic` | | gRPC: [`Grpc`](middleware::Grpc) rejections, and `PeerIp` reads tonic's `TcpConnectInfo` |
 //! | `tracing` | | `TracingObserver`: spans and events of the crate `tracing` |
 //! | `test-util` | | a clock to move by hand |
@@ -78,9 +80,10 @@
 //!
 //! - It does not slow requests down, unless it is [told to let them wait](middleware#around-a-client); it refuses them.
 //! - It does not limit how many requests run at once: use tower's `ConcurrencyLimit`.
-//! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten.
 //! - On a cluster, the policies of one identity are decided in one atomic step, several identities are not: a request that is
 //!   about to be refused may for one round trip [make another look refused](store::redis#on-a-cluster).
+//! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten. How much that is
+//!   stands [there](store::redis#sentinel-and-replication).
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)

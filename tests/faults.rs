@@ -210,6 +210,52 @@ async fn read_only() {
 }
 
 #[tokio::test]
+async fn a_replica_says_so_and_goes_on_where_its_primary_was_when_it_is_promoted() {
+    let primary = Server::start();
+    let port = primary.address().port().to_string();
+    let replica = Server::with(&["--replicaof", "127.0.0.1", &port]);
+    let start = Instant::now();
+    while !replica
+        .run::<String>("INFO replication")
+        .contains("master_link_status:up")
+    {
+        assert!(start.elapsed() < 30 * SOON);
+    }
+    let store = RedisStore::connect(primary.url()).await.unwrap();
+    assert!(works(&store).await);
+    primary.run::<()>("SET written last");
+    assert_eq!(primary.run::<u32>("WAIT 1 10000"), 1);
+
+    for (name, store) in stores::all(&replica).await {
+        assert_eq!(fails(&store).await, StoreErrorKind::Unavailable, "{name}");
+        let error = Limiter::new(store).check(charge("alice", 1_000_000)).await;
+        assert!(
+            error.unwrap_err().to_string().contains("read-only replica"),
+            "{name}"
+        );
+    }
+    let store = RedisStore::connect(replica.url()).await.unwrap();
+    replica.run::<()>("REPLICAOF NO ONE");
+    let usage = Limiter::new(store)
+        .peek(charge("alice", 1_000_000))
+        .await
+        .unwrap();
+    assert_eq!(usage.rules().next().unwrap().remaining(), 999_999);
+}
+
+#[tokio::test]
+async fn without_the_replicas_that_it_needs() {
+    let server = Server::start();
+    for (name, store) in stores::all(&server).await {
+        assert!(works(&store).await, "{name}");
+        server.run::<()>("CONFIG SET min-replicas-to-write 1");
+        assert_eq!(fails(&store).await, StoreErrorKind::Unavailable, "{name}");
+        server.run::<()>("CONFIG SET min-replicas-to-write 0");
+        assert!(works(&store).await, "{name}");
+    }
+}
+
+#[tokio::test]
 async fn with_a_wrong_password() {
     let server = Server::with(&["--requirepass", "mellon"]);
     let url = server.url().replace("//", "//:sesame@");

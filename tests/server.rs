@@ -510,6 +510,7 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
                 "--redis: a cluster needs a server that was built with --features cluster"
             },
         ),
+        (&["--sentinel", "mymaster"], "--sentinel: needs"),
         (
             &["--redis", "redis://host", "--pool", "0"],
             "--pool: needs at least one",
@@ -554,6 +555,7 @@ fn help_names_every_option() {
         "trusted-proxy",
         "redis",
         "cluster",
+        "sentinel",
         "pool",
         "deadline",
         "on-failure",

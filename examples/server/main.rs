@@ -154,10 +154,11 @@ fn cost(head: &Parts) -> u64 {
 }
 
 async fn limiter(options: &Options) -> Result<Limiter, String> {
-    let limiter = match &options.redis[..] {
-        [] => Limiter::new(MemoryStore::new()),
-        nodes if options.cluster => Limiter::new(cluster(nodes)?),
-        [server, ..] => Limiter::new(redis_store(server.clone(), options.pool)?),
+    let limiter = match (&options.redis[..], &options.sentinel) {
+        ([], _) => Limiter::new(MemoryStore::new()),
+        (sentinels, Some(name)) => Limiter::new(behind(sentinels, name)?),
+        (nodes, None) if options.cluster => Limiter::new(cluster(nodes)?),
+        ([server, ..], None) => Limiter::new(redis_store(server.clone(), options.pool)?),
     };
     let limiter = limiter
         .deadline(options.deadline)
@@ -170,8 +171,10 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
 
 /// The store, which connects when it is first asked.
 fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, String> {
+    // Prepares for TLS, too, where the pool is to speak it.
+    let store = RedisStore::lazy(server.clone()).map_err(|error| format!("--redis: {error}"))?;
     let Some(size) = pool else {
-        return RedisStore::lazy(server).map_err(|error| format!("--redis: {error}"));
+        return Ok(store);
     };
     let tcp = server.tcp_settings().clone().set_nodelay(true);
     let manager = bb8_redis::RedisConnectionManager::new(server.set_tcp_settings(tcp))
@@ -192,6 +195,18 @@ fn cluster(nodes: &[ConnectionInfo]) -> Result<RedisStore, String> {
 #[cfg(not(feature = "cluster"))]
 fn cluster(_: &[ConnectionInfo]) -> Result<RedisStore, String> {
     Err("--redis: a cluster needs the feature `cluster`".into())
+}
+
+/// The store over the primary that these sentinels name.
+#[cfg(feature = "sentinel")]
+fn behind(sentinels: &[ConnectionInfo], name: &str) -> Result<RedisStore, String> {
+    RedisStore::lazy_sentinel(sentinels.to_vec(), name)
+        .map_err(|error| format!("--sentinel: {error}"))
+}
+
+#[cfg(not(feature = "sentinel"))]
+fn behind(_: &[ConnectionInfo], _: &str) -> Result<RedisStore, String> {
+    Err("--sentinel: needs the feature `sentinel`".into())
 }
 
 /// Connects, or says that nobody is there; the failure policy decides what becomes of requests meanwhile.

@@ -33,6 +33,8 @@ cargo run --release --example server -- [options]
   --redis URL              share limits through this server; default: in this process's memory. Repeatable: these are
                            nodes of one cluster (needs --features cluster)
   --cluster                --redis is a node of a cluster, whose others are found through it
+  --sentinel NAME          the --redis URLs, of which there may be several, are sentinels (needs --features sentinel), and NAME is
+                           the primary's, alone or as in redis://USER:PASSWORD@NAME
   --pool N                 use a bb8 pool of N connections instead of one managed connection
   --deadline TIME          how long a decision may take: 100ms, 2s; default 100ms
   --on-failure open|closed what becomes of requests that could not be decided: served (open, the default)
@@ -59,6 +61,7 @@ pub(crate) struct Options {
     pub(crate) trusted_proxies: Vec<Cidr>,
     pub(crate) redis: Vec<ConnectionInfo>,
     pub(crate) cluster: bool,
+    pub(crate) sentinel: Option<String>,
     pub(crate) pool: Option<u32>,
     pub(crate) deadline: Duration,
     pub(crate) on_failure: FailurePolicy,
@@ -97,6 +100,7 @@ impl Options {
             trusted_proxies: Vec::new(),
             redis: Vec::new(),
             cluster: false,
+            sentinel: None,
             pool: None,
             deadline: Duration::from_millis(100),
             on_failure: FailurePolicy::Open,
@@ -133,6 +137,7 @@ impl Options {
             "trusted-proxy" => self.trusted_proxies.push(network(value)?),
             // What is wrong is not repeated: there may be a password in it.
             "redis" => self.redis.push(server(value)?),
+            "sentinel" => self.sentinel = Some(value.to_owned()),
             "pool" => self.pool = Some(at_least_one(value)?),
             "deadline" => self.deadline = time(value)?,
             "on-failure" => self.on_failure = failure_policy(value)?,
@@ -162,7 +167,11 @@ impl Options {
         if self.cluster && self.redis.is_empty() {
             return Err("--cluster: needs --redis".into());
         }
-        self.cluster |= self.redis.len() > 1;
+        if self.sentinel.is_some() {
+            self.check_sentinel()?;
+        } else {
+            self.cluster |= self.redis.len() > 1;
+        }
         if self.cluster && cfg!(not(feature = "cluster")) {
             return Err(
                 "--redis: a cluster needs a server that was built with --features cluster".into(),
@@ -183,6 +192,23 @@ impl Options {
             self.add_limit(DEFAULT_LIMIT)?;
         }
         Ok(self)
+    }
+}
+
+impl Options {
+    fn check_sentinel(&self) -> Result<(), String> {
+        Err(if cfg!(not(feature = "sentinel")) {
+            "--sentinel: needs a server that was built with --features sentinel"
+        } else if self.redis.is_empty() {
+            "--sentinel: needs --redis, once for each sentinel"
+        } else if self.pool.is_some() {
+            "--sentinel: leave out --pool, one connection follows the primary"
+        } else if self.cluster {
+            "--sentinel: leave out --cluster, which needs no sentinels"
+        } else {
+            return Ok(());
+        }
+        .into())
     }
 }
 

@@ -110,6 +110,7 @@ fn build() -> PathBuf {
         cfg!(feature = "bb8").then_some("bb8"),
         cfg!(feature = "cluster").then_some("cluster"),
         cfg!(feature = "axum").then_some("axum"),
+        cfg!(feature = "sentinel").then_some("sentinel"),
         cfg!(feature = "serde").then_some("serde"),
         cfg!(feature = "test-util").then_some("test-util"),
     ];

@@ -15,9 +15,13 @@ pub(crate) mod model;
 pub(crate) mod outcome;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(feature = "sentinel")]
+pub(crate) mod sentinel;
 #[cfg(all(feature = "redis", feature = "test-util"))]
 pub(crate) mod served;
 #[cfg(feature = "redis")]
 pub(crate) mod stores;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
 #[cfg(feature = "test-util")]
 pub(crate) mod vectors;

@@ -15,7 +15,32 @@ pub(crate) struct Served {
     _server: Server,
 }
 
+/// What the documentation of `store::redis` grants a user.
+pub(crate) const LEAST_RIGHTS: [&str; 8] = [
+    "~sluicegate:*",
+    "+evalsha",
+    "+eval",
+    "+time",
+    "+get",
+    "+set",
+    "+setrange",
+    "+del",
+];
+
 impl Served {
+    /// Like [`start`](Self::start), as a user who has no other than the least rights.
+    pub(crate) async fn start_with_least_rights() -> (Self, TestClock) {
+        let server = Server::start();
+        let url = limited(&server, &LEAST_RIGHTS);
+        let clock = TestClock::new(0);
+        let store = RedisStore::connect(url).await.unwrap();
+        let served = Self {
+            store: store.clock(clock.clone()),
+            _server: server,
+        };
+        (served, clock)
+    }
+
     /// Starts a server, and a store over it that goes by a clock of its own.
     pub(crate) async fn start() -> (Self, TestClock) {
         let server = Server::start();
@@ -26,6 +51,13 @@ impl Served {
         };
         (served, clock)
     }
+}
+
+/// Gives a user these rights and no other; answers the URL to log in by.
+pub(crate) fn limited(server: &Server, rights: &[&str]) -> String {
+    let rights = rights.join(" ");
+    server.run::<()>(&format!("ACL SETUSER limiter reset on >sesame {rights}"));
+    server.url().replace("//", "//limiter:sesame@")
 }
 
 /// A store that has counted nothing yet, and its clock.

@@ -3,13 +3,15 @@
 use std::{io, sync::Arc};
 
 use redis::{
-    Client, IntoConnectionInfo, RedisError,
+    Client, IntoConnectionInfo, RedisError, RedisResult,
     aio::{ConnectionLike, ConnectionManager},
 };
 use tokio::time::timeout;
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
+#[cfg(feature = "sentinel")]
+use super::sentinel::{Primary, Sentinels};
 use super::{
     RedisStore,
     error::store_error,
@@ -36,11 +38,7 @@ impl RedisStore {
     /// When the URL makes no sense, or when the server cannot be reached, refuses the user or cannot work, after one second
     /// at most. Use [`lazy`](Self::lazy) where the service must start without it.
     pub async fn connect(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
-        let store = Self::lazy(server)?;
-        greet(&store.link)
-            .await
-            .map_err(|error| store_error(&error))?;
-        Ok(store)
+        greeted(Self::lazy(server)?).await
     }
 
     /// Like [`connect`](Self::connect), but does not wait for the server: the first check connects.
@@ -49,11 +47,58 @@ impl RedisStore {
     ///
     /// When the URL makes no sense.
     pub fn lazy(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
-        server
-            .into_connection_info()
-            .and_then(Client::open)
-            .map(Self::from)
-            .map_err(|_| StoreError::new(StoreErrorKind::Refused, BAD_URL))
+        let client = client(server).map_err(|_| bad_url())?;
+        Ok(Self::keeping(Source::Client(client.into())))
+    }
+
+    /// Connects to the primary of this name, by asking these sentinels for it: see
+    /// [the module](super#sentinel-and-replication).
+    ///
+    /// The sentinels' own user and password stand in their URLs; the primary's stand in a URL that has the name in the
+    /// place of the host.
+    ///
+    /// ```no_run
+    /// # async fn run() -> Result<(), sluicegate::StoreError> {
+    /// use sluicegate::RedisStore;
+    ///
+    /// let sentinels = ["redis://s1:26379", "redis://s2:26379", "redis://s3:26379"];
+    /// let store = RedisStore::sentinel(sentinels, "mymaster").await?;
+    /// let store = RedisStore::sentinel(sentinels, "redis://limiter:password@mymaster").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Like [`connect`](Self::connect); and when there are no sentinels, or none of them knows the name.
+    #[cfg(feature = "sentinel")]
+    pub async fn sentinel(
+        sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
+        primary: impl Into<Primary>,
+    ) -> Result<Self, StoreError> {
+        greeted(Self::lazy_sentinel(sentinels, primary)?).await
+    }
+
+    /// Like [`sentinel`](Self::sentinel), but does not wait for anybody: the first check asks and connects.
+    ///
+    /// # Errors
+    ///
+    /// When there are no sentinels, or a URL makes no sense.
+    #[cfg(feature = "sentinel")]
+    pub fn lazy_sentinel(
+        sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
+        primary: impl Into<Primary>,
+    ) -> Result<Self, StoreError> {
+        let keeper =
+            |sentinel| client(sentinel).map(|it| Arc::new(Keeper::new(Source::Client(it.into()))));
+        let keepers: RedisResult<Vec<_>> = sentinels.into_iter().map(keeper).collect();
+        let sentinels = keepers.and_then(|keepers| Sentinels::new(keepers, primary.into()));
+        let sentinels = sentinels.map_err(|_| bad_url())?;
+        Ok(Self::keeping(Source::Sentinels(Arc::new(sentinels))))
+    }
+
+    fn keeping(source: Source) -> Self {
+        Self::over(Link::Own(Arc::new(Keeper::new(source))))
     }
 
     /// Connects to the [cluster](super::redis#on-a-cluster) that these servers are nodes of: URLs (`redis://`, `rediss://`) or
@@ -108,31 +153,53 @@ fn cluster_of<T: IntoConnectionInfo>(
         .into_iter()
         .map(IntoConnectionInfo::into_connection_info)
         .collect();
+    #[cfg(feature = "tls")]
+    nodes.iter().flatten().for_each(super::tls::prepare);
     nodes
         .and_then(|nodes| Cluster::new(&nodes))
         .map(Arc::new)
-        .map_err(|_| StoreError::new(StoreErrorKind::Refused, BAD_URL))
+        .map_err(|_| bad_url())
+}
+
+fn client(server: impl IntoConnectionInfo) -> RedisResult<Client> {
+    let info = server.into_connection_info()?;
+    #[cfg(feature = "tls")]
+    super::tls::prepare(&info);
+    let tcp = info.tcp_settings().clone().set_nodelay(true);
+    Client::open(info.set_tcp_settings(tcp))
+}
+
+fn bad_url() -> StoreError {
+    StoreError::new(StoreErrorKind::Refused, BAD_URL)
+}
+
+async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
+    let greeting = greet(&store.link).await;
+    greeting.map_err(|error| store_error(&error))?;
+    Ok(store)
 }
 
 /// Makes sure that somebody is there who lets us in. A user who may not PING has been let in.
 async fn greet(link: &Link) -> Result<(), RedisError> {
     let ping = redis::cmd("PING");
     match timeout(2 * CONNECT_TIMEOUT, link.send(&ping)).await {
-        Ok(Err(error)) if error.code() == Some("NOPERM") => Ok(()),
+        Ok(Err(error)) if may_not_ping(&error) => Ok(()),
         Ok(result) => result.map(drop),
         Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
     }
 }
 
+/// Not any other missing right: behind sentinels a ROLE comes first.
+fn may_not_ping(error: &RedisError) -> bool {
+    let detail = error.detail().unwrap_or_default();
+    error.code() == Some("NOPERM") && detail.contains("'ping'")
+}
+
 /// Connects at the first check, with `TCP_NODELAY` on and the client's other settings as they are.
 impl From<Client> for RedisStore {
-    fn from(client: Client) -> Self {
-        let info = client.get_connection_info().clone();
-        let tcp = info.tcp_settings().clone().set_nodelay(true);
-        let client = Client::open(info.set_tcp_settings(tcp)).unwrap_or(client);
-        Self::over(Link::Own(Arc::new(Keeper::new(Source::Client(
-            client.into(),
-        )))))
+    fn from(own: Client) -> Self {
+        let client = client(own.get_connection_info().clone()).unwrap_or(own);
+        Self::keeping(Source::Client(client.into()))
     }
 }
 

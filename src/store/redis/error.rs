@@ -6,9 +6,11 @@ use redis::{ErrorKind, RedisError};
 
 use crate::error::{StoreError, StoreErrorKind};
 
-/// Tells apart by the code alone: texts differ between servers, and may name keys, users and addresses. None of them is kept.
+/// Tells apart by the code, as far as there is one: texts differ between servers, and may name keys, users and addresses. None
+/// of them is kept.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
     let (kind, message) = match error.code() {
+        Some("ERR") if lacks_rights_inside(error) => of_server("NOPERM"),
         Some("ERR") => of_server(nested_code(error.detail().unwrap_or_default())),
         Some(code) => of_server(code),
         None => of_connection(error),
@@ -28,6 +30,14 @@ fn nested_code(text: &str) -> &str {
     let is_code =
         |word: &&str| word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase());
     words.find(is_code).unwrap_or("ERR")
+}
+
+/// A command that the script may not call fails without a code of its own; the two texts are those before and from Redis 7.2.
+fn lacks_rights_inside(error: &RedisError) -> bool {
+    error.detail().is_some_and(|text| {
+        text.starts_with("The user executing the script can't run")
+            || text.starts_with("ACL failure in script")
+    })
 }
 
 fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
@@ -70,6 +80,10 @@ fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
 
 fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
+    #[cfg(feature = "tls")]
+    if let Some(message) = super::tls::refusal(error) {
+        return (Refused, message);
+    }
     match error.kind() {
         ErrorKind::AuthenticationFailed => {
             (Refused, "the Redis server refuses this user or password")
@@ -77,6 +91,10 @@ fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
         ErrorKind::InvalidClientConfig => (
             Refused,
             "the Redis URL makes no sense, or needs a feature of the redis crate",
+        ),
+        ErrorKind::MasterNameNotFoundBySentinel => (
+            Refused,
+            "no Redis Sentinel asked knows a primary of this name",
         ),
         ErrorKind::RESP3NotSupported => (Refused, "the Redis server does not speak RESP3"),
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
@@ -128,6 +146,14 @@ mod tests {
             ("NOAUTH Authentication required", Refused),
             ("WRONGPASS invalid username-password pair", Refused),
             ("NOPERM No permissions to access the key alice", Refused),
+            (
+                "ERR The user executing the script can't run this command or subcommand script: alice",
+                Refused,
+            ),
+            (
+                "ERR ACL failure in script: User alice has no permissions to run the 'get' command",
+                Refused,
+            ),
             (
                 "WRONGTYPE Operation against a key holding the wrong kind of value",
                 Protocol,

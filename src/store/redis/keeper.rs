@@ -25,6 +25,8 @@ const QUEUE: usize = 1_024;
 /// Where new connections come from.
 pub(super) enum Source {
     Client(Box<Client>),
+    #[cfg(feature = "sentinel")]
+    Sentinels(Arc<super::sentinel::Sentinels>),
     #[cfg(feature = "bb8")]
     Pool(bb8::Pool<bb8_redis::RedisConnectionManager>),
 }
@@ -68,6 +70,8 @@ impl Keeper {
 
     pub(super) async fn send(self: Arc<Self>, cmd: &Cmd) -> Result<Value, RedisError> {
         let live = self.live().await?;
+        #[cfg(feature = "sentinel")]
+        self.look(&live);
         let mut connection = live.connection.clone();
         live.pulse.feel(connection.send_packed_command(cmd)).await
     }
@@ -102,6 +106,22 @@ impl Keeper {
             if outcome.is_ok() || attempt.started >= Some(arrived) {
                 return outcome;
             }
+        }
+    }
+
+    /// Has the connection replaced before the next command if the sentinels now name another primary.
+    #[cfg(feature = "sentinel")]
+    fn look(self: &Arc<Self>, live: &Arc<Live>) {
+        let Source::Sentinels(sentinels) = &self.source else {
+            return;
+        };
+        if sentinels.is_due() {
+            let (sentinels, live) = (Arc::clone(sentinels), Arc::clone(live));
+            tokio::spawn(async move {
+                if sentinels.name_another().await {
+                    live.pulse.doubt();
+                }
+            });
         }
     }
 
@@ -153,17 +173,19 @@ impl Attempt {
 
 impl Source {
     async fn connect(&self) -> Result<MultiplexedConnection, RedisError> {
+        // No timeout for answers: the limiter's deadline and `Pulse` see to that, without a timer for each command.
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(QUEUE);
         match self {
             Self::Client(client) => {
-                // No timeout for answers: the limiter's deadline and `Pulse` see to that, without a timer for each command.
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(CONNECT_TIMEOUT))
-                    .set_response_timeout(None)
-                    .set_pipeline_buffer_size(QUEUE);
                 client
                     .get_multiplexed_async_connection_with_config(&config)
                     .await
             }
+            #[cfg(feature = "sentinel")]
+            Self::Sentinels(sentinels) => sentinels.connect(&config).await,
             #[cfg(feature = "bb8")]
             Self::Pool(pool) => pool.dedicated_connection().await,
         }

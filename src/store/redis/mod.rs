@@ -28,6 +28,71 @@
 //!
 //! Every key has a TTL that covers its longest live section. Give the limiter a server or database of its own, with
 //! `maxmemory-policy noeviction` or `volatile-ttl`: a key that is evicted is a limit that starts anew.
+//!
+//! # The least rights
+//!
+//! A user needs these and no other, with the store's [prefix](RedisStore::prefix) in the place of `sluicegate`:
+//!
+//! ```text
+//! ACL SETUSER limiter reset on >PASSWORD ~sluicegate:* +evalsha +eval +time +get +set +setrange +del
+//! ```
+//!
+//! and `+role` where sentinels name the server. At a sentinel, `+sentinel|get-master-addr-by-name` is enough.
+//!
+//! # TLS
+//!
+//! With the feature `tls`, `rediss://` URLs are understood, and the system's authorities trusted. For an authority or a client
+//! certificate of your own, build the `redis::Client`:
+//!
+//! ```no_run
+//! # #[cfg(feature = "tls")]
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use redis::{Client, ClientTlsConfig, TlsCertificates};
+//! use sluicegate::RedisStore;
+//!
+//! let certificates = TlsCertificates {
+//!     root_cert: Some(std::fs::read("ca.pem")?),
+//!     client_tls: Some(ClientTlsConfig {
+//!         client_cert: std::fs::read("limiter.pem")?,
+//!         client_key: std::fs::read("limiter.key")?,
+//!     }),
+//! };
+//! let client = Client::build_with_tls("rediss://limiter:password@redis.example:6379", certificates)?;
+//! let store = RedisStore::connect(client.get_connection_info().clone()).await?;   // or, lazily: RedisStore::from(client)
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A server that cannot be trusted, or is not who the URL says, is [`Refused`](crate::StoreErrorKind::Refused): by `connect`
+//! when the service starts, and by each check of a store that was made lazily. A server that speaks no TLS at that port just
+//! does not answer.
+//!
+//! redis-rs uses the process's `rustls` provider of cryptography. When the first store for a `rediss://` URL is made and the
+//! process has none, `ring` becomes it; install another before, if you would rather. A manager or pool that you connect
+//! yourself needs one installed.
+//!
+//! # Sentinel and replication
+//!
+//! With the feature `sentinel`, [`RedisStore::sentinel`] asks sentinels for the primary whenever it connects: all at once, so
+//! that one which hangs or is gone costs nothing while others answer. The address that most of them name is tried first, and
+//! must say that it is a primary. A connection is made anew when its server says that it is a replica (`READONLY`) or lacks
+//! replicas (`NOREPLICAS`), is mute for half a second or ends; and, asked once a second while there are requests, when most
+//! sentinels name another. In the tests of the crate decisions are normal again within a second after a promotion.
+//!
+//! A store over a URL does the same without asking: it connects anew to that name, which DNS or a proxy may lead elsewhere.
+//!
+//! **What can be lost.** Redis replicates asynchronously. What a primary admitted and its successor has not heard of is
+//! forgotten, and so may be admitted once more, never more often for each failover:
+//!
+//! - *The primary dies or hangs:* what it admitted within the last replication lag, some milliseconds where replicas keep up
+//!   (`INFO replication` tells).
+//! - *It is cut off from its replicas and sentinels, but not from your services:* what it admits from then on, until the
+//!   sentinels have promoted another (`down-after-milliseconds` and the time for an election) and a second more, if the
+//!   services reach most of the sentinels. If they do not, until the primary stops by itself: set `min-replicas-to-write 1` and
+//!   `min-replicas-max-lag 1` on all servers, and it refuses after two seconds, by the failure policy.
+//!
+//! A primary that restarts empty and is faster than its sentinels has lost everything: keep `down-after-milliseconds` below
+//! the time that a restart takes, or persistence on.
 
 //!
 //! # On a cluster
@@ -81,10 +146,16 @@ mod names;
 mod pool;
 mod pulse;
 mod script;
+#[cfg(feature = "sentinel")]
+mod sentinel;
+#[cfg(feature = "tls")]
+mod tls;
 
 use error::store_error;
 use link::Link;
 use names::Names;
+#[cfg(feature = "sentinel")]
+pub use sentinel::Primary;
 
 /// Keeps the counts in Redis, so that all replicas of a service share them; cheap to clone.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, aio::ConnectionLike};
+use redis::{Cmd, RedisError, RedisResult, Value, aio::ConnectionLike};
 use tokio::task::yield_now;
 
 /// A connection that owes an answer for so long is given up. Callers leave at their own deadline and never see a timeout of
@@ -63,6 +63,12 @@ impl Pulse {
         self.suspect.store(false, Relaxed);
     }
 
+    /// Has the connection replaced, whatever came back over it.
+    #[cfg(feature = "sentinel")]
+    pub(super) fn doubt(&self) {
+        self.suspect.store(true, Relaxed);
+    }
+
     /// Whether the connection should be replaced before anything else is sent over it.
     pub(super) fn is_lost(&self) -> bool {
         let asked = self.asked.load(Relaxed);
@@ -88,11 +94,13 @@ impl Pulse {
 
 /// Whether a result speaks for its connection.
 fn is_sound(result: &Result<Value, RedisError>) -> bool {
-    match result.as_ref().map_err(RedisError::kind) {
-        // A primary that became a replica: the address may lead to another server by now.
-        Err(ErrorKind::Server(ServerErrorKind::ReadOnly)) => false,
-        Ok(_) | Err(ErrorKind::Server(_) | ErrorKind::Extension) => true,
-        Err(_) => false,
+    match result {
+        Ok(_) => true,
+        // A primary that became a replica, or lost its replicas: the address may lead to another server by now.
+        Err(error) => !matches!(
+            error.code(),
+            None | Some("READONLY" | "MASTERDOWN" | "NOREPLICAS")
+        ),
     }
 }
 

@@ -1,0 +1,51 @@
+//! What `rediss://` needs beside redis-rs.
+
+use std::{error::Error, io, sync::Arc};
+
+use redis::{ConnectionAddr, ConnectionInfo, RedisError};
+use rustls::{CertificateError, crypto::CryptoProvider};
+
+/// redis-rs takes the process's provider of cryptography for each connection, and panics where there is none.
+pub(super) fn prepare(server: &ConnectionInfo) {
+    let is_tls = matches!(server.addr(), ConnectionAddr::TcpTls { .. });
+    if is_tls && CryptoProvider::get_default().is_none() {
+        // If another thread has been faster, there is one.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    }
+}
+
+/// What a handshake has failed for that will fail again until a person acts.
+pub(super) fn refusal(error: &RedisError) -> Option<&'static str> {
+    use CertificateError::{NotValidForName, NotValidForNameContext};
+    let io: &io::Error = error
+        .source()?
+        .downcast_ref::<Arc<dyn Error + Send + Sync>>()?
+        .downcast_ref()?;
+    Some(match io.get_ref()?.downcast_ref()? {
+        rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }) => {
+            "the Redis server's certificate is for another host name"
+        }
+        rustls::Error::InvalidCertificate(_) => {
+            "the Redis server's certificate is not to be trusted"
+        }
+        rustls::Error::AlertReceived(_) => {
+            "the Redis server refuses the TLS handshake, perhaps for want of a client certificate"
+        }
+        _ => "the Redis server cannot agree on TLS, or does not speak it at this port",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::IntoConnectionInfo;
+
+    use super::*;
+
+    #[test]
+    fn there_is_a_provider_of_cryptography_from_the_first_store_on() {
+        prepare(&"redis://host".into_connection_info().unwrap());
+        assert!(CryptoProvider::get_default().is_none());
+        prepare(&"rediss://host".into_connection_info().unwrap());
+        assert!(CryptoProvider::get_default().is_some());
+    }
+}

@@ -1,0 +1,276 @@
+//! A primary, its replicas and three sentinels for one test, killed when dropped.
+
+use std::{
+    collections::HashMap,
+    fs,
+    io::{BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use redis::{FromRedisValue, RedisResult};
+use tempfile::TempDir;
+
+use super::redis::{Server, free_port};
+
+/// By what name the sentinels know the primary.
+pub(crate) const NAME: &str = "mymaster";
+
+/// A majority of three.
+const QUORUM: usize = 2;
+
+/// A sentinel; [`Server`] cannot be one, for it needs a file that it writes to.
+pub(crate) struct Sentinel {
+    child: Child,
+    port: u16,
+    _folder: TempDir,
+}
+
+/// One name, and who stands behind it.
+pub(crate) struct Group {
+    pub(crate) servers: Vec<Server>,
+    pub(crate) sentinels: Vec<Sentinel>,
+}
+
+impl Group {
+    /// Starts a primary with two replicas, which all get these arguments, and waits until everybody knows everybody.
+    pub(crate) fn start(args: &[&str]) -> Self {
+        let primary = Server::with(args);
+        let port = primary.address().port().to_string();
+        let replica = || {
+            let more = [
+                "--replicaof",
+                "127.0.0.1",
+                &port,
+                "--repl-diskless-sync-delay",
+                "0",
+            ];
+            Server::with(&[args, &more].concat())
+        };
+        let servers = vec![replica(), replica(), primary];
+        let sentinels = (0..3).map(|_| Sentinel::start(&servers[2])).collect();
+        let group = Self { servers, sentinels };
+        group.settle();
+        group
+    }
+
+    /// Waits until all sentinels agree on a primary with two replicas that follow it.
+    pub(crate) fn settle(&self) {
+        eventually("the group does not settle", || {
+            let primary = self.primary();
+            let knows = |sentinel: &Sentinel| {
+                sentinel.primary() == Some(self.servers[primary].address().port())
+                    && sentinel.number("num-slaves") == Some(2)
+                    && sentinel.number("num-other-sentinels") == Some(2)
+            };
+            self.sentinels.iter().all(knows)
+                && self.servers.iter().enumerate().all(|(index, server)| {
+                    let state = if index == primary {
+                        "connected_slaves:2"
+                    } else {
+                        "master_link_status:up"
+                    };
+                    replication(server).contains(state)
+                })
+        });
+    }
+
+    /// The index of the server that the first sentinel calls the primary.
+    pub(crate) fn primary(&self) -> usize {
+        let port = self.sentinels[0].primary().unwrap();
+        let is_it = |server: &Server| server.address().port() == port;
+        self.servers.iter().position(is_it).unwrap()
+    }
+
+    /// Has the sentinels promote another server, as an operator would; answers its index.
+    pub(crate) fn fail_over(&self) -> usize {
+        let old = self.primary();
+        let command = format!("SENTINEL FAILOVER {NAME}");
+        eventually("there is no failover", || {
+            // It is refused while one is under way, and given up where no replica was heard of lately.
+            self.primary() != old || {
+                let _ = self.sentinels[0].ask::<()>(&command);
+                false
+            }
+        });
+        self.promoted(old)
+    }
+
+    /// Waits until another than this server takes writes, and the sentinels say so.
+    pub(crate) fn promoted(&self, old: usize) -> usize {
+        eventually("nobody is promoted", || {
+            let new = self.primary();
+            new != old && replication(&self.servers[new]).contains("role:master")
+        });
+        self.primary()
+    }
+
+    /// Where the sentinels listen.
+    pub(crate) fn urls(&self) -> Vec<String> {
+        self.sentinels.iter().map(Sentinel::url).collect()
+    }
+}
+
+impl Sentinel {
+    fn start(primary: &Server) -> Self {
+        for _ in 0..20 {
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("sentinel.conf");
+            let port = free_port();
+            let to = primary.address().port();
+            let config = format!(
+                "port {port}\nbind 127.0.0.1\ndir {}\n\
+                 sentinel monitor {NAME} 127.0.0.1 {to} {QUORUM}\n\
+                 sentinel down-after-milliseconds {NAME} 500\n\
+                 sentinel failover-timeout {NAME} 3000\n\
+                 sentinel parallel-syncs {NAME} 2\n",
+                folder.path().display(),
+            );
+            fs::write(&file, config).unwrap();
+            let child = Command::new(program())
+                .arg(&file)
+                .arg("--sentinel")
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .stdin(Stdio::null())
+                .spawn()
+                .unwrap();
+            let mut sentinel = Self {
+                child,
+                port,
+                _folder: folder,
+            };
+            if sentinel.becomes_ready() {
+                sentinel.hurry();
+                return sentinel;
+            }
+        }
+        panic!("no sentinel could be started");
+    }
+
+    fn becomes_ready(&mut self) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while self.child.try_wait().unwrap().is_none() && Instant::now() < deadline {
+            if self.ask::<String>("PING").is_ok() {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        false
+    }
+
+    /// Makes it look ten times as often as sentinels do, where it can be told so (from Redis 7.0). Not more often: while a
+    /// primary is down it hears of replicas once a second, and would believe none of them.
+    fn hurry(&self) {
+        let periods =
+            "info-period 1000 ask-period 100 publish-period 200 min-link-reconnect-period 1000";
+        let _ = self.ask::<()>(&format!("SENTINEL DEBUG {periods}"));
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// The port of the server that it calls the primary.
+    pub(crate) fn primary(&self) -> Option<u16> {
+        let address = self.ask(&format!("SENTINEL GET-MASTER-ADDR-BY-NAME {NAME}"));
+        let (_, port): (String, u16) = address.ok()?;
+        Some(port)
+    }
+
+    fn number(&self, field: &str) -> Option<u64> {
+        let facts: HashMap<String, String> = self.ask(&format!("SENTINEL MASTER {NAME}")).ok()?;
+        facts.get(field)?.parse().ok()
+    }
+
+    /// Sends one command.
+    pub(crate) fn ask<T: FromRedisValue>(&self, command: &str) -> RedisResult<T> {
+        ask(&self.url(), command)
+    }
+
+    /// Lets it take connections, and say nothing.
+    pub(crate) fn stop(&self) {
+        self.signal("-STOP");
+    }
+
+    pub(crate) fn cont(&self) {
+        self.signal("-CONT");
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        let status = Command::new("kill").args([name, &id]).status();
+        assert!(status.unwrap().success());
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends one command over a connection of its own: a server that is demoted cuts all that it has.
+pub(crate) fn ask<T: FromRedisValue>(url: &str, command: &str) -> RedisResult<T> {
+    let mut connection = redis::Client::open(url)?.get_connection()?;
+    let mut words = command.split(' ');
+    let mut cmd = redis::cmd(words.next().unwrap());
+    cmd.arg(words.collect::<Vec<_>>()).query(&mut connection)
+}
+
+fn replication(server: &Server) -> String {
+    ask(&server.socket_url(), "INFO replication").unwrap_or_default()
+}
+
+/// Passes for a sentinel that names one server for ever.
+pub(crate) struct Parrot(TcpListener);
+
+impl Parrot {
+    pub(crate) fn start(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let accepting = listener.try_clone().unwrap();
+        std::thread::spawn(move || {
+            for stream in accepting.incoming().map_while(Result::ok) {
+                std::thread::spawn(move || repeat(&stream, server));
+            }
+        });
+        Self(listener)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.0.local_addr().unwrap())
+    }
+}
+
+/// Knows one name. Words come one on a line, and the length of each on a line before it.
+fn repeat(stream: &TcpStream, server: SocketAddr) {
+    let port = server.port().to_string();
+    let named = format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len());
+    for line in BufReader::new(stream).lines().map_while(Result::ok) {
+        let reply = match line.as_str() {
+            "CLIENT" => "+OK\r\n",
+            NAME => &named,
+            "another" => "*-1\r\n",
+            _ => continue,
+        };
+        let mut stream = stream;
+        if stream.write_all(reply.as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+/// Waits for a condition, which a failover on a busy machine may take long to reach.
+pub(crate) fn eventually(complaint: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{complaint}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn program() -> String {
+    std::env::var("SLUICEGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into())
+}

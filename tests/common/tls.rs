@@ -1,0 +1,110 @@
+//! A Redis server that speaks TLS alone, with certificates made for one test.
+
+use std::{fs, net::SocketAddr, path::Path};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use redis::{Client, ClientTlsConfig, TlsCertificates};
+use tempfile::TempDir;
+
+use super::redis::{Server, free_port};
+
+/// Who signs certificates.
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its key, as PEM.
+pub(crate) struct Identity {
+    cert: String,
+    key: String,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        // Of another name than what it signs, or that would pass for signed by itself.
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        Self(CertifiedIssuer::self_signed(params, key).unwrap())
+    }
+
+    /// Signs a certificate for these hosts.
+    pub(crate) fn identity(&self, hosts: &[&str]) -> Identity {
+        let hosts: Vec<String> = hosts.iter().map(|&host| host.into()).collect();
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(hosts).unwrap();
+        Identity {
+            cert: params.signed_by(&key, &self.0).unwrap().pem(),
+            key: key.serialize_pem(),
+        }
+    }
+
+    /// What a client is told that trusts this authority alone, and shows this identity.
+    pub(crate) fn certificates(&self, identity: Option<&Identity>) -> TlsCertificates {
+        TlsCertificates {
+            client_tls: identity.map(|identity| ClientTlsConfig {
+                client_cert: identity.cert.clone().into_bytes(),
+                client_key: identity.key.clone().into_bytes(),
+            }),
+            root_cert: Some(self.0.pem().into_bytes()),
+        }
+    }
+}
+
+/// The server, its port for TLS, and its certificates.
+pub(crate) struct TlsServer {
+    pub(crate) server: Server,
+    port: u16,
+    _folder: TempDir,
+}
+
+impl TlsServer {
+    /// Starts a server with this identity, which asks for client certificates of the authority where told so.
+    pub(crate) fn start(authority: &Authority, identity: &Identity, ask_clients: bool) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, pem: &str| write(folder.path(), name, pem);
+        let (ca, cert, key) = (
+            file("ca.pem", &authority.0.pem()),
+            file("cert.pem", &identity.cert),
+            file("key.pem", &identity.key),
+        );
+        let port = free_port();
+        let server = Server::with(&[
+            "--tls-port",
+            &port.to_string(),
+            "--tls-ca-cert-file",
+            &ca,
+            "--tls-cert-file",
+            &cert,
+            "--tls-key-file",
+            &key,
+            "--tls-auth-clients",
+            if ask_clients { "yes" } else { "no" },
+        ]);
+        Self {
+            server,
+            port,
+            _folder: folder,
+        }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        ([127, 0, 0, 1], self.port).into()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("rediss://{}", self.address())
+    }
+
+    /// A client that trusts what it is told to trust.
+    pub(crate) fn client(&self, certificates: TlsCertificates) -> Client {
+        Client::build_with_tls(self.url(), certificates).unwrap()
+    }
+}
+
+fn write(folder: &Path, name: &str, pem: &str) -> String {
+    let path = folder.join(name);
+    fs::write(&path, pem).unwrap();
+    path.to_str().unwrap().into()
+}
