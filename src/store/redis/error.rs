@@ -8,11 +8,27 @@ use crate::error::{StoreError, StoreErrorKind};
 
 /// Tells apart by the code alone: texts differ between servers, and may name keys, users and addresses. None of them is kept.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
-    let (kind, message) = match error.code() {
+    let (kind, message) = match code(error) {
         Some(code) => of_server(code),
         None => of_connection(error),
     };
     StoreError::new(kind, message)
+}
+
+/// The code of an error reply. Redis 6.2 hides that of an error within a script behind an `ERR`:
+///
+/// `ERR Error running script (call to f_<hash>): @user_script:1: @user_script: 1: -OOM command not allowed …`
+pub(super) fn code(error: &RedisError) -> Option<&str> {
+    let code = error.code()?;
+    let detail = error.detail().filter(|_| code == "ERR");
+    let hidden = detail.and_then(|detail| detail.strip_prefix("Error running script"));
+    Some(hidden.and_then(hidden_code).unwrap_or(code))
+}
+
+fn hidden_code(text: &str) -> Option<&str> {
+    let words = text.split(": ").filter_map(|part| part.split(' ').next());
+    let is_code = |word: &&str| word.len() > 2 && word.bytes().all(|it| it.is_ascii_uppercase());
+    words.map(|word| word.trim_start_matches('-')).find(is_code)
 }
 
 fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
@@ -125,6 +141,22 @@ mod tests {
                 Protocol,
             ),
             ("WHATEVER alice", Protocol),
+            (
+                "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -OOM command not allowed",
+                Unavailable,
+            ),
+            (
+                "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -READONLY You can't write",
+                Unavailable,
+            ),
+            (
+                "ERR Error running script (call to f_0a1b): @user_script:1: WRONGTYPE Operation against a key",
+                Protocol,
+            ),
+            (
+                "ERR Error running script (call to f_0a1b): @user_script:1: attempt to call a nil value: alice",
+                Protocol,
+            ),
         ] {
             let error = store_error(&error_reply(reply));
             assert_eq!(error.kind(), kind, "{reply}");

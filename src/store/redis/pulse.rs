@@ -6,8 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, aio::ConnectionLike};
+use redis::{Cmd, RedisError, RedisResult, Value, aio::ConnectionLike};
 use tokio::task::yield_now;
+
+use super::error::code;
 
 /// A connection that owes an answer for so long is given up. Callers leave at their own deadline and never see a timeout of
 /// the connection's, so somebody has to count for them.
@@ -88,11 +90,10 @@ impl Pulse {
 
 /// Whether a result speaks for its connection.
 fn is_sound(result: &Result<Value, RedisError>) -> bool {
-    match result.as_ref().map_err(RedisError::kind) {
+    match result {
+        Ok(_) => true,
         // A primary that became a replica: the address may lead to another server by now.
-        Err(ErrorKind::Server(ServerErrorKind::ReadOnly)) => false,
-        Ok(_) | Err(ErrorKind::Server(_) | ErrorKind::Extension) => true,
-        Err(_) => false,
+        Err(error) => !matches!(code(error), None | Some("READONLY")),
     }
 }
 
