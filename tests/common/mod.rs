@@ -17,5 +17,7 @@ pub(crate) mod redis;
 pub(crate) mod served;
 #[cfg(feature = "redis")]
 pub(crate) mod stores;
+#[cfg(feature = "redis")]
+pub(crate) mod twemproxy;
 #[cfg(feature = "test-util")]
 pub(crate) mod vectors;

@@ -200,7 +200,7 @@ fn becomes_ready(child: &mut Child, folder: &TempDir) -> bool {
 }
 
 /// Below the ports that the system gives to clients: one of those could take the place of a killed server.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = std::process::id().wrapping_mul(97);
     loop {

@@ -76,11 +76,18 @@ async fn greet(link: &Link) -> Result<(), RedisError> {
 }
 
 /// Connects at the first check, with `TCP_NODELAY` on and the client's other settings as they are.
+///
+/// The name of the library is told only if the client has been given one: a proxy that does not know the command hangs up.
 impl From<Client> for RedisStore {
     fn from(client: Client) -> Self {
         let info = client.get_connection_info().clone();
         let tcp = info.tcp_settings().clone().set_nodelay(true);
-        let client = Client::open(info.set_tcp_settings(tcp)).unwrap_or(client);
+        let mut settings = info.redis_settings().clone();
+        if settings.lib_name().is_none() {
+            settings = settings.set_skip_set_lib_name();
+        }
+        let info = info.set_tcp_settings(tcp).set_redis_settings(settings);
+        let client = Client::open(info).unwrap_or(client);
         Self::over(Link::Own(Arc::new(Keeper::new(Source::Client(client)))))
     }
 }

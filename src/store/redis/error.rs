@@ -9,6 +9,10 @@ use crate::error::{StoreError, StoreErrorKind};
 /// Tells apart by the code alone: texts differ between servers, and may name keys, users and addresses. None of them is kept.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
     let (kind, message) = match code(error) {
+        Some("ERR") if is_of_proxy(error) => (
+            StoreErrorKind::Unavailable,
+            "the proxy cannot reach its Redis server",
+        ),
         Some(code) => of_server(code),
         None => of_connection(error),
     };
@@ -29,6 +33,20 @@ fn hidden_code(text: &str) -> Option<&str> {
     let words = text.split(": ").filter_map(|part| part.split(' ').next());
     let is_code = |word: &&str| word.len() > 2 && word.bytes().all(|it| it.is_ascii_uppercase());
     words.map(|word| word.trim_start_matches('-')).find(is_code)
+}
+
+/// twemproxy answers with the system's words for what befell it.
+fn is_of_proxy(error: &RedisError) -> bool {
+    matches!(
+        error.detail(),
+        Some(
+            "Connection refused"
+                | "Connection reset by peer"
+                | "Connection timed out"
+                | "Host is down"
+                | "No route to host"
+        )
+    )
 }
 
 fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
@@ -141,6 +159,7 @@ mod tests {
                 Protocol,
             ),
             ("WHATEVER alice", Protocol),
+            ("ERR Connection timed out", Unavailable),
             (
                 "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -OOM command not allowed",
                 Unavailable,
