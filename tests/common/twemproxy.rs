@@ -29,7 +29,7 @@ impl Twemproxy {
         let folder = tempfile::tempdir().unwrap();
         let [first, second] = [&servers[0], &servers[1]].map(Server::address);
         let configuration = format!(
-            "limits:\n  listen: {}\n  redis: true\n  hash_tag: \"{hash_tag}\"\n  timeout: 100\n  {line}\n  \
+            "limits:\n  listen: {}\n  redis: true\n  hash: murmur\n  hash_tag: \"{hash_tag}\"\n  timeout: 2000\n  {line}\n  \
              servers:\n   - {first}:1\n   - {second}:1\n",
             socket(&folder)
         );

@@ -1,12 +1,13 @@
 //! [`Keeper`]: one connection, replaced as soon as it is known to be lost.
 
 use std::{
+    io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use redis::{AsyncConnectionConfig, Client, Cmd, RedisError, Value, aio::MultiplexedConnection};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 
 use super::{
     error::closed,
@@ -143,16 +144,29 @@ impl Source {
             Self::Client(client) => {
                 // No timeout for answers: the limiter's deadline and `Pulse` see to that, without a timer for each command.
                 let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(CONNECT_TIMEOUT))
+                    .set_connection_timeout(None)
                     .set_response_timeout(None)
                     .set_pipeline_buffer_size(QUEUE);
-                client
-                    .get_multiplexed_async_connection_with_config(&config)
-                    .await
+                let connection = async {
+                    let connection = client.get_multiplexed_async_connection_with_config(&config);
+                    answering(connection.await?).await
+                };
+                let connection = timeout(CONNECT_TIMEOUT, connection).await;
+                connection.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
             }
             #[cfg(feature = "bb8")]
             Self::Pool(pool) => pool.dedicated_connection().await,
         }
+    }
+}
+
+/// Any answer will do, an error too: a system accepts connections for a server that is stopped.
+async fn answering(
+    mut connection: MultiplexedConnection,
+) -> Result<MultiplexedConnection, RedisError> {
+    match connection.send_packed_command(&redis::cmd("PING")).await {
+        Err(error) if error.code().is_none() => Err(error),
+        _ => Ok(connection),
     }
 }
 
