@@ -28,6 +28,29 @@
 //!
 //! Every key has a TTL that covers its longest live section. Give the limiter a server or database of its own, with
 //! `maxmemory-policy noeviction` or `volatile-ttl`: a key that is evicted is a limit that starts anew.
+//!
+//! # Behind twemproxy
+//!
+//! twemproxy sends a whole call to the server of its first key, and does not say so when others belong elsewhere. So all keys of
+//! a service must stand at one server: let its prefix be the hash tag, `store.prefix("<shop>")`, in a pool like this one.
+//!
+//! ```yaml
+//! limits:
+//!   listen: 127.0.0.1:22121
+//!   redis: true
+//!   hash: murmur             # the default spreads similar names badly
+//!   hash_tag: "<>"
+//!   auto_eject_hosts: false  # else a server that is away moves its keys, and their limits start anew
+//!   timeout: 100             # else all wait behind a server that is mute
+//!   servers:
+//!    - 10.0.0.1:6379:1
+//!    - 10.0.0.2:6379:1
+//! ```
+//!
+//! Where no check charges more than one identity, `hash_tag: "{}"` spreads identities over the servers, whatever the prefix.
+//! A URL or a `Client` works as it is. A pool or a manager must be told to keep silent, because the proxy hangs up on commands that it
+//! does not know: [`RedisConnectionInfo::set_skip_set_lib_name`](redis::RedisConnectionInfo::set_skip_set_lib_name). Users, databases
+//! and RESP3 are not for proxies.
 
 use std::sync::Arc;
 
