@@ -251,7 +251,8 @@ async fn a_key_is_gone_when_its_last_unit_is_taken_back() {
 #[tokio::test]
 async fn all_policies_of_one_identity_share_a_slot() {
     let server = Server::with(&["--cluster-enabled", "yes"]);
-    server.run::<()>("CLUSTER ADDSLOTSRANGE 0 16383");
+    let slots: String = (0..16_384).map(|slot| format!(" {slot}")).collect();
+    server.run::<()>(&format!("CLUSTER ADDSLOTS{slots}"));
     while !server
         .run::<String>("CLUSTER INFO")
         .contains("cluster_state:ok")

@@ -23,5 +23,7 @@ pub(crate) mod served;
 pub(crate) mod stores;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
+#[cfg(feature = "redis")]
+pub(crate) mod twemproxy;
 #[cfg(feature = "test-util")]
 pub(crate) mod vectors;

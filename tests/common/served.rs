@@ -1,6 +1,9 @@
 //! A `RedisStore` together with the server that it needs.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::{
+    fmt,
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 use sluicegate::{
     Answer, Check, Decision, Key, Policy, RedisStore, Settlement, Store, Usage,
@@ -10,9 +13,9 @@ use sluicegate::{
 use super::redis::Server;
 
 #[derive(Debug)]
-pub(crate) struct Served {
+pub(crate) struct Served<T = Server> {
     store: RedisStore,
-    _server: Server,
+    _server: T,
 }
 
 /// What the documentation of `store::redis` grants a user.
@@ -45,11 +48,16 @@ impl Served {
     pub(crate) async fn start() -> (Self, TestClock) {
         let server = Server::start();
         let (store, clock) = fresh(&server).await;
-        let served = Self {
+        (Self::by(server, store), clock)
+    }
+}
+
+impl<T> Served<T> {
+    pub(crate) fn by(server: T, store: RedisStore) -> Self {
+        Self {
             store,
             _server: server,
-        };
-        (served, clock)
+        }
     }
 }
 
@@ -69,7 +77,7 @@ pub(crate) async fn fresh(server: &Server) -> (RedisStore, TestClock) {
     (store.prefix(&prefix).clock(clock.clone()), clock)
 }
 
-impl Store for Served {
+impl<T: fmt::Debug + Send + Sync + 'static> Store for Served<T> {
     fn check(&self, check: &Check) -> Answer<Decision> {
         self.store.check(check)
     }

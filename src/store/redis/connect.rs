@@ -166,7 +166,11 @@ fn client(server: impl IntoConnectionInfo) -> RedisResult<Client> {
     #[cfg(feature = "tls")]
     super::tls::prepare(&info);
     let tcp = info.tcp_settings().clone().set_nodelay(true);
-    Client::open(info.set_tcp_settings(tcp))
+    let mut settings = info.redis_settings().clone();
+    if settings.lib_name().is_none() {
+        settings = settings.set_skip_set_lib_name();
+    }
+    Client::open(info.set_tcp_settings(tcp).set_redis_settings(settings))
 }
 
 fn bad_url() -> StoreError {
@@ -196,6 +200,8 @@ fn may_not_ping(error: &RedisError) -> bool {
 }
 
 /// Connects at the first check, with `TCP_NODELAY` on and the client's other settings as they are.
+///
+/// The name of the library is told only if the client has been given one: a proxy that does not know the command hangs up.
 impl From<Client> for RedisStore {
     fn from(own: Client) -> Self {
         let client = client(own.get_connection_info().clone()).unwrap_or(own);

@@ -9,35 +9,61 @@ use crate::error::{StoreError, StoreErrorKind};
 /// Tells apart by the code, as far as there is one: texts differ between servers, and may name keys, users and addresses. None
 /// of them is kept.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
-    let (kind, message) = match error.code() {
+    let (kind, message) = match code(error) {
+        Some("ERR") if is_of_proxy(error) => (
+            StoreErrorKind::Unavailable,
+            "the proxy cannot reach its Redis server",
+        ),
         Some("ERR") if lacks_rights_inside(error) => of_server("NOPERM"),
-        Some("ERR") => of_server(nested_code(error.detail().unwrap_or_default())),
+        Some("ERR") if is_no_cluster(error) => of_server("NOCLUSTER"),
         Some(code) => of_server(code),
         None => of_connection(error),
     };
     StoreError::new(kind, message)
 }
 
-/// The code within a plain `ERR`: Redis 6.2 wraps what a script's commands are refused with.
-fn nested_code(text: &str) -> &str {
-    if text.contains("cluster support disabled") {
-        return "NOCLUSTER";
-    }
-    if !text.starts_with("Error running script") {
-        return "ERR";
-    }
-    let mut words = text.split(' ').map(|word| word.trim_start_matches('-'));
-    let is_code =
-        |word: &&str| word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase());
-    words.find(is_code).unwrap_or("ERR")
+/// The code of an error reply. Redis 6.2 hides that of an error within a script behind an `ERR`:
+///
+/// `ERR Error running script (call to f_<hash>): @user_script:1: @user_script: 1: -OOM command not allowed …`
+pub(super) fn code(error: &RedisError) -> Option<&str> {
+    let code = error.code()?;
+    let detail = error.detail().filter(|_| code == "ERR");
+    let hidden = detail.and_then(|detail| detail.strip_prefix("Error running script"));
+    Some(hidden.and_then(hidden_code).unwrap_or(code))
 }
 
-/// A command that the script may not call fails without a code of its own; the two texts are those before and from Redis 7.2.
+fn hidden_code(text: &str) -> Option<&str> {
+    let words = text.split(": ").filter_map(|part| part.split(' ').next());
+    let is_code = |word: &&str| word.len() > 2 && word.bytes().all(|it| it.is_ascii_uppercase());
+    words.map(|word| word.trim_start_matches('-')).find(is_code)
+}
+
+/// A command that the script may not call fails without a code of its own; the texts are those before and from Redis 7.2.
 fn lacks_rights_inside(error: &RedisError) -> bool {
     error.detail().is_some_and(|text| {
-        text.starts_with("The user executing the script can't run")
-            || text.starts_with("ACL failure in script")
+        text.contains("The user executing the script can't run")
+            || text.contains("ACL failure in script")
     })
+}
+
+fn is_no_cluster(error: &RedisError) -> bool {
+    error
+        .detail()
+        .is_some_and(|text| text.contains("cluster support disabled"))
+}
+
+/// twemproxy answers with the system's words for what befell it.
+fn is_of_proxy(error: &RedisError) -> bool {
+    matches!(
+        error.detail(),
+        Some(
+            "Connection refused"
+                | "Connection reset by peer"
+                | "Connection timed out"
+                | "Host is down"
+                | "No route to host"
+        )
+    )
 }
 
 fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
@@ -168,17 +194,22 @@ mod tests {
             ),
             ("WHATEVER alice", Protocol),
             ("ERR This instance has cluster support disabled", Refused),
+            ("ERR Connection timed out", Unavailable),
             (
-                "ERR Error running script (call to f_2e): @user_script:7: @user_script: 7: -READONLY You can't write",
+                "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -OOM command not allowed",
                 Unavailable,
             ),
             (
-                "ERR Error running script (call to f_2e): @user_script:7: WRONGTYPE Operation against a key",
+                "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -READONLY You can't write",
+                Unavailable,
+            ),
+            (
+                "ERR Error running script (call to f_0a1b): @user_script:1: WRONGTYPE Operation against a key",
                 Protocol,
             ),
             (
-                "ERR Error running script (call to f_2e): @user_script:7: -OOM command not allowed",
-                Unavailable,
+                "ERR Error running script (call to f_0a1b): @user_script:1: attempt to call a nil value: alice",
+                Protocol,
             ),
         ] {
             let error = store_error(&error_reply(reply));

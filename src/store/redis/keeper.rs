@@ -1,12 +1,13 @@
 //! [`Keeper`]: one connection, replaced as soon as it is known to be lost.
 
 use std::{
+    io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use redis::{AsyncConnectionConfig, Client, Cmd, RedisError, Value, aio::MultiplexedConnection};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 
 use super::{
     error::closed,
@@ -180,15 +181,29 @@ impl Source {
             .set_pipeline_buffer_size(QUEUE);
         match self {
             Self::Client(client) => {
-                client
-                    .get_multiplexed_async_connection_with_config(&config)
-                    .await
+                let config = config.set_connection_timeout(None);
+                let connection = async {
+                    let connection = client.get_multiplexed_async_connection_with_config(&config);
+                    answering(connection.await?).await
+                };
+                let connection = timeout(CONNECT_TIMEOUT, connection).await;
+                connection.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
             }
             #[cfg(feature = "sentinel")]
             Self::Sentinels(sentinels) => sentinels.connect(&config).await,
             #[cfg(feature = "bb8")]
             Self::Pool(pool) => pool.dedicated_connection().await,
         }
+    }
+}
+
+/// Any answer will do, an error too: a system accepts connections for a server that is stopped.
+async fn answering(
+    mut connection: MultiplexedConnection,
+) -> Result<MultiplexedConnection, RedisError> {
+    match connection.send_packed_command(&redis::cmd("PING")).await {
+        Err(error) if error.code().is_none() => Err(error),
+        _ => Ok(connection),
     }
 }
 

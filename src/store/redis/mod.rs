@@ -93,7 +93,6 @@
 //!
 //! A primary that restarts empty and is faster than its sentinels has lost everything: keep `down-after-milliseconds` below
 //! the time that a restart takes, or persistence on.
-
 //!
 //! # On a cluster
 //!
@@ -121,6 +120,29 @@
 //! A replica knows what its primary told it: what was charged in the last moments before a failover may be forgotten. Set
 //! `cluster-require-full-coverage no`, or all slots wait while one has no primary. With ACLs the user needs `CLUSTER SLOTS` and
 //! `ASKING` beside the script's own.
+//!
+//! # Behind twemproxy
+//!
+//! twemproxy sends a whole call to the server of its first key, and does not say so when others belong elsewhere. So all keys of
+//! a service must stand at one server: let its prefix be the hash tag, `store.prefix("<shop>")`, in a pool like this one.
+//!
+//! ```yaml
+//! limits:
+//!   listen: 127.0.0.1:22121
+//!   redis: true
+//!   hash: murmur             # the default spreads similar names badly
+//!   hash_tag: "<>"
+//!   auto_eject_hosts: false  # else a server that is away moves its keys, and their limits start anew
+//!   timeout: 100             # else all wait behind a server that is mute
+//!   servers:
+//!    - 10.0.0.1:6379:1
+//!    - 10.0.0.2:6379:1
+//! ```
+//!
+//! Where no check charges more than one identity, `hash_tag: "{}"` spreads identities over the servers, whatever the prefix.
+//! A URL or a `Client` works as it is. A pool or a manager must be told to keep silent, because the proxy hangs up on commands that it
+//! does not know: [`RedisConnectionInfo::set_skip_set_lib_name`](redis::RedisConnectionInfo::set_skip_set_lib_name). Users, databases
+//! and RESP3 are not for proxies.
 
 use std::sync::Arc;
 

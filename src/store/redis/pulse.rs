@@ -9,6 +9,8 @@ use std::{
 use redis::{Cmd, RedisError, RedisResult, Value, aio::ConnectionLike};
 use tokio::task::yield_now;
 
+use super::error::code;
+
 /// A connection that owes an answer for so long is given up. Callers leave at their own deadline and never see a timeout of
 /// the connection's, so somebody has to count for them.
 const MUTE: Duration = Duration::from_millis(500);
@@ -98,7 +100,7 @@ fn is_sound(result: &Result<Value, RedisError>) -> bool {
         Ok(_) => true,
         // A primary that became a replica, or lost its replicas: the address may lead to another server by now.
         Err(error) => !matches!(
-            error.code(),
+            code(error),
             None | Some("READONLY" | "MASTERDOWN" | "NOREPLICAS")
         ),
     }

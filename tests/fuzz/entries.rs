@@ -1,0 +1,155 @@
+//! What strangers may write, and what must hold whatever they write. Each function is one fuzz target.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use futures::executor::block_on;
+use http::{HeaderValue, Request};
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, Value, aio::ConnectionLike};
+use sluicegate::{
+    Charge, Check, Decision, ForwardedIp, Key, Policies, Policy, RedisStore, Rule, Settlement,
+    Store,
+    extract::{Cidr, TrustedProxies},
+};
+
+/// A rule or policy that can be read is written in a form that means the same.
+pub(crate) fn rule_text(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else {
+        return;
+    };
+    if let Ok(rule) = text.parse::<Rule>() {
+        assert_eq!(rule.to_string().parse(), Ok(rule));
+        assert!(!rule.step().is_zero() && rule.step() <= rule.window());
+    }
+    if let Ok(policy) = Policy::parse("p", text) {
+        assert_eq!(Policy::parse("p", &policy.to_string()), Ok(policy));
+    }
+}
+
+/// Configuration that can be read says the same when it is written and read again.
+pub(crate) fn configuration(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else {
+        return;
+    };
+    if let Ok(policies) = toml::from_str::<Policies>(text) {
+        let written = toml::to_string(&policies).unwrap();
+        assert_eq!(toml::from_str::<Policies>(&written).unwrap(), policies);
+    }
+}
+
+/// Nothing that a client writes further to the left changes who it is. Lines end with a line feed; the peer is a proxy.
+pub(crate) fn forwarded(data: &[u8]) {
+    let lines: Vec<_> = data.split(|byte| *byte == b'\n').collect();
+    let ours: Cidr = "10.0.0.0/8".parse().unwrap();
+    for trusted in [
+        TrustedProxies::networks([ours]),
+        TrustedProxies::count_including_peer(1),
+        TrustedProxies::count_including_peer(3),
+    ] {
+        let is_count = format!("{trusted:?}").contains("Count");
+        for (header, forged, extractor) in [
+            (
+                "x-forwarded-for",
+                "6.6.6.6",
+                ForwardedIp::x_forwarded_for(trusted.clone()),
+            ),
+            (
+                "forwarded",
+                "for=6.6.6.6",
+                ForwardedIp::forwarded(trusted.clone()),
+            ),
+        ] {
+            let honest = client(&extractor, header, lines.iter().copied());
+            let forged = std::iter::once(forged.as_bytes()).chain(lines.iter().copied());
+            let spoofed = client(&extractor, header, forged);
+            if let Ok(ip) = honest {
+                // Where all entries are those of proxies, the leftmost is believed: then there is one more to the left.
+                if is_count || !ours.contains(ip) {
+                    assert_eq!(spoofed, Ok(ip));
+                }
+            }
+        }
+        let single = ForwardedIp::header("x-real-ip", trusted);
+        let _ = client(&single, "x-real-ip", lines.iter().copied());
+    }
+}
+
+fn client<'a>(
+    extractor: &ForwardedIp,
+    header: &str,
+    lines: impl Iterator<Item = &'a [u8]>,
+) -> Result<IpAddr, ()> {
+    let mut request = Request::new(());
+    let peer = SocketAddr::from((Ipv4Addr::new(10, 0, 0, 1), 50_000));
+    request.extensions_mut().insert(peer);
+    for line in lines.filter_map(|line| HeaderValue::from_bytes(line).ok()) {
+        let name = http::HeaderName::from_bytes(header.as_bytes()).unwrap();
+        request.headers_mut().append(name, line);
+    }
+    extractor.address(&request.into_parts().0).map_err(drop)
+}
+
+/// Whatever a server answers, to a check and then to its settlement, is a sound decision or an error.
+///
+/// The answers hold all that the store ever reads of what is stored. The first byte chooses the check, and whether the
+/// answers are written in RESP or are bytes that the script is taken to have answered.
+pub(crate) fn script_reply(data: &[u8]) {
+    let Some((&choice, answer)) = data.split_first() else {
+        return;
+    };
+    let check = check(choice);
+    let answer = if choice & 0x80 == 0 {
+        Ok(Value::BulkString(answer.to_vec()))
+    } else {
+        redis::parse_redis_value(answer)
+    };
+    let Ok(answer) = answer else { return };
+    let store = RedisStore::from_connection(Answering(answer));
+    if let Ok(decision) = block_on(store.check(&check)) {
+        assert_sound(&decision);
+        let costs = check.charges().iter().map(|charge| charge.cost() / 2);
+        let settlement = Settlement::new(decision.usage(), costs);
+        let _ = settlement.map(|settlement| block_on(store.settle(&settlement)));
+    }
+    let _ = block_on(store.check_many([check.clone(), check]));
+}
+
+fn check(choice: u8) -> Check {
+    let rules = ["5/1s", "5/1s,120/1m", "2/1h@fixed", "0/1d", "3/1m@exact"];
+    let charges = (0..=choice % 4).map(|index| {
+        let rules = rules[usize::from(choice / 4 + index) % rules.len()];
+        let policy = Policy::parse("p", rules).unwrap();
+        Charge::new(&policy, Key::new("user", [index]), u64::from(index) * 2)
+    });
+    Check::new(charges).unwrap()
+}
+
+fn assert_sound(decision: &Decision) {
+    for usage in decision.usage().rules() {
+        assert!(usage.remaining() <= usage.rule().limit());
+    }
+    let _ = format!("{decision:?}");
+}
+
+/// Gives everybody the same answer.
+#[derive(Clone)]
+struct Answering(Value);
+
+impl ConnectionLike for Answering {
+    fn req_packed_command<'a>(&'a mut self, _: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(async { Ok(self.0.clone()) })
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        let error = RedisError::from((ErrorKind::Client, "no pipelines"));
+        Box::pin(async { Err(error) })
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
