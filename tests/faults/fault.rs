@@ -162,20 +162,8 @@ impl Fault {
             Self::ScriptsFlushed => {
                 repeated(site.again_and_again(|server| cmd("SCRIPT").arg("FLUSH").exec(server)))
             }
-            Self::Ahead { seconds } => {
-                site.clock
-                    .as_ref()
-                    .unwrap()
-                    .jump(Duration::from_secs(seconds), true);
-                Box::new(|_| ())
-            }
-            Self::Back { seconds } => {
-                site.clock
-                    .as_ref()
-                    .unwrap()
-                    .jump(Duration::from_secs(seconds), false);
-                Box::new(|_| ())
-            }
+            Self::Ahead { seconds } => jump(site, seconds, true),
+            Self::Back { seconds } => jump(site, seconds, false),
             Self::OutOfMemory => {
                 site.server.run::<()>("CONFIG SET maxmemory 1");
                 Box::new(|site| site.server.run("CONFIG SET maxmemory 0"))
@@ -242,6 +230,18 @@ fn span(seconds: u64) -> &'static str {
 
 fn repeated(acts: Repeated) -> Heal {
     Box::new(|_| drop(acts))
+}
+
+/// Between two scripts, not within one: a script that reads the time, and then sets a TTL while the clock has stepped back,
+/// sets one that ends too early by as much.
+fn jump(site: &Site, seconds: u64, ahead: bool) -> Heal {
+    site.server.run::<()>("CLIENT PAUSE 10000 WRITE");
+    site.clock
+        .as_ref()
+        .unwrap()
+        .jump(Duration::from_secs(seconds), ahead);
+    site.server.run::<()>("CLIENT UNPAUSE");
+    Box::new(|_| ())
 }
 
 /// Somebody else fills the server, so that something has to go all the while.

@@ -15,6 +15,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod bounds;
 mod clock;
 mod fault;
 mod plain;
@@ -22,6 +23,7 @@ mod proxy;
 mod run;
 mod setup;
 mod site;
+mod skew;
 mod table;
 mod tally;
 mod traffic;

@@ -26,8 +26,8 @@ const HOLD: Duration = Duration::from_millis(700);
 /// Between two faults, and before the first and after the last.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What the process may grow by in a run.
-const MEMORY: u64 = 128 << 20;
+/// What the process may grow by in a run, and in those beside it.
+const MEMORY: u64 = 256 << 20;
 
 const RECOVERY: Duration = Duration::from_secs(1);
 
@@ -79,12 +79,14 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     };
     // A task is late when its timer fires late, and again when it is then polled late.
     let allowance = 2 * tally.worst_lateness + Duration::from_millis(50);
-    let over = tally.over_admission(|_| 1);
-    let over_losses = tally.over_admission(|rule| 1 + losses(rule).unwrap_or(u64::from(u32::MAX)));
+    let (over, _) = tally.over_admission(|_| 1);
+    let (too_much, whose) =
+        tally.over_admission(|rule| 1 + losses(rule).unwrap_or(u64::from(u32::MAX)));
+    let too_much_of = format!("{too_much} too many of {whose}");
     let complaints = [
         (crashed > 0 || panics() > before, "panicked"),
         (tally.worst_wait > DEADLINE + allowance, "waited too long"),
-        (over_losses > 0, "admitted too much"),
+        (too_much > 0, too_much_of.as_str()),
         (
             recovery.is_none_or(|recovery| recovery > RECOVERY + DEADLINE + allowance),
             "came back late",
@@ -111,7 +113,7 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
         grown,
         complaints: complaints
             .into_iter()
-            .filter_map(|(holds, what)| holds.then_some(what))
+            .filter_map(|(holds, what)| holds.then(|| what.to_owned()))
             .collect(),
     }
 }

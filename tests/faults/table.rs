@@ -18,7 +18,7 @@ pub(crate) struct Row {
     pub(crate) keys_without_ttl: u64,
     /// Bytes.
     pub(crate) grown: u64,
-    pub(crate) complaints: Vec<&'static str>,
+    pub(crate) complaints: Vec<String>,
 }
 
 const HEADER: &str = "\

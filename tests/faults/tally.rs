@@ -60,15 +60,17 @@ impl Tally {
             .collect()
     }
 
-    /// How many more than `times(rule)` times its limit a rule admitted within any span of its window, at worst.
-    pub(crate) fn over_admission(&self, times: impl Fn(&Rule) -> u64) -> u64 {
+    /// The rule that admitted the most beyond `times(rule)` times its limit within any span of its window, and how much.
+    pub(crate) fn over_admission(&self, times: impl Fn(&Rule) -> u64) -> (u64, String) {
         self.steps
             .iter()
-            .map(|((_, rule), steps)| {
-                most_within(window_ms(rule), steps).saturating_sub(times(rule) * rule.limit())
+            .map(|((policy, rule), steps)| {
+                let over =
+                    most_within(window_ms(rule), steps).saturating_sub(times(rule) * rule.limit());
+                (over, format!("{policy} {rule}"))
             })
             .max()
-            .unwrap_or(0)
+            .unwrap_or_default()
     }
 }
 

@@ -65,23 +65,49 @@ impl Traffic {
         let this = self.clone();
         let measuring = runtime.spawn(async move {
             while !this.is_over.load(Relaxed) {
-                let asleep = Instant::now();
-                tokio::time::sleep(PACE).await;
-                let late = asleep.elapsed().saturating_sub(PACE);
-                let mut tally = this.tally();
-                tally.worst_lateness = tally.worst_lateness.max(late);
+                this.measure(PACE).await;
             }
         });
+        self.measure_from_outside(runtime.clone());
         asking.chain([measuring]).collect()
     }
 
-    /// As many requests at once, each in a task of its own.
+    /// As many requests at once, each in a task of its own; among them some that wait for their deadline and nothing else.
     pub(crate) fn crowd(&self, runtime: &Handle, tasks: usize) -> Vec<JoinHandle<()>> {
-        let ask = |task| {
+        let spawn = |task: usize| {
             let this = self.clone();
-            runtime.spawn(async move { this.ask(task).await })
+            runtime.spawn(async move {
+                match task % 20 {
+                    0 => this.measure(DEADLINE).await,
+                    _ => this.ask(task).await,
+                }
+            })
         };
-        (0..tasks).map(ask).collect()
+        (0..tasks * 20 / 19).map(spawn).collect()
+    }
+
+    /// How late the runtime is for who waits for so long.
+    async fn measure(&self, span: Duration) {
+        let asleep = Instant::now();
+        tokio::time::sleep(span).await;
+        self.is_late(asleep.elapsed().saturating_sub(span));
+    }
+
+    /// How late it is for tasks that wait in the queue that all its threads share.
+    fn measure_from_outside(&self, runtime: Handle) {
+        let this = self.clone();
+        std::thread::spawn(move || {
+            while !this.is_over.load(Relaxed) {
+                let (spawned, this) = (Instant::now(), this.clone());
+                runtime.spawn(async move { this.is_late(spawned.elapsed()) });
+                std::thread::sleep(PACE);
+            }
+        });
+    }
+
+    fn is_late(&self, late: Duration) {
+        let mut tally = self.tally();
+        tally.worst_lateness = tally.worst_lateness.max(late);
     }
 
     /// One request. Every other one is charged to the hot key, too: both or neither.

@@ -1,12 +1,13 @@
 //! [`Keeper`]: one connection, replaced as soon as it is known to be lost.
 
 use std::{
+    io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use redis::{AsyncConnectionConfig, Client, Cmd, RedisError, Value, aio::MultiplexedConnection};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 
 use super::{
     error::closed,
@@ -151,9 +152,19 @@ impl Source {
                     .await
             }
             #[cfg(feature = "bb8")]
-            Self::Pool(pool) => pool.dedicated_connection().await,
+            Self::Pool(pool) => dedicated(pool).await,
         }
     }
+}
+
+/// A connection made as the pool makes its own, but in time.
+#[cfg(feature = "bb8")]
+pub(super) async fn dedicated(
+    pool: &bb8::Pool<bb8_redis::RedisConnectionManager>,
+) -> Result<MultiplexedConnection, RedisError> {
+    timeout(CONNECT_TIMEOUT, pool.dedicated_connection())
+        .await
+        .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
 
 impl Live {
