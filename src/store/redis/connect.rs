@@ -81,7 +81,7 @@ impl From<Client> for RedisStore {
         let info = client.get_connection_info().clone();
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let client = Client::open(info.set_tcp_settings(tcp)).unwrap_or(client);
-        Self::over(Link::Own(Arc::new(Keeper::new(Source::Client(client)))))
+        Self::over(Link::Own(Arc::new(Keeper::new(Source::Client(Box::new(client))))))
     }
 }
 

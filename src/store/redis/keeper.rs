@@ -25,7 +25,7 @@ const QUEUE: usize = 1_024;
 
 /// Where new connections come from.
 pub(super) enum Source {
-    Client(Client),
+    Client(Box<Client>),
     #[cfg(feature = "bb8")]
     Pool(bb8::Pool<bb8_redis::RedisConnectionManager>),
 }
