@@ -220,6 +220,12 @@ impl Fault {
     }
 }
 
+/// Of several at once.
+pub(crate) fn names(faults: &[Fault]) -> String {
+    let names: Vec<_> = faults.iter().map(|fault| fault.name()).collect();
+    names.join(" + ")
+}
+
 fn span(seconds: u64) -> &'static str {
     match seconds {
         SECOND => "1 s",

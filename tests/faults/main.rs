@@ -3,7 +3,7 @@
 //!
 //! `plain` looks at single answers. The rest runs traffic through a proxy while faults are done to the server, and prints
 //! a table, a row for each run. The short form, each fault alone over a store's own connection, runs with all other tests;
-//! the long form takes a quarter of an hour, and does every pair of faults that makes sense over each kind of connection:
+//! the long form takes about ten minutes, and does every pair of faults that makes sense over each kind of connection:
 //!
 //! ```console
 //! cargo test --all-features --test faults -- --ignored --nocapture
@@ -34,7 +34,7 @@ use std::{
 };
 
 use clock::Clock;
-use fault::Fault;
+use fault::{Fault, names};
 use setup::{Kind, Setup};
 use sluicegate::FailurePolicy;
 use table::judge;
@@ -83,12 +83,7 @@ fn runs(wanted: Vec<(Kind, Vec<Fault>)>) {
     let wanted: Vec<_> = wanted
         .into_iter()
         .filter(|(kind, faults)| {
-            let name = faults
-                .iter()
-                .map(|fault| fault.name())
-                .collect::<Vec<_>>()
-                .join(" + ");
-            format!("| {kind:?} | {name} |").contains(&only)
+            format!("| {kind:?} | {} |", names(faults)).contains(&only)
                 && faults
                     .iter()
                     .all(|fault| kind.can_have(*fault) && (with_clock || !fault.needs_clock()))

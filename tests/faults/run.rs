@@ -9,11 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::future::join_all;
 use sluicegate::{Charge, Key, Limiter, Policy, Rule};
 use tokio::runtime::{Builder, Runtime};
 
 use super::{
-    fault::{Fault, Heal},
+    fault::{Fault, Heal, names},
     setup::Setup,
     site::Site,
     table::Row,
@@ -31,7 +32,7 @@ const MEMORY: u64 = 256 << 20;
 
 const RECOVERY: Duration = Duration::from_secs(1);
 
-/// What is judged by is not what the store says of itself: see `Tally`.
+/// The first fault is the outermost: it is healed last.
 pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     let memory = resident();
     let before = panics();
@@ -44,7 +45,7 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     (site.pool, site.traffic) = (pool, Some(traffic.clone()));
 
     let tasks = traffic.start(runtime.handle());
-    traffic.flows_again();
+    assert!(traffic.flows_again(), "no traffic: {:?}", traffic.tally());
     traffic.runs_on(PAUSE);
     let mut heals: Vec<Heal> = Vec::new();
     for fault in faults {
@@ -59,48 +60,40 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     }
     let recovery = runtime.block_on(recovery(&limiter));
     traffic.runs_on(PAUSE);
-    traffic.flows_again();
+    let flows_again = traffic.flows_again();
     let keys_without_ttl = site.keys_without_ttl();
     let grown = resident().saturating_sub(memory);
     traffic.stop();
-    let crashed = runtime.block_on(async {
-        let mut crashed = 0;
-        for task in tasks {
-            crashed += u64::from(task.await.is_err());
-        }
-        crashed
-    });
+    let crashed = runtime
+        .block_on(join_all(tasks))
+        .iter()
+        .filter(|task| task.is_err())
+        .count();
 
     let tally = traffic.tally();
-    let losses = |rule: &Rule| {
-        faults
-            .iter()
-            .try_fold(0, |sum, fault| Some(sum + fault.losses(rule)?))
-    };
-    // A task is late when its timer fires late, and again when it is then polled late.
-    let allowance = 2 * tally.worst_lateness + Duration::from_millis(50);
     let (over, _) = tally.over_admission(|_| 1);
-    let (too_much, whose) =
-        tally.over_admission(|rule| 1 + losses(rule).unwrap_or(u64::from(u32::MAX)));
-    let too_much_of = format!("{too_much} too many of {whose}");
+    let (too_many, whose) = tally.over_admission(|rule| match losses(faults, rule) {
+        Some(losses) => 1 + losses,
+        None => u64::from(u32::MAX),
+    });
+    let too_many_of = format!("{too_many} too many of {whose}");
+    // A task is late when its timer fires late, and again when it is then polled late.
+    let allowed_wait = DEADLINE + 2 * tally.worst_lateness + Duration::from_millis(50);
     let complaints = [
         (crashed > 0 || panics() > before, "panicked"),
-        (tally.worst_wait > DEADLINE + allowance, "waited too long"),
-        (too_much > 0, too_much_of.as_str()),
+        (tally.worst_wait > allowed_wait, "waited too long"),
+        (too_many > 0, too_many_of.as_str()),
         (
-            recovery.is_none_or(|recovery| recovery > RECOVERY + DEADLINE + allowance),
+            recovery.is_none_or(|it| it > RECOVERY + allowed_wait),
             "came back late",
         ),
+        (!flows_again, "a key admits nobody any more"),
         (keys_without_ttl > 0, "keys without TTL"),
         (grown > MEMORY, "grew"),
     ];
     Row {
         setup: setup.to_string(),
-        faults: faults
-            .iter()
-            .map(|fault| fault.name())
-            .collect::<Vec<_>>()
-            .join(" + "),
+        faults: names(faults),
         requests: tally.requests,
         admitted: tally.admitted,
         refused: tally.refused,
@@ -112,10 +105,16 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
         keys_without_ttl,
         grown,
         complaints: complaints
-            .into_iter()
-            .filter_map(|(holds, what)| holds.then(|| what.to_owned()))
+            .iter()
+            .filter(|(holds, _)| *holds)
+            .map(|&(_, what)| what.into())
             .collect(),
     }
+}
+
+/// How often what a rule has counted may be lost; `None` when any number of times.
+fn losses(faults: &[Fault], rule: &Rule) -> Option<u64> {
+    faults.iter().map(|fault| fault.losses(rule)).sum()
 }
 
 /// From now until the first of ten decisions in a row; `None` when that takes ten seconds.
@@ -127,7 +126,7 @@ async fn recovery(limiter: &Limiter) -> Option<Duration> {
     let (mut asked, mut first, mut in_a_row) = (0, Duration::ZERO, 0);
     while healed.elapsed() < Duration::from_secs(10) {
         asked += 1;
-        let charge = Charge::new(&policy, Key::new("probe", &asked.to_string()), 1);
+        let charge = Charge::new(&policy, Key::new("probe", asked.to_string()), 1);
         if limiter
             .check([charge])
             .await

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
+use super::traffic::DEADLINE;
+
 pub(crate) struct Row {
     pub(crate) setup: String,
     pub(crate) faults: String,
@@ -71,6 +73,17 @@ pub(crate) fn judge(rows: &[Row]) {
     for row in rows {
         println!("{row}");
     }
+    let most = |figure: fn(&Row) -> u128| rows.iter().map(figure).max().unwrap_or(0);
+    println!(
+        "\n{} runs, {} requests. Worst wait beyond the deadline and the runtime's own lateness: {} ms. Slowest recovery: {} ms.",
+        rows.len(),
+        rows.iter().map(|row| row.requests).sum::<u64>(),
+        most(|row| row
+            .worst_wait
+            .saturating_sub(DEADLINE + row.worst_lateness)
+            .as_millis()),
+        most(|row| row.recovery.unwrap_or(Duration::MAX).as_millis()),
+    );
     let bad: Vec<_> = rows
         .iter()
         .filter(|row| !row.complaints.is_empty())
