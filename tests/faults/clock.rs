@@ -2,6 +2,7 @@
 
 use std::{
     fs::File,
+    io::{Write as _, stderr},
     os::unix::fs::FileExt,
     path::PathBuf,
     process::Command,
@@ -47,7 +48,9 @@ impl Clock {
     /// Whether there can be one here; says loudly when there cannot.
     pub(crate) fn is_available() -> bool {
         if LIBRARY.is_none() {
-            eprintln!(
+            // Past the test harness, which hides what a test that passes says.
+            let _ = writeln!(
+                stderr(),
                 "\n!!! SKIPPED: clocks cannot be moved here; install a C compiler (on Linux)\n"
             );
         }

@@ -43,7 +43,7 @@ impl Setup {
     /// A limiter over this server, and the pool if there is one.
     pub(crate) async fn limiter(self, url: &str) -> (Limiter, Option<Pool>) {
         let (store, pool) = match self.kind {
-            Kind::Url => (RedisStore::connect(url).await.unwrap(), None),
+            Kind::Url => (RedisStore::lazy(url).unwrap(), None),
             Kind::Pool => {
                 let pool = pool(url, SLOTS).await;
                 (pool.clone().into(), Some(pool))
@@ -71,11 +71,7 @@ async fn manager(url: &str) -> RedisStore {
         .set_response_timeout(Some(Duration::from_millis(500)))
         .set_pipeline_buffer_size(1_024);
     let client = Client::open(url).unwrap();
-    client
-        .get_connection_manager_with_config(config)
-        .await
-        .unwrap()
-        .into()
+    client.get_connection_manager_lazy(config).unwrap().into()
 }
 
 impl fmt::Display for Setup {
