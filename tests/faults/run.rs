@@ -77,8 +77,9 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
         None => u64::from(u32::MAX),
     });
     let too_many_of = format!("{too_many} too many of {whose}");
-    // A task is late when its timer fires late, and again when it is then polled late.
-    let allowed_wait = DEADLINE + 2 * tally.worst_lateness + Duration::from_millis(50);
+    // A task is late when its timer fires late, and again when it is polled late; and the thread that polls it may be held up
+    // while all who measure are in another.
+    let allowed_wait = DEADLINE + 3 * tally.worst_lateness + Duration::from_millis(150);
     let complaints = [
         (crashed > 0 || panics() > before, "panicked"),
         (tally.worst_wait > allowed_wait, "waited too long"),

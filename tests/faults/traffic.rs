@@ -93,14 +93,17 @@ impl Traffic {
         self.is_late(asleep.elapsed().saturating_sub(span));
     }
 
-    /// How late it is for tasks that wait in the queue that all its threads share.
+    /// How late it is for tasks that wait in the queue that all its threads share; and how late the machine is for a thread.
     fn measure_from_outside(&self, runtime: Handle) {
         let this = self.clone();
         std::thread::spawn(move || {
             while !this.is_over.load(Relaxed) {
-                let (spawned, this) = (Instant::now(), this.clone());
-                runtime.spawn(async move { this.is_late(spawned.elapsed()) });
+                let spawned = Instant::now();
+                let task = this.clone();
+                runtime.spawn(async move { task.is_late(spawned.elapsed()) });
+                let asleep = Instant::now();
                 std::thread::sleep(PACE);
+                this.is_late(asleep.elapsed().saturating_sub(PACE));
             }
         });
     }
