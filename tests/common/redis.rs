@@ -20,6 +20,7 @@ pub(crate) struct Server {
     child: Child,
     port: u16,
     args: Vec<String>,
+    env: Vec<(String, String)>,
     folder: TempDir,
     /// Made when first used, so that a test can count the connections of others.
     control: Mutex<Option<redis::Connection>>,
@@ -33,16 +34,22 @@ impl Server {
 
     /// Starts a server with more arguments, such as `["--requirepass", "sesame"]`.
     pub(crate) fn with(args: &[&str]) -> Self {
+        Self::with_env(args, Vec::new())
+    }
+
+    /// Starts a server with more arguments, in another environment.
+    pub(crate) fn with_env(args: &[&str], env: Vec<(String, String)>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let args: Vec<String> = args.iter().map(|&arg| arg.into()).collect();
         for _ in 0..20 {
             let port = free_port();
-            let mut child = spawn(&folder, port, &args);
+            let mut child = spawn(&folder, port, &args, &env);
             if becomes_ready(&mut child, &folder) {
                 return Self {
                     child,
                     port,
                     args,
+                    env,
                     folder,
                     control: Mutex::default(),
                 };
@@ -124,12 +131,17 @@ impl Server {
         *self.control.get_mut().unwrap() = None;
     }
 
-    /// Starts a killed server again, empty, at the same address.
+    /// Forgets what a killed server with `--appendonly yes` would find when it is started again.
+    pub(crate) fn wipe(&mut self) {
+        let _ = fs::remove_dir_all(self.folder.path().join("appendonlydir"));
+    }
+
+    /// Starts a killed server again at the same address; empty, unless its arguments let it keep its data.
     pub(crate) fn restart(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(10);
         while Instant::now() < deadline {
             let _ = fs::remove_file(socket(&self.folder));
-            self.child = spawn(&self.folder, self.port, &self.args);
+            self.child = spawn(&self.folder, self.port, &self.args, &self.env);
             if becomes_ready(&mut self.child, &self.folder) {
                 return;
             }
@@ -171,7 +183,7 @@ impl Drop for Server {
     }
 }
 
-fn spawn(folder: &TempDir, port: u16, args: &[String]) -> Child {
+fn spawn(folder: &TempDir, port: u16, args: &[String], env: &[(String, String)]) -> Child {
     let program =
         std::env::var("SLUICEGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into());
     let log = File::create(folder.path().join("log")).unwrap();
@@ -180,6 +192,7 @@ fn spawn(folder: &TempDir, port: u16, args: &[String]) -> Child {
         .args(["--unixsocket", &socket(folder), "--dir", folder.path().to_str().unwrap()])
         .args(["--save", "", "--appendonly", "no"])
         .args(args)
+        .envs(env.iter().cloned())
         .stdout(log.try_clone().unwrap())
         .stderr(log)
         .stdin(Stdio::null())

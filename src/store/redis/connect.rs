@@ -235,7 +235,8 @@ impl From<ConnectionManager> for RedisStore {
 /// Lets the pool decide which connection to use. A connection is free again before its command is sent, so a few are plenty.
 ///
 /// Build the pool with `test_on_check_out(false)`: the store notices lost connections by itself and replaces them, and bb8's
-/// own test costs a round trip for each check. While the pool has no connection, one more than its size may be open.
+/// own test costs a round trip for each check. After a check that got no answer, all idle connections are asked for one, and
+/// those that stay mute for 500 ms are replaced. While the pool has no connection, one more than its size may be open.
 #[cfg(feature = "bb8")]
 impl From<bb8::Pool<bb8_redis::RedisConnectionManager>> for RedisStore {
     fn from(pool: bb8::Pool<bb8_redis::RedisConnectionManager>) -> Self {

@@ -192,7 +192,7 @@ impl Source {
             #[cfg(feature = "sentinel")]
             Self::Sentinels(sentinels) => sentinels.connect(&config).await,
             #[cfg(feature = "bb8")]
-            Self::Pool(pool) => pool.dedicated_connection().await,
+            Self::Pool(pool) => dedicated(pool).await,
         }
     }
 }
@@ -205,6 +205,16 @@ async fn answering(
         Err(error) if error.code().is_none() => Err(error),
         _ => Ok(connection),
     }
+}
+
+/// A connection made as the pool makes its own, but in time.
+#[cfg(feature = "bb8")]
+pub(super) async fn dedicated(
+    pool: &bb8::Pool<bb8_redis::RedisConnectionManager>,
+) -> Result<MultiplexedConnection, RedisError> {
+    timeout(CONNECT_TIMEOUT, pool.dedicated_connection())
+        .await
+        .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
 
 impl Live {

@@ -13,7 +13,7 @@ use super::error::code;
 
 /// A connection that owes an answer for so long is given up. Callers leave at their own deadline and never see a timeout of
 /// the connection's, so somebody has to count for them.
-const MUTE: Duration = Duration::from_millis(500);
+pub(super) const MUTE: Duration = Duration::from_millis(500);
 
 /// An answer this young proves that the connection is open: no server dies and comes back in less.
 const FRESH: Duration = Duration::from_millis(1);

@@ -1,14 +1,11 @@
-//! Whatever befalls the server, each request ends within the deadline, as the failure policy says, and all works again by itself.
-#![cfg(feature = "redis")]
-
-mod common;
+//! Single answers: each request ends within the deadline, as the failure policy says, and all works again by itself.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
-use common::{redis::Server, stores};
+use crate::common::{redis::Server, stores};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore, StoreErrorKind,
 };
@@ -271,7 +268,6 @@ async fn with_a_wrong_password() {
     assert!(works(&store).await);
 }
 
-#[cfg(feature = "bb8")]
 #[tokio::test]
 async fn with_a_wrong_password_in_a_pool() {
     let server = Server::with(&["--requirepass", "mellon"]);

@@ -1,0 +1,86 @@
+//! A clock that the tests move, for programs that they start.
+
+use std::{
+    fs::File,
+    io::{Write as _, stderr},
+    os::unix::fs::FileExt,
+    path::PathBuf,
+    process::Command,
+    sync::{
+        LazyLock,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tempfile::TempDir;
+
+/// Where the library was built; `None` when it cannot be built here.
+static LIBRARY: LazyLock<Option<(TempDir, PathBuf)>> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().join("clock.so");
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(&library)
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/faults/clock.c"))
+        .status();
+    let is_built = cfg!(target_os = "linux") && built.is_ok_and(|status| status.success());
+    is_built.then_some((folder, library))
+});
+
+#[derive(Debug)]
+pub(crate) struct Clock {
+    folder: TempDir,
+    offset_us: AtomicI64,
+}
+
+impl Clock {
+    /// A clock that tells the true time.
+    pub(crate) fn new() -> Self {
+        let clock = Self {
+            folder: tempfile::tempdir().unwrap(),
+            offset_us: AtomicI64::new(0),
+        };
+        clock.jump(Duration::ZERO, true);
+        clock
+    }
+
+    /// Whether there can be one here; says loudly when there cannot.
+    pub(crate) fn is_available() -> bool {
+        if LIBRARY.is_none() {
+            // Past the test harness, which hides what a test that passes says.
+            let _ = writeln!(
+                stderr(),
+                "\n!!! SKIPPED: clocks cannot be moved here; install a C compiler (on Linux)\n"
+            );
+        }
+        LIBRARY.is_some()
+    }
+
+    /// What a program must be started with to live by this clock.
+    pub(crate) fn env(&self) -> Vec<(String, String)> {
+        let (_, library) = LIBRARY.as_ref().unwrap();
+        vec![
+            ("LD_PRELOAD".into(), library.to_str().unwrap().into()),
+            ("CLOCK_OFFSET".into(), self.file().to_str().unwrap().into()),
+        ]
+    }
+
+    pub(crate) fn jump(&self, by: Duration, ahead: bool) {
+        let by = i64::try_from(by.as_micros()).unwrap();
+        let by = if ahead { by } else { -by };
+        let offset = self.offset_us.fetch_add(by, Relaxed) + by;
+        // In place: the file is mapped.
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(self.file())
+            .unwrap();
+        file.write_all_at(&offset.to_ne_bytes(), 0).unwrap();
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("offset")
+    }
+}

@@ -1,0 +1,310 @@
+//! The faults: how each is done to a site, and what undoes it.
+
+use std::time::{Duration, Instant};
+
+use redis::{Connection, RedisResult, cmd};
+use sluicegate::Rule;
+
+use super::{
+    proxy::Weather,
+    site::{Repeated, Site, connect},
+    tally::window_ms,
+};
+
+const SECOND: u64 = 1;
+const HOUR: u64 = 3_600;
+const DAY: u64 = 86_400;
+
+/// In the order in which two of them can befall one server: of what needs a server that answers, before what makes it mute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    PoolExhausted,
+    ScriptsFlushed,
+    Ahead { seconds: u64 },
+    Back { seconds: u64 },
+    OutOfMemory,
+    Evicting { policy: &'static str },
+    ReadOnly,
+    Busy,
+    Slow { ms: u64 },
+    Wire(Weather),
+    Stopped,
+    Killed,
+    Emptied,
+    FailedOver,
+    Crowd,
+}
+
+/// Two faults that turn the same knob are no pair.
+#[derive(Debug, PartialEq, Eq)]
+enum Knob {
+    Pool,
+    Scripts,
+    Clock(Fault),
+    Memory,
+    Role,
+    Threads,
+    Delay,
+    Weather,
+    Signals,
+    Process,
+    Callers,
+}
+
+/// Undoes a fault. The server works again when it returns.
+pub(crate) type Heal = Box<dyn FnOnce(&mut Site)>;
+
+impl Fault {
+    pub(crate) const ALL: [Self; 24] = [
+        Self::PoolExhausted,
+        Self::ScriptsFlushed,
+        Self::Ahead { seconds: SECOND },
+        Self::Ahead { seconds: HOUR },
+        Self::Ahead { seconds: DAY },
+        Self::Back { seconds: SECOND },
+        Self::Back { seconds: HOUR },
+        Self::Back { seconds: DAY },
+        Self::OutOfMemory,
+        Self::Evicting {
+            policy: "volatile-ttl",
+        },
+        Self::Evicting {
+            policy: "allkeys-lru",
+        },
+        Self::ReadOnly,
+        Self::Busy,
+        Self::Slow { ms: 50 },
+        Self::Slow { ms: 5_000 },
+        Self::Wire(Weather::Cut),
+        Self::Wire(Weather::HalfOpen),
+        Self::Wire(Weather::Reset),
+        Self::Wire(Weather::NoReply),
+        Self::Stopped,
+        Self::Killed,
+        Self::Emptied,
+        Self::FailedOver,
+        Self::Crowd,
+    ];
+
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::PoolExhausted => "pool exhausted".into(),
+            Self::ScriptsFlushed => "scripts flushed in a loop".into(),
+            Self::Ahead { seconds } => format!("clock +{}", span(seconds)),
+            Self::Back { seconds } => format!("clock -{}", span(seconds)),
+            Self::OutOfMemory => "maxmemory, noeviction".into(),
+            Self::Evicting { policy } => format!("maxmemory, {policy}"),
+            Self::ReadOnly => "read-only".into(),
+            Self::Busy => "busy with a foreign script".into(),
+            Self::Slow { ms } => format!("slow ({ms} ms)"),
+            Self::Wire(Weather::Clear) => "nothing".into(),
+            Self::Wire(Weather::Cut) => "network cut".into(),
+            Self::Wire(Weather::HalfOpen) => "half-open".into(),
+            Self::Wire(Weather::Reset) => "connections reset".into(),
+            Self::Wire(Weather::NoReply) => "cut before replies".into(),
+            Self::Stopped => "stopped".into(),
+            Self::Killed => "killed".into(),
+            Self::Emptied => "restarted empty".into(),
+            Self::FailedOver => "failed over".into(),
+            Self::Crowd => "10 000 tasks at once".into(),
+        }
+    }
+
+    /// Whether these two can befall one server, in this order.
+    pub(crate) fn makes_a_pair_with(self, other: Self) -> bool {
+        // A server that was made read-only has no replica that could be promoted.
+        self.knob() != other.knob() && (self, other) != (Self::ReadOnly, Self::FailedOver)
+    }
+
+    const fn knob(self) -> Knob {
+        match self {
+            Self::PoolExhausted => Knob::Pool,
+            Self::ScriptsFlushed => Knob::Scripts,
+            Self::Ahead { .. } | Self::Back { .. } => Knob::Clock(self),
+            Self::OutOfMemory | Self::Evicting { .. } => Knob::Memory,
+            Self::ReadOnly => Knob::Role,
+            Self::Busy => Knob::Threads,
+            Self::Slow { .. } => Knob::Delay,
+            Self::Wire(_) => Knob::Weather,
+            Self::Stopped => Knob::Signals,
+            Self::Killed | Self::Emptied | Self::FailedOver => Knob::Process,
+            Self::Crowd => Knob::Callers,
+        }
+    }
+
+    pub(crate) const fn needs_clock(self) -> bool {
+        matches!(self, Self::Ahead { .. } | Self::Back { .. })
+    }
+
+    /// How often what a rule has counted may be lost; `None` when any number of times.
+    ///
+    /// A clock that steps back by more than a window leaves steps that are not believed, by the design. A replica may lack
+    /// what its primary charged last. A killed server that keeps its data forgets nothing.
+    pub(crate) fn losses(self, rule: &Rule) -> Option<u64> {
+        match self {
+            Self::Evicting { .. } => None,
+            Self::Back { seconds } => Some(u64::from(seconds * 1_000 > window_ms(rule))),
+            Self::Emptied | Self::FailedOver => Some(1),
+            _ => Some(0),
+        }
+    }
+
+    pub(crate) fn inflict(self, site: &mut Site) -> Heal {
+        match self {
+            Self::PoolExhausted => {
+                let pool = site.pool.clone().unwrap();
+                let mut held = Vec::new();
+                while held.len() < pool.state().connections as usize {
+                    held.push(site.runtime.block_on(pool.get_owned()).unwrap());
+                }
+                Box::new(|_| drop(held))
+            }
+            Self::ScriptsFlushed => {
+                repeated(site.again_and_again(|server| cmd("SCRIPT").arg("FLUSH").exec(server)))
+            }
+            Self::Ahead { seconds } => jump(site, seconds, true),
+            Self::Back { seconds } => jump(site, seconds, false),
+            Self::OutOfMemory => {
+                site.server.run::<()>("CONFIG SET maxmemory 1");
+                Box::new(|site| site.server.run("CONFIG SET maxmemory 0"))
+            }
+            Self::Evicting { policy } => evict(site, policy),
+            Self::ReadOnly => {
+                site.server.run::<()>("REPLICAOF 127.0.0.1 1");
+                Box::new(|site| site.server.run("REPLICAOF NO ONE"))
+            }
+            Self::Busy => keep_busy(site),
+            Self::Slow { ms } => {
+                site.proxy.set_delay(Duration::from_millis(ms));
+                Box::new(|site| site.proxy.set_delay(Duration::ZERO))
+            }
+            Self::Wire(weather) => {
+                site.proxy.set_weather(weather);
+                Box::new(|site| site.proxy.set_weather(Weather::Clear))
+            }
+            Self::Stopped => {
+                site.server.stop();
+                let stopped = site.server.address();
+                Box::new(move |site| {
+                    if site.server.address() == stopped && !site.is_down {
+                        site.server.cont();
+                    }
+                })
+            }
+            Self::Killed => {
+                site.kill();
+                Box::new(Site::restart)
+            }
+            Self::Emptied => {
+                site.kill();
+                site.server.wipe();
+                site.restart();
+                Box::new(|_| ())
+            }
+            Self::FailedOver => {
+                site.kill();
+                Box::new(Site::promote)
+            }
+            Self::Crowd => {
+                let traffic = site.traffic.as_ref().unwrap();
+                let crowd = traffic.crowd(&site.runtime, 10_000);
+                Box::new(|site| {
+                    site.runtime.block_on(async {
+                        for task in crowd {
+                            task.await.unwrap()
+                        }
+                    })
+                })
+            }
+        }
+    }
+}
+
+/// Of several at once.
+pub(crate) fn names(faults: &[Fault]) -> String {
+    let names: Vec<_> = faults.iter().map(|fault| fault.name()).collect();
+    names.join(" + ")
+}
+
+fn span(seconds: u64) -> &'static str {
+    match seconds {
+        SECOND => "1 s",
+        HOUR => "1 h",
+        _ => "1 d",
+    }
+}
+
+fn repeated(acts: Repeated) -> Heal {
+    Box::new(|_| drop(acts))
+}
+
+/// Between two scripts, not within one: a script that reads the time, and then sets a TTL while the clock has stepped back,
+/// sets one that ends too early by as much.
+fn jump(site: &Site, seconds: u64, ahead: bool) -> Heal {
+    site.server.run::<()>("CLIENT PAUSE 10000 WRITE");
+    site.clock
+        .as_ref()
+        .unwrap()
+        .jump(Duration::from_secs(seconds), ahead);
+    site.server.run::<()>("CLIENT UNPAUSE");
+    Box::new(|_| ())
+}
+
+/// Somebody else fills the server, so that something has to go all the while.
+fn evict(site: &Site, policy: &str) -> Heal {
+    site.server
+        .run::<()>(&format!("CONFIG SET maxmemory-policy {policy}"));
+    let most = site.server.info("memory", "used_memory") + 500_000;
+    site.server
+        .run::<()>(&format!("CONFIG SET maxmemory {most}"));
+    let others = site.again_and_again(|server| {
+        let fill = "for i = 1, 20 do redis.call('SET', 'other:' .. math.random(1000000), string.rep('x', 1000), 'EX', 600) end";
+        cmd("EVAL").arg(fill).arg(0).exec(server)
+    });
+    Box::new(|site| {
+        drop(others);
+        site.server.run::<()>("CONFIG SET maxmemory 0");
+        site.server.run("CONFIG SET maxmemory-policy noeviction")
+    })
+}
+
+/// A script that does not end; returns when the server refuses everything else.
+fn keep_busy(site: &Site) -> Heal {
+    let client = redis::Client::open(site.server.socket_url()).unwrap();
+    let mut running = client.get_connection().unwrap();
+    let endless = std::thread::spawn(move || {
+        let _ = cmd("EVAL")
+            .arg("while true do end")
+            .arg(0)
+            .exec(&mut running);
+    });
+    until(|| is_busy(&connect_to(site).and_then(|mut server| cmd("PING").exec(&mut server))));
+    Box::new(move |site| {
+        // What was restarted since, or replaced, is not busy.
+        until(|| {
+            let kill = |mut server: Connection| cmd("SCRIPT").arg("KILL").exec(&mut server);
+            connect_to(site)
+                .and_then(kill)
+                .is_err_and(|error| error.code() == Some("NOTBUSY"))
+        });
+        endless.join().unwrap();
+    })
+}
+
+fn connect_to(site: &Site) -> RedisResult<Connection> {
+    connect(&site.server.socket_url())
+}
+
+fn is_busy(result: &RedisResult<()>) -> bool {
+    result
+        .as_ref()
+        .is_err_and(|error| error.code() == Some("BUSY"))
+}
+
+fn until(condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

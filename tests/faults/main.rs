@@ -1,0 +1,120 @@
+//! Whatever befalls the server, the network and the clocks: no request waits longer than its deadline, never more than the
+//! limit is admitted, and all works again by itself.
+//!
+//! `plain` looks at single answers. The rest runs traffic through a proxy while faults are done to the server, and prints
+//! a table, a row for each run. The short form, each fault alone over a store's own connection, runs with all other tests;
+//! the long form takes about ten minutes, and does every pair of faults that makes sense over each kind of connection:
+//!
+//! ```console
+//! cargo test --all-features --test faults -- --ignored --nocapture
+//! ```
+//!
+//! `FAULTS=stopped` limits both forms to runs with this in their row, such as `FAULTS="Pool | stopped"`.
+#![cfg(all(feature = "bb8", feature = "redis", unix))]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod bounds;
+mod clock;
+mod fault;
+mod plain;
+mod proxy;
+mod run;
+mod setup;
+mod site;
+mod skew;
+mod table;
+mod tally;
+mod traffic;
+
+use std::{
+    sync::Mutex,
+    thread::{available_parallelism, scope},
+};
+
+use clock::Clock;
+use fault::{Fault, names};
+use setup::{Kind, Setup};
+use sluicegate::FailurePolicy;
+use table::judge;
+
+#[test]
+fn each_fault_alone() {
+    runs(
+        Fault::ALL
+            .iter()
+            .map(|&fault| (kind_for(fault), vec![fault]))
+            .collect(),
+    );
+}
+
+#[test]
+#[ignore = "the long form"]
+fn every_fault_and_every_pair_over_each_kind_of_connection() {
+    let pairs = Fault::ALL.iter().enumerate().flat_map(|(i, &outer)| {
+        let inner = Fault::ALL[i + 1..]
+            .iter()
+            .filter(move |&&inner| outer.makes_a_pair_with(inner));
+        inner.map(move |&inner| vec![outer, inner])
+    });
+    let all: Vec<_> = Fault::ALL
+        .iter()
+        .map(|&fault| vec![fault])
+        .chain(pairs)
+        .collect();
+    let over = |kind| all.iter().map(move |faults| (kind, faults.clone()));
+    runs(Kind::ALL.into_iter().flat_map(over).collect());
+}
+
+/// The store's own connection, which has no slots that could be exhausted.
+fn kind_for(fault: Fault) -> Kind {
+    if fault == Fault::PoolExhausted {
+        Kind::Pool
+    } else {
+        Kind::Url
+    }
+}
+
+/// Runs what makes sense, some at a time, and judges all.
+fn runs(wanted: Vec<(Kind, Vec<Fault>)>) {
+    let with_clock = Clock::is_available();
+    let only = std::env::var("FAULTS").unwrap_or_default();
+    let wanted: Vec<_> = wanted
+        .into_iter()
+        .filter(|(kind, faults)| {
+            format!("| {kind:?} | {} |", names(faults)).contains(&only)
+                && faults
+                    .iter()
+                    .all(|fault| kind.can_have(*fault) && (with_clock || !fault.needs_clock()))
+        })
+        .collect();
+    // They mostly wait.
+    let at_once = 2 * available_parallelism().map_or(1, usize::from).min(4);
+    let queue = Mutex::new(wanted.into_iter().enumerate());
+    let rows = Mutex::new(Vec::new());
+    scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().unwrap().next();
+                    let Some((place, (kind, faults))) = next else {
+                        break;
+                    };
+                    let row = run::run(
+                        Setup {
+                            kind,
+                            on_failure: FailurePolicy::Open,
+                        },
+                        &faults,
+                    );
+                    eprintln!("{row}");
+                    rows.lock().unwrap().push((place, row));
+                }
+            });
+        }
+    });
+    let mut rows = rows.into_inner().unwrap();
+    rows.sort_by_key(|&(place, _)| place);
+    judge(&rows.into_iter().map(|(_, row)| row).collect::<Vec<_>>());
+}

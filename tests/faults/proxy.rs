@@ -1,0 +1,201 @@
+//! A TCP proxy between a store and its server, that does to connections what networks do.
+
+use std::{
+    future::pending,
+    io,
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
+
+/// What becomes of the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weather {
+    Clear,
+    /// Nothing arrives until the weather clears, then everything does, as TCP sends again what was lost.
+    Cut,
+    /// Nothing arrives, ever: a connection over which something was sent in this weather stays mute, and open on both sides.
+    HalfOpen,
+    /// No connection lives.
+    Reset,
+    /// The server gets each request; of the chunks it replies, every tenth ends the connection instead of arriving.
+    NoReply,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Wire {
+    to: SocketAddr,
+    weather: Weather,
+    /// How long each reply is under way.
+    delay: Duration,
+    /// Grows when all connections are to end.
+    era: u64,
+}
+
+/// Runs as long as the runtime it was made in.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    address: SocketAddr,
+    wire: watch::Sender<Wire>,
+}
+
+impl Proxy {
+    pub(crate) async fn new(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (wire, seen) = watch::channel(Wire {
+            to,
+            weather: Weather::Clear,
+            delay: Duration::ZERO,
+            era: 0,
+        });
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(carry(client, seen.clone()));
+            }
+        });
+        Self { address, wire }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    pub(crate) fn set_weather(&self, weather: Weather) {
+        self.wire.send_modify(|wire| {
+            wire.weather = weather;
+            wire.era += u64::from(weather == Weather::Reset);
+        });
+    }
+
+    /// Replies under way arrive at once when the delay becomes shorter than they have been under way.
+    pub(crate) fn set_delay(&self, delay: Duration) {
+        self.wire.send_modify(|wire| wire.delay = delay);
+    }
+
+    /// Ends all connections; new ones lead to this server.
+    pub(crate) fn lead_to(&self, to: SocketAddr) {
+        self.wire.send_modify(|wire| {
+            wire.to = to;
+            wire.era += 1;
+        });
+    }
+}
+
+/// One connection, from its beginning to its end.
+async fn carry(client: TcpStream, mut wire: watch::Receiver<Wire>) {
+    let Wire { era, weather, .. } = *wire.borrow();
+    if weather == Weather::Reset {
+        return;
+    }
+    let mut ended = wire.clone();
+    let is_mute = AtomicBool::new(false);
+    tokio::select! {
+        _ = ended.wait_for(|wire| wire.era != era) => {}
+        _ = async {
+            let to = passes(&mut wire, &is_mute).await.to;
+            let server = TcpStream::connect(to).await?;
+            server.set_nodelay(true)?;
+            client.set_nodelay(true)?;
+            let (from_client, to_client) = client.into_split();
+            let (from_server, to_server) = server.into_split();
+            tokio::select! {
+                result = pump(from_client, to_server, wire.clone(), &is_mute, false) => result,
+                result = pump(from_server, to_client, wire.clone(), &is_mute, true) => result,
+            }
+        } => {}
+    }
+}
+
+/// Carries one direction until it ends.
+async fn pump(
+    from: OwnedReadHalf,
+    to: OwnedWriteHalf,
+    wire: watch::Receiver<Wire>,
+    is_mute: &AtomicBool,
+    replies: bool,
+) -> io::Result<()> {
+    let (queue, queued) = mpsc::channel(1_024);
+    let seen = wire.clone();
+    let (read, written) = tokio::join!(
+        take_up(from, queue, wire, is_mute, replies),
+        hand_over(to, queued, seen, replies)
+    );
+    read.and(written)
+}
+
+async fn take_up(
+    mut from: OwnedReadHalf,
+    queue: mpsc::Sender<(Instant, Vec<u8>)>,
+    mut wire: watch::Receiver<Wire>,
+    is_mute: &AtomicBool,
+    replies: bool,
+) -> io::Result<()> {
+    static REPLIES: AtomicU64 = AtomicU64::new(0);
+    let mut bytes = vec![0; 16 * 1_024];
+    loop {
+        // An end is news that travels like any other.
+        let length = from.read(&mut bytes).await.unwrap_or(0);
+        let weather = passes(&mut wire, is_mute).await.weather;
+        let cut = replies
+            && weather == Weather::NoReply
+            && REPLIES.fetch_add(1, Relaxed).is_multiple_of(10);
+        if length == 0 || cut {
+            return Ok(());
+        }
+        let chunk = (Instant::now(), bytes[..length].to_vec());
+        if queue.send(chunk).await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+async fn hand_over(
+    mut to: OwnedWriteHalf,
+    mut queued: mpsc::Receiver<(Instant, Vec<u8>)>,
+    mut wire: watch::Receiver<Wire>,
+    replies: bool,
+) -> io::Result<()> {
+    while let Some((taken_up, bytes)) = queued.recv().await {
+        loop {
+            let delay = wire.borrow_and_update().delay;
+            if !replies || taken_up.elapsed() >= delay {
+                break;
+            }
+            tokio::select! {
+                () = sleep_until(taken_up + delay) => {}
+                _ = wire.changed() => {}
+            }
+        }
+        to.write_all(&bytes).await?;
+    }
+    Ok(())
+}
+
+/// Waits until something can pass, which may be never.
+async fn passes(wire: &mut watch::Receiver<Wire>, is_mute: &AtomicBool) -> Wire {
+    let now = wire
+        .wait_for(|wire| wire.weather != Weather::Cut)
+        .await
+        .map_or_else(|_| None, |wire| Some(*wire));
+    let Some(now) = now else {
+        return pending().await;
+    };
+    if now.weather == Weather::HalfOpen {
+        is_mute.store(true, Relaxed);
+    }
+    if is_mute.load(Relaxed) {
+        return pending().await;
+    }
+    now
+}

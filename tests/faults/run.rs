@@ -1,0 +1,184 @@
+//! One run: traffic, faults one inside the other, healing, and what is checked and recorded of it.
+
+use std::{
+    fs,
+    sync::{
+        Once,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use sluicegate::{Charge, Key, Limiter, Policy, Rule};
+use tokio::runtime::{Builder, Runtime};
+
+use super::{
+    fault::{Fault, Heal, names},
+    setup::Setup,
+    site::Site,
+    table::Row,
+    traffic::{DEADLINE, Traffic},
+};
+
+/// Longer than a connection may owe an answer before it is given up.
+const HOLD: Duration = Duration::from_millis(700);
+
+/// Between two faults, and before the first and after the last.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What the process may grow by in a run, and in those beside it.
+const MEMORY: u64 = 256 << 20;
+
+const RECOVERY: Duration = Duration::from_secs(1);
+
+/// The first fault is the outermost: it is healed last.
+pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
+    let memory = resident();
+    let before = panics();
+    let runtime = runtime();
+    let with_replica = faults.contains(&Fault::FailedOver);
+    let with_clock = faults.iter().any(|fault| fault.needs_clock());
+    let mut site = Site::new(runtime.handle().clone(), with_replica, with_clock);
+    let (limiter, pool) = runtime.block_on(setup.limiter(&site.proxy.url()));
+    let traffic = Traffic::new(limiter.clone());
+    (site.pool, site.traffic) = (pool, Some(traffic.clone()));
+
+    let tasks = traffic.start(runtime.handle());
+    assert!(traffic.flows_again(), "no traffic: {:?}", traffic.tally());
+    traffic.runs_on(PAUSE);
+    let mut heals: Vec<Heal> = Vec::new();
+    for fault in faults {
+        heals.push(fault.inflict(&mut site));
+        traffic.runs_on(HOLD);
+    }
+    while let Some(heal) = heals.pop() {
+        heal(&mut site);
+        if !heals.is_empty() {
+            traffic.runs_on(PAUSE);
+        }
+    }
+    let recovery = runtime.block_on(recovery(&limiter));
+    traffic.runs_on(PAUSE);
+    let flows_again = traffic.flows_again();
+    let keys_without_ttl = site.keys_without_ttl();
+    let grown = resident().saturating_sub(memory);
+    traffic.stop();
+    let crashed = runtime
+        .block_on(join_all(tasks))
+        .iter()
+        .filter(|task| task.is_err())
+        .count();
+
+    let tally = traffic.tally();
+    let (over, _) = tally.over_admission(|_| 1);
+    let (too_many, whose) = tally.over_admission(|rule| match losses(faults, rule) {
+        Some(losses) => 1 + losses,
+        None => u64::from(u32::MAX),
+    });
+    let too_many_of = format!("{too_many} too many of {whose}");
+    // A task is late when its timer fires late, and again when it is polled late; and the thread that polls it may be held up
+    // while all who measure are in another.
+    let allowed_wait = DEADLINE + 3 * tally.worst_lateness + Duration::from_millis(150);
+    let complaints = [
+        (crashed > 0 || panics() > before, "panicked"),
+        (tally.worst_wait > allowed_wait, "waited too long"),
+        (too_many > 0, too_many_of.as_str()),
+        (
+            recovery.is_none_or(|it| it > RECOVERY + allowed_wait),
+            "came back late",
+        ),
+        (!flows_again, "a key admits nobody any more"),
+        (keys_without_ttl > 0, "keys without TTL"),
+        (grown > MEMORY, "grew"),
+    ];
+    Row {
+        setup: setup.to_string(),
+        faults: names(faults),
+        requests: tally.requests,
+        admitted: tally.admitted,
+        refused: tally.refused,
+        errors: tally.errors.clone(),
+        worst_wait: tally.worst_wait,
+        worst_lateness: tally.worst_lateness,
+        recovery,
+        over,
+        keys_without_ttl,
+        grown,
+        complaints: complaints
+            .iter()
+            .filter(|(holds, _)| *holds)
+            .map(|&(_, what)| what.into())
+            .collect(),
+    }
+}
+
+/// How often what a rule has counted may be lost; `None` when any number of times.
+fn losses(faults: &[Fault], rule: &Rule) -> Option<u64> {
+    faults.iter().map(|fault| fault.losses(rule)).sum()
+}
+
+/// From now until the first of ten decisions in a row; `None` when that takes ten seconds.
+///
+/// Of keys that are new each time, so that all are admissions.
+async fn recovery(limiter: &Limiter) -> Option<Duration> {
+    let policy = Policy::parse("probe", "1/1m").unwrap();
+    let healed = Instant::now();
+    let (mut asked, mut first, mut in_a_row) = (0, Duration::ZERO, 0);
+    while healed.elapsed() < Duration::from_secs(10) {
+        asked += 1;
+        let charge = Charge::new(&policy, Key::new("probe", asked.to_string()), 1);
+        if limiter
+            .check([charge])
+            .await
+            .is_ok_and(|decision| decision.is_allowed())
+        {
+            if in_a_row == 0 {
+                first = healed.elapsed();
+            }
+            in_a_row += 1;
+        } else {
+            in_a_row = 0;
+        }
+        if in_a_row == 10 {
+            return Some(first);
+        }
+    }
+    None
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name(WORKER)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// Of the threads in which a limiter works.
+const WORKER: &str = "limiting";
+
+/// How often such a thread has panicked, in any task, also those that nobody waits for.
+fn panics() -> u64 {
+    static PANICS: AtomicU64 = AtomicU64::new(0);
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            PANICS.fetch_add(
+                u64::from(std::thread::current().name() == Some(WORKER)),
+                Relaxed,
+            );
+            report(info);
+        }));
+    });
+    PANICS.load(Relaxed)
+}
+
+/// The memory of this process, in bytes; 0 where it cannot be told.
+pub(crate) fn resident() -> u64 {
+    let pages = fs::read_to_string("/proc/self/statm").ok();
+    let pages = pages.and_then(|statm| statm.split(' ').nth(1)?.parse::<u64>().ok());
+    pages.unwrap_or(0) * 4_096
+}

@@ -1,0 +1,157 @@
+//! All that a run needs beside the traffic: a server behind a proxy, perhaps a replica of it, and their clock.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use redis::{Connection, RedisResult};
+use tokio::runtime::Handle;
+
+use super::{clock::Clock, proxy::Proxy, setup::Pool, traffic::Traffic};
+use crate::common::redis::Server;
+
+/// It keeps its data when it is killed, to the last answer: what was answered has been handed to the kernel before.
+const ARGS: [&str; 6] = [
+    "--appendonly",
+    "yes",
+    "--appendfsync",
+    "no",
+    "--lua-time-limit",
+    "10",
+];
+
+pub(crate) struct Site {
+    pub(crate) runtime: Handle,
+    pub(crate) server: Server,
+    pub(crate) is_down: bool,
+    pub(crate) replica: Option<Server>,
+    pub(crate) clock: Option<Clock>,
+    pub(crate) proxy: Proxy,
+    /// Whose slots can be held.
+    pub(crate) pool: Option<Pool>,
+    pub(crate) traffic: Option<Traffic>,
+}
+
+impl Site {
+    pub(crate) fn new(runtime: Handle, with_replica: bool, with_clock: bool) -> Self {
+        let clock = with_clock.then(Clock::new);
+        let start = || Server::with_env(&ARGS, clock.as_ref().map(Clock::env).unwrap_or_default());
+        let server = start();
+        let replica = with_replica.then(|| {
+            let replica = start();
+            follow(&replica, server.address());
+            replica
+        });
+        let proxy = runtime.block_on(Proxy::new(server.address()));
+        Self {
+            runtime,
+            server,
+            is_down: false,
+            replica,
+            clock,
+            proxy,
+            pool: None,
+            traffic: None,
+        }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.server.kill();
+        self.is_down = true;
+    }
+
+    pub(crate) fn restart(&mut self) {
+        self.server.restart();
+        self.is_down = false;
+    }
+
+    /// The replica becomes the server, behind the same address; the old one is gone for good.
+    pub(crate) fn promote(&mut self) {
+        let replica = self.replica.take().unwrap();
+        replica.run::<()>("REPLICAOF NO ONE");
+        self.proxy.lead_to(replica.address());
+        self.server = replica;
+        self.is_down = false;
+    }
+
+    /// Limits that would stay for ever.
+    pub(crate) fn keys_without_ttl(&self) -> u64 {
+        let script = "local n = 0 \
+             for _, key in ipairs(redis.call('KEYS', 'sluicegate:*')) do if redis.call('PTTL', key) == -1 then n = n + 1 end end \
+             return n";
+        let mut connection = connect(&self.server.socket_url()).unwrap();
+        redis::cmd("EVAL")
+            .arg(script)
+            .arg(0)
+            .query(&mut connection)
+            .unwrap()
+    }
+
+    /// Does something to the server again and again, in a thread of its own, until the answer is dropped.
+    pub(crate) fn again_and_again(
+        &self,
+        act: impl Fn(&mut Connection) -> RedisResult<()> + Send + 'static,
+    ) -> Repeated {
+        let url = self.server.socket_url();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let thread = std::thread::spawn(move || {
+            while !over.load(Relaxed) {
+                // The server may be gone, stopped or busy just now.
+                if let Ok(mut connection) = connect(&url) {
+                    while !over.load(Relaxed) && act(&mut connection).is_ok() {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Repeated {
+            is_over,
+            thread: Some(thread),
+        }
+    }
+}
+
+/// Ends when dropped.
+pub(crate) struct Repeated {
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Repeated {
+    fn drop(&mut self) {
+        self.is_over.store(true, Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// A connection that waits for nobody for long.
+pub(crate) fn connect(url: &str) -> RedisResult<Connection> {
+    let connection =
+        redis::Client::open(url)?.get_connection_with_timeout(Duration::from_millis(200))?;
+    connection.set_read_timeout(Some(Duration::from_millis(200)))?;
+    connection.set_write_timeout(Some(Duration::from_millis(200)))?;
+    Ok(connection)
+}
+
+fn follow(replica: &Server, primary: SocketAddr) {
+    replica.run::<()>(&format!("REPLICAOF {} {}", primary.ip(), primary.port()));
+    let start = Instant::now();
+    while !replica
+        .run::<String>("INFO replication")
+        .contains("master_link_status:up")
+    {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "the replica does not follow"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,133 @@
+//! Clients whose clocks are wrong share one limit with those whose clocks are right.
+
+use std::{process::Command, time::Duration};
+
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+};
+
+use super::clock::Clock;
+use crate::common::redis::Server;
+
+const LIMIT: usize = 50;
+
+/// In a client process: where the server is.
+const SERVER: &str = "SLUICEGATE_SKEWED_CLIENT_OF";
+
+fn charge() -> [Charge; 1] {
+    let policy = Policy::parse("api", &format!("{LIMIT}/1h")).unwrap();
+    [Charge::new(&policy, Key::new("user", "alice"), 1)]
+}
+
+async fn admissions(url: &str, requests: usize) -> usize {
+    let store = RedisStore::connect(url).await.unwrap();
+    let limiter = Limiter::new(store).deadline(Duration::from_secs(10));
+    let mut admitted = 0;
+    for _ in 0..requests {
+        admitted += usize::from(limiter.check(charge()).await.unwrap().is_allowed());
+    }
+    admitted
+}
+
+#[tokio::test]
+async fn clients_whose_clocks_are_a_day_apart_share_one_limit() {
+    if !Clock::is_available() {
+        return;
+    }
+    let server = Server::start();
+    let mut admitted = admissions(&server.url(), 20).await;
+    for ahead in [true, false] {
+        let clock = Clock::new();
+        clock.jump(Duration::from_secs(86_400), ahead);
+        admitted += admissions_of_a_process(&clock, &server);
+    }
+    admitted += admissions(&server.url(), LIMIT).await;
+    assert_eq!(admitted, LIMIT);
+}
+
+/// This test program again, for one test: a client that makes 20 requests.
+fn admissions_of_a_process(clock: &Clock, server: &Server) -> usize {
+    let program = std::env::current_exe().unwrap();
+    let output = Command::new(program)
+        .args([
+            "skew::a_client_with_a_clock_of_its_own",
+            "--exact",
+            "--nocapture",
+        ])
+        .env(SERVER, server.url())
+        .envs(clock.env())
+        .output()
+        .unwrap();
+    let output = String::from_utf8(output.stdout).unwrap();
+    let [seconds, admitted] = ["clock ", "admitted "].map(|word| {
+        let value = output.lines().find_map(|line| line.split_once(word));
+        value
+            .unwrap_or_else(|| panic!("{output}"))
+            .1
+            .parse::<u64>()
+            .unwrap()
+    });
+    assert!(
+        seconds.abs_diff(now()) > 80_000,
+        "the client's clock is right"
+    );
+    admitted.try_into().unwrap()
+}
+
+/// By this process' clock.
+fn now() -> u64 {
+    std::time::UNIX_EPOCH.elapsed().unwrap().as_secs()
+}
+
+#[tokio::test]
+async fn a_client_with_a_clock_of_its_own() {
+    if let Ok(url) = std::env::var(SERVER) {
+        println!("\nclock {}\nadmitted {}", now(), admissions(&url, 20).await);
+    }
+}
+
+#[tokio::test]
+async fn nothing_that_is_sent_depends_on_a_client_s_clock() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let limiter =
+        Limiter::new(RedisStore::lazy(url.as_str()).unwrap()).deadline(Duration::from_secs(10));
+    let asking = tokio::spawn(async move {
+        for _ in 0..2 {
+            let _ = limiter.check(charge()).await;
+        }
+    });
+    let (mut client, _) = listener.accept().await.unwrap();
+    let mut sent = Vec::new();
+    let mut bytes = [0; 4_096];
+    while sent.len() < 2 {
+        let length = client.read(&mut bytes).await.unwrap();
+        assert!(length > 0, "the client left");
+        let request = bytes[..length].to_vec();
+        if contains(&request, b"EVALSHA") {
+            sent.push(request);
+            // By the next request each of the client's clocks shows another time.
+            let (mark, clock) = (std::time::Instant::now(), std::time::SystemTime::now());
+            while mark.elapsed() < Duration::from_millis(5)
+                || clock.elapsed().is_ok_and(|it| it.as_millis() < 5)
+            {
+                tokio::task::yield_now().await;
+            }
+            client.write_all(b"-ERR no\r\n").await.unwrap();
+        } else {
+            let commands = request.iter().filter(|&&byte| byte == b'*').count();
+            client
+                .write_all("+OK\r\n".repeat(commands).as_bytes())
+                .await
+                .unwrap();
+        }
+    }
+    assert_eq!(sent[0], sent[1]);
+    asking.abort();
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|it| it == part)
+}

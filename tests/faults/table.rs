@@ -1,0 +1,99 @@
+//! What is told of the runs.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use super::traffic::DEADLINE;
+
+pub(crate) struct Row {
+    pub(crate) setup: String,
+    pub(crate) faults: String,
+    pub(crate) requests: u64,
+    pub(crate) admitted: u64,
+    pub(crate) refused: u64,
+    pub(crate) errors: BTreeMap<String, u64>,
+    pub(crate) worst_wait: Duration,
+    pub(crate) worst_lateness: Duration,
+    /// `None` when it did not come back.
+    pub(crate) recovery: Option<Duration>,
+    /// Units beyond a limit within one window, at worst.
+    pub(crate) over: u64,
+    pub(crate) keys_without_ttl: u64,
+    /// Bytes.
+    pub(crate) grown: u64,
+    pub(crate) complaints: Vec<String>,
+}
+
+const HEADER: &str = "\
+| connection | fault | requests | admitted | refused | errors | worst wait (late) ms | back after ms | over | no TTL | grown MB | verdict |
+|---|---|--:|--:|--:|---|--:|--:|--:|--:|--:|---|";
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            setup,
+            faults,
+            requests,
+            admitted,
+            refused,
+            ..
+        } = self;
+        let errors: Vec<_> = self
+            .errors
+            .iter()
+            .map(|(kind, count)| format!("{count} {kind}"))
+            .collect();
+        let (wait, late) = (self.worst_wait.as_millis(), self.worst_lateness.as_millis());
+        let back = self.recovery.map_or_else(
+            || "never".into(),
+            |recovery| recovery.as_millis().to_string(),
+        );
+        let verdict = if self.complaints.is_empty() {
+            "ok".into()
+        } else {
+            format!("**{}**", self.complaints.join(", "))
+        };
+        write!(
+            f,
+            "| {setup} | {faults} | {requests} | {admitted} | {refused} | {} | {wait} ({late}) | {back} ",
+            errors.join(", ")
+        )?;
+        write!(
+            f,
+            "| {} | {} | {} | {verdict} |",
+            self.over,
+            self.keys_without_ttl,
+            self.grown >> 20
+        )
+    }
+}
+
+/// Prints all rows, and fails when there is something to complain about in one.
+pub(crate) fn judge(rows: &[Row]) {
+    println!("\n{HEADER}");
+    for row in rows {
+        println!("{row}");
+    }
+    let most = |figure: fn(&Row) -> u128| rows.iter().map(figure).max().unwrap_or(0);
+    println!(
+        "\n{} runs, {} requests. Worst wait beyond the deadline and the runtime's own lateness: {} ms. Slowest recovery: {} ms.",
+        rows.len(),
+        rows.iter().map(|row| row.requests).sum::<u64>(),
+        most(|row| row
+            .worst_wait
+            .saturating_sub(DEADLINE + row.worst_lateness)
+            .as_millis()),
+        most(|row| row.recovery.unwrap_or(Duration::MAX).as_millis()),
+    );
+    let bad: Vec<_> = rows
+        .iter()
+        .filter(|row| !row.complaints.is_empty())
+        .map(Row::to_string)
+        .collect();
+    assert!(
+        bad.is_empty(),
+        "{} of {} runs:\n{}",
+        bad.len(),
+        rows.len(),
+        bad.join("\n")
+    );
+}

@@ -1,0 +1,98 @@
+//! What the traffic saw: counted by the tests themselves, from the decisions alone.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use sluicegate::{Decision, Rule, StoreError};
+
+/// Of one rule of one policy; here each policy has one key.
+type Counted = (String, Rule);
+
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) requests: u64,
+    pub(crate) admitted: u64,
+    pub(crate) refused: u64,
+    /// By kind.
+    pub(crate) errors: BTreeMap<String, u64>,
+    /// The longest that a request took.
+    pub(crate) worst_wait: Duration,
+    /// When the runtime was asked to wake a task, how late it did so at worst.
+    pub(crate) worst_lateness: Duration,
+    /// The steps that admissions were charged to, by the server's clock: when each of them ends, in ms.
+    steps: HashMap<Counted, Vec<u64>>,
+}
+
+impl Tally {
+    pub(crate) fn note(&mut self, waited: Duration, result: &Result<Decision, StoreError>) {
+        self.requests += 1;
+        self.worst_wait = self.worst_wait.max(waited);
+        match result {
+            Ok(Decision::Allowed(usage)) => {
+                self.admitted += 1;
+                for policy in usage.policies() {
+                    for rule in policy.rules() {
+                        let counted = (policy.policy().name().to_owned(), rule.rule());
+                        self.steps
+                            .entry(counted)
+                            .or_default()
+                            .push(rule.step_end_ms());
+                    }
+                }
+            }
+            Ok(Decision::Denied(_)) => self.refused += 1,
+            Err(error) => {
+                *self
+                    .errors
+                    .entry(format!("{:?}", error.kind()))
+                    .or_default() += 1
+            }
+        }
+    }
+
+    /// How often each policy admitted.
+    pub(crate) fn admissions(&self) -> BTreeMap<&str, usize> {
+        self.steps
+            .iter()
+            .map(|((policy, _), steps)| (policy.as_str(), steps.len()))
+            .collect()
+    }
+
+    /// The rule that admitted the most beyond `times(rule)` times its limit within any span of its window, and how much.
+    pub(crate) fn over_admission(&self, times: impl Fn(&Rule) -> u64) -> (u64, String) {
+        self.steps
+            .iter()
+            .map(|((policy, rule), steps)| {
+                let over =
+                    most_within(window_ms(rule), steps).saturating_sub(times(rule) * rule.limit());
+                (over, format!("{policy} {rule}"))
+            })
+            .max()
+            .unwrap_or_default()
+    }
+}
+
+pub(crate) fn window_ms(rule: &Rule) -> u64 {
+    u64::try_from(rule.window().as_millis()).unwrap()
+}
+
+/// The most charges within any span of a window.
+///
+/// Whoever was charged in the step that ends at `end` counts until `end + window`, so the next step in which this charge
+/// does not count any more ends later than that.
+fn most_within(window: u64, ends: &[u64]) -> u64 {
+    let mut ends = ends.to_vec();
+    ends.sort_unstable();
+    let within = |first| ends.partition_point(|&end| end <= ends[first] + window) - first;
+    (0..ends.len()).map(within).max().unwrap_or(0) as u64
+}
+
+#[test]
+fn the_worst_window_is_found_wherever_it_begins() {
+    assert_eq!(most_within(10, &[]), 0);
+    assert_eq!(most_within(10, &[1, 12, 23]), 1);
+    assert_eq!(most_within(10, &[11, 1, 12]), 2);
+    assert_eq!(most_within(10, &[1, 9, 18, 19, 20, 30, 31]), 3);
+}

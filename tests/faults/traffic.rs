@@ -1,0 +1,183 @@
+//! Traffic that runs all the while: many tasks, some keys with small limits, a hot key that half of the tasks share.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use sluicegate::{Charge, Key, Limiter, Policy};
+use tokio::{runtime::Handle, task::JoinHandle};
+
+use super::tally::Tally;
+
+pub(crate) const DEADLINE: Duration = Duration::from_millis(100);
+
+const TASKS: usize = 32;
+const KEYS: usize = 8;
+
+/// From an answer to the task's next request.
+const PACE: Duration = Duration::from_millis(5);
+
+/// The windows are far from the jumps of the clock, so that it is clear what a jump does to them.
+const SMALL: &str = "4/200ms@exact,12/1500ms@exact";
+const HOT: &str = "15/200ms@exact,60/1500ms@exact";
+
+/// Used up for the rest of the run: whether it stays so needs no clock.
+const DAILY: &str = "100/1d@1m";
+
+#[derive(Clone)]
+pub(crate) struct Traffic {
+    limiter: Limiter,
+    tally: Arc<Mutex<Tally>>,
+    is_over: Arc<AtomicBool>,
+    policies: Arc<[Policy]>,
+    hot: Policy,
+}
+
+impl Traffic {
+    pub(crate) fn new(limiter: Limiter) -> Self {
+        let policy = |name: String, rules| Policy::parse(&name, rules).unwrap();
+        let small = (1..KEYS).map(|key| policy(format!("small-{key}"), SMALL));
+        Self {
+            limiter: limiter.deadline(DEADLINE),
+            tally: Arc::default(),
+            is_over: Arc::default(),
+            policies: small.chain([policy("daily".into(), DAILY)]).collect(),
+            hot: policy("hot".into(), HOT),
+        }
+    }
+
+    /// Starts all tasks, and one that measures how late the runtime is.
+    pub(crate) fn start(&self, runtime: &Handle) -> Vec<JoinHandle<()>> {
+        let asking = (0..TASKS).map(|task| {
+            let this = self.clone();
+            runtime.spawn(async move {
+                while !this.is_over.load(Relaxed) {
+                    this.ask(task).await;
+                    tokio::time::sleep(PACE).await;
+                }
+            })
+        });
+        let this = self.clone();
+        let measuring = runtime.spawn(async move {
+            while !this.is_over.load(Relaxed) {
+                this.measure(PACE).await;
+            }
+        });
+        self.measure_from_outside(runtime.clone());
+        asking.chain([measuring]).collect()
+    }
+
+    /// As many requests at once, each in a task of its own; among them some that wait for their deadline and nothing else.
+    pub(crate) fn crowd(&self, runtime: &Handle, tasks: usize) -> Vec<JoinHandle<()>> {
+        let spawn = |task: usize| {
+            let this = self.clone();
+            runtime.spawn(async move {
+                match task % 20 {
+                    0 => this.measure(DEADLINE).await,
+                    _ => this.ask(task).await,
+                }
+            })
+        };
+        (0..tasks * 20 / 19).map(spawn).collect()
+    }
+
+    /// How late the runtime is for who waits for so long.
+    async fn measure(&self, span: Duration) {
+        let asleep = Instant::now();
+        tokio::time::sleep(span).await;
+        self.is_late(asleep.elapsed().saturating_sub(span));
+    }
+
+    /// How late it is for tasks that wait in the queue that all its threads share; and how late the machine is for a thread.
+    fn measure_from_outside(&self, runtime: Handle) {
+        let this = self.clone();
+        std::thread::spawn(move || {
+            while !this.is_over.load(Relaxed) {
+                let spawned = Instant::now();
+                let task = this.clone();
+                runtime.spawn(async move { task.is_late(spawned.elapsed()) });
+                let asleep = Instant::now();
+                std::thread::sleep(PACE);
+                this.is_late(asleep.elapsed().saturating_sub(PACE));
+            }
+        });
+    }
+
+    fn is_late(&self, late: Duration) {
+        let mut tally = self.tally();
+        tally.worst_lateness = tally.worst_lateness.max(late);
+    }
+
+    /// One request. Every other one is charged to the hot key, too: both or neither.
+    async fn ask(&self, task: usize) {
+        let own = &self.policies[task / 2 % self.policies.len()];
+        let hot = (task % 2 == 1).then_some(&self.hot);
+        let charges = [own]
+            .into_iter()
+            .chain(hot)
+            .map(|policy| Charge::new(policy, Key::new("key", policy.name()), 1));
+        let start = Instant::now();
+        let result = self.limiter.check(charges).await;
+        let waited = start.elapsed();
+        self.tally().note(waited, &result);
+    }
+
+    pub(crate) fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap()
+    }
+
+    /// Returns after `span`, and not before a good many requests have been answered in it.
+    pub(crate) fn runs_on(&self, span: Duration) {
+        let (start, before) = (Instant::now(), self.tally().requests);
+        let is_done =
+            until(|| start.elapsed() >= span && self.tally().requests >= before + TASKS as u64);
+        assert!(is_done, "no traffic: {:?}", self.tally());
+    }
+
+    /// Whether every key with small limits admits somebody again; waits for it, longer than any window.
+    pub(crate) fn flows_again(&self) -> bool {
+        let before = self.count_small();
+        until(|| {
+            self.count_small()
+                .iter()
+                .zip(&before)
+                .all(|(now, before)| now > before)
+        })
+    }
+
+    fn count_small(&self) -> Vec<usize> {
+        let tally = self.tally();
+        let admissions = tally.admissions();
+        let small = self.policies[..KEYS - 1].iter().chain([&self.hot]);
+        small
+            .map(|policy| admissions.get(policy.name()).copied().unwrap_or(0))
+            .collect()
+    }
+
+    pub(crate) fn stop(&self) {
+        self.is_over.store(true, Relaxed);
+    }
+}
+
+impl fmt::Debug for Traffic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Traffic").finish_non_exhaustive()
+    }
+}
+
+/// Whether it holds at last.
+fn until(condition: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while !condition() {
+        if start.elapsed() > Duration::from_secs(10) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
