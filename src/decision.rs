@@ -73,6 +73,17 @@ impl Decision {
         }
     }
 
+    /// The same decision, as one that the memory of this process has made.
+    pub(crate) fn local(self) -> Self {
+        match self {
+            Self::Allowed(usage) => Self::Allowed(usage.local()),
+            Self::Denied(denial) => Self::Denied(Denial {
+                usage: denial.usage.local(),
+                ..denial
+            }),
+        }
+    }
+
     /// What is left, allowed or not.
     #[must_use]
     pub const fn usage(&self) -> &Usage {
@@ -90,6 +101,7 @@ impl Decision {
 pub struct Usage {
     inner: Arc<Inner>,
     shadow: Option<Arc<Decision>>,
+    local: bool,
 }
 
 #[derive(Debug)]
@@ -213,6 +225,7 @@ impl Usage {
                 may_settle,
             }),
             shadow: None,
+            local: false,
         })
     }
 
@@ -244,6 +257,18 @@ impl Usage {
         self.shadow.as_deref()
     }
 
+    /// Whether the memory of this process has decided, since the store could not. The rules are then this process's share of what was
+    /// asked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    #[must_use]
+    pub const fn is_local(&self) -> bool {
+        self.local
+    }
+
+    pub(crate) const fn local(mut self) -> Self {
+        self.local = true;
+        self
+    }
+
     pub(crate) fn with_shadow(mut self, decision: Decision) -> Self {
         self.shadow = Some(Arc::new(decision));
         self
@@ -269,6 +294,7 @@ impl Usage {
                 may_settle: AtomicBool::new(false),
             }),
             shadow: self.shadow.clone(),
+            local: self.local,
         }
     }
 
