@@ -80,7 +80,7 @@ impl Observer for MetricsObserver {
             (false, false) => "denied",
             (false, true) => "shadow_denied",
         };
-        for policy in asked.policies() {
+        for policy in policies(decided) {
             if decided.is_allowed() || refusals.iter().any(|(it, _)| it.is_same(policy)) {
                 let name = policy.name();
                 counter!(DECISIONS, "policy" => name.to_owned(), "outcome" => outcome).increment(1);
@@ -133,6 +133,17 @@ impl Observer for MetricsObserver {
 
 fn time(asked: &Asked<'_>, latency: std::time::Duration) {
     histogram!(LATENCY, "call" => asked.call().as_str()).record(latency.as_secs_f64());
+}
+
+/// The policies, each once, as they were applied: of a local decision not those that were asked for.
+fn policies<'a>(decided: &Decided<'a>) -> Vec<&'a Policy> {
+    let mut policies: Vec<&Policy> = Vec::with_capacity(decided.asked().policies().len());
+    for usage in decided.policies() {
+        if !policies.iter().any(|it| it.is_same(usage.policy())) {
+            policies.push(usage.policy());
+        }
+    }
+    policies
 }
 
 /// The rules that refuse, each once, however many keys it refuses.
