@@ -101,7 +101,6 @@ impl Decision {
 pub struct Usage {
     inner: Arc<Inner>,
     shadow: Option<Arc<Decision>>,
-    local: bool,
 }
 
 #[derive(Debug)]
@@ -109,6 +108,7 @@ struct Inner {
     check: Check,
     rules: Box<[RuleUsage]>,
     may_settle: AtomicBool,
+    local: AtomicBool,
 }
 
 /// What a store counted under one rule, from which a [`Usage`] is computed.
@@ -223,9 +223,9 @@ impl Usage {
                 check: check.clone(),
                 rules: usages.into(),
                 may_settle,
+                local: AtomicBool::new(false),
             }),
             shadow: None,
-            local: false,
         })
     }
 
@@ -260,12 +260,12 @@ impl Usage {
     /// Whether the memory of this process has decided, since the store could not. The rules are then this process's share of what was
     /// asked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
     #[must_use]
-    pub const fn is_local(&self) -> bool {
-        self.local
+    pub fn is_local(&self) -> bool {
+        self.inner.local.load(Ordering::Relaxed)
     }
 
-    pub(crate) const fn local(mut self) -> Self {
-        self.local = true;
+    pub(crate) fn local(self) -> Self {
+        self.inner.local.store(true, Ordering::Relaxed);
         self
     }
 
@@ -292,9 +292,9 @@ impl Usage {
                 check: self.inner.check.clone(),
                 rules: self.rules().map(|rule| rule.later(by_ms)).collect(),
                 may_settle: AtomicBool::new(false),
+                local: AtomicBool::new(self.is_local()),
             }),
             shadow: self.shadow.clone(),
-            local: self.local,
         }
     }
 

@@ -137,7 +137,7 @@ impl<'a> Decided<'a> {
 
     /// Whether the memory of this process has decided, since the store could not: [`Failed`] was told of that before.
     #[must_use]
-    pub const fn is_local(&self) -> bool {
+    pub fn is_local(&self) -> bool {
         self.decision.usage().is_local()
     }
 
