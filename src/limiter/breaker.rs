@@ -37,7 +37,7 @@ pub(crate) enum Switch {
     Closed,
 }
 
-/// Shared by all who ask one store. While it is closed and nothing fails, asking costs two loads and writes nothing.
+/// Shared by all clones of a limiter. While it is closed and nothing fails, a call costs two loads and writes nothing.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     born: Instant,
@@ -110,12 +110,13 @@ impl Breaker {
     #[cold]
     fn takes_probe(&self) -> bool {
         let due = self.probe_at.load(Relaxed);
-        let next = self.next_probe();
-        self.now() >= due
-            && self
-                .probe_at
-                .compare_exchange(due, next, Relaxed, Relaxed)
-                .is_ok()
+        if self.now() < due {
+            return false;
+        }
+        // Of those who come at the same time, one.
+        self.probe_at
+            .compare_exchange(due, self.next_probe(), Relaxed, Relaxed)
+            .is_ok()
     }
 
     /// From half to one and a half of the interval from now, by chance: replicas that lost the store together neither probe it
