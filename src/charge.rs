@@ -107,6 +107,16 @@ impl Check {
         &self.charges
     }
 
+    /// The same charges under other policies.
+    pub(crate) fn under(&self, policy: impl Fn(&Policy) -> Policy) -> Self {
+        let charges = self.charges.iter();
+        Self {
+            charges: charges
+                .map(|it| Charge::new(&policy(&it.policy), it.key.clone(), it.cost))
+                .collect(),
+        }
+    }
+
     pub(crate) fn has_shadows(&self) -> bool {
         self.charges.iter().any(|it| it.policy.is_shadow())
     }

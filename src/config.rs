@@ -1,6 +1,7 @@
 //! Policies in configuration files, through serde.
 //!
-//! A policy's rules are one string, or a list of strings. A policy alone is `{name, rules}`; a set is a map from name to rules.
+//! A policy's rules are one string, or a list of strings. A policy alone is `{name, rules, on_failure}`, the last of which may be
+//! left out; a set is a map from name to rules, or to `{rules, on_failure}`.
 
 use std::{borrow::Cow, fmt};
 
@@ -10,15 +11,36 @@ use serde::{
     ser::SerializeStruct,
 };
 
-use crate::{policies::Policies, policy::Policy};
+use crate::{failure::FailurePolicy, policies::Policies, policy::Policy};
 
-const FIELDS: &[&str] = &["name", "rules"];
+const FIELDS: &[&str] = &["name", "rules", "on_failure"];
+const ENTRY: &[&str] = &["rules", "on_failure"];
+
+impl Serialize for FailurePolicy {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for FailurePolicy {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Cow::<str>::deserialize(deserializer)?;
+        [Self::Open, Self::Local, Self::Closed]
+            .into_iter()
+            .find(|it| it.as_str() == text)
+            .ok_or_else(|| D::Error::unknown_variant(&text, &["open", "local", "closed"]))
+    }
+}
 
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut policy = serializer.serialize_struct("Policy", FIELDS.len())?;
         policy.serialize_field("name", self.name())?;
         policy.serialize_field("rules", &self.to_string())?;
+        match self.failure_policy() {
+            Some(on_failure) => policy.serialize_field("on_failure", &on_failure)?,
+            None => policy.skip_field("on_failure")?,
+        }
         policy.end()
     }
 }
@@ -31,11 +53,105 @@ impl<'de> Deserialize<'de> for Policy {
 
 impl Serialize for Policies {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let rules = self
-            .iter()
-            .map(|policy| (policy.name(), policy.to_string()));
-        serializer.collect_map(rules)
+        let entries = self.iter().map(|policy| (policy.name(), Entry::of(policy)));
+        serializer.collect_map(entries)
     }
+}
+
+/// What stands under a policy's name in a set.
+struct Entry {
+    rules: Rules,
+    on_failure: Option<FailurePolicy>,
+}
+
+impl Entry {
+    fn of(policy: &Policy) -> Self {
+        Self {
+            rules: Rules(policy.to_string()),
+            on_failure: policy.failure_policy(),
+        }
+    }
+
+    fn policy<E: Error>(self, name: &str) -> Result<Policy, E> {
+        let policy = Policy::parse(name, &self.rules.0).map_err(E::custom)?;
+        Ok(match self.on_failure {
+            Some(on_failure) => policy.on_failure(on_failure),
+            None => policy,
+        })
+    }
+}
+
+impl From<Rules> for Entry {
+    fn from(rules: Rules) -> Self {
+        Self {
+            rules,
+            on_failure: None,
+        }
+    }
+}
+
+impl Serialize for Entry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Some(on_failure) = self.on_failure else {
+            return serializer.serialize_str(&self.rules.0);
+        };
+        let mut entry = serializer.serialize_struct("Entry", ENTRY.len())?;
+        entry.serialize_field("rules", &self.rules.0)?;
+        entry.serialize_field("on_failure", &on_failure)?;
+        entry.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(EntryVisitor)
+    }
+}
+
+struct EntryVisitor;
+
+impl<'de> Visitor<'de> for EntryVisitor {
+    type Value = Entry;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("rules: `10/1s,120/1m`, a list of them, or `rules` and `on_failure`")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Entry, E> {
+        RulesVisitor.visit_str(text).map(Entry::from)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Entry, A::Error> {
+        RulesVisitor.visit_seq(list).map(Entry::from)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Entry, A::Error> {
+        read_fields(map, ENTRY).map(|(_, entry)| entry)
+    }
+}
+
+/// A name, if that is one of `fields`, and an entry.
+fn read_fields<'de, A: MapAccess<'de>>(
+    mut map: A,
+    fields: &'static [&'static str],
+) -> Result<(String, Entry), A::Error> {
+    let (mut name, mut rules, mut on_failure) = (None, None, None);
+    while let Some(field) = map.next_key::<Cow<'_, str>>()? {
+        match &*field {
+            other if !fields.contains(&other) => {
+                return Err(A::Error::unknown_field(other, fields));
+            }
+            "name" if name.is_none() => name = Some(map.next_value()?),
+            "rules" if rules.is_none() => rules = Some(map.next_value()?),
+            "on_failure" if on_failure.is_none() => on_failure = Some(map.next_value()?),
+            _ => return Err(A::Error::custom(format!("`{field}` stands twice"))),
+        }
+    }
+    if name.is_none() && fields.contains(&"name") {
+        return Err(A::Error::missing_field("name"));
+    }
+    let rules = rules.ok_or_else(|| A::Error::missing_field("rules"))?;
+    Ok((name.unwrap_or_default(), Entry { rules, on_failure }))
 }
 
 impl<'de> Deserialize<'de> for Policies {
@@ -46,12 +162,6 @@ impl<'de> Deserialize<'de> for Policies {
 
 /// The text of a policy's rules, as [`Policy::parse`] reads it.
 struct Rules(String);
-
-impl Rules {
-    fn of<E: Error>(self, name: &str) -> Result<Policy, E> {
-        Policy::parse(name, &self.0).map_err(E::custom)
-    }
-}
 
 impl<'de> Deserialize<'de> for Rules {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -90,21 +200,9 @@ impl<'de> Visitor<'de> for PolicyVisitor {
         f.write_str("a policy: its `name` and its `rules`")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Policy, A::Error> {
-        let (mut name, mut rules) = (None::<String>, None::<Rules>);
-        while let Some(field) = map.next_key::<Cow<'_, str>>()? {
-            match &*field {
-                "name" if name.is_none() => name = Some(map.next_value()?),
-                "rules" if rules.is_none() => rules = Some(map.next_value()?),
-                "name" | "rules" => {
-                    return Err(A::Error::custom(format!("`{field}` stands twice")));
-                }
-                other => return Err(A::Error::unknown_field(other, FIELDS)),
-            }
-        }
-        let name = name.ok_or_else(|| A::Error::missing_field("name"))?;
-        let rules = rules.ok_or_else(|| A::Error::missing_field("rules"))?;
-        rules.of(&name)
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Policy, A::Error> {
+        let (name, entry) = read_fields(map, FIELDS)?;
+        entry.policy(&name)
     }
 }
 
@@ -119,8 +217,8 @@ impl<'de> Visitor<'de> for PoliciesVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Policies, A::Error> {
         let mut policies = Vec::new();
-        while let Some((name, rules)) = map.next_entry::<Cow<'_, str>, Rules>()? {
-            policies.push(rules.of(&name)?);
+        while let Some((name, entry)) = map.next_entry::<Cow<'_, str>, Entry>()? {
+            policies.push(entry.policy(&name)?);
         }
         Policies::new(policies).map_err(A::Error::custom)
     }
@@ -140,6 +238,18 @@ mod tests {
             serde_json::from_str::<Policies>(&written).unwrap(),
             policies
         );
+
+        for text in [
+            r#"{"ip":{"rules":"10/1s","on_failure":"local"},"user":"1/1d"}"#,
+            r#"{"login":{"rules":"10/1s","on_failure":"closed"}}"#,
+        ] {
+            let policies: Policies = serde_json::from_str(text).unwrap();
+            assert_eq!(serde_json::to_string(&policies).unwrap(), text);
+        }
+        let text = r#"{"name":"ip","rules":"10/1s","on_failure":"open"}"#;
+        let policy: Policy = serde_json::from_str(text).unwrap();
+        assert_eq!(policy.failure_policy(), Some(FailurePolicy::Open));
+        assert_eq!(serde_json::to_string(&policy).unwrap(), text);
 
         let policy: Policy = serde_json::from_str(r#"{"rules":"10/1s","name":"ip"}"#).unwrap();
         let written = serde_json::to_string(&policy).unwrap();
@@ -163,6 +273,15 @@ mod tests {
             (r#"{"ip":"1/1s","ip":"2/1s"}"#, "policy `ip` is named twice"),
             (r#"{"ip":""}"#, "policy `ip`: rule ``: write it as"),
             (r#"{"ip":[]}"#, "policy `ip`: rule ``: write it as"),
+            (r#"{"ip":{"on_failure":"open"}}"#, "missing field `rules`"),
+            (
+                r#"{"ip":{"rules":"1/1s","on_failure":"ajar"}}"#,
+                "unknown variant `ajar`, expected one of `open`, `local`, `closed`",
+            ),
+            (
+                r#"{"ip":{"rules":"1/1s","name":"ip"}}"#,
+                "unknown field `name`, expected `rules` or `on_failure`",
+            ),
             (r#"{"ip":10}"#, "invalid type: integer `10`, expected rules"),
             (
                 r#"["10/1s"]"#,

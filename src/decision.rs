@@ -73,6 +73,17 @@ impl Decision {
         }
     }
 
+    /// The same decision, as one that the memory of this process has made.
+    pub(crate) fn local(self) -> Self {
+        match self {
+            Self::Allowed(usage) => Self::Allowed(usage.local()),
+            Self::Denied(denial) => Self::Denied(Denial {
+                usage: denial.usage.local(),
+                ..denial
+            }),
+        }
+    }
+
     /// What is left, allowed or not.
     #[must_use]
     pub const fn usage(&self) -> &Usage {
@@ -97,6 +108,7 @@ struct Inner {
     check: Check,
     rules: Box<[RuleUsage]>,
     may_settle: AtomicBool,
+    local: AtomicBool,
 }
 
 /// What a store counted under one rule, from which a [`Usage`] is computed.
@@ -226,6 +238,7 @@ impl Usage {
                 check: check.clone(),
                 rules: usages.into(),
                 may_settle,
+                local: AtomicBool::new(false),
             }),
             shadow: None,
         })
@@ -239,6 +252,7 @@ impl Usage {
                 check: check.clone(),
                 rules: rules.into(),
                 may_settle: AtomicBool::new(false),
+                local: AtomicBool::new(false),
             }),
             shadow: None,
         }
@@ -280,6 +294,18 @@ impl Usage {
         self.shadow.as_deref()
     }
 
+    /// Whether the memory of this process has decided, since the store could not. The rules are then this process's share of what was
+    /// asked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.inner.local.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn local(self) -> Self {
+        self.inner.local.store(true, Ordering::Relaxed);
+        self
+    }
+
     pub(crate) fn with_shadow(mut self, decision: Decision) -> Self {
         self.shadow = Some(Arc::new(decision));
         self
@@ -303,6 +329,7 @@ impl Usage {
                 check: self.inner.check.clone(),
                 rules: self.rules().map(|rule| rule.later(by_ms)).collect(),
                 may_settle: AtomicBool::new(false),
+                local: AtomicBool::new(self.is_local()),
             }),
             shadow: self.shadow.clone(),
         }

@@ -224,6 +224,8 @@ pub enum StoreErrorKind {
     Timeout,
     /// The store cannot be reached or cannot work now: down, loading, out of memory, busy, read-only.
     Unavailable,
+    /// The store was not asked: it has failed several times in a row. See [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    NotAsked,
     /// The store refuses this caller: wrong password, missing rights, wrong type of server. A person has to act.
     Refused,
     /// The answer makes no sense, or the stored value was not written by this crate.
@@ -233,12 +235,13 @@ pub enum StoreErrorKind {
 }
 
 impl StoreErrorKind {
-    /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `refused`, `protocol`, `misuse`.
+    /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `not_asked`, `refused`, `protocol`, `misuse`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
             Self::Unavailable => "unavailable",
+            Self::NotAsked => "not_asked",
             Self::Refused => "refused",
             Self::Protocol => "protocol",
             Self::Misuse => "misuse",

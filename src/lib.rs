@@ -57,8 +57,10 @@
 //! # When Redis is down
 //!
 //! Every decision has a deadline, 100 ms by default, around everything that it waits for. Then requests pass unlimited
-//! ([`FailurePolicy::Open`], the default) or are answered 503 ([`FailurePolicy::Closed`]). When the server is back, the next
-//! request is limited again: see [`store::redis`].
+//! ([`FailurePolicy::Open`], the default), are limited by each process to its share ([`FailurePolicy::Local`]), or are answered 503
+//! ([`FailurePolicy::Closed`]); policies may [differ](Policy::on_failure). After five failures in a row, one request each quarter of
+//! a second tries the server, and the others do not wait for it; when it is back, it decides again within half a second. See
+//! [`limiter`](limiter#when-the-store-cannot-decide).
 //!
 //! # Features
 //!
@@ -90,12 +92,14 @@
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod chance;
 pub mod charge;
 #[cfg(feature = "serde")]
 mod config;
 pub mod decision;
 pub mod error;
 pub mod extract;
+mod failure;
 pub mod key;
 pub mod limiter;
 pub mod middleware;
@@ -114,8 +118,9 @@ pub use error::{
     ExtractError, ExtractErrorKind, PolicyError, RuleError, StoreError, StoreErrorKind,
 };
 pub use extract::{ForwardedIp, Header, KeyExtractor, PeerIp};
+pub use failure::FailurePolicy;
 pub use key::Key;
-pub use limiter::{FailurePolicy, Limiter};
+pub use limiter::Limiter;
 pub use middleware::RateLimitLayer;
 #[cfg(feature = "metrics")]
 pub use observe::MetricsObserver;

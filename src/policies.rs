@@ -32,6 +32,7 @@
 //! let policies: sluicegate::Policies = toml::from_str(r#"
 //!     ip = "10/1s,120/1m"
 //!     user = ["600/1m", "100000/1d"]
+//!     login = { rules = "5/1m", on_failure = "closed" }
 //! "#)?;
 //! assert_eq!(policies.get("user").unwrap().to_string(), "600/1m,100000/1d");
 //!

@@ -12,9 +12,9 @@
 //! # Ok::<(), sluicegate::PolicyError>(())
 //! ```
 
-use std::{fmt, sync::Arc};
+use std::{fmt, num::NonZeroU32, sync::Arc};
 
-use crate::{error::PolicyError, rule::Rule};
+use crate::{error::PolicyError, failure::FailurePolicy, rule::Rule};
 
 /// More rules than anybody has needed; what a check costs grows with them.
 const MAX_RULES: usize = 16;
@@ -30,6 +30,7 @@ const MAX_NAME: usize = 64;
 pub struct Policy {
     inner: Arc<Inner>,
     shadow: bool,
+    on_failure: Option<FailurePolicy>,
 }
 
 #[derive(PartialEq, Eq, Hash)]
@@ -79,6 +80,7 @@ impl Policy {
                 rules,
             }),
             shadow: false,
+            on_failure: None,
         })
     }
 
@@ -115,6 +117,34 @@ impl Policy {
         self.shadow
     }
 
+    /// Sets what to do with a request under this policy when the store cannot decide. The default is what the limiter or the
+    /// layer says.
+    ///
+    /// Of policies that are checked together, [the strictest](FailurePolicy) speaks for all. A shadow refuses nobody.
+    #[must_use]
+    pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
+        self.on_failure = Some(policy);
+        self
+    }
+
+    /// What to do when the store cannot decide; `None` when that is for others to say.
+    #[must_use]
+    pub const fn failure_policy(&self) -> Option<FailurePolicy> {
+        self.on_failure
+    }
+
+    /// The same policy with a share of each limit, as one of so many processes that each count alone.
+    pub(crate) fn share(&self, of: NonZeroU32) -> Self {
+        let rules = self.rules().iter().map(|rule| rule.share(of));
+        Self {
+            inner: Arc::new(Inner {
+                name: self.name().into(),
+                rules: rules.collect(),
+            }),
+            ..*self
+        }
+    }
+
     /// The name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -129,7 +159,8 @@ impl Policy {
 
     /// Whether both handles are clones of one policy: a cheap test that may say no to equals.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        let same = Arc::ptr_eq(&self.inner, &other.inner) && self.shadow == other.shadow;
+        let same = Arc::ptr_eq(&self.inner, &other.inner)
+            && (self.shadow, self.on_failure) == (other.shadow, other.on_failure);
         same || self == other
     }
 }
@@ -153,8 +184,14 @@ impl fmt::Display for Policy {
 
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shadow = if self.shadow { ", shadow" } else { "" };
-        write!(f, "Policy({}: {self}{shadow})", self.name())
+        write!(f, "Policy({}: {self}", self.name())?;
+        if self.shadow {
+            f.write_str(", shadow")?;
+        }
+        if let Some(policy) = self.on_failure {
+            write!(f, ", {} on failure", policy.as_str())?;
+        }
+        f.write_str(")")
     }
 }
 

@@ -13,7 +13,7 @@
 //! assert_eq!(error.to_string(), "rule `10/0s`: the window must be from 1ms to 36525d");
 //! ```
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
 use crate::error::{RuleError, RuleProblem};
 
@@ -140,6 +140,12 @@ impl Rule {
     #[must_use]
     pub const fn is_fixed(&self) -> bool {
         self.fixed
+    }
+
+    /// One of so many equal shares of the limit, rounded down; a limit above 0 never becomes 0.
+    pub(crate) fn share(mut self, of: NonZeroU32) -> Self {
+        self.limit = (self.limit / u64::from(of.get())).max(self.limit.min(1));
+        self
     }
 
     /// Refuses what no store could count.
@@ -396,6 +402,24 @@ mod tests {
             tiny.to_string(),
             "rule `1/1ns`: the window must be whole milliseconds"
         );
+    }
+
+    #[test]
+    fn a_share_is_rounded_down_but_never_to_nothing() {
+        for (limit, of, share) in [
+            (0, 3, 0),
+            (1, 3, 1),
+            (2, 3, 1),
+            (3, 3, 1),
+            (5, 3, 1),
+            (6, 3, 2),
+            (10, 1, 10),
+            (MAX_UNITS, 2, MAX_UNITS / 2),
+        ] {
+            let rule = Rule::per_minute(limit).exact();
+            let of = NonZeroU32::new(of).unwrap();
+            assert_eq!(rule.share(of), Rule::per_minute(share).exact(), "{limit}");
+        }
     }
 
     #[test]

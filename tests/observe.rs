@@ -1,5 +1,9 @@
 //! An observer is told of every decision and failure, by the names that are documented, and never of a key.
 
+#[cfg(feature = "redis")]
+#[path = "common/redis.rs"]
+#[allow(dead_code, reason = "one test needs a server, and little of it")]
+mod redis_server;
 #[path = "common/scripted.rs"]
 mod scripted;
 
@@ -19,7 +23,7 @@ use scripted::{Scripted, allowed, denied};
 use sluicegate::{
     Answer, Charge, FailurePolicy, Header, Key, Limiter, MetricsObserver, Observer, Policy,
     RateLimitLayer, TracingObserver,
-    observe::{Asked, Decided, Done, Failed, Span, Unidentified},
+    observe::{Asked, Decided, Done, Failed, Span, Switched, Unidentified},
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tracing::{
@@ -67,7 +71,8 @@ fn about(asked: &Asked<'_>) -> String {
 
 impl Observer for Log {
     fn decided(&self, it: &Decided<'_>) {
-        let mut line = format!("{} {}", about(it.asked()), it.is_allowed());
+        let local = if it.is_local() { "local " } else { "" };
+        let mut line = format!("{local}{} {}", about(it.asked()), it.is_allowed());
         for (policy, rule) in it.refusals() {
             write!(line, " {}:{}", policy.name(), rule.rule()).unwrap();
         }
@@ -75,7 +80,9 @@ impl Observer for Log {
     }
 
     fn done(&self, it: &Done<'_>) {
-        self.add(it, format!("{} in {:?}", about(it.asked()), it.latency()));
+        let local = if it.is_local() { "local " } else { "" };
+        let asked = about(it.asked());
+        self.add(it, format!("{local}{asked} in {:?}", it.latency()));
     }
 
     fn failed(&self, it: &Failed<'_>) {
@@ -85,6 +92,11 @@ impl Observer for Log {
             it,
             format!("{} {kind} {outcome} in {latency:?}", about(it.asked())),
         );
+    }
+
+    fn switched(&self, it: &Switched<'_>) {
+        let kind = it.error().map(|error| error.kind().as_str());
+        self.add(it, format!("open {} {kind:?}", it.is_open()));
     }
 
     fn unidentified(&self, it: &Unidentified<'_>) {
@@ -165,8 +177,59 @@ async fn an_observer_is_told_of_failures_and_of_what_became_of_the_request() {
             "shadow check trial timeout passed in 100ms",
             "peek api timeout lost in 100ms",
             "reset api unavailable lost in 0ns",
+            r#"open true Some("unavailable")"#,
             "check api true in 0ns",
             "settle api unavailable lost in 0ns",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_is_told_when_the_store_is_asked_no_more_and_when_it_is_asked_again() {
+    let log = Log::default();
+    let is_up = Arc::new(AtomicU64::new(0));
+    let up = is_up.clone();
+    let store = Scripted::new(move |check| match up.load(Ordering::SeqCst) {
+        0 => Answer::pending(std::future::pending()),
+        _ => Answer::ready(allowed(check)),
+    });
+    let limiter = Limiter::new(store).observer(log.clone());
+    let limiter = limiter.on_failure(FailurePolicy::Local).replicas(2);
+    let api = policy("api", "10/1d");
+    for _ in 0..5 {
+        assert!(limiter.admits([charge(&api)]).await);
+    }
+    for _ in 0..2 {
+        assert!(!limiter.admits([charge(&api)]).await);
+    }
+    assert!(limiter.peek([charge(&api)]).await.is_ok());
+    assert!(
+        limiter
+            .reset(&api, &Key::new("user", SECRET))
+            .await
+            .is_err()
+    );
+    is_up.store(1, Ordering::SeqCst);
+    tokio::time::advance(Duration::from_millis(375)).await;
+    assert!(limiter.admits([charge(&api)]).await);
+    let failed = [
+        "check api timeout local in 100ms",
+        "local check api true in 100ms",
+    ];
+    assert_eq!(log.lines()[..10], [failed; 5].concat());
+    assert_eq!(
+        log.lines()[10..],
+        [
+            r#"open true Some("timeout")"#,
+            "check api not_asked local in 0ns",
+            "local check api false api:5/1d in 0ns",
+            "check api not_asked local in 0ns",
+            "local check api false api:5/1d in 0ns",
+            "peek api not_asked local in 0ns",
+            "local peek api in 0ns",
+            "reset api not_asked lost in 0ns",
+            "check api true in 0ns",
+            "open false None",
         ]
     );
 }
@@ -255,7 +318,9 @@ async fn no_key_is_shown_even_in_full() {
     };
     everything(log.clone()).await;
     let text = log.lines().concat();
-    assert!(text.contains("Decided") && text.contains("Done") && text.contains("Failed"));
+    for event in ["Decided", "Done", "Failed", "Switched"] {
+        assert!(text.contains(event), "{event}");
+    }
     let bytes: Vec<String> = SECRET.bytes().map(|byte| byte.to_string()).collect();
     assert!(!text.contains(SECRET), "{text}");
     assert!(
@@ -286,7 +351,10 @@ fn the_documented_metrics_are_recorded_with_bounded_labels() {
         let value = match value {
             DebugValue::Counter(count) => count,
             DebugValue::Histogram(times) => times.len().try_into().unwrap(),
-            DebugValue::Gauge(_) => panic!("no gauge is documented"),
+            DebugValue::Gauge(open) => {
+                assert_eq!(key.key().name(), "sluicegate_breakers_open");
+                u64::from(open.into_inner() > 0.0)
+            }
         };
         seen.push(format!("{} {labels} = {value}", key.key().name()));
     }
@@ -294,6 +362,8 @@ fn the_documented_metrics_are_recorded_with_bounded_labels() {
     assert_eq!(
         seen,
         [
+            "sluicegate_breaker_switches_total state=open = 1",
+            "sluicegate_breakers_open  = 1",
             "sluicegate_decisions_total policy=api outcome=allowed = 2",
             "sluicegate_decisions_total policy=api outcome=denied = 2",
             "sluicegate_decisions_total policy=trial outcome=allowed = 2",
@@ -311,6 +381,45 @@ fn the_documented_metrics_are_recorded_with_bounded_labels() {
             "sluicegate_store_seconds call=reset = 3",
             "sluicegate_store_seconds call=settle = 1",
             "sluicegate_unidentified_total policy=who kind=missing outcome=refused = 3",
+        ]
+    );
+}
+
+#[test]
+fn local_decisions_are_counted_and_what_was_not_asked_is_not_timed() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let limiter = Limiter::new(Scripted::failing()).observer(MetricsObserver::new());
+        let limiter = limiter.on_failure(FailurePolicy::Local).replicas(2);
+        let api = policy("api", "10/1d");
+        for _ in 0..8 {
+            futures::executor::block_on(limiter.admits([charge(&api)]));
+        }
+    });
+    let mut seen = Vec::new();
+    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+        let labels: Vec<&str> = key.key().labels().map(|it| it.value()).collect();
+        let value = match value {
+            DebugValue::Histogram(times) => format!("{} times", times.len()),
+            other => format!("{other:?}"),
+        };
+        seen.push(format!("{} {} {value}", key.key().name(), labels.join(" ")));
+    }
+    seen.sort();
+    assert_eq!(
+        seen,
+        [
+            "sluicegate_breaker_switches_total open Counter(1)",
+            "sluicegate_breakers_open  Gauge(1.0)",
+            "sluicegate_decisions_total api allowed Counter(5)",
+            "sluicegate_decisions_total api denied Counter(3)",
+            "sluicegate_failures_total check not_asked local Counter(3)",
+            "sluicegate_failures_total check unavailable local Counter(5)",
+            "sluicegate_local_decisions_total api allowed Counter(5)",
+            "sluicegate_local_decisions_total api denied Counter(3)",
+            "sluicegate_refusals_total api 5/1d false Counter(3)",
+            "sluicegate_store_seconds check 5 times",
         ]
     );
 }
@@ -407,42 +516,111 @@ fn spans_and_events_have_the_documented_fields() {
         distinct,
         [
             r#"DEBUG call="check" policies=api shadow=false"#,
-            r#"TRACE allowed policies=api shadow=false"#,
+            r#"TRACE allowed policies=api shadow=false local=false"#,
             r#"DEBUG call="check" policies=trial shadow=true"#,
-            r#"TRACE allowed policies=trial shadow=true"#,
+            r#"TRACE allowed policies=trial shadow=true local=false"#,
             r#"DEBUG unidentified policy="who" shadow=false kind="missing" error=the header that identifies the client is absent or empty outcome="refused""#,
             r#"DEBUG call="peek" policies=api shadow=false"#,
             r#"DEBUG call="reset" policies=api shadow=false"#,
             r#"WARN failed call="reset" policies=api shadow=false kind="unavailable" error=told to fail outcome="lost" suppressed=0"#,
             r#"DEBUG call="settle" policies=api shadow=false"#,
-            r#"DEBUG denied policy="api" rule=10/1s shadow=false retry_after_ms=9"#,
-            r#"DEBUG denied policy="trial" rule=5/1m shadow=true retry_after_ms=9"#,
+            r#"DEBUG denied policy="api" rule=10/1s shadow=false local=false retry_after_ms=9"#,
+            r#"DEBUG denied policy="trial" rule=5/1m shadow=true local=false retry_after_ms=9"#,
             r#"WARN failed call="peek" policies=api shadow=false kind="protocol" error=the store refused a check that fits every rule outcome="lost" suppressed=0"#,
+            r#"WARN breaker opened kind="unavailable" error=told to fail"#,
         ]
     );
     assert!(!lines.concat().contains(SECRET));
 }
 
 #[test]
-fn a_failing_store_warns_once_a_second_and_says_how_often_it_did_not() {
+fn a_kind_of_failure_is_told_of_once_until_the_store_answers_and_then_once_a_second() {
+    let fails = Arc::new(AtomicU64::new(0));
+    let failing = fails.clone();
     let lines = traced(false, async {
+        let store = Scripted::new(move |check| match failing.load(Ordering::SeqCst) {
+            0 => Answer::pending(std::future::pending()),
+            1 => Answer::ready(Err(scripted::unavailable())),
+            _ => Answer::ready(allowed(check)),
+        });
+        let limiter = Limiter::new(store).observer(TracingObserver::new());
+        let limiter = limiter.probe_every(Duration::ZERO);
         let api = policy("api", "1/1s");
-        let limiter = Limiter::new(Scripted::failing()).observer(TracingObserver::new());
-        let silent = Limiter::new(Scripted::silent()).observer(TracingObserver::new());
+        let ask = async |how, times| {
+            fails.store(how, Ordering::SeqCst);
+            for _ in 0..times {
+                limiter.admits([charge(&api)]).await;
+            }
+        };
+        ask(0, 100).await;
+        ask(1, 1_000).await;
+        ask(0, 10).await;
+        ask(2, 1).await;
+        ask(1, 10).await;
         for _ in 0..1_000 {
-            limiter.admits([charge(&api)]).await;
+            ask(2, 1).await;
+            ask(1, 1).await;
         }
-        silent.admits([charge(&api)]).await;
-        tokio::time::advance(Duration::from_millis(900)).await;
-        for _ in 0..10 {
-            limiter.admits([charge(&api)]).await;
-        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+        ask(2, 1).await;
+        ask(1, 10).await;
     });
-    let suppressed: Vec<&str> = lines
+    let told: Vec<(bool, &str)> = lines
         .iter()
-        .map(|line| line.rsplit_once("suppressed=").unwrap().1)
+        .map(|line| {
+            (
+                line.contains("timeout"),
+                line.rsplit_once("suppressed=").unwrap().1,
+            )
+        })
         .collect();
-    assert_eq!(suppressed, ["0", "0", "999"], "{lines:?}");
+    let expected = [(true, "0"), (false, "0"), (false, "999"), (false, "1009")];
+    assert_eq!(told, expected, "{lines:?}");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_wrong_password_is_told_of_once_and_nothing_of_it_is_shown() {
+    let server = redis_server::Server::with(&["--requirepass", "mellon"]);
+    let trace = Trace::default();
+    tracing::subscriber::with_default(trace.clone(), || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_all().build().unwrap().block_on(async {
+            let url = server.url().replace("//", "//:sesame@");
+            let store = sluicegate::RedisStore::lazy(url).unwrap();
+            let told = Log::default();
+            let limiter = Limiter::new(store)
+                .probe_every(Duration::from_millis(20))
+                .deadline(Duration::from_secs(2))
+                .observer((TracingObserver::new(), told.clone()));
+            let api = policy("api", "1000000/1d");
+            let refused =
+                |lines: &[String]| lines.iter().filter(|it| it.contains("refused")).count();
+            // The breaker opens, and probes are refused, too, for longer than one failure keeps others from being told of.
+            let start = std::time::Instant::now();
+            let pause = Duration::from_millis(1_100);
+            while refused(&told.lines()) < 12 || start.elapsed() < pause {
+                assert!(limiter.admits([charge(&api)]).await);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            assert!(told.lines().len() > 12);
+            server.run::<()>("CONFIG SET requirepass sesame");
+            let start = std::time::Instant::now();
+            while limiter.check([charge(&api)]).await.is_err() {
+                assert!(start.elapsed() < Duration::from_secs(1));
+            }
+        });
+    });
+    let error = r#"kind="refused" error=the Redis server refuses this user or password"#;
+    assert_eq!(
+        *trace.lines.lock().unwrap(),
+        [
+            format!(
+                r#"WARN failed call="check" policies=api shadow=false {error} outcome="passed" suppressed=0"#
+            ),
+            format!("WARN breaker opened {error}"),
+        ]
+    );
 }
 
 #[tokio::test]

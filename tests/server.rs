@@ -252,6 +252,24 @@ async fn without_its_redis_a_server_starts_says_so_once_and_follows_the_failure_
 }
 
 #[tokio::test]
+async fn while_redis_is_away_each_server_admits_its_share() {
+    let mut redis = Server::start();
+    redis.kill();
+    let url = redis.url();
+    let local = ["--on-failure", "local", "--replicas", "2"];
+    let args = [&["--redis", &url, "--limit", "ip=10/1d"][..], &local].concat();
+    let browser = Browser::new();
+    for server in [Example::start(&args), Example::start(&args)] {
+        for expected in [[OK; 5], [REFUSED; 5]].concat() {
+            assert_eq!(browser.status(&server, "/").await, expected);
+        }
+        let (_, stderr) = server.stop();
+        assert!(stderr.ends_with("failure policy: local\n"), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+}
+
+#[tokio::test]
 async fn limits_hold_as_soon_as_redis_is_there() {
     let mut redis = Server::start();
     redis.kill();
@@ -530,7 +548,9 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
             &["--config", "/nowhere/a.toml", "--limit", "ip=1/1s"],
             "--config: leave out --limit",
         ),
-        (&["--on-failure", "ajar"], "--on-failure: `ajar` is neither"),
+        (&["--on-failure", "ajar"], "--on-failure: `ajar` is none of"),
+        (&["--replicas", "0"], "--replicas: needs at least one"),
+        (&["--replicas", "few"], "--replicas: `few` is not"),
         (&["--headers", "all"], "--headers: `all` is none of"),
         (&["127.0.0.1:80"], "\"127.0.0.1:80\""),
     ] {
@@ -559,6 +579,7 @@ fn help_names_every_option() {
         "pool",
         "deadline",
         "on-failure",
+        "replicas",
         "headers",
         "shadow",
     ];

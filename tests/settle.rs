@@ -411,7 +411,8 @@ async fn a_settlement_that_nobody_waits_for_is_carried_on() {
 #[tokio::test(start_paused = true)]
 async fn what_goes_on_in_the_background_is_bounded() {
     let store = Watched::new(|_| Answer::pending(pending()));
-    let layer = RateLimitLayer::new(store.clone())
+    let limiter = Limiter::new(store.clone()).probe_every(Duration::ZERO);
+    let layer = RateLimitLayer::new(limiter)
         .limit(policy("all", "9999/1d"), everybody())
         .refund_unanswered();
     let mut service = layer.layer(service_fn(async |_: Request<String>| {

@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release --example server
 //! cargo run --release --example server -- --limit header:x-api-key=600/1m --redis redis://127.0.0.1/
+//! cargo run --release --example server -- --redis redis://127.0.0.1/ --on-failure local --replicas 2
 //! ```
 //!
 //! Open the address that it prints in a browser, or: `for i in $(seq 12); do curl -i http://127.0.0.1:3000/; done`: ten
@@ -23,8 +24,9 @@ use axum::{
 };
 use redis::ConnectionInfo;
 use sluicegate::{
-    Charge, ForwardedIp, Header, Key, KeyExtractor, Limiter, LivePolicies, MemoryStore,
-    PolicyError, RateLimitLayer, RedisStore, extract::TrustedProxies, middleware::PolicySource,
+    Charge, FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, LivePolicies,
+    MemoryStore, PolicyError, RateLimitLayer, RedisStore, extract::TrustedProxies,
+    middleware::PolicySource,
 };
 use tokio::{net::TcpListener, signal::unix::SignalKind};
 use tower::{Layer, service_fn};
@@ -162,7 +164,8 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
     };
     let limiter = limiter
         .deadline(options.deadline)
-        .on_failure(options.on_failure);
+        .on_failure(options.on_failure)
+        .replicas(options.replicas);
     if let Some(server) = options.redis.first() {
         greet(&limiter, server, options).await;
     }
@@ -212,11 +215,13 @@ fn behind(_: &[ConnectionInfo], _: &str) -> Result<RedisStore, String> {
 /// Connects, or says that nobody is there; the failure policy decides what becomes of requests meanwhile.
 async fn greet(limiter: &Limiter, server: &ConnectionInfo, options: &Options) {
     let nobody = Charge::new(&options.limits[0].policy, Key::new("server", "start"), 0);
+    // Nobody may stand in for the server here.
+    let limiter = limiter.clone().on_failure(FailurePolicy::Closed);
     if let Err(error) = limiter.peek([nobody]).await {
         let address = server.addr();
-        let policy = options.on_failure;
+        let policy = options.on_failure.as_str();
         eprintln!(
-            "server: no limits through Redis at {address} yet: {error}; failure policy: {policy:?}"
+            "server: no limits through Redis at {address} yet: {error}; failure policy: {policy}"
         );
     }
 }

@@ -37,8 +37,10 @@ cargo run --release --example server -- [options]
                            the primary's, alone or as in redis://USER:PASSWORD@NAME
   --pool N                 use a bb8 pool of N connections instead of one managed connection
   --deadline TIME          how long a decision may take: 100ms, 2s; default 100ms
-  --on-failure open|closed what becomes of requests that could not be decided: served (open, the default)
-                           or refused with 503 (closed)
+  --on-failure open|local|closed
+                           what becomes of requests that Redis could not decide: served (open, the default), limited by this
+                           process alone to its share (local), or refused with 503 (closed)
+  --replicas N             how many processes share the limits, for --on-failure local; default 1
   --headers draft11|legacy|none
                            which headers tell what is left: RateLimit (draft11, the default), X-RateLimit-* with a
                            reset in seconds since 1970 (legacy), or none but Retry-After
@@ -65,6 +67,7 @@ pub(crate) struct Options {
     pub(crate) pool: Option<u32>,
     pub(crate) deadline: Duration,
     pub(crate) on_failure: FailurePolicy,
+    pub(crate) replicas: u32,
     pub(crate) headers: HeaderStyle,
     pub(crate) shadow: bool,
     pub(crate) help: bool,
@@ -104,6 +107,7 @@ impl Options {
             pool: None,
             deadline: Duration::from_millis(100),
             on_failure: FailurePolicy::Open,
+            replicas: 1,
             headers: HeaderStyle::DRAFT_11,
             shadow: false,
             help: false,
@@ -138,9 +142,10 @@ impl Options {
             // What is wrong is not repeated: there may be a password in it.
             "redis" => self.redis.push(server(value)?),
             "sentinel" => self.sentinel = Some(value.to_owned()),
-            "pool" => self.pool = Some(at_least_one(value)?),
+            "pool" => self.pool = Some(at_least_one(value, "connection")?),
             "deadline" => self.deadline = time(value)?,
             "on-failure" => self.on_failure = failure_policy(value)?,
+            "replicas" => self.replicas = at_least_one(value, "process")?,
             "headers" => self.headers = header_style(value)?,
             _ => return Err("there is no such option".into()),
         }
@@ -254,10 +259,11 @@ fn server(url: &str) -> Result<ConnectionInfo, String> {
         .map_err(|_| "write a URL: redis://HOST:PORT".into())
 }
 
-fn at_least_one(value: &str) -> Result<u32, String> {
-    match parse(value, "a number of connections")? {
-        0 => Err("needs at least one connection".into()),
-        number => Ok(number),
+fn at_least_one(value: &str, what: &str) -> Result<u32, String> {
+    match value.parse() {
+        Err(_) => Err(format!("`{value}` is not a number")),
+        Ok(0) => Err(format!("needs at least one {what}")),
+        Ok(number) => Ok(number),
     }
 }
 
@@ -283,8 +289,9 @@ fn counted(value: &str) -> Result<Counted, String> {
 fn failure_policy(value: &str) -> Result<FailurePolicy, String> {
     match value {
         "open" => Ok(FailurePolicy::Open),
+        "local" => Ok(FailurePolicy::Local),
         "closed" => Ok(FailurePolicy::Closed),
-        _ => Err(format!("`{value}` is neither open nor closed")),
+        _ => Err(format!("`{value}` is none of open, local and closed")),
     }
 }
 

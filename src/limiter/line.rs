@@ -11,11 +11,10 @@ use std::{
 
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::Limiter;
+use super::{Limiter, Undecided};
 use crate::{
     charge::Check,
     decision::{Decision, Denial},
-    error::StoreError,
     key::Key,
 };
 
@@ -44,6 +43,7 @@ struct Line {
 /// What the store said to the head of the line, and until when it holds.
 #[derive(Clone, Debug)]
 struct Refusal {
+    check: Check,
     denial: Denial,
     until: Instant,
 }
@@ -62,7 +62,7 @@ pub(super) async fn wait(
     limiter: &Limiter,
     check: &Check,
     most: Duration,
-) -> Result<Decision, StoreError> {
+) -> Result<Decision, Undecided> {
     let deadline = Instant::now() + most.min(FOR_EVER);
     let place = limiter.lines.join(check);
     let line = &*place.line;
@@ -83,7 +83,9 @@ pub(super) async fn wait(
         }
         let decision = limiter.decide(check).await?;
         match &decision {
-            Decision::Denied(denial) if denial.retry_after().is_some() => line.remember(denial),
+            Decision::Denied(denial) if denial.retry_after().is_some() => {
+                line.remember(check, denial)
+            }
             _ => return Ok(decision),
         }
     }
@@ -123,16 +125,20 @@ impl Line {
     fn refusal(&self, check: &Check) -> Option<Refusal> {
         let refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
         let refusal = refusal.as_ref()?;
-        let refused = refusal.denial.usage().check().charges();
-        let counting = check.charges().iter().filter(|it| !it.policy().is_shadow());
-        let mut pairs = refused.iter().zip(counting);
+        let counting = |check| {
+            Check::charges(check)
+                .iter()
+                .filter(|it| !it.policy().is_shadow())
+        };
+        let mut pairs = counting(&refusal.check).zip(counting(check));
         let holds = pairs.all(|(a, b)| a.policy() == b.policy() && a.cost() <= b.cost());
         (holds && refusal.until > Instant::now()).then(|| refusal.clone())
     }
 
-    fn remember(&self, denial: &Denial) {
+    fn remember(&self, check: &Check, denial: &Denial) {
         let wait = denial.retry_after().unwrap_or_default();
         let refusal = Refusal {
+            check: check.clone(),
             denial: denial.clone(),
             until: Instant::now() + wait.clamp(BREATH, FOR_EVER),
         };

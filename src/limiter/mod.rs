@@ -54,36 +54,89 @@
 //! - It is made when the other policies have admitted the request, and not otherwise: a refused request is charged nowhere,
 //!   and so it would be if the shadows counted. That is a second call of the store, within the same deadline.
 //! - What goes wrong there is told to the [observer](Limiter::observer), and to nobody else.
+//!
+//! # When the store cannot decide
+//!
+//! The [failure policy](FailurePolicy) speaks: each [policy's own](Policy::on_failure), or else [the
+//! limiter's](Limiter::on_failure); of several policies in one check, the strictest. [`Limiter::admits`] and the middleware
+//! follow it. [`Limiter::check`], [`wait`](Limiter::wait) and [`peek`](Limiter::peek) answer what the memory of this
+//! process says where it is `Local`, and an error otherwise.
+//!
+//! **A breaker** stands before the store. After five failures in a row it opens: one call in each
+//! [interval](Limiter::probe_every), of 125 to 375 ms, is then sent as a probe, and all others fail at once
+//! ([`NotAsked`](crate::StoreErrorKind::NotAsked)) instead of waiting for their deadline. A probe that is answered closes
+//! it. Timeouts at the deadline count, and errors by which the store cannot be reached, cannot work, or refuses its user.
+//! Not so an error by which it cannot make sense of a request: it has answered. And not so a caller who goes away. Clones
+//! of a limiter share the breaker; other limiters over the same store have their own. On a cluster of which one node hangs,
+//! answers of the other nodes keep it closed.
+//!
+//! **Local** decisions are made by a `MemoryStore` [of this process](Limiter::local_store), within its
+//! [share](Limiter::replicas) of each limit: rounded down, but never to 0.
+//!
+//! ```
+//! # #[cfg(feature = "redis")] {
+//! use sluicegate::{Charge, FailurePolicy, Key, Limiter, Policy, RedisStore};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let store = RedisStore::lazy("redis://127.0.0.1:1/")?;                        // nobody listens there
+//! let limiter = Limiter::new(store).on_failure(FailurePolicy::Local).replicas(4);
+//! let pages = Policy::parse("pages", "10/1m")?;
+//! let login = Policy::parse("login", "10/1m")?.on_failure(FailurePolicy::Closed);
+//! let alice = |policy: &Policy| [Charge::new(policy, Key::new("user", "alice"), 1)];
+//!
+//! let decision = limiter.check(alice(&pages)).await?;
+//! assert!(decision.usage().is_local());
+//! assert_eq!(decision.usage().rules().next().unwrap().rule().to_string(), "2/1m");    // a fourth of 10
+//! assert!(limiter.admits(alice(&pages)).await);
+//! assert!(!limiter.admits(alice(&pages)).await);
+//! assert!(!limiter.admits(alice(&login)).await);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # }
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! - **They tell what was applied.** [`Usage::is_local`] says so, and the rules in a decision, and with them the headers,
+//!   are those of the share. A cost above the share is refused without a time.
+//! - **What one has decided, it settles.** A local decision is settled in the memory, also when the store is back; a
+//!   decision of the store is settled there or, while that cannot be asked, not at all. A [reset](Limiter::reset) reaches
+//!   both.
+//! - **Shadows** are asked of the memory where the policies that count were.
+//! - **At most** so much is admitted in any window, whenever the store goes and comes back: the limit by the store, if it
+//!   has kept its data, and the shares of all replicas, which are together no more than the limit again (or one unit for
+//!   each replica, where the limit is smaller than their number). What was charged on one side is not known on the other.
+//! - **Handing back.** The times of probes are left to chance, so that replicas do not all come back to the store in one
+//!   instant. They do so within half a second, if there are requests to probe with.
 
+mod ask;
+mod breaker;
 mod deadline;
+mod failing;
 mod line;
 mod turns;
 
-use std::{fmt, future::ready, sync::Arc, time::Duration};
+use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
+pub use crate::failure::FailurePolicy;
 use crate::{
     charge::{Charge, Check, Settlement},
     decision::{Decision, Usage},
     error::StoreError,
     key::Key,
-    observe::{Call, Observer},
+    observe::{Call, Observer, Watch},
     policy::Policy,
-    store::{Answer, Store},
+    store::{MemoryStore, Share, Store},
 };
+use breaker::Breaker;
+pub(crate) use breaker::Pass;
 pub(crate) use deadline::{WithinDeadline, by};
+pub(crate) use failing::Undecided;
+use failing::lost;
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 
-/// What to do with a request when the store cannot decide.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FailurePolicy {
-    /// Let it pass, unlimited: the service stays up when the store does not.
-    #[default]
-    Open,
-    /// Refuse it: better no answer than an unlimited one, for instance at a login.
-    Closed,
-}
+/// Short enough for a store that is back to be used again within half a second.
+const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A store, a deadline, a failure policy and an observer; cheap to clone.
 ///
@@ -92,6 +145,8 @@ pub enum FailurePolicy {
 #[derive(Clone)]
 pub struct Limiter {
     store: Arc<dyn Store>,
+    breaker: Arc<Breaker>,
+    local: Share,
     deadline: Duration,
     failure_policy: FailurePolicy,
     observer: Option<Arc<dyn Observer>>,
@@ -103,6 +158,11 @@ impl Limiter {
     pub fn new(store: impl Store) -> Self {
         Self {
             store: Arc::new(store),
+            breaker: Arc::new(Breaker::new(DEFAULT_INTERVAL)),
+            local: Share {
+                store: MemoryStore::new(),
+                replicas: NonZeroU32::MIN,
+            },
             deadline: DEFAULT_DEADLINE,
             failure_policy: FailurePolicy::default(),
             observer: None,
@@ -127,10 +187,48 @@ impl Limiter {
         self
     }
 
-    /// Sets what to do when the store cannot decide. The default is [`FailurePolicy::Open`].
+    /// Sets what to do when the store [cannot decide](self#when-the-store-cannot-decide), for policies that do not say it themselves. The
+    /// default is [`FailurePolicy::Open`].
     #[must_use]
     pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
         self.failure_policy = policy;
+        self
+    }
+
+    /// Sets how many processes share the limits: where this one decides [locally](FailurePolicy::Local), it admits a share of
+    /// `1/replicas`, rounded down, but never to 0 where the limit is not.
+    ///
+    /// The default is 1: every process then admits the whole limit. Nothing finds the number out; where it varies, take the
+    /// usual one.
+    ///
+    /// # Panics
+    ///
+    /// When `replicas` is 0.
+    #[must_use]
+    pub fn replicas(mut self, replicas: u32) -> Self {
+        let Some(replicas) = NonZeroU32::new(replicas) else {
+            panic!("no process would be left to share the limits");
+        };
+        self.local.replicas = replicas;
+        self
+    }
+
+    /// Sets where [local](FailurePolicy::Local) decisions are counted. The default is a store of its own for 100 000 keys; clones of a
+    /// limiter share it.
+    #[must_use]
+    pub fn local_store(mut self, store: MemoryStore) -> Self {
+        self.local.store = store;
+        self
+    }
+
+    /// Sets how often a store that has failed five times in a row is asked, to see whether it is back: once in each such interval,
+    /// which chance makes up to half shorter or longer. The default is 250 ms.
+    ///
+    /// A longer one costs fewer requests a deadline, and makes it longer until the store decides again. Zero asks it for every request,
+    /// and [suspends](self#when-the-store-cannot-decide) it never.
+    #[must_use]
+    pub fn probe_every(mut self, interval: Duration) -> Self {
+        self.breaker = Arc::new(Breaker::new(interval));
         self
     }
 
@@ -141,7 +239,7 @@ impl Limiter {
         self
     }
 
-    /// What to do when the store cannot decide.
+    /// What to do when the store cannot decide, under policies that do not say it themselves.
     #[must_use]
     pub const fn failure_policy(&self) -> FailurePolicy {
         self.failure_policy
@@ -151,21 +249,25 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// When the store could not decide within the deadline: see [`StoreErrorKind`](crate::StoreErrorKind). It is for the caller to follow
-    /// [`failure_policy`](Self::failure_policy) then, or to use [`admits`](Self::admits).
+    /// When the store could not decide within the deadline, and the failure policy is not [`Local`](FailurePolicy::Local): see
+    /// [`StoreErrorKind`](crate::StoreErrorKind). It is for the caller to follow the policy then, or to use [`admits`](Self::admits).
     pub async fn check(
         &self,
         charges: impl IntoIterator<Item = Charge>,
     ) -> Result<Decision, StoreError> {
         let check = Check::new(charges)?;
-        self.decide(&check).await
+        Ok(self.decide(&check).await?)
     }
 
     /// Decides these charges together and follows the failure policy if the store cannot decide.
     pub async fn admits(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
-        match self.check(charges).await {
+        // A check that makes no sense follows no policy.
+        let Ok(check) = Check::new(charges) else {
+            return false;
+        };
+        match self.decide(&check).await {
             Ok(decision) => decision.is_allowed(),
-            Err(error) => self.passes(&error),
+            Err(undecided) => undecided.passes,
         }
     }
 
@@ -206,14 +308,14 @@ impl Limiter {
         most: Duration,
     ) -> Result<Decision, StoreError> {
         let check = Check::new(charges)?;
-        self.wait_for(&check, most).await
+        Ok(self.wait_for(&check, most).await?)
     }
 
     pub(crate) async fn wait_for(
         &self,
         check: &Check,
         most: Duration,
-    ) -> Result<Decision, StoreError> {
+    ) -> Result<Decision, Undecided> {
         line::wait(self, check, most).await
     }
 
@@ -221,16 +323,19 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// When the store could not answer within the deadline.
+    /// When the store could not answer within the deadline, and the failure policy is not [`Local`](FailurePolicy::Local).
     pub async fn peek(
         &self,
         charges: impl IntoIterator<Item = Charge>,
     ) -> Result<Usage, StoreError> {
         let check = Check::new(charges)?.without_cost();
-        let answer = async { self.within_deadline(self.ask(&check)).await };
-        self.watched(Call::Peek, &check, answer, |watch, _| watch.done())
-            .await
-            .map(|decision| decision.usage().clone())
+        let answer = async { self.answer(self.ask(&check)).await };
+        let instead = |error| self.instead(&check, error);
+        let tell = |watch: &Watch<'_>, decision: &Decision| watch.done(decision.usage().is_local());
+        let decision = self
+            .watched(Call::Peek, &check, answer, instead, tell)
+            .await?;
+        Ok(decision.usage().clone())
     }
 
     /// Gives each charge of an admitted check its final cost: what the work turned out to cost, or 0 to take it back.
@@ -249,9 +354,20 @@ impl Limiter {
         costs: impl IntoIterator<Item = u64>,
     ) -> Result<Usage, StoreError> {
         let settlement = Settlement::new(usage, costs)?;
-        let answer = async { self.within_deadline(self.store.settle(&settlement)).await };
-        self.watched(Call::Settle, usage.check(), answer, |watch, _| watch.done())
-            .await
+        let local = usage.is_local();
+        let answer = async {
+            let asked = if local {
+                (None, self.local.settle(&settlement))
+            } else {
+                self.through(|store| store.settle(&settlement))
+            };
+            self.answer(asked).await
+        };
+        let tell = |watch: &Watch<'_>, _: &Usage| watch.done(local);
+        let usage = self
+            .watched(Call::Settle, usage.check(), answer, lost, tell)
+            .await?;
+        Ok(if local { usage.local() } else { usage })
     }
 
     /// Forgets everything that was charged to `key` under `policy`.
@@ -260,35 +376,17 @@ impl Limiter {
     ///
     /// When the store could not answer within the deadline.
     pub async fn reset(&self, policy: &Policy, key: &Key) -> Result<(), StoreError> {
-        let answer = async { self.within_deadline(self.store.reset(policy, key)).await };
         let check = Check::new([Charge::new(policy, key.clone(), 0)])?;
-        self.watched(Call::Reset, &check, answer, |watch, _| watch.done())
-            .await
-    }
-
-    /// Asks the store, under the deadline: first for the charges that count, then for shadows.
-    pub(crate) fn decide(&self, check: &Check) -> WithinDeadline<Decision> {
-        let answer = if self.observer.is_none() && !check.has_shadows() {
-            self.ask(check)
-        } else {
-            let (counting, shadows) = (check.only(false), check.only(true));
-            let until = self.until();
-            Answer::pending(self.clone().in_turn(counting, ready(shadows), until))
+        // Known at once; what it has to forget may be little or nothing.
+        drop(self.local.reset(policy, key));
+        let answer = async {
+            let asked = self.through(|store| store.reset(policy, key));
+            self.answer(asked).await
         };
-        self.within_deadline(answer)
-    }
-
-    /// Asks the store; a check of nothing is allowed without asking.
-    fn ask(&self, check: &Check) -> Answer<Decision> {
-        if check.charges().is_empty() {
-            Answer::ready(Decision::new(check, true, 0, &[]))
-        } else {
-            self.store.check(check)
-        }
-    }
-
-    pub(crate) const fn within_deadline<T>(&self, answer: Answer<T>) -> WithinDeadline<T> {
-        WithinDeadline::new(answer, self.deadline)
+        let tell = |watch: &Watch<'_>, (): &()| watch.done(false);
+        Ok(self
+            .watched(Call::Reset, &check, answer, lost, tell)
+            .await?)
     }
 }
 

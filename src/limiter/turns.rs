@@ -1,15 +1,19 @@
 //! What a limiter does when somebody watches, or when there are shadows: one thing after the other.
 
+use std::future::ready;
+
 use tokio::time::Instant;
 
 use super::{
-    FailurePolicy, Limiter,
+    Limiter, Undecided,
+    ask::Answered,
     deadline::{by, too_late},
+    failing::{lost, not_asked},
 };
 use crate::{
     charge::Check,
     decision::Decision,
-    error::{ExtractError, ExtractErrorKind, StoreError, StoreErrorKind},
+    error::{ExtractError, StoreError},
     observe::{Call, Unidentified, Watch},
     policy::Policy,
 };
@@ -20,28 +24,40 @@ impl Limiter {
         Instant::now() + self.deadline
     }
 
-    /// Whether a request passes that could not be decided.
-    pub(super) fn passes(&self, error: &StoreError) -> bool {
-        error.kind() != StoreErrorKind::Misuse && self.failure_policy == FailurePolicy::Open
+    /// Decides what counts, and then the shadows.
+    pub(crate) async fn decide(&self, check: &Check) -> Result<Decision, Undecided> {
+        if self.is_plain(check) {
+            let (pass, result) = self.answer(self.ask(check)).await;
+            return self.conclude(check, pass, result);
+        }
+        let (counting, shadows) = (check.only(false), check.only(true));
+        self.in_turn(counting, ready(shadows), self.until()).await
     }
 
     /// Decides what counts, and then, if that is allowed, the shadows, which change nothing about it: not even by taking
     /// too long: `shadows` are known by `until`, and whoever waits for this gives up no earlier.
     pub(crate) async fn in_turn(
-        self,
+        &self,
         counting: Check,
         shadows: impl Future<Output = Check> + Send,
         until: Instant,
-    ) -> Result<Decision, StoreError> {
-        let decision = self.decide_until(&counting, until).await?;
+    ) -> Result<Decision, Undecided> {
+        let instead = |error| self.instead(&counting, error);
+        let decision = self.decide_until(&counting, until, instead).await?;
         let Decision::Allowed(usage) = decision else {
             return Ok(decision);
         };
         let shadows = shadows.await;
         let shadow = if shadows.charges().is_empty() {
             None
+        } else if usage.is_local() {
+            // The store is not asked: the time may be over, and that would not be its fault.
+            let answer = ready((None, Err(not_asked())));
+            let instead = |error| self.instead(&shadows, error);
+            let decision = self.watched(Call::Check, &shadows, answer, instead, tell_decided);
+            decision.await.ok()
         } else {
-            self.decide_until(&shadows, until).await.ok()
+            self.decide_until(&shadows, until, lost).await.ok()
         };
         Ok(Decision::Allowed(match shadow {
             Some(decision) => usage.with_shadow(decision),
@@ -49,35 +65,51 @@ impl Limiter {
         }))
     }
 
-    async fn decide_until(&self, check: &Check, until: Instant) -> Result<Decision, StoreError> {
+    async fn decide_until(
+        &self,
+        check: &Check,
+        until: Instant,
+        instead: impl FnOnce(StoreError) -> Result<Decision, Undecided>,
+    ) -> Result<Decision, Undecided> {
         let answer = async {
-            let answer = by(until, self.ask(check)).await;
-            answer.unwrap_or(Err(too_late()))
+            let (pass, answer) = self.ask(check);
+            let answer = by(until, answer).await;
+            (pass, answer.unwrap_or(Err(too_late())))
         };
-        self.watched(Call::Check, check, answer, |watch, decision| {
-            watch.decided(decision)
-        })
-        .await
+        self.watched(Call::Check, check, answer, instead, tell_decided)
+            .await
     }
 
-    /// Waits for an answer, and tells the observer of it.
+    /// Waits for an answer, or for what stands in for it, and tells the observer and the breaker.
     pub(super) async fn watched<T>(
         &self,
         call: Call,
         check: &Check,
-        answer: impl Future<Output = Result<T, StoreError>>,
+        answer: impl Future<Output = Answered<T>>,
+        instead: impl FnOnce(StoreError) -> Result<T, Undecided>,
         tell: impl FnOnce(&Watch<'_>, &T),
-    ) -> Result<T, StoreError> {
-        let observer = match &self.observer {
-            Some(observer) if !check.charges().is_empty() => observer,
-            _ => return answer.await,
+    ) -> Result<T, Undecided> {
+        let observer = self.observer.as_deref();
+        let observer = observer.filter(|_| !check.charges().is_empty());
+        let watch = observer.map(|it| Watch::new(it, call, check));
+        let (pass, result) = match &watch {
+            Some(watch) => watch.wait(answer).await,
+            None => answer.await,
         };
-        let watch = Watch::new(&**observer, call, check);
-        let result = watch.wait(answer).await;
-        match &result {
-            Ok(answer) => tell(&watch, answer),
-            Err(error) => watch.failed(error, self.passes(error)),
+        let error = result.as_ref().err().cloned();
+        let result = result.or_else(instead);
+        if let Some(watch) = &watch {
+            if let Some(error) = &error {
+                match &result {
+                    Ok(_) => watch.replaced(error),
+                    Err(undecided) => watch.failed(error, undecided.passes),
+                }
+            }
+            if let Ok(answer) = &result {
+                tell(watch, answer);
+            }
         }
+        self.note(pass, error.as_ref());
         result
     }
 
@@ -87,10 +119,9 @@ impl Limiter {
         policy: Option<&Policy>,
         shadow: bool,
         error: &ExtractError,
+        passes: bool,
     ) {
         if let Some(observer) = &self.observer {
-            let failed = error.kind() == ExtractErrorKind::Unavailable;
-            let passes = shadow || failed && self.failure_policy == FailurePolicy::Open;
             observer.unidentified(&Unidentified::new(policy, shadow, error, passes));
         }
     }
@@ -100,7 +131,11 @@ impl Limiter {
         if let Some(observer) = &self.observer {
             let policy = policy.cloned();
             let policy = policy.map(|it| if shadow { it.shadow() } else { it });
-            Watch::of(&**observer, policy.as_ref()).failed(error, self.passes(error));
+            Watch::of(&**observer, policy.as_ref()).failed(error, false);
         }
     }
+}
+
+fn tell_decided(watch: &Watch<'_>, decision: &Decision) {
+    watch.decided(decision);
 }

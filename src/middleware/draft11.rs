@@ -61,16 +61,20 @@ impl Draft11 {
     ///
     /// Policies that were chosen for this request follow in a line of their own: a list may have several.
     pub(super) fn append(&self, headers: &mut HeaderMap, decision: &Decision) {
-        self.append_known(headers, decision);
-        if self.all_known {
-            return;
+        // A local decision goes by other limits than these, all of them.
+        let local = decision.usage().is_local();
+        if !local {
+            self.append_known(headers, decision);
+            if self.all_known {
+                return;
+            }
         }
         let shadows = decision.usage().shadow().map(|it| it.usage().policies());
         let checked = decision.usage().policies();
         let checked = checked
             .chain(shadows.into_iter().flatten())
             .map(|it| it.policy());
-        let mut chosen = checked.filter(|it| !self.knows(it)).peekable();
+        let mut chosen = checked.filter(|it| local || !self.knows(it)).peekable();
         if chosen.peek().is_some() {
             Self::new(chosen, true).append_known(headers, decision);
         }

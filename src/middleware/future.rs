@@ -103,7 +103,7 @@ where
         loop {
             let next = match this.state.as_mut().project() {
                 StateProj::Deciding { deciding, waiting } => {
-                    let outcome = ready!(deciding.poll(cx));
+                    let outcome = ready!(deciding.poll(&this.shared.plan, cx));
                     let Some((service, head, body)) = waiting.take() else {
                         panic!("polled after completion");
                     };

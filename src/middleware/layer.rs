@@ -195,7 +195,10 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.limiter = limiter)
     }
 
-    /// Sets what to do with a request that could not be decided. The default is the limiter's, [`FailurePolicy::Open`].
+    /// Sets what to do with a request that could not be decided, for policies that do not
+    /// [say it themselves](Policy::on_failure). The default is the limiter's, [`FailurePolicy::Open`].
+    ///
+    /// For [`Local`](FailurePolicy::Local), give the layer a [`Limiter`] that knows [how many replicas](Limiter::replicas) there are.
     #[must_use]
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
         let limiter = self.shared.plan.limiter.clone().on_failure(policy);

@@ -42,8 +42,10 @@
 //! - an **allowed** request goes to the inner service, with the [`Decision`](crate::Decision) in its extensions;
 //! - a **refused** one is answered with [429](http::StatusCode::TOO_MANY_REQUESTS) and never reaches the inner service;
 //! - one **without an identity** is answered with 400, unless its extractor says otherwise ([`extract`](crate::extract));
-//! - one that **could not be decided** within the deadline follows the [`FailurePolicy`](crate::FailurePolicy): passed on
-//!   without headers, or answered with 503.
+//! - one that **could not be decided** within the deadline follows the [`FailurePolicy`](crate::FailurePolicy), of its policies
+//!   the strictest: passed on without headers, decided by [this process](crate::limiter#when-the-store-cannot-decide), or answered
+//!   with 503. A limit whose key could not be found out is left out if its failure policy is open; else the answer is 503, since
+//!   memory cannot count without a key either.
 //!
 //! A request that no limit applies to is passed on as it is. Responses carry the [quota headers](HeaderStyle), and in
 //! their extensions the `Decision`, and the [`Rejection`] if there was one, for the layers further out. Of several such
@@ -197,7 +199,6 @@ mod future;
 #[cfg(feature = "tonic")]
 mod grpc;
 mod headers;
-mod jitter;
 mod layer;
 mod look_ups;
 pub mod order;

@@ -17,11 +17,10 @@ use super::{
 use crate::{
     charge::{Charge, Charges, Check},
     decision::Decision,
-    error::{ExtractError, ExtractErrorKind, StoreErrorKind},
+    error::ExtractError,
     extract::{AsyncKeyExtractor, KeyExtractor, Keys},
-    limiter::{FailurePolicy, Limiter, WithinDeadline},
+    limiter::{Limiter, Pass, Undecided, WithinDeadline},
     policy::Policy,
-    store::Answer,
 };
 
 type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
@@ -103,12 +102,22 @@ impl Plan {
 
     /// Asks the store once, or waits for room.
     fn ask(&self, check: Check) -> Deciding {
-        let Some(most) = self.wait else {
-            let answer = self.limiter.decide(&check);
-            return Deciding::Asking { answer };
-        };
-        let limiter = self.limiter.clone();
-        Deciding::waiting(async move { wait(&limiter, &check, most).await })
+        if self.wait.is_none() && self.limiter.is_plain(&check) {
+            let (pass, answer) = self.limiter.ask(&check);
+            let answer = self.limiter.within_deadline(answer);
+            return Deciding::Asking {
+                check,
+                pass,
+                answer,
+            };
+        }
+        let (limiter, most) = (self.limiter.clone(), self.wait);
+        Deciding::waiting(async move {
+            match most {
+                Some(most) => wait(&limiter, &check, most).await,
+                None => outcome(limiter.decide(&check).await),
+            }
+        })
     }
 
     /// One deadline covers the look-ups and the store. What shadows look up has to wait until the others have decided.
@@ -118,22 +127,16 @@ impl Plan {
         }
         let (shadows, counting) = self.look_ups(head, cost);
         let (limiter, until) = (self.limiter.clone(), self.limiter.until());
-        let answer = Answer::pending(async move {
-            if let Err(rejection) = counting.run(&limiter, &mut charges, until).await {
-                return Ok(Err(rejection));
-            }
+        Deciding::waiting(async move {
+            counting.run(&limiter, &mut charges, until).await?;
             let counting = charges.take_counting();
             let shadows = async {
                 // Shadows are excused, whatever happens to them.
                 let _ = shadows.run(&limiter, &mut charges, until).await;
                 charges.into_check()
             };
-            let decision = limiter.clone().in_turn(counting, shadows, until).await?;
-            Ok(Ok(known(decision)))
-        });
-        Deciding::LookingUp {
-            answer: self.limiter.within_deadline(answer),
-        }
+            outcome(limiter.in_turn(counting, shadows, until).await)
+        })
     }
 
     /// One deadline covers the look-ups; then there is time to wait for room.
@@ -156,23 +159,12 @@ impl Plan {
 
     /// What becomes of a request that was decided, or could not be.
     pub(super) fn verdict(&self, outcome: Outcome) -> Verdict {
-        let open = self.limiter.failure_policy() == FailurePolicy::Open;
         match outcome {
             Ok(Some(Decision::Denied(denial))) => Verdict::Refuse(Rejection::Denied(denial)),
             Ok(decision) => Verdict::Pass(decision),
             Err(_) if self.shadow => Verdict::Pass(None),
-            Err(rejection) if open && is_failure(&rejection) => Verdict::Pass(None),
             Err(rejection) => Verdict::Refuse(rejection),
         }
-    }
-}
-
-/// Whether the service failed, and not the client or the caller of the store.
-fn is_failure(rejection: &Rejection) -> bool {
-    match rejection {
-        Rejection::Undecided(error) => error.kind() != StoreErrorKind::Misuse,
-        Rejection::Unidentified(error) => error.kind() == ExtractErrorKind::Unavailable,
-        Rejection::Denied(_) | Rejection::Blocked => false,
     }
 }
 
@@ -181,8 +173,16 @@ async fn wait(limiter: &Limiter, check: &Check, most: Duration) -> Outcome {
     if check.charges().is_empty() {
         return Ok(None);
     }
-    let decision = limiter.wait_for(check, most).await;
-    decision.map(known).map_err(Rejection::Undecided)
+    outcome(limiter.wait_for(check, most).await)
+}
+
+fn outcome(result: Result<Decision, Undecided>) -> Outcome {
+    match result {
+        // Shadows that could not decide are as if no limit applied.
+        Ok(decision) => Ok(Some(decision).filter(|it| !it.usage().is_empty())),
+        Err(undecided) if undecided.passes => Ok(None),
+        Err(undecided) => Err(Rejection::Undecided(undecided.error)),
+    }
 }
 
 /// Charges keys. Which policy it is, is asked only when there is a key.
@@ -205,12 +205,7 @@ pub(super) fn add<'a>(
     Ok(())
 }
 
-/// A decision that says something: shadows that could not decide are as if no limit applied.
-fn known(decision: Decision) -> Option<Decision> {
-    Some(decision).filter(|it| !it.usage().is_empty())
-}
-
-/// A decision, `None` when no limit applies, or why there is none.
+/// A decision, `None` when the request passes without one, or why it does not.
 pub(super) type Outcome = Result<Option<Decision>, Rejection>;
 
 pin_project! {
@@ -218,9 +213,8 @@ pin_project! {
     #[project = DecidingProj]
     pub(super) enum Deciding {
         Known { outcome: Option<Outcome> },
-        Asking { #[pin] answer: WithinDeadline<Decision> },
+        Asking { check: Check, pass: Option<Pass>, #[pin] answer: WithinDeadline<Decision> },
         Waiting { outcome: Pin<Box<dyn Future<Output = Outcome> + Send>> },
-        LookingUp { #[pin] answer: WithinDeadline<Outcome> },
     }
 }
 
@@ -236,24 +230,22 @@ impl Deciding {
             outcome: Some(outcome),
         }
     }
-}
 
-impl Future for Deciding {
-    type Output = Outcome;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+    /// The outcome by the plan that this came from, which is not kept here: it would be cloned for each request.
+    pub(super) fn poll(self: Pin<&mut Self>, plan: &Plan, cx: &mut Context<'_>) -> Poll<Outcome> {
         match self.project() {
             DecidingProj::Known { outcome } => match outcome.take() {
                 Some(outcome) => Poll::Ready(outcome),
                 None => panic!("polled after completion"),
             },
-            DecidingProj::Asking { answer } => answer
+            DecidingProj::Asking {
+                check,
+                pass,
+                answer,
+            } => answer
                 .poll(cx)
-                .map(|answer| answer.map(known).map_err(Rejection::Undecided)),
+                .map(|result| outcome(plan.limiter.conclude(check, *pass, result))),
             DecidingProj::Waiting { outcome } => outcome.as_mut().poll(cx),
-            DecidingProj::LookingUp { answer } => answer
-                .poll(cx)
-                .map(|answer| answer.unwrap_or_else(|error| Err(Rejection::Undecided(error)))),
         }
     }
 }

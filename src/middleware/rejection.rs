@@ -13,7 +13,7 @@ use crate::{
 pub enum Rejection {
     /// A limit refuses the request.
     Denied(Denial),
-    /// The request does not say who is asking, or that could not be found out and the failure policy is `Closed`.
+    /// The request does not say who is asking, or that could not be found out and the failure policy is not `Open`.
     Unidentified(ExtractError),
     /// The request, or one of its keys, is on a list of those that are not served at all:
     /// [`block`](super::RateLimitLayer::block), [`block_keys`](super::RateLimitLayer::block_keys).

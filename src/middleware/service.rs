@@ -10,10 +10,10 @@ use http::{HeaderValue, Request, Response, header, request::Parts};
 use tower_service::Service;
 
 use super::{
-    HeaderStyle, MakeRejection, ProblemJson, Rejection, ResponseFuture, headers::Headers, jitter,
+    HeaderStyle, MakeRejection, ProblemJson, Rejection, ResponseFuture, headers::Headers,
     plan::Plan,
 };
-use crate::decision::Decision;
+use crate::{chance, decision::Decision};
 
 /// Middleware that limits how often somebody may call a service.
 ///
@@ -106,7 +106,7 @@ impl<R> Shared<R> {
         if self.jitter.is_zero() {
             return Cow::Borrowed(decision);
         }
-        Cow::Owned(decision.later(jitter::up_to(self.jitter)))
+        Cow::Owned(decision.later(chance::up_to(self.jitter)))
     }
 }
 

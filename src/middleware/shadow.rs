@@ -1,7 +1,12 @@
-//! What shadows must not do: refuse a request that they cannot charge.
+//! Limits that cannot be charged to a request, and do not refuse it for that.
 
 use super::{Rejection, source::Choice};
-use crate::{error::ExtractError, limiter::Limiter, policy::Policy};
+use crate::{
+    error::{ExtractError, ExtractErrorKind},
+    failure::FailurePolicy,
+    limiter::Limiter,
+    policy::Policy,
+};
 
 /// Under which policy a request was to be charged, as far as that is known.
 pub(super) struct Meant {
@@ -24,16 +29,26 @@ impl Meant {
         self.shadow
     }
 
-    /// Tells the observer why nothing was charged, and forgets it if it is a shadow that cannot charge.
+    /// Tells the observer why nothing was charged, and forgets it if it is a shadow that cannot charge, or if the service itself could not
+    /// find out who is asking and the failure policy is open. Memory cannot count without a key any more than the store can.
     ///
     /// A deny list is no policy, and refuses all the same.
     pub(super) fn excuse(&self, limiter: &Limiter, rejection: Rejection) -> Result<(), Rejection> {
         let policy = self.policy.as_ref();
-        match &rejection {
-            Rejection::Unidentified(error) => limiter.tell_unidentified(policy, self.shadow, error),
-            Rejection::Undecided(error) => limiter.tell_undecided(policy, self.shadow, error),
-            Rejection::Denied(_) | Rejection::Blocked => return Err(rejection),
-        }
-        if self.shadow { Ok(()) } else { Err(rejection) }
+        let open = limiter.failure_policy_of(policy) == FailurePolicy::Open;
+        let passes = match &rejection {
+            Rejection::Unidentified(error) => {
+                let failed = error.kind() == ExtractErrorKind::Unavailable;
+                let passes = self.shadow || failed && open;
+                limiter.tell_unidentified(policy, self.shadow, error, passes);
+                passes
+            }
+            Rejection::Undecided(error) => {
+                limiter.tell_undecided(policy, self.shadow, error);
+                self.shadow
+            }
+            Rejection::Denied(_) | Rejection::Blocked => false,
+        };
+        if passes { Ok(()) } else { Err(rejection) }
     }
 }

@@ -42,6 +42,8 @@ impl Call {
 pub enum Outcome {
     /// It went on, unlimited: the failure policy is open, or only a shadow failed.
     Passed,
+    /// The memory of this process has answered: the failure policy is local.
+    Local,
     /// It was refused.
     Refused,
     /// No request waited for it: a peek, a settlement, a reset.
@@ -49,11 +51,12 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// In one lower-case word: `passed`, `refused`, `lost`.
+    /// In one lower-case word: `passed`, `local`, `refused`, `lost`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Passed => "passed",
+            Self::Local => "local",
             Self::Refused => "refused",
             Self::Lost => "lost",
         }
@@ -132,6 +135,12 @@ impl<'a> Decided<'a> {
         self.latency
     }
 
+    /// Whether the memory of this process has decided, since the store could not: [`Failed`] was told of that before.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.decision.usage().is_local()
+    }
+
     /// Whether every charge fitted. A shadow that refuses lets the request pass all the same.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
@@ -166,6 +175,7 @@ impl<'a> Decided<'a> {
 pub struct Done<'a> {
     pub(super) asked: &'a Asked<'a>,
     pub(super) latency: Duration,
+    pub(super) local: bool,
 }
 
 impl<'a> Done<'a> {
@@ -179,6 +189,12 @@ impl<'a> Done<'a> {
     #[must_use]
     pub const fn latency(&self) -> Duration {
         self.latency
+    }
+
+    /// Whether the memory of this process has answered, and not the store.
+    #[must_use]
+    pub const fn is_local(&self) -> bool {
+        self.local
     }
 }
 
@@ -215,6 +231,31 @@ impl<'a> Failed<'a> {
     #[must_use]
     pub const fn outcome(&self) -> Outcome {
         self.outcome
+    }
+}
+
+/// The breaker in front of the store has switched.
+#[derive(Clone, Copy, Debug)]
+pub struct Switched<'a> {
+    error: Option<&'a StoreError>,
+}
+
+impl<'a> Switched<'a> {
+    /// Open by this error, or closed.
+    pub(crate) const fn new(error: Option<&'a StoreError>) -> Self {
+        Self { error }
+    }
+
+    /// Whether it is open now: the store is not asked any more, except for probes.
+    #[must_use]
+    pub const fn is_open(&self) -> bool {
+        self.error.is_some()
+    }
+
+    /// The last of the failures that opened it.
+    #[must_use]
+    pub const fn error(&self) -> Option<&'a StoreError> {
+        self.error
     }
 }
 

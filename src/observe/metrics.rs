@@ -1,11 +1,16 @@
-use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
+use metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
-use super::{Asked, Decided, Done, Failed, Observer, Unidentified};
-use crate::{policy::Policy, rule::Rule};
+use super::{Asked, Decided, Done, Failed, Observer, Switched, Unidentified};
+use crate::{error::StoreErrorKind, policy::Policy, rule::Rule};
 
 const DECISIONS: &str = "sluicegate_decisions_total";
+const LOCAL: &str = "sluicegate_local_decisions_total";
 const REFUSALS: &str = "sluicegate_refusals_total";
 const FAILURES: &str = "sluicegate_failures_total";
+const SWITCHES: &str = "sluicegate_breaker_switches_total";
+const OPEN: &str = "sluicegate_breakers_open";
 const UNIDENTIFIED: &str = "sluicegate_unidentified_total";
 const LATENCY: &str = "sluicegate_store_seconds";
 
@@ -14,10 +19,13 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// | name | kind | labels | |
 /// |---|---|---|---|
 /// | `sluicegate_decisions_total` | counter | `policy`, `outcome`: `allowed`, `denied`, `shadow_denied` | checks; a refused one counts only under the policies that refuse |
+/// | `sluicegate_local_decisions_total` | counter | the same | those of them that the memory of this process has decided |
 /// | `sluicegate_refusals_total` | counter | `policy`, `rule` (`10/1s`), `shadow`: `true`, `false` | every rule that refuses a check |
-/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`; `kind`: `timeout`, `unavailable`, `refused`, `protocol`, `misuse`; `outcome`: `passed`, `refused`, `lost` | calls without an answer, and what became of the request |
+/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`; `kind`: `timeout`, `unavailable`, `not_asked`, `refused`, `protocol`, `misuse`; `outcome`: `passed`, `local`, `refused`, `lost` | calls without an answer, and what became of the request |
+/// | `sluicegate_breaker_switches_total` | counter | `state`: `open`, `closed` | how often the breaker before the store has opened and closed |
+/// | `sluicegate_breakers_open` | gauge | | breakers that are open: one for each limiter of this process that cannot use its store |
 /// | `sluicegate_unidentified_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `malformed`, `unavailable`; `outcome`: `passed`, `refused` | requests that do not say who is asking |
-/// | `sluicegate_store_seconds` | histogram | `call` | how long the store took, or was waited for in vain |
+/// | `sluicegate_store_seconds` | histogram | `call` | how long the store took, or was waited for in vain; not told when it was not asked |
 ///
 /// The labels are bounded by the policies and the rules of the service: nothing that a client sends becomes one.
 /// A service that makes up policies for each of its callers should give them few names.
@@ -48,8 +56,11 @@ impl MetricsObserver {
     #[must_use]
     pub fn new() -> Self {
         describe_counter!(DECISIONS, "Checks, by policy and outcome");
+        describe_counter!(LOCAL, "Checks that the memory of this process has decided");
         describe_counter!(REFUSALS, "Rules that refused a check");
         describe_counter!(FAILURES, "Calls that the store could not answer");
+        describe_counter!(SWITCHES, "How often the breaker has opened and closed");
+        describe_gauge!(OPEN, "Breakers that are open");
         describe_counter!(UNIDENTIFIED, "Requests that do not say who is asking");
         describe_histogram!(LATENCY, Unit::Seconds, "How long the store took");
         Self { _private: () }
@@ -59,7 +70,9 @@ impl MetricsObserver {
 impl Observer for MetricsObserver {
     fn decided(&self, decided: &Decided<'_>) {
         let asked = decided.asked();
-        time(asked, decided.latency());
+        if !decided.is_local() {
+            time(asked, decided.latency());
+        }
         let shadow = asked.is_shadow();
         let refusals = refusals(decided);
         let outcome = match (decided.is_allowed(), shadow) {
@@ -67,10 +80,13 @@ impl Observer for MetricsObserver {
             (false, false) => "denied",
             (false, true) => "shadow_denied",
         };
-        for policy in asked.policies() {
+        for policy in policies(decided) {
             if decided.is_allowed() || refusals.iter().any(|(it, _)| it.is_same(policy)) {
-                let policy = policy.name().to_owned();
-                counter!(DECISIONS, "policy" => policy, "outcome" => outcome).increment(1);
+                let name = policy.name();
+                counter!(DECISIONS, "policy" => name.to_owned(), "outcome" => outcome).increment(1);
+                if decided.is_local() {
+                    counter!(LOCAL, "policy" => name.to_owned(), "outcome" => outcome).increment(1);
+                }
             }
         }
         let shadow = if shadow { "true" } else { "false" };
@@ -81,15 +97,29 @@ impl Observer for MetricsObserver {
     }
 
     fn done(&self, done: &Done<'_>) {
-        time(done.asked(), done.latency());
+        if !done.is_local() {
+            time(done.asked(), done.latency());
+        }
     }
 
     fn failed(&self, failed: &Failed<'_>) {
-        time(failed.asked(), failed.latency());
-        let call = failed.asked().call().as_str();
-        let kind = failed.error().kind().as_str();
+        let kind = failed.error().kind();
+        if kind != StoreErrorKind::NotAsked {
+            time(failed.asked(), failed.latency());
+        }
+        let (call, kind) = (failed.asked().call().as_str(), kind.as_str());
         let outcome = failed.outcome().as_str();
         counter!(FAILURES, "call" => call, "kind" => kind, "outcome" => outcome).increment(1);
+    }
+
+    fn switched(&self, switched: &Switched<'_>) {
+        let state = if switched.is_open() { "open" } else { "closed" };
+        counter!(SWITCHES, "state" => state).increment(1);
+        if switched.is_open() {
+            gauge!(OPEN).increment(1.0);
+        } else {
+            gauge!(OPEN).decrement(1.0);
+        }
     }
 
     fn unidentified(&self, unidentified: &Unidentified<'_>) {
@@ -103,6 +133,17 @@ impl Observer for MetricsObserver {
 
 fn time(asked: &Asked<'_>, latency: std::time::Duration) {
     histogram!(LATENCY, "call" => asked.call().as_str()).record(latency.as_secs_f64());
+}
+
+/// The policies, each once, as they were applied: of a local decision not those that were asked for.
+fn policies<'a>(decided: &Decided<'a>) -> Vec<&'a Policy> {
+    let mut policies: Vec<&Policy> = Vec::with_capacity(decided.asked().policies().len());
+    for usage in decided.policies() {
+        if !policies.iter().any(|it| it.is_same(usage.policy())) {
+            policies.push(usage.policy());
+        }
+    }
+    policies
 }
 
 /// The rules that refuse, each once, however many keys it refuses.

@@ -42,9 +42,11 @@
 //! | a check was allowed or refused | [`decided`](Observer::decided) |
 //! | another call of the store was answered | [`done`](Observer::done) |
 //! | the store could not answer in time, or at all | [`failed`](Observer::failed) |
+//! | the store is [asked no more, or again](crate::limiter#when-the-store-cannot-decide) | [`switched`](Observer::switched) |
 //! | a request did not say who is asking | [`unidentified`](Observer::unidentified) |
 //!
-//! A request whose client goes away before its decision is known is not told of.
+//! A check that the memory of this process decides, since the store could not, is told of twice: as `failed`, and then as
+//! `decided`. A request whose client goes away before its decision is known is not told of.
 
 mod event;
 #[cfg(feature = "metrics")]
@@ -55,7 +57,7 @@ mod watch;
 
 use std::sync::Arc;
 
-pub use event::{Asked, Call, Decided, Done, Failed, Outcome, Unidentified};
+pub use event::{Asked, Call, Decided, Done, Failed, Outcome, Switched, Unidentified};
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::MetricsObserver;
@@ -89,6 +91,11 @@ pub trait Observer: Send + Sync + 'static {
         let _ = failed;
     }
 
+    /// The breaker in front of the store has opened or closed.
+    fn switched(&self, switched: &Switched<'_>) {
+        let _ = switched;
+    }
+
     /// A request did not say who is asking, or that could not be found out.
     fn unidentified(&self, unidentified: &Unidentified<'_>) {
         let _ = unidentified;
@@ -119,6 +126,10 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
         (**self).failed(failed);
     }
 
+    fn switched(&self, switched: &Switched<'_>) {
+        (**self).switched(switched);
+    }
+
     fn unidentified(&self, unidentified: &Unidentified<'_>) {
         (**self).unidentified(unidentified);
     }
@@ -146,6 +157,11 @@ impl<A: Observer, B: Observer> Observer for (A, B) {
     fn failed(&self, failed: &Failed<'_>) {
         self.0.failed(failed);
         self.1.failed(failed);
+    }
+
+    fn switched(&self, switched: &Switched<'_>) {
+        self.0.switched(switched);
+        self.1.switched(switched);
     }
 
     fn unidentified(&self, unidentified: &Unidentified<'_>) {

@@ -1,12 +1,18 @@
-use std::sync::Mutex;
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use tokio::time::{Duration, Instant};
-use tracing::{Level, debug, debug_span, event_enabled, trace, warn};
+use tracing::{Level, debug, debug_span, event_enabled, info, trace, warn};
 
-use super::{Asked, Decided, Failed, Observer, Span, Unidentified};
-use crate::{error::StoreErrorKind, policy::Policy};
+use super::{Asked, Decided, Done, Failed, Observer, Span, Switched, Unidentified};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    policy::Policy,
+};
 
-/// How often one kind of failure is told of.
+/// One kind of failure is told of at most this often, even if answers come in between.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Writes spans and events of the crate `tracing` (feature `tracing`), all with the target `sluicegate`.
@@ -14,14 +20,18 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// | what | level | fields |
 /// |---|---|---|
 /// | span `sluicegate`, around each call of the store | debug | `call`, `policies`, `shadow` |
-/// | event `allowed` | trace | `policies`, `shadow`, `latency_us` |
-/// | event `denied`, of the rule that refuses for longest | debug | `policy`, `rule`, `shadow`, `retry_after_ms` (none for never), `latency_us` |
+/// | event `allowed` | trace | `policies`, `shadow`, `local`, `latency_us` |
+/// | event `denied`, of the rule that refuses for longest | debug | `policy`, `rule`, `shadow`, `local`, `retry_after_ms` (none for never), `latency_us` |
 /// | event `unidentified` | debug | `policy`, `shadow`, `kind`, `error`, `outcome` |
 /// | event `failed` | warn | `call`, `policies`, `shadow`, `kind`, `error`, `cause`, `outcome`, `latency_us`, `suppressed` |
+/// | event `breaker opened` | warn | `kind`, `error`, `cause` |
+/// | event `breaker closed` | info | |
 ///
 /// `policies` are names, separated by commas. What clients can cause at will is on the level of debugging, since it would let them fill a
-/// log. Failures are warnings, but of each kind at most one a second: `suppressed` says how many came since the last one without
-/// being told of. For numbers, use `MetricsObserver`.
+/// log. Failures are warnings, but each kind is told of **once** until the store has answered something, and then at most once a
+/// second: so a server that is down, or refuses the password, fills no log. `suppressed` says how many of the kind came since
+/// the last one that was told of. Calls that were not made, since the breaker is open, are no news. For numbers, use
+/// `MetricsObserver`.
 ///
 /// ```
 /// use sluicegate::{Limiter, MemoryStore, TracingObserver};
@@ -32,6 +42,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub struct TracingObserver {
     warned: Mutex<Vec<Warned>>,
+    /// Whether the store has answered since the last failure.
+    answered: AtomicBool,
 }
 
 /// When a kind of failure was last told of.
@@ -39,6 +51,8 @@ pub struct TracingObserver {
 struct Warned {
     kind: StoreErrorKind,
     at: Instant,
+    /// Whether the store has answered since.
+    over: bool,
     suppressed: u64,
 }
 
@@ -49,23 +63,34 @@ impl TracingObserver {
         Self::default()
     }
 
+    fn answered(&self, local: bool) {
+        if !local && !self.answered.load(Relaxed) {
+            self.answered.store(true, Relaxed);
+        }
+    }
+
     /// Whether to tell of a failure now, and then how many were suppressed before it.
     fn suppressed(&self, kind: StoreErrorKind) -> Option<u64> {
         let now = Instant::now();
         let mut warned = self.warned.lock().unwrap_or_else(|it| it.into_inner());
+        if self.answered.swap(false, Relaxed) {
+            warned.iter_mut().for_each(|it| it.over = true);
+        }
         let Some(last) = warned.iter_mut().find(|it| it.kind == kind) else {
             warned.push(Warned {
                 kind,
                 at: now,
+                over: false,
                 suppressed: 0,
             });
             return Some(0);
         };
-        if now.saturating_duration_since(last.at) < PAUSE {
+        if !last.over || now.saturating_duration_since(last.at) < PAUSE {
             last.suppressed += 1;
             return None;
         }
         last.at = now;
+        last.over = false;
         Some(std::mem::take(&mut last.suppressed))
     }
 }
@@ -83,18 +108,20 @@ impl Observer for TracingObserver {
     }
 
     fn decided(&self, decided: &Decided<'_>) {
-        let asked = decided.asked();
+        let (asked, local) = (decided.asked(), decided.is_local());
+        self.answered(local);
         let shadow = asked.is_shadow();
         let latency_us = micros(decided.latency());
         match decided.refused_by() {
             None => {
-                trace!(target: "sluicegate", policies = %asked.names(), shadow, latency_us, "allowed");
+                trace!(target: "sluicegate", policies = %asked.names(), shadow, local, latency_us, "allowed");
             }
             Some((policy, usage)) => debug!(
                 target: "sluicegate",
                 policy = policy.name(),
                 rule = %usage.rule(),
                 shadow,
+                local,
                 retry_after_ms = usage.retry_after().map(millis),
                 latency_us,
                 "denied"
@@ -102,8 +129,15 @@ impl Observer for TracingObserver {
         }
     }
 
+    fn done(&self, done: &Done<'_>) {
+        self.answered(done.is_local());
+    }
+
     fn failed(&self, failed: &Failed<'_>) {
         let (asked, error) = (failed.asked(), failed.error());
+        if error.kind() == StoreErrorKind::NotAsked {
+            return;
+        }
         if !event_enabled!(target: "sluicegate", Level::WARN) {
             return;
         }
@@ -117,12 +151,25 @@ impl Observer for TracingObserver {
             shadow = asked.is_shadow(),
             kind = error.kind().as_str(),
             %error,
-            cause = std::error::Error::source(error).map(ToString::to_string),
+            cause = cause(error),
             outcome = failed.outcome().as_str(),
             latency_us = micros(failed.latency()),
             suppressed,
             "failed"
         );
+    }
+
+    fn switched(&self, switched: &Switched<'_>) {
+        match switched.error() {
+            Some(error) => warn!(
+                target: "sluicegate",
+                kind = error.kind().as_str(),
+                %error,
+                cause = cause(error),
+                "breaker opened"
+            ),
+            None => info!(target: "sluicegate", "breaker closed"),
+        }
     }
 
     fn unidentified(&self, unidentified: &Unidentified<'_>) {
@@ -146,6 +193,10 @@ impl Span for Entered {
     fn enter(&mut self, poll: &mut dyn FnMut()) {
         self.0.in_scope(poll);
     }
+}
+
+fn cause(error: &StoreError) -> Option<String> {
+    std::error::Error::source(error).map(ToString::to_string)
 }
 
 fn micros(time: Duration) -> u64 {

@@ -62,11 +62,17 @@ impl<'a> Watch<'a> {
         });
     }
 
-    pub(crate) fn done(&self) {
+    pub(crate) fn done(&self, local: bool) {
         self.observer.done(&Done {
             asked: &self.asked,
             latency: self.latency(),
+            local,
         });
+    }
+
+    /// The store has failed, and the memory of this process answers instead.
+    pub(crate) fn replaced(&self, error: &StoreError) {
+        self.tell(error, Outcome::Local);
     }
 
     /// `passes` is what the failure policy says of a request that counts.
@@ -75,6 +81,10 @@ impl<'a> Watch<'a> {
             Call::Check => Outcome::of(passes || self.asked.is_shadow()),
             _ => Outcome::Lost,
         };
+        self.tell(error, outcome);
+    }
+
+    fn tell(&self, error: &StoreError, outcome: Outcome) {
         self.observer.failed(&Failed {
             asked: &self.asked,
             latency: self.latency(),

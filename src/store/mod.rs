@@ -45,8 +45,10 @@ use crate::{
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod share;
 
 pub use memory::MemoryStore;
+pub(crate) use share::Share;
 
 /// Keeps the counts and decides atomically.
 ///
@@ -112,6 +114,16 @@ impl<T> Answer<T> {
     pub fn pending(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
         Self {
             state: State::Pending(Box::pin(future)),
+        }
+    }
+}
+
+impl<T> Answer<T> {
+    /// The answer if it is known already.
+    pub(crate) fn known(self) -> Option<Result<T, StoreError>> {
+        match self.state {
+            State::Ready(result) => result,
+            State::Pending(_) => None,
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::rule::millis;
 /// A time from zero up to `most`, in whole milliseconds.
 ///
 /// Each `RandomState` of the standard library has another key; hashing nothing with it is all the chance that is needed here.
-pub(super) fn up_to(most: Duration) -> Duration {
+pub(crate) fn up_to(most: Duration) -> Duration {
     let number = RandomState::new().hash_one(());
     let values = u128::from(millis(most)) + 1;
     let ms = (u128::from(number) * values) >> 64;

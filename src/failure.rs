@@ -1,0 +1,38 @@
+/// What to do with a request when the store cannot decide.
+///
+/// A [limiter](crate::Limiter::on_failure) or a layer has one for all its policies, and a
+/// [policy](crate::Policy::on_failure) may have its own. Of policies that are checked together the strictest speaks for all:
+/// `Closed`, else `Local`, else `Open`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailurePolicy {
+    /// Let it pass, unlimited: the service stays up when the store does not.
+    #[default]
+    Open,
+    /// Let the memory of this process decide, within this process's [share](crate::Limiter::replicas) of the limits: see
+    /// [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    Local,
+    /// Refuse it: better no answer than an unlimited one, for instance at a login.
+    Closed,
+}
+
+impl FailurePolicy {
+    /// In one lower-case word: `open`, `local`, `closed`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Local => "local",
+            Self::Closed => "closed",
+        }
+    }
+
+    pub(crate) fn or_stricter(self, other: Self) -> Self {
+        // They are declared in this order.
+        if other as u8 > self as u8 {
+            other
+        } else {
+            self
+        }
+    }
+}

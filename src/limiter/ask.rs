@@ -1,0 +1,46 @@
+//! One call of the store: through the breaker, under the deadline.
+
+use super::{Limiter, breaker::Pass, deadline::WithinDeadline, failing::not_asked};
+use crate::{
+    charge::Check,
+    decision::Decision,
+    error::StoreError,
+    store::{Answer, Store},
+};
+
+/// What is to come of a call, and the breaker's leave to make it.
+pub(crate) type Asked<T> = (Option<Pass>, Answer<T>);
+
+/// What has come of it.
+pub(super) type Answered<T> = (Option<Pass>, Result<T, StoreError>);
+
+impl Limiter {
+    /// Whether a check is one question for the store and nothing else.
+    pub(crate) fn is_plain(&self, check: &Check) -> bool {
+        self.observer.is_none() && !check.has_shadows()
+    }
+
+    /// Asks the store, if the breaker lets it be asked; a check of nothing is allowed without asking.
+    pub(crate) fn ask(&self, check: &Check) -> Asked<Decision> {
+        if check.charges().is_empty() {
+            return (None, Answer::ready(Decision::new(check, true, 0, &[])));
+        }
+        self.through(|store| store.check(check))
+    }
+
+    /// Calls the store, if the breaker lets it be called.
+    pub(super) fn through<T>(&self, call: impl FnOnce(&dyn Store) -> Answer<T>) -> Asked<T> {
+        match self.breaker.pass() {
+            Some(pass) => (Some(pass), call(&*self.store)),
+            None => (None, Answer::ready(Err(not_asked()))),
+        }
+    }
+
+    pub(super) async fn answer<T>(&self, (pass, answer): Asked<T>) -> Answered<T> {
+        (pass, self.within_deadline(answer).await)
+    }
+
+    pub(crate) const fn within_deadline<T>(&self, answer: Answer<T>) -> WithinDeadline<T> {
+        WithinDeadline::new(answer, self.deadline)
+    }
+}

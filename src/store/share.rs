@@ -1,0 +1,40 @@
+//! [`Share`]: one process's share of all limits, counted in its own memory.
+
+use std::num::NonZeroU32;
+
+use super::{Answer, MemoryStore, Store};
+use crate::{
+    charge::{Check, Settlement},
+    decision::{Decision, Usage},
+    key::Key,
+    policy::Policy,
+};
+
+/// A memory store that checks each policy with a share of its limits, `1/replicas`.
+///
+/// The share is rounded down, but a limit above 0 never becomes 0: so all processes together admit no more than the limit, or
+/// one unit each where the limit is smaller than their number. Answers are known at once, and name the policies with the limits
+/// that were applied; a settlement of such an answer is one of the store within.
+#[derive(Clone, Debug)]
+pub(crate) struct Share {
+    pub(crate) store: MemoryStore,
+    pub(crate) replicas: NonZeroU32,
+}
+
+impl Store for Share {
+    fn check(&self, check: &Check) -> Answer<Decision> {
+        if self.replicas == NonZeroU32::MIN {
+            return self.store.check(check);
+        }
+        self.store
+            .check(&check.under(|policy| policy.share(self.replicas)))
+    }
+
+    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+        self.store.reset(policy, key)
+    }
+}

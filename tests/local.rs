@@ -1,0 +1,440 @@
+//! While the store cannot decide, this process does, within its share; what one has decided, it settles.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use http::{Request, Response, StatusCode, request::Parts};
+use sluicegate::{
+    Answer, Charge, Check, Decision, ExtractError,
+    FailurePolicy::{self, Closed, Local, Open},
+    Key, Limiter, MemoryStore, Policy, RateLimitLayer, Settlement, Store, StoreError,
+    StoreErrorKind, Usage,
+    middleware::HeaderStyle,
+    test_util::TestClock,
+};
+use tower::{Layer, ServiceExt, service_fn};
+
+/// A store that works like any other while it is up.
+#[derive(Clone, Debug)]
+struct Shared {
+    counts: MemoryStore,
+    is_down: Arc<AtomicBool>,
+    asked: Arc<AtomicU32>,
+}
+
+impl Shared {
+    fn new() -> Self {
+        Self {
+            counts: MemoryStore::new().clock(TestClock::new(0)),
+            is_down: Arc::default(),
+            asked: Arc::default(),
+        }
+    }
+
+    fn down() -> Self {
+        let store = Self::new();
+        store.goes_down();
+        store
+    }
+
+    fn goes_down(&self) {
+        self.is_down.store(true, SeqCst);
+    }
+
+    fn comes_back(&self) {
+        self.is_down.store(false, SeqCst);
+    }
+
+    fn or_fail<T>(&self, answer: impl FnOnce(&MemoryStore) -> Answer<T>) -> Answer<T> {
+        self.asked.fetch_add(1, SeqCst);
+        if self.is_down.load(SeqCst) {
+            let error = StoreError::new(StoreErrorKind::Unavailable, "down");
+            return Answer::ready(Err(error));
+        }
+        answer(&self.counts)
+    }
+}
+
+impl Store for Shared {
+    fn check(&self, check: &Check) -> Answer<Decision> {
+        self.or_fail(|store| store.check(check))
+    }
+
+    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+        self.or_fail(|store| store.settle(settlement))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+        self.or_fail(|store| store.reset(policy, key))
+    }
+}
+
+/// Decides locally as one of so many, by a clock that stands still, and asks the store for each request.
+fn limiter(store: &Shared, replicas: u32) -> Limiter {
+    Limiter::new(store.clone())
+        .on_failure(Local)
+        .replicas(replicas)
+        .local_store(MemoryStore::new().clock(TestClock::new(0)))
+        .probe_every(Duration::ZERO)
+}
+
+fn policy(rules: &str) -> Policy {
+    Policy::parse("api", rules).unwrap()
+}
+
+fn alice() -> Key {
+    Key::new("user", "alice")
+}
+
+fn charge(policy: &Policy, cost: u64) -> [Charge; 1] {
+    [Charge::new(policy, alice(), cost)]
+}
+
+fn remaining(usage: &Usage) -> Vec<u64> {
+    usage.rules().map(|rule| rule.remaining()).collect()
+}
+
+async fn ask(layer: RateLimitLayer) -> Response<String> {
+    let inner =
+        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    let request = Request::new(String::new());
+    layer.layer(inner).oneshot(request).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_process_admits_its_share_and_no_more() {
+    for (rules, replicas, shares) in [
+        ("10/1m", 1, vec![10]),
+        ("10/1m,100/1h", 4, vec![2, 25]),
+        ("10/1m", 11, vec![1]),
+        ("9007199254740991/1m", 2, vec![4_503_599_627_370_495]),
+    ] {
+        let api = policy(rules);
+        let limiter = limiter(&Shared::down(), replicas);
+        let usage = limiter.peek(charge(&api, 1)).await.unwrap();
+        assert!(usage.is_local());
+        assert_eq!(remaining(&usage), shares, "{rules} of {replicas}");
+        let least = *shares.iter().min().unwrap();
+        assert!(limiter.admits(charge(&api, 1)).await);
+        assert!(limiter.admits(charge(&api, least - 1)).await);
+        let decision = limiter.check(charge(&api, 1)).await.unwrap();
+        let Decision::Denied(denial) = decision else {
+            panic!("{rules} of {replicas}: {decision:?}");
+        };
+        assert_eq!(denial.rule().rule().limit(), least);
+        assert!(denial.retry_after().is_some());
+        assert!(denial.usage().is_local());
+    }
+    let nothing = policy("0/1m");
+    assert!(
+        !limiter(&Shared::down(), 3)
+            .admits(charge(&nothing, 1))
+            .await
+    );
+}
+
+#[tokio::test]
+async fn a_cost_above_the_share_is_refused_without_a_time() {
+    let decision = limiter(&Shared::down(), 4)
+        .check(charge(&policy("10/1m"), 3))
+        .await;
+    let Decision::Denied(denial) = decision.unwrap() else {
+        panic!("it was allowed");
+    };
+    assert_eq!(denial.retry_after(), None);
+    assert_eq!(denial.rule().rule().to_string(), "2/1m");
+}
+
+#[tokio::test]
+async fn each_side_settles_what_it_has_decided() {
+    let store = Shared::new();
+    let limiter = limiter(&store, 2);
+    let api = policy("10/1m");
+    let left = async || remaining(&limiter.peek(charge(&api, 0)).await.unwrap())[0];
+
+    let by_store = limiter.check(charge(&api, 4)).await.unwrap();
+    let other = limiter.check(charge(&api, 1)).await.unwrap();
+    store.goes_down();
+    let by_memory = limiter.check(charge(&api, 3)).await.unwrap();
+    assert_eq!(
+        (by_store.usage().is_local(), by_memory.usage().is_local()),
+        (false, true)
+    );
+
+    // Down: the memory's are settled, the store's are not.
+    let asked = store.asked.load(SeqCst);
+    let settled = limiter.settle(by_memory.usage(), [1]).await.unwrap();
+    assert!(settled.is_local());
+    assert_eq!((remaining(&settled), left().await), (vec![4], 4));
+    assert_eq!(store.asked.load(SeqCst), asked + 1); // by the look at what is left
+    limiter.settle(by_store.usage(), [0]).await.unwrap_err();
+    assert_eq!(left().await, 4);
+    let later = limiter.check(charge(&api, 2)).await.unwrap();
+    assert_eq!(left().await, 2);
+
+    // Back: all the same.
+    store.comes_back();
+    assert_eq!(left().await, 5);
+    assert_eq!(
+        remaining(&limiter.settle(later.usage(), [0]).await.unwrap()),
+        [4]
+    );
+    assert_eq!(left().await, 5);
+    assert_eq!(
+        remaining(&limiter.settle(other.usage(), [0]).await.unwrap()),
+        [6]
+    );
+    store.goes_down();
+    assert_eq!(left().await, 4);
+}
+
+#[tokio::test]
+async fn a_reset_reaches_both() {
+    let store = Shared::new();
+    let limiter = limiter(&store, 1);
+    let api = policy("10/1m");
+    let left = async || remaining(&limiter.peek(charge(&api, 0)).await.unwrap())[0];
+    assert!(limiter.admits(charge(&api, 4)).await);
+    store.goes_down();
+    assert!(limiter.admits(charge(&api, 3)).await);
+    assert_eq!(
+        limiter.reset(&api, &alice()).await.unwrap_err().kind(),
+        StoreErrorKind::Unavailable
+    );
+    assert_eq!(left().await, 10);
+    assert!(limiter.admits(charge(&api, 3)).await);
+    store.comes_back();
+    assert_eq!(left().await, 6);
+    limiter.reset(&api, &alice()).await.unwrap();
+    assert_eq!(left().await, 10);
+    store.goes_down();
+    assert_eq!(left().await, 10);
+}
+
+#[tokio::test]
+async fn of_several_policies_the_strictest_speaks() {
+    let login = |own| (Policy::parse("login", "100/1m").unwrap(), own);
+    let pages = |own| (Policy::parse("pages", "1/1m").unwrap(), own);
+    for (limiters, own, expected) in [
+        (Open, [None, None], Open),
+        (Open, [Some(Local), None], Local),
+        (Open, [None, Some(Closed)], Closed),
+        (Closed, [None, Some(Open)], Closed),
+        (Closed, [Some(Open), Some(Open)], Open),
+        (Closed, [Some(Local), Some(Open)], Local),
+        (Local, [Some(Open), Some(Closed)], Closed),
+        (Local, [None, Some(Open)], Local),
+    ] {
+        let name = format!("{limiters:?} {own:?}");
+        let policies = [login(own[0]), pages(own[1])].map(|(policy, own)| match own {
+            Some(own) => policy.on_failure(own),
+            None => policy,
+        });
+        let limiter = limiter(&Shared::down(), 1).on_failure(limiters);
+        let charges = || policies.each_ref().map(|it| Charge::new(it, alice(), 1));
+        // The limit of one of them is one.
+        let admitted = [
+            limiter.admits(charges()).await,
+            limiter.admits(charges()).await,
+        ];
+        assert_eq!(admitted, [expected != Closed, expected == Open], "{name}");
+
+        let decided = limiter.check(charges()).await;
+        assert_eq!(decided.is_ok(), expected == Local, "{name}");
+        let waited = limiter.wait(charges(), Duration::ZERO).await;
+        assert_eq!(waited.is_ok(), expected == Local, "{name}");
+
+        let [login, pages] = policies;
+        let layer = RateLimitLayer::new(limiter)
+            .limit(login, alice())
+            .limit(pages, alice());
+        let status = match expected {
+            Open => StatusCode::OK,
+            Local => StatusCode::TOO_MANY_REQUESTS,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        assert_eq!(ask(layer).await.status(), status, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_client_is_told_is_what_was_applied() {
+    let limiter = limiter(&Shared::down(), 3);
+    let api = policy("9/1m,30/1h");
+    let layer = RateLimitLayer::new(limiter)
+        .limit(api, alice())
+        .limit(Policy::parse("trial", "6/1d").unwrap().shadow(), alice())
+        .headers(HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT));
+    let response = ask(layer.clone()).await;
+    let headers = response.headers();
+    assert_eq!(
+        headers["ratelimit-policy"],
+        r#""api/1m";q=3;w=60, "api/1h";q=10;w=3600, "trial";q=2;w=86400;sluicegate-shadow"#
+    );
+    assert_eq!(
+        headers["ratelimit"],
+        r#""api/1m";r=2;t=61, "api/1h";r=9;t=3660, "trial";r=1;t=87840;sluicegate-shadow"#
+    );
+    assert_eq!(
+        (
+            &headers["x-ratelimit-limit"],
+            &headers["x-ratelimit-remaining"]
+        ),
+        (&"3".parse().unwrap(), &"2".parse().unwrap())
+    );
+    assert_eq!(headers.get_all("ratelimit-policy").iter().count(), 1);
+    let decision: &Decision = response.extensions().get().unwrap();
+    assert!(decision.usage().is_local());
+    assert!(decision.usage().shadow().unwrap().usage().is_local());
+
+    ask(layer.clone()).await;
+    ask(layer.clone()).await;
+    let response = ask(layer).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(response.headers()["ratelimit"], r#""api/1m";r=0;t=61"#);
+    assert_eq!(response.headers()["retry-after"], "61");
+    assert!(
+        response
+            .body()
+            .contains(r#""violated-policies":["api/1m"]"#),
+        "{}",
+        response.body()
+    );
+}
+
+#[tokio::test]
+async fn shadows_are_asked_of_the_memory_where_the_policies_that_count_were() {
+    let store = Shared::new();
+    let limiter = limiter(&store, 2);
+    let trial = Policy::parse("trial", "4/1m").unwrap().shadow();
+    let charges = |api: &Policy| {
+        [
+            Charge::new(api, alice(), 1),
+            Charge::new(&trial, alice(), 1),
+        ]
+    };
+    let api = policy("10/1m");
+
+    let decision = limiter.check(charges(&api)).await.unwrap();
+    let shadow = decision.usage().shadow().unwrap();
+    assert!(!decision.usage().is_local() && !shadow.usage().is_local());
+
+    store.goes_down();
+    for shadow_allows in [true, true, false] {
+        let asked = store.asked.load(SeqCst);
+        let decision = limiter.check(charges(&api)).await.unwrap();
+        let shadow = decision.usage().shadow().unwrap();
+        assert!(decision.is_allowed() && decision.usage().is_local() && shadow.usage().is_local());
+        assert_eq!(shadow.is_allowed(), shadow_allows);
+        assert_eq!(store.asked.load(SeqCst), asked + 1);
+    }
+    // What a shadow says of itself harms nobody.
+    let closed = trial.clone().on_failure(Closed);
+    let charges = [
+        Charge::new(&api, alice(), 1),
+        Charge::new(&closed, alice(), 1),
+    ];
+    let decision = limiter.check(charges).await.unwrap();
+    assert!(decision.is_allowed() && decision.usage().shadow().is_none());
+}
+
+#[tokio::test]
+async fn a_caller_waits_for_room_in_the_memory_and_asks_no_more_than_it_has_to() {
+    let store = Shared::down();
+    let limiter = Limiter::new(store.clone())
+        .on_failure(Local)
+        .replicas(2)
+        .probe_every(Duration::ZERO);
+    let theirs = policy("4/120ms@exact");
+    let start = std::time::Instant::now();
+    for _ in 0..3 {
+        let decision = limiter
+            .wait(charge(&theirs, 1), Duration::from_secs(60))
+            .await
+            .unwrap();
+        assert!(decision.is_allowed() && decision.usage().is_local());
+    }
+    assert!(
+        start.elapsed() >= Duration::from_millis(120),
+        "{:?}",
+        start.elapsed()
+    );
+    // Twice for the third, and once more if the timer was early.
+    let asked = store.asked.load(SeqCst);
+    assert!((4..=6).contains(&asked), "{asked}");
+}
+
+#[tokio::test]
+async fn a_limit_whose_key_cannot_be_found_out_is_left_out_if_its_policy_is_open_and_refused_otherwise()
+ {
+    let no_key = |_: &Parts| Err::<Key, _>(ExtractError::unavailable("the directory is down"));
+    let later =
+        |_: &Parts| async { Err::<Key, _>(ExtractError::unavailable("the directory is down")) };
+    for (on_failure, expected) in [
+        (Open, StatusCode::OK),
+        (Local, StatusCode::SERVICE_UNAVAILABLE),
+        (Closed, StatusCode::SERVICE_UNAVAILABLE),
+    ] {
+        let pages = Policy::parse("pages", "10/1m")
+            .unwrap()
+            .on_failure(on_failure);
+        for other in [Open, Local, Closed] {
+            let layer = RateLimitLayer::new(limiter(&Shared::new(), 1)).on_failure(other);
+            let at_once = layer.clone().limit(pages.clone(), no_key);
+            let looked_up = layer.limit_async(pages.clone(), later);
+            for layer in [at_once, looked_up] {
+                assert_eq!(
+                    ask(layer.clone()).await.status(),
+                    expected,
+                    "{on_failure:?}"
+                );
+                // The other limit holds all the same.
+                let both = layer.limit(policy("0/1m"), alice());
+                let refused = if expected == StatusCode::OK {
+                    StatusCode::TOO_MANY_REQUESTS
+                } else {
+                    expected
+                };
+                assert_eq!(ask(both).await.status(), refused, "{on_failure:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_follows_no_policy() {
+    for on_failure in [Open, Local, Closed] {
+        let limiter = limiter(&Shared::down(), 1).on_failure(on_failure);
+        let twins = ["1/1m", "2/1m"].map(|rules| Charge::new(&policy(rules), alice(), 1));
+        assert!(!limiter.admits(twins.clone()).await);
+        let error = limiter.check(twins).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Misuse);
+    }
+}
+
+#[tokio::test]
+async fn the_memory_is_bounded() {
+    let memory = MemoryStore::new().capacity(2_000);
+    let limiter = limiter(&Shared::down(), 3).local_store(memory.clone());
+    let api = policy("9/1d");
+    for n in 0..10_000 {
+        let charge = Charge::new(&api, Key::new("user", format!("user {n}")), 1);
+        assert!(limiter.admits([charge]).await);
+    }
+    assert!((1_000..=2_000).contains(&memory.len()), "{}", memory.len());
+}
+
+#[test]
+fn local_decisions_need_no_runtime() {
+    let limiter = limiter(&Shared::down(), 1);
+    let api = policy("1/1d");
+    let admitted = [(); 2].map(|()| futures::executor::block_on(limiter.admits(charge(&api, 1))));
+    assert_eq!(admitted, [true, false]);
+    assert_eq!(FailurePolicy::default(), Open);
+}
