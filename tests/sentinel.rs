@@ -97,7 +97,9 @@ async fn ask_on(limiter: Limiter, done: Arc<AtomicBool>, decided: Arc<AtomicU64>
             Err(error) => assert!(
                 matches!(
                     error.kind(),
-                    StoreErrorKind::Unavailable | StoreErrorKind::Timeout
+                    StoreErrorKind::Unavailable
+                        | StoreErrorKind::Timeout
+                        | StoreErrorKind::NotAsked
                 ),
                 "{error:?}"
             ),

@@ -143,7 +143,8 @@ async fn a_server_that_forgets_the_script_is_told_it_again() {
 #[tokio::test]
 async fn while_one_server_is_away_the_other_decides() {
     let mut proxy = Twemproxy::start(BY_IDENTITY);
-    let limiter = patient(RedisStore::connect(proxy.url()).await.unwrap());
+    let limiter = patient(RedisStore::connect(proxy.url()).await.unwrap())
+        .probe_every(std::time::Duration::ZERO);
     assert_eq!(charge_all(&limiter).await, []);
     let at_second = usize::try_from(proxy.servers[1].run::<u64>("DBSIZE") / 3).unwrap();
 

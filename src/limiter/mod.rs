@@ -67,8 +67,8 @@
 //! ([`NotAsked`](crate::StoreErrorKind::NotAsked)) instead of waiting for their deadline. A probe that is answered closes
 //! it. Timeouts at the deadline count, and errors by which the store cannot be reached, cannot work, or refuses its user.
 //! Not so an error by which it cannot make sense of a request: it has answered. And not so a caller who goes away. Clones
-//! of a limiter share the breaker; other limiters over the same store have their own. On a cluster of which one node hangs,
-//! answers of the other nodes keep it closed.
+//! of a limiter share the breaker; other limiters over the same store have their own. Over a cluster, whose nodes
+//! [fail apart](Store::fails_as_one), there is no breaker unless you set an interval. Set it to zero before a proxy of several servers.
 //!
 //! **Local** decisions are made by a `MemoryStore` [of this process](Limiter::local_store), within its
 //! [share](Limiter::replicas) of each limit: rounded down, but never to 0.
@@ -156,9 +156,14 @@ pub struct Limiter {
 impl Limiter {
     /// Creates a limiter over `store`.
     pub fn new(store: impl Store) -> Self {
+        let interval = if store.fails_as_one() {
+            DEFAULT_INTERVAL
+        } else {
+            Duration::ZERO
+        };
         Self {
             store: Arc::new(store),
-            breaker: Arc::new(Breaker::new(DEFAULT_INTERVAL)),
+            breaker: Arc::new(Breaker::new(interval)),
             local: Share {
                 store: MemoryStore::new(),
                 replicas: NonZeroU32::MIN,

@@ -71,6 +71,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Forgets everything that was charged to this key under this policy.
     fn reset(&self, policy: &Policy, key: &Key) -> Answer<()>;
+
+    /// Whether a store that fails one check would fail the others too. The default is yes.
+    ///
+    /// A store of several parts that fail apart, such as a cluster, says no: then the limiter's
+    /// [breaker](crate::limiter#when-the-store-cannot-decide) stays out of it, unless the limiter is told otherwise.
+    fn fails_as_one(&self) -> bool {
+        true
+    }
 }
 
 /// A shared store is a store.
@@ -85,6 +93,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
         (**self).reset(policy, key)
+    }
+
+    fn fails_as_one(&self) -> bool {
+        (**self).fails_as_one()
     }
 }
 

@@ -251,6 +251,7 @@ fn repeat(stream: &TcpStream, server: SocketAddr) {
     for line in BufReader::new(stream).lines().map_while(Result::ok) {
         let reply = match line.as_str() {
             "CLIENT" => "+OK\r\n",
+            "PING" => "+PONG\r\n",
             NAME => &named,
             "another" => "*-1\r\n",
             _ => continue,

@@ -43,9 +43,14 @@ impl Link {
     }
 
     /// Whether the keys of one call have to share a slot.
-    #[cfg(feature = "cluster")]
     pub(super) const fn is_cluster(&self) -> bool {
-        matches!(self, Self::Cluster(_) | Self::OtherCluster(_))
+        match self {
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) | Self::OtherCluster(_) => true,
+            Self::Own(_) | Self::Manager(..) | Self::Other(_) => false,
+            #[cfg(feature = "bb8")]
+            Self::Pool(_) => false,
+        }
     }
 
     /// Sends one command, once, and waits for its reply; an error reply is an error.

@@ -140,6 +140,8 @@
 //! ```
 //!
 //! Where no check charges more than one identity, `hash_tag: "{}"` spreads identities over the servers, whatever the prefix.
+//! Let the limiter [ask for every request](crate::Limiter::probe_every), since one of the servers may be away and the others not.
+//!
 //! A URL or a `Client` works as it is. A pool or a manager must be told to keep silent, because the proxy hangs up on commands that it
 //! does not know: [`RedisConnectionInfo::set_skip_set_lib_name`](redis::RedisConnectionInfo::set_skip_set_lib_name). Users, databases
 //! and RESP3 are not for proxies.
@@ -306,6 +308,10 @@ impl Store for RedisStore {
             return answer;
         }
         self.settle_at_once(settlement)
+    }
+
+    fn fails_as_one(&self) -> bool {
+        !self.link.is_cluster()
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
