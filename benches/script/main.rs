@@ -145,6 +145,23 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
             1,
             checks("last", &[plenty[0], plenty[1], Rule::per_hour(1)])?,
         ),
+        case(
+            "3 rules, coarse, refused",
+            1,
+            checks(
+                "coarse-refused",
+                &[
+                    Rule::per_second(1).precision(Duration::from_secs(1)),
+                    coarse[1],
+                    coarse[2],
+                ],
+            )?,
+        ),
+        case(
+            "3 rules, coarse, refused by the last",
+            1,
+            checks("coarse-last", &[coarse[0], coarse[1], Rule::per_hour(1)])?,
+        ),
         case("1 rule, 16 a call", 16, checks("one-of-16", &plenty[1..2])?),
         case(
             "3 rules, coarse, 16 a call",
@@ -289,11 +306,14 @@ fn bars(cases: &[Case]) -> bool {
         ("3 rules", "one GET, one SET PX", 3.0),
         ("3 rules, coarse, 16 a call", "hash layout, 3 rules", 0.30),
         ("3 rules, 16 a call", "hash layout, 3 rules, 17 ms", 0.30),
-        // Beside the hash layout at its cheapest, though it then counts in steps sixty times as wide.
-        ("3 rules", "hash layout, 3 rules", 0.40),
-        ("3 rules, 16 a call", "hash layout, 3 rules", 0.30),
         ("3 rules, refused", "3 rules", 1.0),
         ("3 rules, refused by the last", "3 rules", 1.0),
+        ("3 rules, coarse, refused", "3 rules, coarse", 1.0),
+        (
+            "3 rules, coarse, refused by the last",
+            "3 rules, coarse",
+            1.0,
+        ),
     ] {
         met &= bar(&format!("{one} / {other}"), ratio(one, other), most);
     }
