@@ -1,6 +1,7 @@
 //! Policies in configuration files, through serde.
 //!
-//! A policy's rules are one string, or a list of strings. A policy alone is `{name, rules}`; a set is a map from name to rules.
+//! A policy's rules are one string, or a list of strings. A policy alone is `{name, rules}`; a set is a map from name to rules. A
+//! shadow says so: `{name, rules, shadow: true}`, and in a set `{rules, shadow: true}` instead of the rules alone.
 
 use std::{borrow::Cow, fmt};
 
@@ -12,13 +13,20 @@ use serde::{
 
 use crate::{policies::Policies, policy::Policy};
 
-const FIELDS: &[&str] = &["name", "rules"];
+const FIELDS: &[&str] = &["name", "rules", "shadow"];
+const ENTRY: &[&str] = &["rules", "shadow"];
 
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut policy = serializer.serialize_struct("Policy", FIELDS.len())?;
+        let len = FIELDS.len() - usize::from(!self.is_shadow());
+        let mut policy = serializer.serialize_struct("Policy", len)?;
         policy.serialize_field("name", self.name())?;
         policy.serialize_field("rules", &self.to_string())?;
+        if self.is_shadow() {
+            policy.serialize_field("shadow", &true)?;
+        } else {
+            policy.skip_field("shadow")?;
+        }
         policy.end()
     }
 }
@@ -31,10 +39,7 @@ impl<'de> Deserialize<'de> for Policy {
 
 impl Serialize for Policies {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let rules = self
-            .iter()
-            .map(|policy| (policy.name(), policy.to_string()));
-        serializer.collect_map(rules)
+        serializer.collect_map(self.iter().map(|policy| (policy.name(), Unnamed(policy))))
     }
 }
 
@@ -44,14 +49,95 @@ impl<'de> Deserialize<'de> for Policies {
     }
 }
 
-/// The text of a policy's rules, as [`Policy::parse`] reads it.
-struct Rules(String);
+/// A policy of a set, whose name stands before it.
+struct Unnamed<'a>(&'a Policy);
 
-impl Rules {
-    fn of<E: Error>(self, name: &str) -> Result<Policy, E> {
-        Policy::parse(name, &self.0).map_err(E::custom)
+impl Serialize for Unnamed<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let rules = self.0.to_string();
+        if !self.0.is_shadow() {
+            return serializer.serialize_str(&rules);
+        }
+        let mut entry = serializer.serialize_struct("Policy", ENTRY.len())?;
+        entry.serialize_field("rules", &rules)?;
+        entry.serialize_field("shadow", &true)?;
+        entry.end()
     }
 }
+
+/// All of a policy but its name.
+struct Entry {
+    rules: Rules,
+    shadow: bool,
+}
+
+impl Entry {
+    fn named<E: Error>(self, name: &str) -> Result<Policy, E> {
+        let policy = Policy::parse(name, &self.rules.0).map_err(E::custom)?;
+        Ok(if self.shadow { policy.shadow() } else { policy })
+    }
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(EntryVisitor)
+    }
+}
+
+struct EntryVisitor;
+
+impl<'de> Visitor<'de> for EntryVisitor {
+    type Value = Entry;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "rules: `10/1s,120/1m`, a list of them, or `rules` and whether they are a `shadow`",
+        )
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Entry, E> {
+        let rules = RulesVisitor.visit_str(text)?;
+        Ok(Entry {
+            rules,
+            shadow: false,
+        })
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Entry, A::Error> {
+        let rules = RulesVisitor.visit_seq(list)?;
+        Ok(Entry {
+            rules,
+            shadow: false,
+        })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Entry, A::Error> {
+        Ok(read(map, ENTRY)?.1)
+    }
+}
+
+/// The name, if it is one of the fields and stands there, and the rest.
+fn read<'de, A: MapAccess<'de>>(
+    mut map: A,
+    fields: &'static [&'static str],
+) -> Result<(Option<String>, Entry), A::Error> {
+    let (mut name, mut rules, mut shadow) = (None, None, None);
+    while let Some(field) = map.next_key::<Cow<'_, str>>()? {
+        match &*field {
+            it if !fields.contains(&it) => return Err(A::Error::unknown_field(it, fields)),
+            "name" if name.is_none() => name = Some(map.next_value()?),
+            "rules" if rules.is_none() => rules = Some(map.next_value()?),
+            "shadow" if shadow.is_none() => shadow = Some(map.next_value()?),
+            _ => return Err(A::Error::custom(format!("`{field}` stands twice"))),
+        }
+    }
+    let rules = rules.ok_or_else(|| A::Error::missing_field("rules"))?;
+    let shadow = shadow.unwrap_or(false);
+    Ok((name, Entry { rules, shadow }))
+}
+
+/// The text of a policy's rules, as [`Policy::parse`] reads it.
+struct Rules(String);
 
 impl<'de> Deserialize<'de> for Rules {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -87,24 +173,13 @@ impl<'de> Visitor<'de> for PolicyVisitor {
     type Value = Policy;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a policy: its `name` and its `rules`")
+        f.write_str("a policy: its `name`, its `rules`, and whether it is a `shadow`")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Policy, A::Error> {
-        let (mut name, mut rules) = (None::<String>, None::<Rules>);
-        while let Some(field) = map.next_key::<Cow<'_, str>>()? {
-            match &*field {
-                "name" if name.is_none() => name = Some(map.next_value()?),
-                "rules" if rules.is_none() => rules = Some(map.next_value()?),
-                "name" | "rules" => {
-                    return Err(A::Error::custom(format!("`{field}` stands twice")));
-                }
-                other => return Err(A::Error::unknown_field(other, FIELDS)),
-            }
-        }
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Policy, A::Error> {
+        let (name, entry) = read(map, FIELDS)?;
         let name = name.ok_or_else(|| A::Error::missing_field("name"))?;
-        let rules = rules.ok_or_else(|| A::Error::missing_field("rules"))?;
-        rules.of(&name)
+        entry.named(&name)
     }
 }
 
@@ -119,8 +194,8 @@ impl<'de> Visitor<'de> for PoliciesVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Policies, A::Error> {
         let mut policies = Vec::new();
-        while let Some((name, rules)) = map.next_entry::<Cow<'_, str>, Rules>()? {
-            policies.push(rules.of(&name)?);
+        while let Some((name, entry)) = map.next_entry::<Cow<'_, str>, Entry>()? {
+            policies.push(entry.named(&name)?);
         }
         Policies::new(policies).map_err(A::Error::custom)
     }
@@ -148,6 +223,28 @@ mod tests {
     }
 
     #[test]
+    fn a_shadow_stays_one_when_it_is_read_and_written_back() {
+        let text =
+            r#"{"now":{"rules":["10/1s"],"shadow":false},"soon":{"shadow":true,"rules":"5/1s"}}"#;
+        let policies: Policies = serde_json::from_str(text).unwrap();
+        let shadows: Vec<bool> = policies.iter().map(Policy::is_shadow).collect();
+        assert_eq!(shadows, [false, true]);
+        let json = serde_json::to_string(&policies).unwrap();
+        assert_eq!(
+            json,
+            r#"{"now":"10/1s","soon":{"rules":"5/1s","shadow":true}}"#
+        );
+        assert_eq!(serde_json::from_str::<Policies>(&json).unwrap(), policies);
+        let toml = toml::to_string(&policies).unwrap();
+        assert_eq!(toml::from_str::<Policies>(&toml).unwrap(), policies);
+
+        let soon = policies.get("soon").unwrap();
+        let json = serde_json::to_string(soon).unwrap();
+        assert_eq!(json, r#"{"name":"soon","rules":"5/1s","shadow":true}"#);
+        assert_eq!(&serde_json::from_str::<Policy>(&json).unwrap(), soon);
+    }
+
+    #[test]
     fn a_wrong_entry_is_named_with_its_policy_and_rule() {
         for (text, expected) in [
             (r#"{"ip":"10"}"#, "policy `ip`: rule `10`: write it as"),
@@ -164,6 +261,19 @@ mod tests {
             (r#"{"ip":""}"#, "policy `ip`: rule ``: write it as"),
             (r#"{"ip":[]}"#, "policy `ip`: rule ``: write it as"),
             (r#"{"ip":10}"#, "invalid type: integer `10`, expected rules"),
+            (r#"{"ip":{"shadow":true}}"#, "missing field `rules`"),
+            (
+                r#"{"ip":{"rules":"1/1s","shadwo":true}}"#,
+                "unknown field `shadwo`",
+            ),
+            (
+                r#"{"ip":{"rules":"1/1s","name":"ip"}}"#,
+                "unknown field `name`",
+            ),
+            (
+                r#"{"ip":{"rules":"1/1s","shadow":1}}"#,
+                "invalid type: integer `1`, expected a boolean",
+            ),
             (
                 r#"["10/1s"]"#,
                 "invalid type: sequence, expected a map from policies' names",
@@ -178,6 +288,10 @@ mod tests {
             (r#"{"name":"ip"}"#, "missing field `rules`"),
             (r#"{"rules":"1/1s"}"#, "missing field `name`"),
             (r#"{"name":"ip","rule":"1/1s"}"#, "unknown field `rule`"),
+            (
+                r#"{"name":"ip","rules":"1/1s","shadow":true,"shadow":true}"#,
+                "`shadow` stands twice",
+            ),
             (
                 r#"{"name":"ip","name":"ip","rules":"1/1s"}"#,
                 "`name` stands twice",
