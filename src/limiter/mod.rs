@@ -271,11 +271,16 @@ impl Limiter {
         let answer = if self.observer.is_none() && !check.has_shadows() {
             self.ask(check)
         } else {
-            let (counting, shadows) = (check.only(false), check.only(true));
-            let until = self.until();
-            Answer::pending(self.clone().in_turn(counting, ready(shadows), until))
+            self.ask_in_turn(check)
         };
         self.within_deadline(answer)
+    }
+
+    #[cold]
+    fn ask_in_turn(&self, check: &Check) -> Answer<Decision> {
+        let (counting, shadows) = (check.only(false), check.only(true));
+        let until = self.until();
+        Answer::pending(self.clone().in_turn(counting, ready(shadows), until))
     }
 
     /// Asks the store; a check of nothing is allowed without asking.

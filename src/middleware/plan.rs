@@ -80,38 +80,54 @@ impl Plan {
             Ok(false) => {}
         }
         let cost = self.cost.as_ref().map_or(1, |cost| cost(head));
-        match self.charges(head, cost) {
+        let mut charges = Charges::shadows(self.shadow);
+        match self.charge(&mut charges, head, cost) {
             Err(rejection) => Deciding::known(Err(rejection)),
-            Ok(charges) if !self.look_ups.is_empty() => self.look_up(charges, head, cost),
-            Ok(charges) if charges.is_empty() => Deciding::known(Ok(None)),
-            Ok(charges) => self.ask(charges.into_check()),
+            Ok(()) if !self.look_ups.is_empty() => self.look_up(charges, head, cost),
+            Ok(()) if charges.is_empty() => Deciding::known(Ok(None)),
+            Ok(()) => self.ask(charges.take()),
         }
     }
 
-    fn charges(&self, head: &Parts, cost: u64) -> Result<Charges, Rejection> {
-        let mut charges = Charges::with_capacity(self.limits.len()).shadows(self.shadow);
+    fn charge(&self, charges: &mut Charges, head: &Parts, cost: u64) -> Result<(), Rejection> {
         for (source, extractor) in &self.limits {
             let keys = self.exceptions.charged(extractor.extract(head));
             let choose = || source.choose(head);
-            if let Err(rejection) = keys.and_then(|keys| add(&mut charges, choose, keys, cost)) {
-                let meant = Meant::new(&source.choose(head), self.shadow);
-                meant.excuse(&self.limiter, rejection)?;
+            if let Err(rejection) = keys.and_then(|keys| add(charges, choose, keys, cost)) {
+                self.excuse(source, head, rejection)?;
             }
         }
-        Ok(charges)
+        Ok(())
+    }
+
+    /// Apart from what every request runs through, which then stays in the processor's cache; as are others that are cold.
+    #[cold]
+    fn excuse(
+        &self,
+        source: &PolicySource,
+        head: &Parts,
+        rejection: Rejection,
+    ) -> Result<(), Rejection> {
+        Meant::new(&source.choose(head), self.shadow).excuse(&self.limiter, rejection)
     }
 
     /// Asks the store once, or waits for room.
     fn ask(&self, check: Check) -> Deciding {
-        let Some(most) = self.wait else {
-            let answer = self.limiter.decide(&check);
-            return Deciding::Asking { answer };
-        };
+        if let Some(most) = self.wait {
+            return self.ask_and_wait(check, most);
+        }
+        let answer = self.limiter.decide(&check);
+        Deciding::Asking { answer }
+    }
+
+    #[cold]
+    fn ask_and_wait(&self, check: Check, most: Duration) -> Deciding {
         let limiter = self.limiter.clone();
         Deciding::waiting(async move { wait(&limiter, &check, most).await })
     }
 
     /// One deadline covers the look-ups and the store. What shadows look up has to wait until the others have decided.
+    #[cold]
     fn look_up(&self, mut charges: Charges, head: &Parts, cost: u64) -> Deciding {
         if let Some(most) = self.wait {
             return self.look_up_and_wait(charges, head, cost, most);
@@ -126,14 +142,17 @@ impl Plan {
             let shadows = async {
                 // Shadows are excused, whatever happens to them.
                 let _ = shadows.run(&limiter, &mut charges, until).await;
-                charges.into_check()
+                charges.take()
             };
             let decision = limiter.clone().in_turn(counting, shadows, until).await?;
             Ok(Ok(known(decision)))
         });
-        Deciding::LookingUp {
-            answer: self.limiter.within_deadline(answer),
-        }
+        let answer = self.limiter.within_deadline(answer);
+        Deciding::waiting(async {
+            answer
+                .await
+                .unwrap_or_else(|error| Err(Rejection::Undecided(error)))
+        })
     }
 
     /// One deadline covers the look-ups; then there is time to wait for room.
@@ -150,7 +169,7 @@ impl Plan {
             counting.run(&limiter, &mut charges, until).await?;
             // Shadows are excused, whatever happens to them.
             let _ = shadows.run(&limiter, &mut charges, until).await;
-            wait(&limiter, &charges.into_check(), most).await
+            wait(&limiter, &charges.take(), most).await
         })
     }
 
@@ -220,7 +239,6 @@ pin_project! {
         Known { outcome: Option<Outcome> },
         Asking { #[pin] answer: WithinDeadline<Decision> },
         Waiting { outcome: Pin<Box<dyn Future<Output = Outcome> + Send>> },
-        LookingUp { #[pin] answer: WithinDeadline<Outcome> },
     }
 }
 
@@ -251,9 +269,6 @@ impl Future for Deciding {
                 .poll(cx)
                 .map(|answer| answer.map(known).map_err(Rejection::Undecided)),
             DecidingProj::Waiting { outcome } => outcome.as_mut().poll(cx),
-            DecidingProj::LookingUp { answer } => answer
-                .poll(cx)
-                .map(|answer| answer.unwrap_or_else(|error| Err(Rejection::Undecided(error)))),
         }
     }
 }

@@ -153,7 +153,7 @@ impl<'a> Decided<'a> {
 
     /// The rule that refuses for longest, with its policy.
     #[must_use]
-    pub const fn refused_by(&self) -> Option<(&'a Policy, &'a RuleUsage)> {
+    pub fn refused_by(&self) -> Option<(&'a Policy, &'a RuleUsage)> {
         match self.decision {
             Decision::Allowed(_) => None,
             Decision::Denied(denial) => Some((denial.policy(), denial.rule())),
