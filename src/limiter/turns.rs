@@ -10,7 +10,7 @@ use crate::{
     charge::Check,
     decision::Decision,
     error::{ExtractError, ExtractErrorKind, StoreError, StoreErrorKind},
-    observe::{Call, Unidentified, Watch},
+    observe::{Blocked, Call, Unidentified, Watch},
     policy::Policy,
 };
 
@@ -92,6 +92,13 @@ impl Limiter {
             let failed = error.kind() == ExtractErrorKind::Unavailable;
             let passes = shadow || failed && self.failure_policy == FailurePolicy::Open;
             observer.unidentified(&Unidentified::new(policy, shadow, error, passes));
+        }
+    }
+
+    /// Tells the observer of a request on a deny list.
+    pub(crate) fn tell_blocked(&self, policy: Option<&Policy>, passes: bool) {
+        if let Some(observer) = &self.observer {
+            observer.blocked(&Blocked::new(policy, passes));
         }
     }
 

@@ -75,7 +75,10 @@ impl Plan {
     /// Finds out who is asking, and asks the store.
     pub(super) fn decide(&self, head: &Parts) -> Deciding {
         match self.exceptions.skips(head) {
-            Err(rejection) => return Deciding::known(Err(rejection)),
+            Err(rejection) => {
+                self.limiter.tell_blocked(None, self.shadow);
+                return Deciding::known(Err(rejection));
+            }
             Ok(true) => return Deciding::known(Ok(None)),
             Ok(false) => {}
         }
@@ -108,7 +111,7 @@ impl Plan {
         head: &Parts,
         rejection: Rejection,
     ) -> Result<(), Rejection> {
-        Meant::new(&source.choose(head), self.shadow).excuse(&self.limiter, rejection)
+        Meant::new(&source.choose(head), self.shadow).excuse(&self.limiter, rejection, self.shadow)
     }
 
     /// Asks the store once, or waits for room.

@@ -26,13 +26,22 @@ impl Meant {
 
     /// Tells the observer why nothing was charged, and forgets it if it is a shadow that cannot charge.
     ///
-    /// A deny list is no policy, and refuses all the same.
-    pub(super) fn excuse(&self, limiter: &Limiter, rejection: Rejection) -> Result<(), Rejection> {
+    /// A deny list is no policy, and refuses all the same; `unblocked` where that comes to nothing.
+    pub(super) fn excuse(
+        &self,
+        limiter: &Limiter,
+        rejection: Rejection,
+        unblocked: bool,
+    ) -> Result<(), Rejection> {
         let policy = self.policy.as_ref();
         match &rejection {
             Rejection::Unidentified(error) => limiter.tell_unidentified(policy, self.shadow, error),
             Rejection::Undecided(error) => limiter.tell_undecided(policy, self.shadow, error),
-            Rejection::Denied(_) | Rejection::Blocked => return Err(rejection),
+            Rejection::Blocked => {
+                limiter.tell_blocked(policy, unblocked);
+                return Err(rejection);
+            }
+            Rejection::Denied(_) => return Err(rejection),
         }
         if self.shadow { Ok(()) } else { Err(rejection) }
     }

@@ -1,12 +1,13 @@
 use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
 
-use super::{Asked, Decided, Done, Failed, Observer, Unidentified};
+use super::{Asked, Blocked, Decided, Done, Failed, Observer, Unidentified};
 use crate::{policy::Policy, rule::Rule};
 
 const DECISIONS: &str = "sluicegate_decisions_total";
 const REFUSALS: &str = "sluicegate_refusals_total";
 const FAILURES: &str = "sluicegate_failures_total";
 const UNIDENTIFIED: &str = "sluicegate_unidentified_total";
+const BLOCKED: &str = "sluicegate_blocked_total";
 const LATENCY: &str = "sluicegate_store_seconds";
 
 /// Counts and measures, with the recorder of the crate `metrics` (feature `metrics`).
@@ -17,6 +18,7 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// | `sluicegate_refusals_total` | counter | `policy`, `rule` (`10/1s`), `shadow`: `true`, `false` | every rule that refuses a check |
 /// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`; `kind`: `timeout`, `unavailable`, `refused`, `protocol`, `misuse`; `outcome`: `passed`, `refused`, `lost` | calls without an answer, and what became of the request |
 /// | `sluicegate_unidentified_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `malformed`, `unavailable`; `outcome`: `passed`, `refused` | requests that do not say who is asking |
+/// | `sluicegate_blocked_total` | counter | `policy`, empty when the request is on a list as a whole; `outcome`: `passed`, `refused` | requests on a deny list |
 /// | `sluicegate_store_seconds` | histogram | `call` | how long the store took, or was waited for in vain |
 ///
 /// The labels are bounded by the policies and the rules of the service: nothing that a client sends becomes one.
@@ -51,6 +53,7 @@ impl MetricsObserver {
         describe_counter!(REFUSALS, "Rules that refused a check");
         describe_counter!(FAILURES, "Calls that the store could not answer");
         describe_counter!(UNIDENTIFIED, "Requests that do not say who is asking");
+        describe_counter!(BLOCKED, "Requests on a deny list");
         describe_histogram!(LATENCY, Unit::Seconds, "How long the store took");
         Self { _private: () }
     }
@@ -98,6 +101,12 @@ impl Observer for MetricsObserver {
         let outcome = unidentified.outcome().as_str();
         counter!(UNIDENTIFIED, "policy" => policy, "kind" => kind, "outcome" => outcome)
             .increment(1);
+    }
+
+    fn blocked(&self, blocked: &Blocked<'_>) {
+        let policy = blocked.policy().map_or("", Policy::name).to_owned();
+        let outcome = blocked.outcome().as_str();
+        counter!(BLOCKED, "policy" => policy, "outcome" => outcome).increment(1);
     }
 }
 

@@ -43,6 +43,7 @@
 //! | another call of the store was answered | [`done`](Observer::done) |
 //! | the store could not answer in time, or at all | [`failed`](Observer::failed) |
 //! | a request did not say who is asking | [`unidentified`](Observer::unidentified) |
+//! | a request, or one of its keys, was on a deny list | [`blocked`](Observer::blocked) |
 //!
 //! A request whose client goes away before its decision is known is not told of.
 
@@ -55,7 +56,7 @@ mod watch;
 
 use std::sync::Arc;
 
-pub use event::{Asked, Call, Decided, Done, Failed, Outcome, Unidentified};
+pub use event::{Asked, Blocked, Call, Decided, Done, Failed, Outcome, Unidentified};
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::MetricsObserver;
@@ -93,6 +94,11 @@ pub trait Observer: Send + Sync + 'static {
     fn unidentified(&self, unidentified: &Unidentified<'_>) {
         let _ = unidentified;
     }
+
+    /// A request, or one of its keys, was on a deny list.
+    fn blocked(&self, blocked: &Blocked<'_>) {
+        let _ = blocked;
+    }
 }
 
 /// Is around every poll of the answer to one call.
@@ -121,6 +127,10 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
 
     fn unidentified(&self, unidentified: &Unidentified<'_>) {
         (**self).unidentified(unidentified);
+    }
+
+    fn blocked(&self, blocked: &Blocked<'_>) {
+        (**self).blocked(blocked);
     }
 }
 
@@ -151,6 +161,11 @@ impl<A: Observer, B: Observer> Observer for (A, B) {
     fn unidentified(&self, unidentified: &Unidentified<'_>) {
         self.0.unidentified(unidentified);
         self.1.unidentified(unidentified);
+    }
+
+    fn blocked(&self, blocked: &Blocked<'_>) {
+        self.0.blocked(blocked);
+        self.1.blocked(blocked);
     }
 }
 

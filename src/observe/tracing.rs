@@ -3,7 +3,7 @@ use std::sync::Mutex;
 use tokio::time::{Duration, Instant};
 use tracing::{Level, debug, debug_span, event_enabled, trace, warn};
 
-use super::{Asked, Decided, Failed, Observer, Span, Unidentified};
+use super::{Asked, Blocked, Decided, Failed, Observer, Span, Unidentified};
 use crate::{error::StoreErrorKind, policy::Policy};
 
 /// How often one kind of failure is told of.
@@ -17,6 +17,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// | event `allowed` | trace | `policies`, `shadow`, `latency_us` |
 /// | event `denied`, of the rule that refuses for longest | debug | `policy`, `rule`, `shadow`, `retry_after_ms` (none for never), `latency_us` |
 /// | event `unidentified` | debug | `policy`, `shadow`, `kind`, `error`, `outcome` |
+/// | event `blocked` | debug | `policy` (none when the request is on a list as a whole), `outcome` |
 /// | event `failed` | warn | `call`, `policies`, `shadow`, `kind`, `error`, `cause`, `outcome`, `latency_us`, `suppressed` |
 ///
 /// `policies` are names, separated by commas. What clients can cause at will is on the level of debugging, since it would let them fill a
@@ -135,6 +136,15 @@ impl Observer for TracingObserver {
             %error,
             outcome = unidentified.outcome().as_str(),
             "unidentified"
+        );
+    }
+
+    fn blocked(&self, blocked: &Blocked<'_>) {
+        debug!(
+            target: "sluicegate",
+            policy = blocked.policy().map(Policy::name),
+            outcome = blocked.outcome().as_str(),
+            "blocked"
         );
     }
 }
