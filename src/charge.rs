@@ -98,7 +98,7 @@ impl Check {
         for charge in charges {
             sum.add(charge)?;
         }
-        Ok(sum.into_check())
+        Ok(sum.take())
     }
 
     /// The charges, in order of first appearance.
@@ -155,24 +155,23 @@ impl Check {
 }
 
 /// The charges of a check as they come together, those with the same policy and key added up.
+///
+/// The first stands apart, since most requests have one: a check of it costs no allocation but its own.
 #[derive(Debug, Default)]
 pub(crate) struct Charges {
-    charges: Vec<Charge>,
+    first: Option<Charge>,
+    others: Vec<Charge>,
     /// Whether all of them are shadows, whatever their policies say.
     shadows: bool,
 }
 
 impl Charges {
-    pub(crate) fn with_capacity(capacity: usize) -> Self {
+    pub(crate) const fn shadows(shadows: bool) -> Self {
         Self {
-            charges: Vec::with_capacity(capacity),
-            shadows: false,
+            first: None,
+            others: Vec::new(),
+            shadows,
         }
-    }
-
-    pub(crate) const fn shadows(mut self, shadows: bool) -> Self {
-        self.shadows = shadows;
-        self
     }
 
     /// Fails as [`Check::new`] does.
@@ -180,45 +179,54 @@ impl Charges {
         if self.shadows {
             charge.policy = charge.policy.shadow();
         }
+        if self.first.is_none() {
+            self.first = Some(charge);
+            return Ok(());
+        }
         let full = self.is_full(charge.policy.is_shadow());
         let twin = self
-            .charges
+            .first
             .iter_mut()
+            .chain(&mut self.others)
             .find(|twin| twin.policy.name() == charge.policy.name() && twin.key == charge.key);
         match twin {
             Some(twin) => *twin = twin.plus(&charge)?,
             None if full => return Err(misuse("a check has more than 64 charges")),
-            None => self.charges.push(charge),
+            None => self.others.push(charge),
         }
         Ok(())
     }
 
     /// Shadows leave as much room to others as if they were not there.
     fn is_full(&self, shadow: bool) -> bool {
-        let charges = self.charges.iter();
-        self.charges.len() >= MAX_CHARGES
+        let charges = self.first.iter().chain(&self.others);
+        self.others.len() + 1 >= MAX_CHARGES
             && charges.filter(|it| it.policy.is_shadow() == shadow).count() >= MAX_CHARGES
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.charges.is_empty()
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.first.is_none()
     }
 
     /// Takes the charges that are not shadows.
     pub(crate) fn take_counting(&mut self) -> Check {
-        let charges = std::mem::take(&mut self.charges);
-        let (shadows, counting) = charges.into_iter().partition(|it| it.policy.is_shadow());
-        self.charges = shadows;
-        let counting: Vec<Charge> = counting;
+        let charges = self.first.take().into_iter().chain(self.others.drain(..));
+        let (shadows, counting): (Vec<_>, Vec<_>) = charges.partition(|it| it.policy.is_shadow());
+        let mut shadows = shadows.into_iter();
+        self.first = shadows.next();
+        self.others = shadows.collect();
         Check {
             charges: counting.into(),
         }
     }
 
-    pub(crate) fn into_check(self) -> Check {
-        Check {
-            charges: self.charges.into(),
-        }
+    /// Takes all charges.
+    pub(crate) fn take(&mut self) -> Check {
+        let charges: Arc<[Charge]> = match self.first.take() {
+            Some(charge) if self.others.is_empty() => Arc::new([charge]),
+            first => first.into_iter().chain(self.others.drain(..)).collect(),
+        };
+        Check { charges }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Policies in configuration files, through serde.
 //!
-//! A policy's rules are one string, or a list of strings. A policy alone is `{name, rules, on_failure}`, the last of which may be
-//! left out; a set is a map from name to rules, or to `{rules, on_failure}`.
+//! A policy's rules are one string, or a list of strings. A policy alone is `{name, rules, on_failure, shadow}`, the last two of
+//! which may be left out; a set is a map from name to rules, or to `{rules, on_failure, shadow}`.
 
 use std::{borrow::Cow, fmt};
 
@@ -13,8 +13,8 @@ use serde::{
 
 use crate::{failure::FailurePolicy, policies::Policies, policy::Policy};
 
-const FIELDS: &[&str] = &["name", "rules", "on_failure"];
-const ENTRY: &[&str] = &["rules", "on_failure"];
+const FIELDS: &[&str] = &["name", "rules", "on_failure", "shadow"];
+const ENTRY: &[&str] = &["rules", "on_failure", "shadow"];
 
 impl Serialize for FailurePolicy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -34,13 +34,10 @@ impl<'de> Deserialize<'de> for FailurePolicy {
 
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut policy = serializer.serialize_struct("Policy", FIELDS.len())?;
+        let entry = Entry::of(self);
+        let mut policy = serializer.serialize_struct("Policy", 2 + entry.options())?;
         policy.serialize_field("name", self.name())?;
-        policy.serialize_field("rules", &self.to_string())?;
-        match self.failure_policy() {
-            Some(on_failure) => policy.serialize_field("on_failure", &on_failure)?,
-            None => policy.skip_field("on_failure")?,
-        }
+        entry.write(&mut policy)?;
         policy.end()
     }
 }
@@ -58,10 +55,11 @@ impl Serialize for Policies {
     }
 }
 
-/// What stands under a policy's name in a set.
+/// All of a policy but its name.
 struct Entry {
     rules: Rules,
     on_failure: Option<FailurePolicy>,
+    shadow: bool,
 }
 
 impl Entry {
@@ -69,15 +67,34 @@ impl Entry {
         Self {
             rules: Rules(policy.to_string()),
             on_failure: policy.failure_policy(),
+            shadow: policy.is_shadow(),
+        }
+    }
+
+    /// How many of the fields are said that may be left out.
+    fn options(&self) -> usize {
+        usize::from(self.on_failure.is_some()) + usize::from(self.shadow)
+    }
+
+    fn write<S: SerializeStruct>(&self, fields: &mut S) -> Result<(), S::Error> {
+        fields.serialize_field("rules", &self.rules.0)?;
+        match self.on_failure {
+            Some(on_failure) => fields.serialize_field("on_failure", &on_failure)?,
+            None => fields.skip_field("on_failure")?,
+        }
+        if self.shadow {
+            fields.serialize_field("shadow", &true)
+        } else {
+            fields.skip_field("shadow")
         }
     }
 
     fn policy<E: Error>(self, name: &str) -> Result<Policy, E> {
-        let policy = Policy::parse(name, &self.rules.0).map_err(E::custom)?;
-        Ok(match self.on_failure {
-            Some(on_failure) => policy.on_failure(on_failure),
-            None => policy,
-        })
+        let mut policy = Policy::parse(name, &self.rules.0).map_err(E::custom)?;
+        if let Some(on_failure) = self.on_failure {
+            policy = policy.on_failure(on_failure);
+        }
+        Ok(if self.shadow { policy.shadow() } else { policy })
     }
 }
 
@@ -86,18 +103,18 @@ impl From<Rules> for Entry {
         Self {
             rules,
             on_failure: None,
+            shadow: false,
         }
     }
 }
 
 impl Serialize for Entry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Some(on_failure) = self.on_failure else {
+        if self.options() == 0 {
             return serializer.serialize_str(&self.rules.0);
-        };
-        let mut entry = serializer.serialize_struct("Entry", ENTRY.len())?;
-        entry.serialize_field("rules", &self.rules.0)?;
-        entry.serialize_field("on_failure", &on_failure)?;
+        }
+        let mut entry = serializer.serialize_struct("Entry", 1 + self.options())?;
+        self.write(&mut entry)?;
         entry.end()
     }
 }
@@ -114,7 +131,7 @@ impl<'de> Visitor<'de> for EntryVisitor {
     type Value = Entry;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("rules: `10/1s,120/1m`, a list of them, or `rules` and `on_failure`")
+        f.write_str("rules: `10/1s,120/1m`, a list of them, or `rules`, `on_failure` and `shadow`")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Entry, E> {
@@ -135,7 +152,7 @@ fn read_fields<'de, A: MapAccess<'de>>(
     mut map: A,
     fields: &'static [&'static str],
 ) -> Result<(String, Entry), A::Error> {
-    let (mut name, mut rules, mut on_failure) = (None, None, None);
+    let (mut name, mut rules, mut on_failure, mut shadow) = (None, None, None, None);
     while let Some(field) = map.next_key::<Cow<'_, str>>()? {
         match &*field {
             other if !fields.contains(&other) => {
@@ -144,6 +161,7 @@ fn read_fields<'de, A: MapAccess<'de>>(
             "name" if name.is_none() => name = Some(map.next_value()?),
             "rules" if rules.is_none() => rules = Some(map.next_value()?),
             "on_failure" if on_failure.is_none() => on_failure = Some(map.next_value()?),
+            "shadow" if shadow.is_none() => shadow = Some(map.next_value()?),
             _ => return Err(A::Error::custom(format!("`{field}` stands twice"))),
         }
     }
@@ -151,7 +169,12 @@ fn read_fields<'de, A: MapAccess<'de>>(
         return Err(A::Error::missing_field("name"));
     }
     let rules = rules.ok_or_else(|| A::Error::missing_field("rules"))?;
-    Ok((name.unwrap_or_default(), Entry { rules, on_failure }))
+    let entry = Entry {
+        rules,
+        on_failure,
+        shadow: shadow.unwrap_or_default(),
+    };
+    Ok((name.unwrap_or_default(), entry))
 }
 
 impl<'de> Deserialize<'de> for Policies {
@@ -258,6 +281,33 @@ mod tests {
     }
 
     #[test]
+    fn a_shadow_stays_one_when_it_is_read_and_written_back() {
+        let text =
+            r#"{"now":{"rules":["10/1s"],"shadow":false},"soon":{"shadow":true,"rules":"5/1s"}}"#;
+        let policies: Policies = serde_json::from_str(text).unwrap();
+        let shadows: Vec<bool> = policies.iter().map(Policy::is_shadow).collect();
+        assert_eq!(shadows, [false, true]);
+        let json = serde_json::to_string(&policies).unwrap();
+        assert_eq!(
+            json,
+            r#"{"now":"10/1s","soon":{"rules":"5/1s","shadow":true}}"#
+        );
+        assert_eq!(serde_json::from_str::<Policies>(&json).unwrap(), policies);
+        let toml = toml::to_string(&policies).unwrap();
+        assert_eq!(toml::from_str::<Policies>(&toml).unwrap(), policies);
+
+        let soon = policies.get("soon").unwrap();
+        let json = serde_json::to_string(soon).unwrap();
+        assert_eq!(json, r#"{"name":"soon","rules":"5/1s","shadow":true}"#);
+        assert_eq!(&serde_json::from_str::<Policy>(&json).unwrap(), soon);
+
+        let text = r#"{"both":{"rules":"5/1s","on_failure":"closed","shadow":true}}"#;
+        let policies: Policies = serde_json::from_str(text).unwrap();
+        assert!(policies.get("both").unwrap().is_shadow());
+        assert_eq!(serde_json::to_string(&policies).unwrap(), text);
+    }
+
+    #[test]
     fn a_wrong_entry_is_named_with_its_policy_and_rule() {
         for (text, expected) in [
             (r#"{"ip":"10"}"#, "policy `ip`: rule `10`: write it as"),
@@ -280,7 +330,16 @@ mod tests {
             ),
             (
                 r#"{"ip":{"rules":"1/1s","name":"ip"}}"#,
-                "unknown field `name`, expected `rules` or `on_failure`",
+                "unknown field `name`, expected one of `rules`, `on_failure`, `shadow`",
+            ),
+            (r#"{"ip":{"shadow":true}}"#, "missing field `rules`"),
+            (
+                r#"{"ip":{"rules":"1/1s","shadwo":true}}"#,
+                "unknown field `shadwo`",
+            ),
+            (
+                r#"{"ip":{"rules":"1/1s","shadow":1}}"#,
+                "invalid type: integer `1`, expected a boolean",
             ),
             (r#"{"ip":10}"#, "invalid type: integer `10`, expected rules"),
             (
@@ -297,6 +356,10 @@ mod tests {
             (r#"{"name":"ip"}"#, "missing field `rules`"),
             (r#"{"rules":"1/1s"}"#, "missing field `name`"),
             (r#"{"name":"ip","rule":"1/1s"}"#, "unknown field `rule`"),
+            (
+                r#"{"name":"ip","rules":"1/1s","shadow":true,"shadow":true}"#,
+                "`shadow` stands twice",
+            ),
             (
                 r#"{"name":"ip","name":"ip","rules":"1/1s"}"#,
                 "`name` stands twice",

@@ -65,11 +65,7 @@ impl Decision {
         let usage = self.usage().later(by_ms);
         match self {
             Self::Allowed(_) => Self::Allowed(usage),
-            Self::Denied(denial) => Self::Denied(Denial {
-                policy: denial.policy.clone(),
-                rule: denial.rule.later(by_ms),
-                usage,
-            }),
+            Self::Denied(denial) => Self::Denied(Denial { usage, ..*denial }),
         }
     }
 
@@ -112,7 +108,7 @@ struct Inner {
 }
 
 /// What a store counted under one rule, from which a [`Usage`] is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// The units that count now.
     pub used: u64,
@@ -154,21 +150,23 @@ impl Decision {
         if admitted {
             return Ok(Self::Allowed(usage));
         }
-        let mut refused: Option<(&Policy, &RuleUsage)> = None;
-        for of_policy in usage.policies() {
-            for rule in of_policy.rules() {
-                if rule.refusal_ms > refused.and_then(|(_, longest)| longest.refusal_ms) {
-                    refused = Some((of_policy.policy(), rule));
+        let mut longest = None;
+        let (mut charge, mut rule, mut at) = (0, 0, 0);
+        for (index, of_policy) in usage.policies().enumerate() {
+            for it in of_policy.rules() {
+                if it.refusal_ms > longest {
+                    (longest, charge, rule) = (it.refusal_ms, index, at);
                 }
+                at += 1;
             }
         }
-        let Some((policy, rule)) = refused else {
+        if longest.is_none() {
             return Err(protocol("the store refused a check that fits every rule"));
-        };
+        }
         Ok(Self::Denied(Denial {
-            policy: policy.clone(),
-            rule: *rule,
-            usage: usage.clone(),
+            usage,
+            charge,
+            rule,
         }))
     }
 }
@@ -444,29 +442,30 @@ impl RuleUsage {
 /// Why a check was refused, and when the same check would pass; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Denial {
-    policy: Policy,
-    rule: RuleUsage,
     usage: Usage,
+    /// Where among the charges, and where among all rules, that stands which refuses for longest.
+    charge: usize,
+    rule: usize,
 }
 
 impl Denial {
     /// The time until the same check would be admitted if nobody else came, whole milliseconds; `None` for never, when a
     /// cost is above a limit.
     #[must_use]
-    pub const fn retry_after(&self) -> Option<Duration> {
-        self.rule.retry_after()
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.rule().retry_after()
     }
 
     /// The policy that refuses for longest.
     #[must_use]
-    pub const fn policy(&self) -> &Policy {
-        &self.policy
+    pub fn policy(&self) -> &Policy {
+        self.usage.check().charges()[self.charge].policy()
     }
 
     /// The rule that refuses for longest: the first of them if several are equal.
     #[must_use]
-    pub const fn rule(&self) -> &RuleUsage {
-        &self.rule
+    pub fn rule(&self) -> &RuleUsage {
+        &self.usage.inner.rules[self.rule]
     }
 
     /// What is left under every rule; nothing was charged.

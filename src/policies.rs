@@ -24,7 +24,8 @@
 //!
 //! # In a configuration file
 //!
-//! With the feature `serde`, `Policies` are a map from name to rules, in one string or in a list of them:
+//! With the feature `serde`, `Policies` are a map from name to rules, in one string or in a list of them. Beside the rules may stand what to do
+//! [on failure](Policy::on_failure), and whether the policy is a [shadow](Policy::shadow):
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -33,7 +34,9 @@
 //!     ip = "10/1s,120/1m"
 //!     user = ["600/1m", "100000/1d"]
 //!     login = { rules = "5/1m", on_failure = "closed" }
+//!     tenant = { rules = "5000/1m", shadow = true }
 //! "#)?;
+//! assert!(policies.get("tenant").unwrap().is_shadow());
 //! assert_eq!(policies.get("user").unwrap().to_string(), "600/1m,100000/1d");
 //!
 //! let error = toml::from_str::<sluicegate::Policies>(r#"ip = "10/1s,10""#).unwrap_err();

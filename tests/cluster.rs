@@ -75,8 +75,9 @@ async fn store(cluster: &Cluster) -> RedisStore {
     store.prefix(&format!("store-{number}"))
 }
 
+/// Asks the store each time, however often it has failed: this is what these tests are about.
 async fn limiter(cluster: &Cluster) -> Limiter {
-    Limiter::new(store(cluster).await)
+    Limiter::new(store(cluster).await).probe_every(Duration::ZERO)
 }
 
 async fn patient(cluster: &Cluster) -> Limiter {

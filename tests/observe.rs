@@ -23,7 +23,7 @@ use scripted::{Scripted, allowed, denied};
 use sluicegate::{
     Answer, Charge, FailurePolicy, Header, Key, Limiter, MetricsObserver, Observer, Policy,
     RateLimitLayer, TracingObserver,
-    observe::{Asked, Decided, Done, Failed, Span, Switched, Unidentified},
+    observe::{Asked, Blocked, Decided, Done, Failed, Span, Switched, Unidentified},
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tracing::{
@@ -103,6 +103,11 @@ impl Observer for Log {
         let (kind, outcome) = (it.error().kind().as_str(), it.outcome().as_str());
         let policy = it.policy().map_or("?", Policy::name);
         self.add(it, format!("{policy} {kind} {outcome}"));
+    }
+
+    fn blocked(&self, it: &Blocked<'_>) {
+        let policy = it.policy().map_or("?", Policy::name);
+        self.add(it, format!("{policy} blocked {}", it.outcome().as_str()));
     }
 }
 
@@ -262,16 +267,49 @@ async fn an_observer_is_told_of_requests_without_an_identity() {
 }
 
 #[tokio::test]
+async fn an_observer_is_told_of_requests_on_a_deny_list() {
+    let log = Log::default();
+    let limiter = Limiter::new(Scripted::allowing()).observer(log.clone());
+    let layer = RateLimitLayer::new(limiter);
+    let keys = || layer.clone().block_keys(|_| true);
+    let (api, trial) = (
+        || policy("api", "1/1s"),
+        || policy("trial", "1/1s").shadow(),
+    );
+    let header = || Header::new("x-api-key");
+    let look_up = |_: &http::request::Parts| std::future::ready(Key::new("user", SECRET));
+    ask(&layer.clone().block(|_| true).limit(api(), header())).await;
+    ask(&layer.clone().block(|_| true).shadow()).await;
+    ask(&keys().limit(api(), header())).await;
+    ask(&keys().limit(api(), header()).shadow()).await;
+    ask(&keys().limit(trial(), header())).await;
+    ask(&keys().limit_async(api(), look_up)).await;
+    ask(&keys().limit_async(trial(), look_up)).await;
+    assert_eq!(
+        log.lines(),
+        [
+            "? blocked refused",
+            "? blocked passed",
+            "api blocked refused",
+            "api blocked passed",
+            "trial blocked refused",
+            "api blocked refused",
+            "trial blocked passed",
+        ]
+    );
+}
+
+#[tokio::test]
 async fn a_pair_of_observers_is_told_both() {
     let logs = [Log::default(), Log::default()];
-    let pair = (logs[0].clone(), Arc::new(logs[1].clone()));
-    let limiter = Limiter::new(Scripted::allowing()).observer(pair);
-    limiter
-        .check([charge(&policy("api", "1/1s"))])
-        .await
-        .unwrap();
-    assert_eq!(logs[0].lines().len(), 1);
-    assert_eq!(logs[0].lines().len(), logs[1].lines().len());
+    everything((logs[0].clone(), Arc::new(logs[1].clone()))).await;
+    let kinds = |log: &Log| {
+        let lines = log.lines();
+        let kinds = lines.iter().map(|it| it.split(" in ").next().unwrap());
+        kinds.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(kinds(&logs[0]).contains(&"? blocked refused".to_owned()));
+    assert_eq!(kinds(&logs[0]), kinds(&logs[1]));
 }
 
 #[test]
@@ -300,6 +338,8 @@ async fn everything(observer: impl Observer) {
             .limit(api.clone(), Header::new("x-api-key"))
             .limit(trial.clone(), Header::new("x-api-key"));
         ask(&layer).await;
+        ask(&layer.clone().block(|_| true)).await;
+        ask(&layer.clone().block_keys(|_| true)).await;
         ask(&layer.limit(policy("who", "1/1s"), Header::new("absent"))).await;
         let _ = limiter.check([charge(&trial)]).await;
         let _ = limiter.peek([charge(&api)]).await;
@@ -362,6 +402,8 @@ fn the_documented_metrics_are_recorded_with_bounded_labels() {
     assert_eq!(
         seen,
         [
+            "sluicegate_blocked_total policy= outcome=refused = 3",
+            "sluicegate_blocked_total policy=api outcome=refused = 3",
             "sluicegate_breaker_switches_total state=open = 1",
             "sluicegate_breakers_open  = 1",
             "sluicegate_decisions_total policy=api outcome=allowed = 2",
@@ -519,6 +561,8 @@ fn spans_and_events_have_the_documented_fields() {
             r#"TRACE allowed policies=api shadow=false local=false"#,
             r#"DEBUG call="check" policies=trial shadow=true"#,
             r#"TRACE allowed policies=trial shadow=true local=false"#,
+            r#"DEBUG blocked outcome="refused""#,
+            r#"DEBUG blocked policy="api" outcome="refused""#,
             r#"DEBUG unidentified policy="who" shadow=false kind="missing" error=the header that identifies the client is absent or empty outcome="refused""#,
             r#"DEBUG call="peek" policies=api shadow=false"#,
             r#"DEBUG call="reset" policies=api shadow=false"#,

@@ -366,6 +366,12 @@ async fn limits_change_with_their_file_and_what_is_used_stays() {
             5,
             OK,
         ),
+        (
+            "ip = { rules = '1/1d', shadow = true }\n'header:x-api-key' = '9/1d'",
+            "server: limits read again",
+            1,
+            OK,
+        ),
     ] {
         config.write(limits);
         server.signal("HUP");
@@ -395,6 +401,7 @@ fn a_wrong_file_is_named_and_ends_the_server_with_2() {
         ("user = '10/1s'", "write KEY=RULES"),
         ("ip = '10/1s,10'", "policy `ip`: rule `10`: write it as"),
         ("ip = 10", "write rules as"),
+        ("ip = { rules = '1/1s', shadwo = true }", "write rules as"),
         (
             "'header:a' = '1/1s'\n'header:A' = '1/1s'",
             "policy `header-a` is named twice",

@@ -4,6 +4,7 @@
 //! [limits]
 //! ip = "10/1s,120/1m,240/1h"
 //! "header:x-api-key" = ["600/1m", "100000/1d"]
+//! "header:x-tenant" = { rules = "100/1s", shadow = true }     # counts and tells, and refuses nobody
 //! ```
 
 use std::{collections::BTreeMap, fs, io, path::Path};
@@ -17,14 +18,29 @@ use super::options::Limit;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Config {
-    limits: BTreeMap<String, Rules>,
+    limits: BTreeMap<String, Entry>,
 }
 
 #[derive(Deserialize)]
 #[serde(
     untagged,
-    expecting = "write rules as \"10/1s,120/1m\", or as a list of them"
+    expecting = "write rules as \"10/1s,120/1m\", as a list of them, or as { rules = …, shadow = true }"
 )]
+enum Entry {
+    Rules(Rules),
+    Policy(Policy),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Policy {
+    rules: Rules,
+    #[serde(default)]
+    shadow: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
 enum Rules {
     Text(String),
     List(Vec<String>),
@@ -35,13 +51,24 @@ pub(crate) fn read(file: &Path) -> Result<Vec<Limit>, String> {
     let of_file = |why: String| format!("{}: {}", file.display(), why.trim());
     let text = fs::read_to_string(file).map_err(|error| of_file(error.to_string()))?;
     let config: Config = toml::from_str(&text).map_err(|error| of_file(error.to_string()))?;
-    let limits = config.limits.into_iter().map(|(key, rules)| {
-        let rules = match rules {
-            Rules::Text(text) => text,
-            Rules::List(list) => list.join(","),
-        };
-        Limit::read(&key, &rules).map_err(of_file)
-    });
+    let limits = config
+        .limits
+        .into_iter()
+        .map(|(key, entry)| -> Result<Limit, String> {
+            let (rules, shadow) = match entry {
+                Entry::Rules(rules) => (rules, false),
+                Entry::Policy(policy) => (policy.rules, policy.shadow),
+            };
+            let rules = match rules {
+                Rules::Text(text) => text,
+                Rules::List(list) => list.join(","),
+            };
+            let mut limit = Limit::read(&key, &rules).map_err(of_file)?;
+            if shadow {
+                limit.policy = limit.policy.shadow();
+            }
+            Ok(limit)
+        });
     let limits: Vec<Limit> = limits.collect::<Result<_, _>>()?;
     policies(&limits).map_err(of_file)?;
     Ok(limits)

@@ -27,6 +27,7 @@ cargo run --release --example server -- [options]
                              [limits]
                              ip = '10/1s,120/1m'
                              'header:x-api-key' = ['600/1m', '100000/1d']
+                             'header:x-tenant' = { rules = '9/1s', shadow = true }
   --count all|failures     which requests count: all (the default), or those that are answered with 400 or above
   --trusted-proxy CIDR     repeatable; ip is what proxies in these networks wrote into X-Forwarded-For; default: none,
                            and ip is whoever connects

@@ -14,7 +14,7 @@ use crate::{
     charge::Check,
     decision::Decision,
     error::{ExtractError, StoreError},
-    observe::{Call, Unidentified, Watch},
+    observe::{Blocked, Call, Unidentified, Watch},
     policy::Policy,
 };
 
@@ -123,6 +123,13 @@ impl Limiter {
     ) {
         if let Some(observer) = &self.observer {
             observer.unidentified(&Unidentified::new(policy, shadow, error, passes));
+        }
+    }
+
+    /// Tells the observer of a request on a deny list.
+    pub(crate) fn tell_blocked(&self, policy: Option<&Policy>, passes: bool) {
+        if let Some(observer) = &self.observer {
+            observer.blocked(&Blocked::new(policy, passes));
         }
     }
 

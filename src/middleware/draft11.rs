@@ -14,8 +14,9 @@ use crate::{
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// The largest integer of a structured field: 15 digits.
+/// The largest integer of a structured field.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
+const MAX_DIGITS: usize = 15;
 
 /// Room for `r` and `t`, with what stands around them.
 const NUMBERS: usize = 40;
@@ -65,10 +66,14 @@ impl Draft11 {
         let local = decision.usage().is_local();
         if !local {
             self.append_known(headers, decision);
-            if self.all_known {
-                return;
-            }
         }
+        if local || !self.all_known {
+            self.append_chosen(headers, decision, local);
+        }
+    }
+
+    #[cold]
+    fn append_chosen(&self, headers: &mut HeaderMap, decision: &Decision, local: bool) {
         let shadows = decision.usage().shadow().map(|it| it.usage().policies());
         let checked = decision.usage().policies();
         let checked = checked
@@ -178,18 +183,18 @@ fn separate(field: &mut Vec<u8>) {
     }
 }
 
-/// The machinery of `write!` would take most of the time that a response's field does.
+/// The machinery of `write!` would take most of the time that a response's field does; copies at each call would crowd the cache.
+#[inline(never)]
 fn push_number(field: &mut Vec<u8>, number: u64) {
+    let mut digits = [b'0'; MAX_DIGITS];
+    let mut start = MAX_DIGITS;
     let mut rest = number.min(MAX_INTEGER);
-    let start = field.len();
-    loop {
-        field.push(b'0' + u8::try_from(rest % 10).unwrap_or_default());
+    while rest > 0 || start == MAX_DIGITS {
+        start -= 1;
+        digits[start] += u8::try_from(rest % 10).unwrap_or_default();
         rest /= 10;
-        if rest == 0 {
-            break;
-        }
     }
-    field[start..].reverse();
+    field.extend_from_slice(&digits[start..]);
 }
 
 /// Of all keys that were checked under a policy: those that refuse if any does, the longest of them, or the least left.

@@ -118,7 +118,8 @@ impl<R> RateLimitLayer<R> {
     /// Refuses requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is charged to any of
     /// the request's keys.
     ///
-    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): of what is skipped, no key is known.
+    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): of what is skipped, no key is known. A key
+    /// that only a shadow [looks up](Self::limit_async) is known too late to refuse anybody.
     #[must_use]
     pub fn block_keys(self, blocks: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
         self.except(|exceptions| exceptions.blocked_keys.push(Arc::new(blocks)))

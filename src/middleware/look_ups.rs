@@ -66,7 +66,7 @@ impl LookUps {
             let keys = self.exceptions.charged(found.unwrap_or(Err(TOO_LATE)));
             let added = keys.and_then(|keys| add(charges, || it.choice, keys, self.cost));
             if let Err(rejection) = added {
-                it.meant.excuse(limiter, rejection)?;
+                it.meant.excuse(limiter, rejection, it.meant.is_shadow())?;
             }
         }
         Ok(())

@@ -74,43 +74,61 @@ impl Plan {
     /// Finds out who is asking, and asks the store.
     pub(super) fn decide(&self, head: &Parts) -> Deciding {
         match self.exceptions.skips(head) {
-            Err(rejection) => return Deciding::known(Err(rejection)),
+            Err(rejection) => {
+                self.limiter.tell_blocked(None, self.shadow);
+                return Deciding::known(Err(rejection));
+            }
             Ok(true) => return Deciding::known(Ok(None)),
             Ok(false) => {}
         }
         let cost = self.cost.as_ref().map_or(1, |cost| cost(head));
-        match self.charges(head, cost) {
+        let mut charges = Charges::shadows(self.shadow);
+        match self.charge(&mut charges, head, cost) {
             Err(rejection) => Deciding::known(Err(rejection)),
-            Ok(charges) if !self.look_ups.is_empty() => self.look_up(charges, head, cost),
-            Ok(charges) if charges.is_empty() => Deciding::known(Ok(None)),
-            Ok(charges) => self.ask(charges.into_check()),
+            Ok(()) if !self.look_ups.is_empty() => self.look_up(charges, head, cost),
+            Ok(()) if charges.is_empty() => Deciding::known(Ok(None)),
+            Ok(()) => self.ask(charges.take()),
         }
     }
 
-    fn charges(&self, head: &Parts, cost: u64) -> Result<Charges, Rejection> {
-        let mut charges = Charges::with_capacity(self.limits.len()).shadows(self.shadow);
+    fn charge(&self, charges: &mut Charges, head: &Parts, cost: u64) -> Result<(), Rejection> {
         for (source, extractor) in &self.limits {
             let keys = self.exceptions.charged(extractor.extract(head));
             let choose = || source.choose(head);
-            if let Err(rejection) = keys.and_then(|keys| add(&mut charges, choose, keys, cost)) {
-                let meant = Meant::new(&source.choose(head), self.shadow);
-                meant.excuse(&self.limiter, rejection)?;
+            if let Err(rejection) = keys.and_then(|keys| add(charges, choose, keys, cost)) {
+                self.excuse(source, head, rejection)?;
             }
         }
-        Ok(charges)
+        Ok(())
+    }
+
+    /// Apart from what every request runs through, which then stays in the processor's cache; as are others that are cold.
+    #[cold]
+    fn excuse(
+        &self,
+        source: &PolicySource,
+        head: &Parts,
+        rejection: Rejection,
+    ) -> Result<(), Rejection> {
+        Meant::new(&source.choose(head), self.shadow).excuse(&self.limiter, rejection, self.shadow)
     }
 
     /// Asks the store once, or waits for room.
     fn ask(&self, check: Check) -> Deciding {
-        if self.wait.is_none() && self.limiter.is_plain(&check) {
-            let (pass, answer) = self.limiter.ask(&check);
-            let answer = self.limiter.within_deadline(answer);
-            return Deciding::Asking {
-                check,
-                pass,
-                answer,
-            };
+        if self.wait.is_some() || !self.limiter.is_plain(&check) {
+            return self.ask_in_turn(check);
         }
+        let (pass, answer) = self.limiter.ask(&check);
+        let answer = self.limiter.within_deadline(answer);
+        Deciding::Asking {
+            check,
+            pass,
+            answer,
+        }
+    }
+
+    #[cold]
+    fn ask_in_turn(&self, check: Check) -> Deciding {
         let (limiter, most) = (self.limiter.clone(), self.wait);
         Deciding::waiting(async move {
             match most {
@@ -121,6 +139,7 @@ impl Plan {
     }
 
     /// One deadline covers the look-ups and the store. What shadows look up has to wait until the others have decided.
+    #[cold]
     fn look_up(&self, mut charges: Charges, head: &Parts, cost: u64) -> Deciding {
         if let Some(most) = self.wait {
             return self.look_up_and_wait(charges, head, cost, most);
@@ -133,7 +152,7 @@ impl Plan {
             let shadows = async {
                 // Shadows are excused, whatever happens to them.
                 let _ = shadows.run(&limiter, &mut charges, until).await;
-                charges.into_check()
+                charges.take()
             };
             outcome(limiter.in_turn(counting, shadows, until).await)
         })
@@ -153,7 +172,7 @@ impl Plan {
             counting.run(&limiter, &mut charges, until).await?;
             // Shadows are excused, whatever happens to them.
             let _ = shadows.run(&limiter, &mut charges, until).await;
-            wait(&limiter, &charges.into_check(), most).await
+            wait(&limiter, &charges.take(), most).await
         })
     }
 

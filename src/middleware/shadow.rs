@@ -32,8 +32,13 @@ impl Meant {
     /// Tells the observer why nothing was charged, and forgets it if it is a shadow that cannot charge, or if the service itself could not
     /// find out who is asking and the failure policy is open. Memory cannot count without a key any more than the store can.
     ///
-    /// A deny list is no policy, and refuses all the same.
-    pub(super) fn excuse(&self, limiter: &Limiter, rejection: Rejection) -> Result<(), Rejection> {
+    /// A deny list is no policy, and refuses all the same; `unblocked` where that comes to nothing.
+    pub(super) fn excuse(
+        &self,
+        limiter: &Limiter,
+        rejection: Rejection,
+        unblocked: bool,
+    ) -> Result<(), Rejection> {
         let policy = self.policy.as_ref();
         let open = limiter.failure_policy_of(policy) == FailurePolicy::Open;
         let passes = match &rejection {
@@ -47,7 +52,11 @@ impl Meant {
                 limiter.tell_undecided(policy, self.shadow, error);
                 self.shadow
             }
-            Rejection::Denied(_) | Rejection::Blocked => false,
+            Rejection::Blocked => {
+                limiter.tell_blocked(policy, unblocked);
+                false
+            }
+            Rejection::Denied(_) => false,
         };
         if passes { Ok(()) } else { Err(rejection) }
     }

@@ -162,7 +162,7 @@ impl<'a> Decided<'a> {
 
     /// The rule that refuses for longest, with its policy.
     #[must_use]
-    pub const fn refused_by(&self) -> Option<(&'a Policy, &'a RuleUsage)> {
+    pub fn refused_by(&self) -> Option<(&'a Policy, &'a RuleUsage)> {
         match self.decision {
             Decision::Allowed(_) => None,
             Decision::Denied(denial) => Some((denial.policy(), denial.rule())),
@@ -302,6 +302,35 @@ impl<'a> Unidentified<'a> {
     }
 
     /// What became of the request.
+    #[must_use]
+    pub const fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+}
+
+/// A request, or one of its keys, was on a deny list.
+#[derive(Clone, Copy, Debug)]
+pub struct Blocked<'a> {
+    policy: Option<&'a Policy>,
+    outcome: Outcome,
+}
+
+impl<'a> Blocked<'a> {
+    pub(crate) const fn new(policy: Option<&'a Policy>, passes: bool) -> Self {
+        Self {
+            policy,
+            outcome: Outcome::of(passes),
+        }
+    }
+
+    /// The policy whose key is on the list; `None` when that is unknown, or when the request is on a list as a whole.
+    #[must_use]
+    pub const fn policy(&self) -> Option<&'a Policy> {
+        self.policy
+    }
+
+    /// What became of the request: it passes when the whole layer is a [shadow](Policy::shadow), or when only a shadow has
+    /// looked the key up.
     #[must_use]
     pub const fn outcome(&self) -> Outcome {
         self.outcome

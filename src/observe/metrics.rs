@@ -2,7 +2,7 @@ use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use super::{Asked, Decided, Done, Failed, Observer, Switched, Unidentified};
+use super::{Asked, Blocked, Decided, Done, Failed, Observer, Switched, Unidentified};
 use crate::{error::StoreErrorKind, policy::Policy, rule::Rule};
 
 const DECISIONS: &str = "sluicegate_decisions_total";
@@ -12,6 +12,7 @@ const FAILURES: &str = "sluicegate_failures_total";
 const SWITCHES: &str = "sluicegate_breaker_switches_total";
 const OPEN: &str = "sluicegate_breakers_open";
 const UNIDENTIFIED: &str = "sluicegate_unidentified_total";
+const BLOCKED: &str = "sluicegate_blocked_total";
 const LATENCY: &str = "sluicegate_store_seconds";
 
 /// Counts and measures, with the recorder of the crate `metrics` (feature `metrics`).
@@ -25,6 +26,7 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// | `sluicegate_breaker_switches_total` | counter | `state`: `open`, `closed` | how often the breaker before the store has opened and closed |
 /// | `sluicegate_breakers_open` | gauge | | breakers that are open: one for each limiter of this process that cannot use its store |
 /// | `sluicegate_unidentified_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `malformed`, `unavailable`; `outcome`: `passed`, `refused` | requests that do not say who is asking |
+/// | `sluicegate_blocked_total` | counter | `policy`, empty when the request is on a list as a whole; `outcome`: `passed`, `refused` | requests on a deny list |
 /// | `sluicegate_store_seconds` | histogram | `call` | how long the store took, or was waited for in vain; not told when it was not asked |
 ///
 /// The labels are bounded by the policies and the rules of the service: nothing that a client sends becomes one.
@@ -62,6 +64,7 @@ impl MetricsObserver {
         describe_counter!(SWITCHES, "How often the breaker has opened and closed");
         describe_gauge!(OPEN, "Breakers that are open");
         describe_counter!(UNIDENTIFIED, "Requests that do not say who is asking");
+        describe_counter!(BLOCKED, "Requests on a deny list");
         describe_histogram!(LATENCY, Unit::Seconds, "How long the store took");
         Self { _private: () }
     }
@@ -128,6 +131,12 @@ impl Observer for MetricsObserver {
         let outcome = unidentified.outcome().as_str();
         counter!(UNIDENTIFIED, "policy" => policy, "kind" => kind, "outcome" => outcome)
             .increment(1);
+    }
+
+    fn blocked(&self, blocked: &Blocked<'_>) {
+        let policy = blocked.policy().map_or("", Policy::name).to_owned();
+        let outcome = blocked.outcome().as_str();
+        counter!(BLOCKED, "policy" => policy, "outcome" => outcome).increment(1);
     }
 }
 

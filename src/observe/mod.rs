@@ -44,6 +44,7 @@
 //! | the store could not answer in time, or at all | [`failed`](Observer::failed) |
 //! | the store is [asked no more, or again](crate::limiter#when-the-store-cannot-decide) | [`switched`](Observer::switched) |
 //! | a request did not say who is asking | [`unidentified`](Observer::unidentified) |
+//! | a request, or one of its keys, was on a deny list | [`blocked`](Observer::blocked) |
 //!
 //! A check that the memory of this process decides, since the store could not, is told of twice: as `failed`, and then as
 //! `decided`. A request whose client goes away before its decision is known is not told of.
@@ -57,7 +58,7 @@ mod watch;
 
 use std::sync::Arc;
 
-pub use event::{Asked, Call, Decided, Done, Failed, Outcome, Switched, Unidentified};
+pub use event::{Asked, Blocked, Call, Decided, Done, Failed, Outcome, Switched, Unidentified};
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::MetricsObserver;
@@ -100,6 +101,11 @@ pub trait Observer: Send + Sync + 'static {
     fn unidentified(&self, unidentified: &Unidentified<'_>) {
         let _ = unidentified;
     }
+
+    /// A request, or one of its keys, was on a deny list.
+    fn blocked(&self, blocked: &Blocked<'_>) {
+        let _ = blocked;
+    }
 }
 
 /// Is around every poll of the answer to one call.
@@ -132,6 +138,10 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
 
     fn unidentified(&self, unidentified: &Unidentified<'_>) {
         (**self).unidentified(unidentified);
+    }
+
+    fn blocked(&self, blocked: &Blocked<'_>) {
+        (**self).blocked(blocked);
     }
 }
 
@@ -167,6 +177,11 @@ impl<A: Observer, B: Observer> Observer for (A, B) {
     fn unidentified(&self, unidentified: &Unidentified<'_>) {
         self.0.unidentified(unidentified);
         self.1.unidentified(unidentified);
+    }
+
+    fn blocked(&self, blocked: &Blocked<'_>) {
+        self.0.blocked(blocked);
+        self.1.blocked(blocked);
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{
 use tokio::time::{Duration, Instant};
 use tracing::{Level, debug, debug_span, event_enabled, info, trace, warn};
 
-use super::{Asked, Decided, Done, Failed, Observer, Span, Switched, Unidentified};
+use super::{Asked, Blocked, Decided, Done, Failed, Observer, Span, Switched, Unidentified};
 use crate::{
     error::{StoreError, StoreErrorKind},
     policy::Policy,
@@ -23,6 +23,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// | event `allowed` | trace | `policies`, `shadow`, `local`, `latency_us` |
 /// | event `denied`, of the rule that refuses for longest | debug | `policy`, `rule`, `shadow`, `local`, `retry_after_ms` (none for never), `latency_us` |
 /// | event `unidentified` | debug | `policy`, `shadow`, `kind`, `error`, `outcome` |
+/// | event `blocked` | debug | `policy` (none when the request is on a list as a whole), `outcome` |
 /// | event `failed` | warn | `call`, `policies`, `shadow`, `kind`, `error`, `cause`, `outcome`, `latency_us`, `suppressed` |
 /// | event `breaker opened` | warn | `kind`, `error`, `cause` |
 /// | event `breaker closed` | info | |
@@ -182,6 +183,15 @@ impl Observer for TracingObserver {
             %error,
             outcome = unidentified.outcome().as_str(),
             "unidentified"
+        );
+    }
+
+    fn blocked(&self, blocked: &Blocked<'_>) {
+        debug!(
+            target: "sluicegate",
+            policy = blocked.policy().map(Policy::name),
+            outcome = blocked.outcome().as_str(),
+            "blocked"
         );
     }
 }

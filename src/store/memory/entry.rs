@@ -19,15 +19,14 @@ impl Entry {
     }
 
     /// Counts under each rule of a charge, and answers whether its cost fits all.
-    pub(super) fn look(&self, charge: &Charge, now_ms: u64, counts: &mut Vec<Count>) -> bool {
+    pub(super) fn look(&self, charge: &Charge, now_ms: u64, counts: &mut [Count]) -> bool {
         let cost = charge.cost();
         let mut fits = true;
-        for rule in charge.policy().rules() {
-            let count = self.with_section(Span::of(rule), |section| {
+        for (rule, count) in charge.policy().rules().iter().zip(counts) {
+            *count = self.with_section(Span::of(rule), |section| {
                 section.look(now_ms, rule.limit(), cost)
             });
             fits &= count.used + cost <= rule.limit();
-            counts.push(count);
         }
         fits
     }
@@ -62,12 +61,12 @@ impl Entry {
         usage: PolicyUsage<'_>,
         now_ms: u64,
         difference: i64,
-        counts: &mut Vec<Count>,
+        counts: &mut [Count],
     ) {
-        for rule in usage.rules() {
+        for (rule, count) in usage.rules().iter().zip(counts) {
             let section = self.section_mut(span(rule));
             section.settle(now_ms, rule.step_end_ms(), difference);
-            counts.push(section.kept());
+            *count = section.kept();
         }
         self.tidy(usage.policy(), now_ms);
     }

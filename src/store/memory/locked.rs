@@ -1,10 +1,7 @@
-use std::{
-    array,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{MAX_SHARDS, shard::Shard, token::Token};
-use crate::{charge::Check, decision::Count, rule::Rule};
+use crate::{charge::Check, decision::Count};
 
 /// All the shards that one call needs, locked together: so a check over several keys is atomic.
 pub(super) struct Locked<'a> {
@@ -18,13 +15,16 @@ impl<'a> Locked<'a> {
     /// Poison is ignored: half a check of one key is worth less than the counts of all others.
     pub(super) fn new(shards: &'a [Mutex<Shard>], tokens: &[Token]) -> Self {
         let count = shards.len();
-        let wanted = tokens
+        let mut wanted = tokens
             .iter()
             .fold(0_u32, |wanted, token| wanted | 1 << index(*token, count));
-        let guards = array::from_fn(|index| {
-            let is_wanted = wanted >> index & 1 == 1;
-            is_wanted.then(|| shards[index].lock().unwrap_or_else(PoisonError::into_inner))
-        });
+        let mut guards = [const { None }; MAX_SHARDS];
+        while wanted != 0 {
+            let index = wanted.trailing_zeros() as usize;
+            let shard = shards[index].lock();
+            guards[index] = Some(shard.unwrap_or_else(PoisonError::into_inner));
+            wanted &= wanted - 1;
+        }
         Self { count, guards }
     }
 
@@ -35,21 +35,22 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Whether every cost fits, and what counts now under each rule.
+    /// Counts under each rule, and answers whether every cost fits.
     pub(super) fn look(
         &mut self,
         check: &Check,
         tokens: &[Token],
         now_ms: u64,
-    ) -> (bool, Vec<Count>) {
-        let rules = check.charges().iter().map(|charge| charge.policy().rules());
-        let mut counts = Vec::with_capacity(rules.map(<[Rule]>::len).sum());
+        mut counts: &mut [Count],
+    ) -> bool {
         let mut fits = true;
         for (charge, token) in check.charges().iter().zip(tokens) {
+            let own;
+            (own, counts) = counts.split_at_mut(charge.policy().rules().len());
             let entry = self.shard(*token).entry(*token);
-            fits &= entry.look(charge, now_ms, &mut counts);
+            fits &= entry.look(charge, now_ms, own);
         }
-        (fits, counts)
+        fits
     }
 
     /// Adds every cost, and replaces the counts that this changes.

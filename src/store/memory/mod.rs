@@ -20,8 +20,8 @@ use self::{
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    charge::{Charge, Check, Settlement},
-    decision::{Decision, Usage},
+    charge::{Check, Settlement},
+    decision::{Count, Decision, Usage},
     error::StoreError,
     key::Key,
     policy::Policy,
@@ -41,6 +41,10 @@ const MAX_SHARDS: usize = 16;
 
 /// Fewer keys than this share one lock: hashing would fill several too unevenly.
 const MIN_SHARD: usize = 1_024;
+
+/// What most checks have at most: room on the stack for these costs less than an allocation.
+const FEW_TOKENS: usize = 4;
+const FEW_COUNTS: usize = 8;
 
 /// Keeps the counts in the memory of this process; cheap to clone, and its clones share their counts.
 ///
@@ -150,46 +154,78 @@ impl MemoryStore {
 }
 
 impl Inner {
-    fn check(&self, check: &Check, tokens: &[Token]) -> Result<Decision, StoreError> {
+    fn check(
+        &self,
+        check: &Check,
+        tokens: &[Token],
+        counts: &mut [Count],
+    ) -> Result<Decision, StoreError> {
         let mut shards = Locked::new(&self.shards, tokens);
         // Read under the lock, so that the time of a key never steps back.
         let now_ms = self.clock.now_ms();
-        let (fits, mut counts) = shards.look(check, tokens, now_ms);
+        let fits = shards.look(check, tokens, now_ms, counts);
         if fits {
-            shards.charge(check, tokens, now_ms, &mut counts);
+            shards.charge(check, tokens, now_ms, counts);
         }
         drop(shards);
-        Decision::new(check, fits, now_ms, &counts)
+        Decision::new(check, fits, now_ms, counts)
     }
 
-    fn settle(&self, settlement: &Settlement, tokens: &[Token]) -> Result<Usage, StoreError> {
+    fn settle(
+        &self,
+        settlement: &Settlement,
+        tokens: &[Token],
+        counts: &mut [Count],
+    ) -> Result<Usage, StoreError> {
         let check = settlement.check();
         let costs = check.charges().iter().zip(settlement.costs());
-        let mut counts = Vec::new();
+        let mut rest = &mut *counts;
         let mut shards = Locked::new(&self.shards, tokens);
         let now_ms = self.clock.now_ms();
         for ((usage, token), (charge, cost)) in settlement.usage().policies().zip(tokens).zip(costs)
         {
+            let own;
+            (own, rest) = rest.split_at_mut(charge.policy().rules().len());
             let shard = shards.shard(*token);
             let difference = cost.cast_signed() - charge.cost().cast_signed();
             if shard.entry(*token).would_settle(usage, now_ms, difference) {
                 shard.write(*token, now_ms, |entry| {
-                    entry.settle(usage, now_ms, difference, &mut counts);
+                    entry.settle(usage, now_ms, difference, own);
                 });
             } else {
-                shard.entry(*token).look(charge, now_ms, &mut counts);
+                shard.entry(*token).look(charge, now_ms, own);
             }
         }
         drop(shards);
-        Usage::settled(check, now_ms, &counts)
+        Usage::settled(check, now_ms, counts)
     }
 
-    /// Calls `then` with the token of each charge; the one of a single charge needs no allocation.
-    fn with_tokens<T>(&self, check: &Check, then: impl FnOnce(&[Token]) -> T) -> T {
-        let token = |charge: &Charge| self.tokens.token(charge.policy(), charge.key());
-        match check.charges() {
-            [charge] => then(&[token(charge)]),
-            charges => then(&charges.iter().map(token).collect::<Vec<_>>()),
+    /// Calls `then` with the token of each charge, and with room for a count of each rule; a few need no allocation.
+    fn with_tokens<T>(&self, check: &Check, then: impl FnOnce(&[Token], &mut [Count]) -> T) -> T {
+        let charges = check.charges();
+        let rules = charges.iter().map(|it| it.policy().rules().len()).sum();
+        let mut few = [(0, 0); FEW_TOKENS];
+        let mut many = Vec::new();
+        let tokens = room(&mut few, &mut many, charges.len());
+        for (token, charge) in tokens.iter_mut().zip(charges) {
+            *token = self.tokens.token(charge.policy(), charge.key());
+        }
+        let mut few = [Count::default(); FEW_COUNTS];
+        let mut many = Vec::new();
+        then(tokens, room(&mut few, &mut many, rules))
+    }
+}
+
+fn room<'a, T: Clone + Default>(
+    few: &'a mut [T],
+    many: &'a mut Vec<T>,
+    count: usize,
+) -> &'a mut [T] {
+    match few.get_mut(..count) {
+        Some(few) => few,
+        None => {
+            many.resize(count, T::default());
+            many
         }
     }
 }
@@ -197,13 +233,13 @@ impl Inner {
 impl Store for MemoryStore {
     fn check(&self, check: &Check) -> Answer<Decision> {
         let inner = &self.inner;
-        Answer::ready(inner.with_tokens(check, |tokens| inner.check(check, tokens)))
+        Answer::ready(inner.with_tokens(check, |tokens, counts| inner.check(check, tokens, counts)))
     }
 
     fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
         let inner = &self.inner;
-        Answer::ready(inner.with_tokens(settlement.check(), |tokens| {
-            inner.settle(settlement, tokens)
+        Answer::ready(inner.with_tokens(settlement.check(), |tokens, counts| {
+            inner.settle(settlement, tokens, counts)
         }))
     }
 

@@ -101,7 +101,7 @@ impl RedisStore {
         Self::over(Link::Own(Arc::new(Keeper::new(source))))
     }
 
-    /// Connects to the [cluster](super::redis#on-a-cluster) that these servers are nodes of: URLs (`redis://`, `rediss://`) or
+    /// Connects to the [cluster](super#on-a-cluster) that these servers are nodes of: URLs (`redis://`, `rediss://`) or
     /// `ConnectionInfo`s. One that answers is enough; the others are found through it.
     ///
     /// All nodes are spoken to as the first one is: with its user, password and TLS settings.
