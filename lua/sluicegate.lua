@@ -100,7 +100,7 @@ local function seldom(now, leading)
       table.remove(ends, place)
       table.remove(counts, place)
     end
-    if used + units >= NARROW then width = 2 end
+    if used + units >= NARROW or #ends > 1 and (ends[#ends] - ends[1]) / step >= NARROW then width = 2 end
     local entries, sum = {}, 0
     for entry = 1, #ends - 1 do
       sum = sum + counts[entry]
@@ -264,6 +264,7 @@ local function advance(now, spread, leading, seldom, value, fields, front_format
           new_queues = new_queues .. sub(value, live, behind - 1) .. added
           copied_queues = at + size
           if size > room then
+            if behind > #value + 1 then error('a queue is longer than its value') end
             room = size > 2 * room and size or 2 * room
             new_queues, copied_queues, whole = new_queues .. string.rep('\0', room - size), behind_room, true
           end
