@@ -369,7 +369,18 @@ async fn a_value_that_others_wrote_is_an_error_and_stays() {
     let server = Server::start();
     let limiter = limiter(&store(&server).await);
     let policy = policy("p", "9/1m,9/1h");
-    for value in ["x", "0", "hello", "{\"count\":17}", "\u{1}", "\u{2}short"] {
+    let zeros = "\0".repeat(300); // a bitmap may begin like this
+    for value in [
+        "",
+        "x",
+        "0",
+        "hello",
+        "{\"count\":17}",
+        "\u{1}",
+        "\u{2}short",
+        "\0",
+        &zeros,
+    ] {
         server.run::<()>(&format!("SET {NAME} {value}"));
         let error = limiter
             .check([charge(&policy, "alice", 1)])
