@@ -73,7 +73,7 @@ fn histories(
     let of_name = |name: &'static str| {
         prop_oneof![
             vec(policy(name), 1..=versions),
-            vec(rule(), 2..=5).prop_flat_map(move |rules| vec(some_of(name, rules), 1..=versions)),
+            vec(rule(), 2..=5).prop_flat_map(move |rules| vec(some_of(name, &rules), 1..=versions)),
         ]
     };
     let start = prop_oneof![4 => Just(START_MS), 1 => Just(0)];
@@ -92,8 +92,8 @@ fn policy(name: &'static str) -> impl Strategy<Value = Policy> {
 }
 
 /// Some of these rules, in any order.
-fn some_of(name: &'static str, rules: Vec<Rule>) -> impl Strategy<Value = Policy> {
-    let some = subsequence(rules.clone(), 1..=rules.len()).prop_shuffle();
+fn some_of(name: &'static str, rules: &[Rule]) -> impl Strategy<Value = Policy> + use<> {
+    let some = subsequence(rules.to_vec(), 1..=rules.len()).prop_shuffle();
     some.prop_filter_map("two rules have one window", move |rules| {
         Policy::new(name, rules).ok()
     })
