@@ -85,9 +85,8 @@ local function seldom(now, leading)
       counts[#counts + 1] = sum - before
       before = sum
     end
-    used = used - (before - base)
-    if used > 0 then ends[#ends + 1], counts[#counts + 1] = newest, used end
-    used = used + (before - base)
+    local open = used - (before - base)
+    if open > 0 then ends[#ends + 1], counts[#counts + 1] = newest, open end
     local place = #ends + 1
     while place > 1 and ends[place - 1] >= stop do place = place - 1 end
     if ends[place] ~= stop then
@@ -100,7 +99,7 @@ local function seldom(now, leading)
       table.remove(ends, place)
       table.remove(counts, place)
     end
-    if used + units >= NARROW then width = 2 end
+    if used + units >= NARROW or #ends > 1 and (ends[#ends] - ends[1]) / step >= NARROW then width = 2 end
     local entries, sum = {}, 0
     for entry = 1, #ends - 1 do
       sum = sum + counts[entry]
@@ -126,6 +125,7 @@ local function seldom(now, leading)
 
   local function parse(value)
     local sections, count = {}, string.byte(value)
+    assert(count > 0, 'a value of no sections')
     local used = { unpack('<I1' .. string.rep('I7', count), value) }
     local at = 14 + count * 54
     for k = 1, count do
@@ -183,6 +183,7 @@ local function advance(now, spread, leading, seldom, value, fields, front_format
   local settles, was, told = action > 1, till, nil
   if looks or settles or now < since then told = '' end
   local fits, changes, counts = true, not settles, sections > rules
+  local made = settles and seldom(now, leading)
   local spans, heads, at, passed = 2 + sections * 42, -14 + sections * 14, 14 + sections * 54, 0 -- those of rule k are k further
   local queues_at, new_heads, new_queues, copied_heads, copied_queues = at, '', '', heads + 28, at
   for k = 1, rules do
@@ -223,10 +224,10 @@ local function advance(now, spread, leading, seldom, value, fields, front_format
 
       if settles then
         -- `limit` is the end of the step that was charged.
-        if limit + hold > time and limit <= seldom(now, leading).believed(step, hold) then
+        if limit + hold > time and limit <= made.believed(step, hold) then
           local difference, differs = action == 2 and units or -units, nil
           added, width, newest, first, used, differs =
-            seldom(now, leading).settle(sub(value, live, behind - 1), width, step, newest, base, used, limit, difference)
+            made.settle(sub(value, live, behind - 1), width, step, newest, base, used, limit, difference)
           base, live, changes = 0, behind, changes or differs
         end
       elseif not looks then
@@ -264,6 +265,7 @@ local function advance(now, spread, leading, seldom, value, fields, front_format
           new_queues = new_queues .. sub(value, live, behind - 1) .. added
           copied_queues = at + size
           if size > room then
+            if behind > #value + 1 then error('a queue is longer than its value') end
             room = size > 2 * room and size or 2 * room
             new_queues, copied_queues, whole = new_queues .. string.rep('\0', room - size), behind_room, true
           end

@@ -3,7 +3,11 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
 
 use common::redis::Server;
 use sluicegate::{
@@ -98,6 +102,88 @@ async fn a_check_reads_the_clock_once_and_reads_and_writes_each_key_once() {
     });
     let charged = charged.await;
     assert_eq!((charged.get, charged.set, charged.changes), (2, 1, 1));
+}
+
+/// The commands that scripts send, one after another.
+struct Monitor(BufReader<UnixStream>);
+
+impl Monitor {
+    fn new(server: &Server) -> Self {
+        let socket = server.socket_url().replace("unix://", "");
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        stream.write_all(b"MONITOR\r\n").unwrap();
+        let mut monitor = Self(BufReader::new(stream));
+        assert_eq!(monitor.line(), "+OK");
+        monitor
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        line.trim_end().into()
+    }
+
+    /// The words of the next such command, as the server quotes them.
+    fn next(&mut self, command: &str) -> Vec<String> {
+        loop {
+            let line = self.line();
+            let words = line.split(' ').skip(3).map(|word| word.trim_matches('"'));
+            let words: Vec<String> = words.map(Into::into).collect();
+            if line.contains(" lua] ") && words[0] == command {
+                return words;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_charge_within_open_steps_writes_its_counts_and_nothing_else() {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
+    let rules = policy("p", "90/1m,90/1h,90/1d");
+    for _ in 0..5 {
+        allowed(limiter.check([charge(&rules, "alice", 1)]).await);
+        clock.advance(Duration::from_mins(10));
+    }
+    allowed(limiter.check([charge(&rules, "alice", 1)]).await);
+    let mut raw = Raw::new(&server);
+    let (before, mut monitor) = (raw.get(), Monitor::new(&server));
+    let done = commands(&server, async {
+        allowed(limiter.check([charge(&rules, "alice", 64)]).await);
+    });
+    let done = done.await;
+    assert_eq!((done.get, done.set, done.changes), (1, 1, 1));
+
+    // The server shows 65 and 70 as letters.
+    let zeros = r"\x00".repeat(6);
+    let counts = format!("\\x03A{zeros}F{zeros}F{zeros}");
+    assert_eq!(monitor.next("SETRANGE")[1..], [NAME, "0", &counts]);
+    let after = raw.get();
+    assert_eq!(after.len(), before.len());
+    assert_eq!(after[22..], before[22..]);
+}
+
+/// A clock that is set between the script's look at it and its write would shorten or lengthen a time that is relative.
+#[tokio::test]
+async fn a_key_expires_at_a_time_and_not_after_a_while() {
+    let server = Server::start();
+    let limiter = limiter(&store(&server).await);
+    let mut monitor = Monitor::new(&server);
+    let rules = policy("p", "9/1d@1h");
+    let usage = allowed(limiter.check([charge(&rules, "alice", 1)]).await);
+    let written = monitor.next("SET");
+    let [.., option, time] = &written[..] else {
+        panic!("{written:?}")
+    };
+    let release: u64 = time.parse().unwrap();
+    assert_eq!((&option[..], release % 3_600_000), ("PXAT", 0));
+    let reset = usage.rules().next().unwrap().reset_after();
+    let left = ttl(&server, NAME);
+    assert!(Duration::from_millis(left) <= reset);
 }
 
 #[tokio::test]
@@ -283,7 +369,18 @@ async fn a_value_that_others_wrote_is_an_error_and_stays() {
     let server = Server::start();
     let limiter = limiter(&store(&server).await);
     let policy = policy("p", "9/1m,9/1h");
-    for value in ["x", "0", "hello", "{\"count\":17}", "\u{1}", "\u{2}short"] {
+    let zeros = "\0".repeat(300); // a bitmap may begin like this
+    for value in [
+        "",
+        "x",
+        "0",
+        "hello",
+        "{\"count\":17}",
+        "\u{1}",
+        "\u{2}short",
+        "\0",
+        &zeros,
+    ] {
         server.run::<()>(&format!("SET {NAME} {value}"));
         let error = limiter
             .check([charge(&policy, "alice", 1)])
@@ -376,4 +473,26 @@ async fn a_broken_value_ends_in_an_answer_or_an_error() {
             }
         }
     }
+}
+
+/// What a value says of its own length is not believed.
+#[tokio::test]
+async fn a_broken_length_takes_no_memory() {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
+    let policy = policy("p", "9/1d@exact");
+    allowed(limiter.check([charge(&policy, "alice", 1)]).await);
+    clock.advance(Duration::from_millis(2)); // into another step
+    let mut raw = Raw::new(&server);
+    let mut value = raw.get();
+    let (room, length) = (1_u32 << 27, (1 << 27) + 8);
+    let head = 13 + 14; // behind one count, `since`, `till` and one `due`
+    value[head + 19..head + 23].copy_from_slice(&u32::to_le_bytes(length));
+    value[head + 23..head + 27].copy_from_slice(&room.to_le_bytes());
+    raw.set(&value);
+    let error = limiter.check([charge(&policy, "alice", 1)]).await;
+    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Protocol);
+    assert_eq!(raw.get(), value);
+    assert!(server.info("memory", "used_memory_peak") < 1 << 26);
 }

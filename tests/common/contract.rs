@@ -40,6 +40,7 @@ macro_rules! contract {
             settling_upward_may_exceed_the_limit
             settling_stops_at_the_largest_number
             settling_a_released_step_changes_nothing
+            settling_a_step_far_ahead_releases_the_oldest
             settling_twice_is_refused
             reset_forgets_one_key_under_one_policy
             hostile_keys_never_meet
@@ -374,6 +375,27 @@ pub(crate) async fn settling_a_released_step_changes_nothing(gate: &Limiter, clo
     // Nothing was written either: what had been released is still there for a clock that steps back.
     clock.set(START_MS);
     assert_eq!(left(gate, &policy, "alice").await, [10, 1]);
+}
+
+/// The clock was far ahead when the step was charged: from the oldest to it there are more than 2^32 steps.
+pub(crate) async fn settling_a_step_far_ahead_releases_the_oldest(
+    gate: &Limiter,
+    clock: TestClock,
+) {
+    let day = |day: u64| START_MS + day * 86_400_000;
+    let policy = policy("p", "100/40d@exact");
+    clock.set(day(79));
+    let ahead = check(gate, &policy, "alice", 1).await;
+    for (at, left_then) in [(0, 99), (1, 98), (39, 97)] {
+        clock.set(day(at));
+        assert!(admits(gate, &policy, "alice", 1).await);
+        assert_eq!(left(gate, &policy, "alice").await, [left_then]);
+    }
+    // The first two are released before the step ahead begins, where time stands still now.
+    gate.settle(ahead.usage(), [3]).await.unwrap();
+    assert_eq!(left(gate, &policy, "alice").await, [97]);
+    assert!(admits(gate, &policy, "alice", 1).await);
+    assert_eq!(left(gate, &policy, "alice").await, [96]);
 }
 
 pub(crate) async fn settling_twice_is_refused(gate: &Limiter, _: TestClock) {

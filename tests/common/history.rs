@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use proptest::{collection::vec, prelude::*, sample::Index};
+use proptest::{
+    collection::vec,
+    prelude::*,
+    sample::{Index, subsequence},
+};
 use sluicegate::{
     Charge, Check, Key, Policy, Rule, Settlement, Store, Usage, rule::MAX_UNITS,
     test_util::TestClock,
@@ -66,7 +70,12 @@ fn histories(
     acts: impl Strategy<Value = Act>,
 ) -> impl Strategy<Value = History> {
     let steps = (gaps, acts).prop_map(|(gap_ms, act)| Step { gap_ms, act });
-    let of_name = |name: &'static str| vec(policy(name), 1..=versions);
+    let of_name = |name: &'static str| {
+        prop_oneof![
+            vec(policy(name), 1..=versions),
+            vec(rule(), 2..=5).prop_flat_map(move |rules| vec(some_of(name, &rules), 1..=versions)),
+        ]
+    };
     let start = prop_oneof![4 => Just(START_MS), 1 => Just(0)];
     let policies = (of_name("ip"), of_name("user"), of_name("tenant"));
     (start, policies, vec(steps, 1..80)).prop_map(|(start_ms, (ip, user, tenant), steps)| History {
@@ -78,6 +87,14 @@ fn histories(
 
 fn policy(name: &'static str) -> impl Strategy<Value = Policy> {
     vec(rule(), 1..=3).prop_filter_map("two rules have one window", move |rules| {
+        Policy::new(name, rules).ok()
+    })
+}
+
+/// Some of these rules, in any order.
+fn some_of(name: &'static str, rules: &[Rule]) -> impl Strategy<Value = Policy> + use<> {
+    let some = subsequence(rules.to_vec(), 1..=rules.len()).prop_shuffle();
+    some.prop_filter_map("two rules have one window", move |rules| {
         Policy::new(name, rules).ok()
     })
 }
