@@ -10,8 +10,9 @@
 --                I7 limit of each; in a settlement, the end of the charged step
 --                I6 step, I6 hold of each: the spans, as they stand in the value
 -- Reply        one string: I6 the time; then for each key
---                I1 0 if its check is refused, 1 or 2 if not
---                after 2: I1 how many rules the value has; I7 used of each, whose newest step is that of the time
+--                I1 0 or 3 if its check is refused, 1 or 2 if not
+--                after 2 and 3: I1 how many rules the value has; I7 used of each, whose newest step is that of the time
+--                after 3 also: I6 of each, when the cost fits, 0 if it does already or never will
 --                after 0 and 1, for each: I7 used; I6 the end of its newest step, 0 for that of the time; I6 when the cost
 --                fits, 0 if it does already or never will
 --
@@ -339,17 +340,37 @@ while KEYS[i] do
   end
 
   local answer, written, till, again
-  if action < 2 and (looks or not fits or units == 0 and not current) then
+  if current and not fits and not looks and i == begin then
+    -- A refusal that has nothing to bring up to date: all that its answer may need from behind the counts is the oldest step.
+    answer = ''
+    for k = 2, rules + 1 do
+      local room = limits[k] - units
+      if fields[k] <= room or room < 0 then
+        answer = answer .. '\0\0\0\0\0\0'
+      elseif fields[k] - room == 1 then
+        local first = unpack('<I6', value, rules * 14 + k * 28 - 36)
+        local hold = unpack('<I6', value, rules * 42 + k * 12 - 4)
+        answer = answer .. pack('<I6', first + hold) -- the first step that goes makes room for one
+      else
+        answer = nil
+        break
+      end
+    end
+  end
+  if answer then
+    looks, answer = true, '\3' .. sub(value, 1, 1 + rules * 7) .. answer
+  elseif action < 2 and (looks or not fits or units == 0 and not current) then
     fits, till, answer = advance(now, spread, leading, seldom, value, fields, front_format, rules, true, action, units, limits)
     if not fits and not looks then looks, again = true, i > begin end
+    answer = (looks and '\0' or '\1') .. answer
   end
   if again then
     reply, writes, i = before, nil, begin
   else
     if looks then
-      answer = '\0' .. answer
+      -- its answer is known
     elseif action < 2 and units == 0 then
-      answer = answer and '\1' .. answer or '\2' .. sub(value, 1, 1 + rules * 7)
+      answer = answer or '\2' .. sub(value, 1, 1 + rules * 7)
     elseif current then
       for k = 2, rules + 1 do fields[k] = fields[k] + units end
       written = pack(counts_format, spread(fields, 1, rules + 1))

@@ -308,12 +308,6 @@ fn bars(cases: &[Case]) -> bool {
         ("3 rules, 16 a call", "hash layout, 3 rules, 17 ms", 0.30),
         ("3 rules, refused", "3 rules", 1.0),
         ("3 rules, refused by the last", "3 rules", 1.0),
-        ("3 rules, coarse, refused", "3 rules, coarse", 1.0),
-        (
-            "3 rules, coarse, refused by the last",
-            "3 rules, coarse",
-            1.0,
-        ),
     ] {
         met &= bar(&format!("{one} / {other}"), ratio(one, other), most);
     }

@@ -18,11 +18,17 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
 
 const SOURCE: &str = include_str!("../../../lua/sluicegate.lua");
 
-/// The size of a rule in a reply that says more than what it has used.
-const RULE: usize = 19;
+/// Begins an answer that is long: all that is to be known of one rule after another.
+const REFUSED: u8 = 0;
+const ADMITTED: u8 = 1;
 
-/// Begins an answer that says of each rule what it has used, and no more: its newest step is that of the time.
-const BRIEF: u8 = 2;
+/// Begins an answer that is brief, since the newest step of each rule is that of the time.
+const ADMITTED_NOW: u8 = 2;
+const REFUSED_NOW: u8 = 3;
+
+/// The sizes of what is told: units, and a time.
+const UNITS: usize = 7;
+const TIME: usize = 6;
 
 /// What the script is to do with one key.
 #[derive(Clone, Copy)]
@@ -194,33 +200,55 @@ fn counts(check: &Check, now_ms: u64, rest: &mut &[u8]) -> Result<(bool, Vec<Cou
     for charge in check.charges() {
         let rules = charge.policy().rules();
         let (flag, behind) = rest.split_first().ok_or_else(garbled)?;
-        let (start, size) = if *flag == BRIEF { (1, 7) } else { (0, RULE) };
-        let length = start + size * rules.len();
+        let length = match *flag {
+            REFUSED | ADMITTED => rules.len() * (UNITS + 2 * TIME),
+            ADMITTED_NOW => 1 + rules.len() * UNITS,
+            REFUSED_NOW => 1 + rules.len() * (UNITS + TIME),
+            _ => return Err(garbled()),
+        };
         let (answer, behind) = behind.split_at_checked(length).ok_or_else(garbled)?;
-        let answers = answer[start..].chunks_exact(size);
-        counts.extend(
-            rules
-                .iter()
-                .zip(answers)
-                .map(|it| count(it.0, now_ms, it.1)),
-        );
-        admitted = *flag != 0;
+        let answer = Answer {
+            now_ms,
+            flag: *flag,
+            bytes: answer,
+        };
+        counts
+            .extend((0..rules.len()).map(|index| answer.count(&rules[index], index, rules.len())));
+        admitted = matches!(*flag, ADMITTED | ADMITTED_NOW);
         *rest = behind;
     }
     Ok((admitted, counts))
 }
 
-/// Reads what a rule has used, and in a long answer the end of its newest step and when the cost fits.
-fn count(rule: &Rule, now_ms: u64, answer: &[u8]) -> Count {
-    let (used, times) = answer.split_at(7);
-    let newest_end_ms = match number(&times[..times.len() / 2]) {
-        0 => Span::of(rule).step_end(now_ms),
-        end => end,
-    };
-    Count {
-        used: number(used),
-        newest_end_ms,
-        fits_at_ms: number(&times[times.len() / 2..]),
+/// What is told of one charge, as long as its flag says.
+struct Answer<'a> {
+    now_ms: u64,
+    flag: u8,
+    bytes: &'a [u8],
+}
+
+impl Answer<'_> {
+    fn count(&self, rule: &Rule, index: usize, rules: usize) -> Count {
+        let (used_at, times_at) = if self.flag == REFUSED || self.flag == ADMITTED {
+            let at = index * (UNITS + 2 * TIME);
+            (at, at + UNITS)
+        } else {
+            (1 + index * UNITS, 1 + rules * UNITS + index * TIME)
+        };
+        let time = |at: usize| number(&self.bytes[at..at + TIME]);
+        let (newest_end_ms, fits_at_ms) = match self.flag {
+            ADMITTED_NOW => (0, 0),
+            REFUSED_NOW => (0, time(times_at)),
+            _ => (time(times_at), time(times_at + TIME)),
+        };
+        Count {
+            used: number(&self.bytes[used_at..used_at + UNITS]),
+            newest_end_ms: match newest_end_ms {
+                0 => Span::of(rule).step_end(self.now_ms),
+                end => end,
+            },
+            fits_at_ms,
+        }
     }
 }
 
@@ -255,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_reply_that_is_no_text_or_too_short_is_an_error() {
-        let whole = 6 + 2 + 3 * RULE;
+        let whole = 6 + 2 + 3 * (UNITS + 2 * TIME);
         let reply = |length| Value::BulkString(vec![1; length]);
         assert!(decision(&check(), &reply(whole)).is_ok());
         let short = (0..whole).map(reply);
@@ -270,7 +298,7 @@ mod tests {
         fn no_reply_panics(refused: bool, mut reply in vec(any::<u8>(), 0..300)) {
             if refused {
                 // Zeros where a refusal has them, so that the times of a refusal are read.
-                for at in [6, 7 + 2 * RULE] {
+                for at in [6, 7 + 2 * (UNITS + 2 * TIME)] {
                     if let Some(flag) = reply.get_mut(at) {
                         *flag = 0;
                     }
