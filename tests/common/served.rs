@@ -68,11 +68,21 @@ pub(crate) fn limited(server: &Server, rights: &[&str]) -> String {
     server.url().replace("//", "//limiter:sesame@")
 }
 
+/// Connects, however busy the machine is: an attempt is given up after half a second.
+async fn connected(server: &Server) -> RedisStore {
+    for _ in 0..20 {
+        if let Ok(store) = RedisStore::connect(server.url()).await {
+            return store;
+        }
+    }
+    panic!("the server does not answer for ten seconds");
+}
+
 /// A store that has counted nothing yet, and its clock.
 pub(crate) async fn fresh(server: &Server) -> (RedisStore, TestClock) {
     static STORES: AtomicU32 = AtomicU32::new(0);
     let clock = TestClock::new(0);
-    let store = RedisStore::connect(server.url()).await.unwrap();
+    let store = connected(server).await;
     let prefix = format!("store-{}", STORES.fetch_add(1, Ordering::Relaxed));
     (store.prefix(&prefix).clock(clock.clone()), clock)
 }
