@@ -112,7 +112,7 @@ async fn returns_of(limiter: &Limiter, policy: &Policy, key: &Key) -> Returns {
 
 /// Asks now and then until it is too much: when that was, and for how long.
 async fn until_refused(limiter: &Limiter, policy: &Policy, key: &Key) -> (u64, Duration) {
-    loop {
+    for _ in 0..1_000 {
         match ask(limiter, policy, key.clone()).await {
             (at, Answer::Refused(wait)) => return (at, wait),
             (_, Answer::Admitted) => {
@@ -121,6 +121,7 @@ async fn until_refused(limiter: &Limiter, policy: &Policy, key: &Key) -> (u64, D
             (_, answer) => panic!("{answer:?} from a server in peace"),
         }
     }
+    panic!("{policy:?} refuses nobody");
 }
 
 impl Asked {
