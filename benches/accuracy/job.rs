@@ -1,0 +1,83 @@
+//! What a worker is to do.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::rule;
+
+/// In a worker: its job.
+pub(crate) const JOB: &str = "SLUICEGATE_ACCURACY_JOB";
+
+/// Far more than a busy machine needs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Where {
+    Server(String),
+    Sentinels(Vec<String>),
+    Cluster(Vec<String>),
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) at: Where,
+    /// Each is a policy of its own; a request is charged to one of them.
+    pub(crate) rules: Vec<String>,
+    /// Tells the keys of this load from those of others.
+    pub(crate) load: String,
+    /// Keys under each rule.
+    pub(crate) keys: u64,
+    /// Requests, or bursts of them, that are under way at the same time.
+    pub(crate) tasks: u64,
+    /// The mean between two bursts of a task; zero for as fast as it goes.
+    pub(crate) pause: Duration,
+    /// Requests of one key at the same time.
+    pub(crate) burst: u64,
+    /// For each decision.
+    pub(crate) deadline: Duration,
+    /// Decide locally when the store cannot, as one of so many.
+    pub(crate) replicas: Option<u32>,
+}
+
+impl Job {
+    /// As many requests as go, each for one of four keys.
+    pub(crate) fn crowd(at: Where, rule: &str, load: String, tasks: u64) -> Self {
+        Self {
+            at,
+            rules: vec![rule.into()],
+            load,
+            keys: 4,
+            tasks,
+            pause: Duration::ZERO,
+            burst: 1,
+            deadline: PATIENCE,
+            replicas: None,
+        }
+    }
+
+    /// Requests for twice the limit of each key, in bursts of so many; rules of the same rate.
+    pub(crate) fn calm(at: Where, rules: &[&str], keys: u64, processes: usize, burst: u64) -> Self {
+        const TASKS: u64 = 16;
+        let each = rule(rules[0]);
+        let rate =
+            2.0 * requests(each.limit() * keys * rules.len() as u64) / each.window().as_secs_f64();
+        let at_once = requests(TASKS * processes as u64 * burst);
+        Self {
+            at,
+            rules: rules.iter().map(|&rule| rule.into()).collect(),
+            load: format!("in-{burst}s-"),
+            keys,
+            tasks: TASKS,
+            pause: Duration::from_secs_f64(at_once / rate),
+            burst,
+            deadline: PATIENCE,
+            replicas: None,
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "some thousands")]
+fn requests(count: u64) -> f64 {
+    count as f64
+}

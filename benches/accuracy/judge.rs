@@ -1,0 +1,146 @@
+//! The exact model: a sliding window that keeps every admission for ever, and judges a history of requests.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use sluicegate::Rule;
+
+/// One request.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) rule: usize,
+    pub(crate) key: u64,
+    /// When it was decided, in ms of the clock of who decided it.
+    pub(crate) at: u64,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    Admitted,
+    /// For so long.
+    Refused(Duration),
+    /// By the memory of the process that asked, not by the store.
+    AdmittedHere,
+    RefusedHere,
+    /// An error; it may have been charged.
+    Nothing,
+}
+
+impl Answer {
+    pub(crate) fn is_admission(self) -> bool {
+        matches!(self, Self::Admitted | Self::AdmittedHere)
+    }
+}
+
+/// What became of the requests under one rule.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    pub(crate) requests: usize,
+    pub(crate) admitted: usize,
+    pub(crate) refused: usize,
+    pub(crate) unanswered: usize,
+    /// The most that one key was admitted in any span of the window, less the limit.
+    pub(crate) beyond: u64,
+    /// Refusals of what an exact window would have admitted after the same admissions.
+    pub(crate) early: usize,
+    /// How much later than in an exact window a refused request is admitted, in ms: the least and the most of all refusals.
+    pub(crate) late_ms: Option<(i64, i64)>,
+    /// How many refusals came before the limit had been admitted at all.
+    pub(crate) baseless: usize,
+}
+
+impl Verdict {
+    pub(crate) fn of(rule: &Rule, records: &[Record]) -> Self {
+        let mut verdict = Self::default();
+        for (_, history) in by_key(records) {
+            verdict.beyond = verdict.beyond.max(beyond(rule, &history));
+            verdict.judge_refusals(rule, &history);
+        }
+        let count = |of: fn(&Record) -> bool| records.iter().filter(|record| of(record)).count();
+        verdict.requests = records.len();
+        verdict.admitted = count(|record| record.answer.is_admission());
+        verdict.unanswered = count(|record| record.answer == Answer::Nothing);
+        verdict.refused = verdict.requests - verdict.admitted - verdict.unanswered;
+        verdict
+    }
+
+    /// An exact window is open again as soon as the oldest of the newest `limit` admissions is older than the window.
+    fn judge_refusals(&mut self, rule: &Rule, history: &[Record]) {
+        let limit = usize::try_from(rule.limit()).unwrap();
+        let mut newest = VecDeque::new();
+        for record in history {
+            match record.answer {
+                Answer::Admitted => {
+                    newest.push_back(record.at);
+                    if newest.len() > limit {
+                        newest.pop_front();
+                    }
+                }
+                Answer::Refused(_) if newest.len() < limit => {
+                    self.baseless += 1;
+                    self.early += 1;
+                }
+                Answer::Refused(retry_after) => {
+                    let open = newest[0] + window_ms(rule) + 1;
+                    self.early += usize::from(record.at >= open);
+                    self.note_lateness(record.at + ms(retry_after), open);
+                }
+                Answer::AdmittedHere | Answer::RefusedHere | Answer::Nothing => {}
+            }
+        }
+    }
+
+    fn note_lateness(&mut self, opens: u64, open: u64) {
+        let late = opens.cast_signed() - open.cast_signed();
+        let (least, most) = self.late_ms.unwrap_or((late, late));
+        self.late_ms = Some((least.min(late), most.max(late)));
+    }
+}
+
+/// By time; within a millisecond, who was admitted came before who was refused.
+fn by_key(records: &[Record]) -> BTreeMap<u64, Vec<Record>> {
+    let mut histories: BTreeMap<u64, Vec<Record>> = BTreeMap::new();
+    for record in records {
+        histories.entry(record.key).or_default().push(*record);
+    }
+    for history in histories.values_mut() {
+        history.sort_by_key(|record| (record.at, !record.answer.is_admission()));
+    }
+    histories
+}
+
+/// Within any span of a window, first and last millisecond included.
+fn beyond(rule: &Rule, history: &[Record]) -> u64 {
+    let admissions = history.iter().filter(|record| record.answer.is_admission());
+    let times: Vec<u64> = admissions.map(|record| record.at).collect();
+    let until = |first: usize| times.partition_point(|&at| at <= times[first] + window_ms(rule));
+    let most = (0..times.len()).map(|first| until(first) - first).max();
+    (most.unwrap_or(0) as u64).saturating_sub(rule.limit())
+}
+
+/// The same, within any window that is aligned to the epoch: what a fixed rule promises.
+pub(crate) fn beyond_aligned(rule: &Rule, records: &[Record]) -> u64 {
+    let mut counts: BTreeMap<(u64, u64), u64> = BTreeMap::new();
+    for record in records.iter().filter(|record| record.answer.is_admission()) {
+        *counts
+            .entry((record.key, record.at / window_ms(rule)))
+            .or_default() += 1;
+    }
+    counts
+        .into_values()
+        .max()
+        .unwrap_or(0)
+        .saturating_sub(rule.limit())
+}
+
+pub(crate) fn window_ms(rule: &Rule) -> u64 {
+    ms(rule.window())
+}
+
+pub(crate) fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap()
+}

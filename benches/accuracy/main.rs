@@ -1,0 +1,47 @@
+//! How exact the limits are, against an exact model: `cargo bench --bench accuracy --features cluster,sentinel`.
+//!
+//! Starts Redis servers and worker processes that share limits through them, has them ask for more than they may, and judges
+//! every decision by the store's own clock. Prints the tables of `ACCURACY.md`; ends in 1 when a promise is broken. Takes about
+//! three minutes.
+
+#[path = "../../tests/faults/clock.rs"]
+mod clock;
+#[path = "../../tests/common/mod.rs"]
+mod common;
+mod crowds;
+mod faults;
+mod fleet;
+mod job;
+mod judge;
+mod others;
+mod page;
+mod returning;
+mod windows;
+mod worker;
+
+use std::{env, process::ExitCode};
+
+use page::Page;
+use sluicegate::Rule;
+
+fn main() -> ExitCode {
+    if let Ok(job) = env::var(job::JOB) {
+        worker::work(&job);
+        return ExitCode::SUCCESS;
+    }
+    let mut page = Page::default();
+    crowds::crowds(&mut page);
+    crowds::clocks(&mut page);
+    windows::windows(&mut page);
+    returning::returning(&mut page);
+    faults::faults(&mut page);
+    if page.end() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn rule(text: &str) -> Rule {
+    text.parse().unwrap()
+}

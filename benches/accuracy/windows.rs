@@ -1,0 +1,116 @@
+//! Windows and precisions, beside other algorithms.
+
+use std::time::Duration;
+
+use crate::{
+    common::redis::Server,
+    fleet::Fleet,
+    job::{Job, Where},
+    judge::{Answer, Record, Verdict},
+    others::Algorithm,
+    page::{Page, Promise, head, line, percent, table},
+    rule,
+};
+
+/// All of one rate.
+const RULES: [&str; 8] = [
+    "20/1s",
+    "20/1s@exact",
+    "20/1s@250ms",
+    "20/1s@fixed",
+    "200/10s",
+    "200/10s@exact",
+    "200/10s@1s",
+    "200/10s@fixed",
+];
+
+pub(crate) fn windows(page: &mut Page) {
+    const PROCESSES: usize = 2;
+    const BURST: u64 = 25;
+    let server = Server::start();
+    let job = |burst| Job::calm(Where::Server(server.url()), &RULES, 5, PROCESSES, burst);
+    let loads = [("one by one", 1), ("25 at once", BURST)];
+    let fleets = loads.map(|(label, burst)| (label, Fleet::start(&job(burst), PROCESSES)));
+    std::thread::sleep(Duration::from_secs(30));
+    let seen = fleets.map(|(label, fleet)| (label, fleet.end_after(Duration::ZERO)));
+
+    table(
+        "Windows and precision, 5 keys under each rule, requests for twice the limit",
+        &["rule", "requests come"],
+    );
+    for (index, text) in RULES.into_iter().enumerate() {
+        for (label, records) in &seen {
+            let text = format!("`{text}`");
+            page.row(
+                &[&text, label],
+                &rule(RULES[index]),
+                &of(records, index),
+                Promise::Intact,
+            );
+        }
+    }
+    compare(&seen);
+}
+
+fn of(records: &[Record], rule: usize) -> Vec<Record> {
+    records
+        .iter()
+        .filter(|record| record.rule == rule)
+        .copied()
+        .collect()
+}
+
+/// What other algorithms make of the same arrivals.
+fn compare(seen: &[(&str, Vec<Record>)]) {
+    head(
+        "The same requests, decided by other algorithms",
+        &[
+            "rule",
+            "requests come",
+            "algorithm",
+            "admitted",
+            "beyond the limit",
+            "refused too early",
+            "of requests",
+            "at worst by, ms",
+        ],
+    );
+    for index in [0, 4] {
+        for (label, records) in seen {
+            let (text, records) = (RULES[index], of(records, index));
+            compare_one(text, label, "sluicegate", &records);
+            for (algorithm, name) in Algorithm::ALL {
+                compare_one(text, label, name, &algorithm.decide(&rule(text), &records));
+            }
+        }
+    }
+}
+
+fn compare_one(text: &str, load: &str, algorithm: &str, records: &[Record]) {
+    let mut records = records.to_vec();
+    for record in &mut records {
+        if let Answer::Refused(wait) = &mut record.answer {
+            // How late those were who asked; not how late others would have been.
+            *wait = Duration::ZERO;
+        }
+    }
+    let verdict = Verdict::of(&rule(text), &records);
+    let worst = verdict.late_ms.map_or(0, |(_, most)| (most + 1).max(0));
+    let worst = if verdict.baseless > 0 {
+        "no limit was reached".into()
+    } else {
+        worst.to_string()
+    };
+    let share = format!("{:.2} %", percent(verdict.early, verdict.requests));
+    let text = format!("`{text}`");
+    line(&[
+        &text,
+        &load,
+        &algorithm,
+        &verdict.admitted,
+        &verdict.beyond,
+        &verdict.early,
+        &share,
+        &worst,
+    ]);
+}
