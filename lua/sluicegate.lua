@@ -211,7 +211,7 @@ local function advance(now, spread, leading, seldom, value, fields, front_format
       local live, behind, behind_room, added, fits_at = at, at + length, at + room, '', 0
       if newest + hold <= time or used == 0 then
         newest = now - now % step + step
-        first, base, used, live = newest, 0, 0, behind
+        first, base, used, live, room = newest, 0, 0, behind, 0 -- an empty queue needs no room
       elseif first + hold <= time then
         local size, number, age = width == 1 and 8 or 13, newest / step, (newest + hold - time) / step
         local gone, total, following = 1, nil, nil
@@ -261,13 +261,15 @@ local function advance(now, spread, leading, seldom, value, fields, front_format
       if told then told = told .. pack('<I7I6I6', used, newest, fits_at) end
       if not looks then
         local size = behind - live + #added
-        if size > 0 and (live > at or added ~= '') then
+        if room < behind_room - at or size > 0 and (live > at or added ~= '') then
           if copied_queues < at then new_queues = new_queues .. sub(value, copied_queues, at - 1) end
           new_queues = new_queues .. sub(value, live, behind - 1) .. added
           copied_queues = at + size
-          if size > room then
-            if behind > #value + 1 then error('a queue is longer than its value') end
-            room = size > 2 * room and size or 2 * room
+          if size > room or room < behind_room - at then
+            if size > room then
+              if behind > #value + 1 then error('a queue is longer than its value') end
+              room = size > 2 * room and size or 2 * room
+            end
             new_queues, copied_queues, whole = new_queues .. string.rep('\0', room - size), behind_room, true
           end
         end
