@@ -217,15 +217,7 @@ local function advance(now, spread, leading, seldom, value, fields, front_format
         local gone, total, following = 1, nil, nil
         if width == 1 and length > 8 then total, following = unpack('<I4I4', value, at + 4) end
         if not following or (number - following) % 4294967296 >= age then
-          local all = 0
-          if now - newest > hold / 2 then -- a long silence mostly leaves nothing but the newest step
-            all, total = leading(value, behind - size, 1, width, number, age)
-          end
-          if all == 1 then
-            gone, following = length / size, nil
-          else
-            gone, total, following = leading(value, at, length / size, width, number, age)
-          end
+          gone, total, following = leading(value, at, length / size, width, number, age)
         end
         used, base, live = used - (total - base), total, at + gone * size
         first = following and newest - (number - following) % (width == 1 and 4294967296 or 281474976710656) * step or newest
