@@ -98,44 +98,21 @@ fn shared() -> Arc<Cluster> {
 mod contract {
     use std::sync::Arc;
 
-    use sluicegate::{
-        Answer, Check, Decision, Key, Policy, RedisStore, Settlement, Store, Usage,
-        test_util::TestClock,
-    };
+    use sluicegate::test_util::TestClock;
 
-    use crate::{common::cluster::Cluster, shared};
+    use crate::{
+        common::{cluster::Cluster, served::Served},
+        shared,
+    };
 
     crate::contract!(apart fresh);
 
-    #[derive(Debug)]
-    struct Clustered {
-        store: RedisStore,
-        _cluster: Arc<Cluster>,
-    }
-
     /// A store that has counted nothing yet, and its clock.
-    async fn fresh() -> (Clustered, TestClock) {
+    async fn fresh() -> (Served<Arc<Cluster>>, TestClock) {
         let cluster = shared();
         let clock = TestClock::new(0);
-        let store = Clustered {
-            store: crate::store(&cluster).await.clock(clock.clone()),
-            _cluster: cluster,
-        };
-        (store, clock)
-    }
-
-    impl Store for Clustered {
-        fn check(&self, check: &Check) -> Answer<Decision> {
-            self.store.check(check)
-        }
-
-        fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
-            self.store.settle(settlement)
-        }
-
-        fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
-            self.store.reset(policy, key)
-        }
+        let store = crate::store(&cluster).await.clock(clock.clone());
+        (Served::by(cluster, store), clock)
     }
 }
 

@@ -80,6 +80,18 @@ where
     [answers.remove(0), refused]
 }
 
+/// Limits with a layer outside, and with it inside; the headers of a served and of a refused response of each.
+macro_rules! on_either_side {
+    ($layer:expr, $inner:expr) => {{
+        let outside = ServiceBuilder::new().layer($layer).layer(twice());
+        let inside = ServiceBuilder::new().layer(twice()).layer($layer);
+        [
+            limits(outside.service($inner)).await,
+            limits(inside.service($inner)).await,
+        ]
+    }};
+}
+
 #[tokio::test]
 async fn layers_of_tower_stand_outside_or_inside() {
     let inner = || service_fn(hello);
@@ -87,84 +99,20 @@ async fn layers_of_tower_stand_outside_or_inside() {
     let concurrency = || ConcurrencyLimitLayer::new(1);
     let shed = LoadShedLayer::new;
     let buffer = || BufferLayer::new(4);
-    limits(
-        ServiceBuilder::new()
-            .layer(timeout())
-            .layer(twice())
-            .service(inner()),
-    )
-    .await;
-    limits(
-        ServiceBuilder::new()
-            .layer(twice())
-            .layer(timeout())
-            .service(inner()),
-    )
-    .await;
-    limits(
-        ServiceBuilder::new()
-            .layer(concurrency())
-            .layer(twice())
-            .service(inner()),
-    )
-    .await;
-    limits(
-        ServiceBuilder::new()
-            .layer(twice())
-            .layer(concurrency())
-            .service(inner()),
-    )
-    .await;
-    limits(
-        ServiceBuilder::new()
-            .layer(shed())
-            .layer(twice())
-            .service(inner()),
-    )
-    .await;
-    limits(
-        ServiceBuilder::new()
-            .layer(twice())
-            .layer(shed())
-            .service(inner()),
-    )
-    .await;
-    limits(
-        ServiceBuilder::new()
-            .layer(buffer())
-            .layer(twice())
-            .service(inner()),
-    )
-    .await;
-    limits(
-        ServiceBuilder::new()
-            .layer(twice())
-            .layer(buffer())
-            .service(inner()),
-    )
-    .await;
+    on_either_side!(timeout(), inner());
+    on_either_side!(concurrency(), inner());
+    on_either_side!(shed(), inner());
+    on_either_side!(buffer(), inner());
 }
 
 #[tokio::test]
 async fn layers_of_tower_http_stand_outside_or_inside() {
     let inner = || service_fn(hello);
     let cors = CorsLayer::permissive;
-    let [served, refused] = limits(
-        ServiceBuilder::new()
-            .layer(cors())
-            .layer(twice())
-            .service(inner()),
-    )
-    .await;
+    let [[served, refused], inside] = on_either_side!(cors(), inner());
     assert!(served.contains_key("access-control-allow-origin"));
     assert!(refused.contains_key("access-control-allow-origin"));
-    let [served, refused] = limits(
-        ServiceBuilder::new()
-            .layer(twice())
-            .layer(cors())
-            .service(inner()),
-    )
-    .await;
+    let [served, refused] = inside;
     assert!(served.contains_key("access-control-allow-origin"));
     assert!(!refused.contains_key("access-control-allow-origin"));
 

@@ -44,7 +44,7 @@ impl Server {
         for _ in 0..20 {
             let port = free_port();
             let mut child = spawn(&folder, port, &args, &env);
-            if becomes_ready(&mut child, &folder) {
+            if listens(&mut child, &socket(&folder), || log(&folder)) {
                 return Self {
                     child,
                     port,
@@ -142,7 +142,7 @@ impl Server {
         while Instant::now() < deadline {
             let _ = fs::remove_file(socket(&self.folder));
             self.child = spawn(&self.folder, self.port, &self.args, &self.env);
-            if becomes_ready(&mut self.child, &self.folder) {
+            if listens(&mut self.child, &socket(&self.folder), || log(&self.folder)) {
                 return;
             }
         }
@@ -202,18 +202,15 @@ fn spawn(folder: &TempDir, port: u16, args: &[String], env: &[(String, String)])
         })
 }
 
-/// A server takes its port before it makes its socket, and ends when the port is taken.
-fn becomes_ready(child: &mut Child, folder: &TempDir) -> bool {
+/// Waits until a program listens at its socket, or has ended. A server takes its port before it makes its socket, and ends
+/// when the port is taken.
+pub(crate) fn listens(child: &mut Child, socket: &str, log: impl Fn() -> String) -> bool {
     let deadline = Instant::now() + Duration::from_secs(10);
     while child.try_wait().unwrap().is_none() {
-        if UnixStream::connect(socket(folder)).is_ok() {
+        if UnixStream::connect(socket).is_ok() {
             return true;
         }
-        assert!(
-            Instant::now() < deadline,
-            "the server does not listen:\n{}",
-            log(folder)
-        );
+        assert!(Instant::now() < deadline, "{socket} is deaf:\n{}", log());
         std::thread::sleep(Duration::from_millis(1));
     }
     false

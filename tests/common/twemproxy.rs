@@ -2,14 +2,12 @@
 
 use std::{
     env, fmt, fs,
-    os::unix::net::UnixStream,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
 
-use super::redis::{Server, free_port};
+use super::redis::{Server, free_port, listens};
 
 /// A running proxy and what is behind it.
 pub(crate) struct Twemproxy {
@@ -36,7 +34,7 @@ impl Twemproxy {
         fs::write(folder.path().join("configuration"), configuration).unwrap();
         for _ in 0..20 {
             let mut child = spawn(&folder);
-            if becomes_ready(&mut child, &folder) {
+            if listens(&mut child, &socket(&folder), || log(&folder)) {
                 return Self {
                     child,
                     folder,
@@ -86,22 +84,6 @@ fn spawn(folder: &TempDir) -> Child {
         .unwrap_or_else(|error| {
             panic!("cannot run nutcracker: {error}\ninstall it (apt-get install nutcracker)")
         })
-}
-
-fn becomes_ready(child: &mut Child, folder: &TempDir) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while child.try_wait().unwrap().is_none() {
-        if UnixStream::connect(socket(folder)).is_ok() {
-            return true;
-        }
-        assert!(
-            Instant::now() < deadline,
-            "the proxy does not listen:\n{}",
-            log(folder)
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    false
 }
 
 fn socket(folder: &TempDir) -> String {
