@@ -54,17 +54,24 @@ fn main() -> ExitCode {
     let mut load = Load::new();
     for _ in 0..ROUNDS {
         for ((_, server), rounds) in servers.iter().zip(&mut results) {
-            rounds.push(measure(&mut load, server));
+            rounds.push(measure(&mut load, server, &redis));
         }
     }
     println!(
-        "{:<20} {:>9} {:>9} {:>9} {:>11}",
-        "", "req/s", "p50 ms", "p99 ms", "server us"
+        "{:<20} {:>9} {:>9} {:>9} {:>11} {:>11}",
+        "", "req/s", "p50 ms", "p99 ms", "server us", "redis us"
     );
     for ((name, _), rounds) in servers.iter().zip(&results) {
-        let [rate, p50, p99, cpu] = [Measured::rate, Measured::p50, Measured::p99, Measured::cpu]
-            .map(|figure| median(rounds.iter().map(figure)));
-        println!("{name:<20} {rate:>9.0} {p50:>9.2} {p99:>9.2} {cpu:>11.1}");
+        let figures: [fn(&Measured) -> f64; 5] = [
+            Measured::rate,
+            |it| it.round.latency_ms(0.50),
+            |it| it.round.latency_ms(0.99),
+            |it| it.server_us,
+            |it| it.redis_us,
+        ];
+        let [rate, p50, p99, server, redis] =
+            figures.map(|figure| median(rounds.iter().map(figure)));
+        println!("{name:<20} {rate:>9.0} {p50:>9.2} {p99:>9.2} {server:>11.1} {redis:>11.1}");
     }
     verdict(&results[0], &results[1])
 }
@@ -88,36 +95,32 @@ fn run(command: &mut Command) -> Example {
     Example::run(command.env("TOKIO_WORKER_THREADS", "1"))
 }
 
-/// One round, and the server's own time for each request in µs.
+/// One round, and the time that each request cost the server and Redis, in µs.
 struct Measured {
     round: Round,
-    cpu_us: f64,
+    server_us: f64,
+    redis_us: f64,
 }
 
 impl Measured {
     fn rate(&self) -> f64 {
         self.round.rate()
     }
-
-    fn p50(&self) -> f64 {
-        self.round.latency_ms(0.50)
-    }
-
-    fn p99(&self) -> f64 {
-        self.round.latency_ms(0.99)
-    }
-
-    fn cpu(&self) -> f64 {
-        self.cpu_us
-    }
 }
 
-fn measure(load: &mut Load, server: &Example) -> Measured {
+fn measure(load: &mut Load, server: &Example, redis: &Server) -> Measured {
     load.run(server.address(), WARM_UP);
-    let before = ticks(server.id());
+    let used = || [server.id(), redis.id()].map(ticks);
+    let before = used();
     let round = load.run(server.address(), MEASURED);
-    let cpu_us = (ticks(server.id()) - before) * TICK_US / round.requests();
-    Measured { round, cpu_us }
+    let after = used();
+    let [server_us, redis_us] =
+        [0, 1].map(|it| (after[it] - before[it]) * TICK_US / round.requests());
+    Measured {
+        round,
+        server_us,
+        redis_us,
+    }
 }
 
 /// The time that a process has used, its own and the system's on its behalf; zero where there is no `/proc`.

@@ -65,6 +65,11 @@ impl Server {
         connection.is_ok_and(|mut it| redis::cmd("PING").exec(&mut it).is_ok())
     }
 
+    /// Its process, while it runs.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Where it listens.
     pub(crate) fn address(&self) -> SocketAddr {
         ([127, 0, 0, 1], self.port).into()
