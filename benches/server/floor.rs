@@ -1,10 +1,15 @@
-//! The least that a server limited through Redis can do: one empty script for each request, and nothing else.
+//! The least that the example can do as long as it asks Redis: one empty script for each request is its only limit.
 
-use axum::{Router, extract::State, routing::get, serve::ListenerExt};
+use axum::{
+    extract::{Request, State},
+    middleware::{self, Next},
+    response::Response,
+};
 use redis::{
     AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, Value, aio::MultiplexedConnection,
 };
-use tokio::net::TcpListener;
+
+use super::app;
 
 /// The variable that makes the bench's own program this server, and names its Redis.
 pub(crate) const REDIS: &str = "SLUICEGATE_BENCH_FLOOR";
@@ -22,13 +27,9 @@ pub(crate) async fn serve(url: &str) {
     let mut empty = redis::cmd("EVALSHA");
     empty.arg(sha).arg(0);
     let empty: &'static Cmd = Box::leak(Box::new(empty));
-    let app = Router::new()
-        .route("/", get(answer))
-        .with_state((connection, empty));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    println!("listening on http://{}", listener.local_addr().unwrap());
-    let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
-    axum::serve(listener, app).await.unwrap();
+    let limit = middleware::from_fn_with_state((connection, empty), ask);
+    let app = app::app(|routes| routes.route_layer(limit));
+    app::serve(([127, 0, 0, 1], 0).into(), app).await.unwrap();
 }
 
 /// As the store of the crate connects.
@@ -45,10 +46,12 @@ async fn connect(url: &str) -> MultiplexedConnection {
         .unwrap()
 }
 
-async fn answer(
+async fn ask(
     State((mut connection, empty)): State<(MultiplexedConnection, &'static Cmd)>,
-) -> &'static str {
+    request: Request,
+    next: Next,
+) -> Response {
     let reply = connection.send_packed_command(empty).await.unwrap();
     assert_eq!(reply, Value::Int(0));
-    "ok\n"
+    next.run(request).await
 }

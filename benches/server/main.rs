@@ -1,10 +1,15 @@
-//! End to end: the server example with three sliding rules through Redis, beside a server whose only limit is one empty script.
+//! End to end: the server example with three sliding rules through Redis, beside the same server
+//! whose only limit is one empty script.
 //!
 //! `cargo bench --bench server` runs both in turn under the same load and fails when the example answers less than 0.7 times
 //! as many requests a second. Each server has one worker thread; the load and Redis share the machine with it.
 
 mod floor;
 mod load;
+
+#[path = "../../examples/server/app.rs"]
+#[allow(dead_code, reason = "the example uses the rest")]
+mod app;
 
 #[allow(dead_code, reason = "the test uses the rest")]
 #[path = "../../tests/common/example.rs"]

@@ -9,31 +9,21 @@
 //! Open the address that it prints in a browser, or: `for i in $(seq 12); do curl -i http://127.0.0.1:3000/; done`: ten
 //! requests are answered, and two refused.
 
+mod app;
 mod config;
 mod options;
 
-use std::{convert::Infallible, future::ready, io, net::SocketAddr, process::ExitCode};
+use std::process::ExitCode;
 
-use axum::{
-    Extension, Router,
-    extract::{Path, Request},
-    http::{HeaderMap, StatusCode, Uri, header, request::Parts, response::Parts as Head},
-    response::{Html, IntoResponse, Response},
-    routing::get,
-    serve::{IncomingStream, ListenerExt},
-};
+use axum::http::{request::Parts, response::Parts as Head};
 use redis::ConnectionInfo;
 use sluicegate::{
     Charge, FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, LivePolicies,
     MemoryStore, PolicyError, RateLimitLayer, RedisStore, extract::TrustedProxies,
     middleware::PolicySource,
 };
-use tokio::{net::TcpListener, signal::unix::SignalKind};
-use tower::{Layer, service_fn};
 
 use options::{Counted, Options, USAGE, Who};
-
-const PAGE: &str = include_str!("page.html");
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -64,46 +54,11 @@ async fn run(options: &Options) -> Result<(), String> {
     if let Some(file) = &options.config {
         config::follow(file, live).map_err(|error| format!("--config: {error}"))?;
     }
-    let app = app(limits);
+    let app = app::app(|routes| routes.route_layer(limits));
     let listen = options.listen;
-    serve(listen, app)
+    app::serve(listen, app)
         .await
         .map_err(|error| format!("cannot listen on {listen}: {error}"))
-}
-
-fn app(limits: RateLimitLayer) -> Router {
-    Router::new()
-        .route("/", get(root))
-        .route(
-            "/cost/{n}",
-            get(|Path(n): Path<u64>| async move { format!("{n}\n") }),
-        )
-        .route("/status/{code}", get(status))
-        .route_layer(limits)
-        .route("/health", get(|| async { "ok\n" }))
-        // Builds all services now: a router that was given no state builds its layers again for each request.
-        .with_state(())
-}
-
-async fn status(Path(code): Path<u16>) -> StatusCode {
-    let status = StatusCode::from_u16(code).ok();
-    // A response of the 1xx kind is not the last one, and there would be no other.
-    status
-        .filter(|status| !status.is_informational())
-        .unwrap_or(StatusCode::BAD_REQUEST)
-}
-
-async fn root(request: Request) -> Response {
-    if wants_page(request.uri(), request.headers()) {
-        return ([(header::VARY, "accept")], Html(PAGE)).into_response();
-    }
-    "ok\n".into_response()
-}
-
-/// Whether it is a browser that asks, and not the page's own script.
-fn wants_page(uri: &Uri, headers: &HeaderMap) -> bool {
-    let accept = headers.get(header::ACCEPT);
-    uri.path() == "/" && accept.is_some_and(|it| it.as_bytes().starts_with(b"text/html"))
 }
 
 fn layer(
@@ -115,7 +70,7 @@ fn layer(
         .cost(cost)
         .headers(options.headers)
         // It can be loaded again while its requests are refused.
-        .skip(|head| wants_page(&head.uri, &head.headers));
+        .skip(|head| app::wants_page(&head.uri, &head.headers));
     if options.count == Counted::Failures {
         layer = layer.settle(failures);
     }
@@ -223,35 +178,5 @@ async fn greet(limiter: &Limiter, server: &ConnectionInfo, options: &Options) {
         eprintln!(
             "server: no limits through Redis at {address} yet: {error}; failure policy: {policy}"
         );
-    }
-}
-
-async fn serve(listen: SocketAddr, app: Router) -> io::Result<()> {
-    let listener = TcpListener::bind(listen).await?;
-    println!("listening on http://{}", listener.local_addr()?);
-    let listener = listener.tap_io(|stream| {
-        // A connection that will not have it works all the same.
-        let _ = stream.set_nodelay(true);
-    });
-    // `ForwardedIp` finds the address in the extensions. With the feature `axum`, the router's own
-    // `into_make_service_with_connect_info::<SocketAddr>()` serves as well.
-    let make = service_fn(move |stream: IncomingStream<'_, _>| {
-        let peer: SocketAddr = *stream.remote_addr();
-        ready(Ok::<_, Infallible>(Extension(peer).layer(app.clone())))
-    });
-    axum::serve(listener, make)
-        .with_graceful_shutdown(told_to_stop())
-        .await
-}
-
-async fn told_to_stop() {
-    let terminate = tokio::signal::unix::signal(SignalKind::terminate());
-    let interrupt = tokio::signal::unix::signal(SignalKind::interrupt());
-    match (terminate, interrupt) {
-        (Ok(mut terminate), Ok(mut interrupt)) => tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        },
-        _ => std::future::pending().await,
     }
 }

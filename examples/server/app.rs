@@ -1,0 +1,82 @@
+//! The server, but for its limits.
+
+use std::{convert::Infallible, future::ready, io, net::SocketAddr};
+
+use axum::{
+    Extension, Router,
+    extract::{Path, Request},
+    http::{HeaderMap, StatusCode, Uri, header},
+    response::{Html, IntoResponse, Response},
+    routing::get,
+    serve::{IncomingStream, ListenerExt},
+};
+use tokio::{net::TcpListener, signal::unix::SignalKind};
+use tower::{Layer, service_fn};
+
+const PAGE: &str = include_str!("page.html");
+
+/// All routes; `limited` puts the limits around those that have some.
+pub(crate) fn app(limited: impl FnOnce(Router) -> Router) -> Router {
+    let routes = Router::new()
+        .route("/", get(root))
+        .route(
+            "/cost/{n}",
+            get(|Path(n): Path<u64>| async move { format!("{n}\n") }),
+        )
+        .route("/status/{code}", get(status));
+    limited(routes)
+        .route("/health", get(|| async { "ok\n" }))
+        // Builds all services now: a router that was given no state builds its layers again for each request.
+        .with_state(())
+}
+
+async fn status(Path(code): Path<u16>) -> StatusCode {
+    let status = StatusCode::from_u16(code).ok();
+    // A response of the 1xx kind is not the last one, and there would be no other.
+    status
+        .filter(|status| !status.is_informational())
+        .unwrap_or(StatusCode::BAD_REQUEST)
+}
+
+async fn root(request: Request) -> Response {
+    if wants_page(request.uri(), request.headers()) {
+        return ([(header::VARY, "accept")], Html(PAGE)).into_response();
+    }
+    "ok\n".into_response()
+}
+
+/// Whether it is a browser that asks, and not the page's own script.
+pub(crate) fn wants_page(uri: &Uri, headers: &HeaderMap) -> bool {
+    let accept = headers.get(header::ACCEPT);
+    uri.path() == "/" && accept.is_some_and(|it| it.as_bytes().starts_with(b"text/html"))
+}
+
+pub(crate) async fn serve(listen: SocketAddr, app: Router) -> io::Result<()> {
+    let listener = TcpListener::bind(listen).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    let listener = listener.tap_io(|stream| {
+        // A connection that will not have it works all the same.
+        let _ = stream.set_nodelay(true);
+    });
+    // `ForwardedIp` finds the address in the extensions. With the feature `axum`, the router's own
+    // `into_make_service_with_connect_info::<SocketAddr>()` serves as well.
+    let make = service_fn(move |stream: IncomingStream<'_, _>| {
+        let peer: SocketAddr = *stream.remote_addr();
+        ready(Ok::<_, Infallible>(Extension(peer).layer(app.clone())))
+    });
+    axum::serve(listener, make)
+        .with_graceful_shutdown(told_to_stop())
+        .await
+}
+
+async fn told_to_stop() {
+    let terminate = tokio::signal::unix::signal(SignalKind::terminate());
+    let interrupt = tokio::signal::unix::signal(SignalKind::interrupt());
+    match (terminate, interrupt) {
+        (Ok(mut terminate), Ok(mut interrupt)) => tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        },
+        _ => std::future::pending().await,
+    }
+}
