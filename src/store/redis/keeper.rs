@@ -70,11 +70,17 @@ impl Keeper {
     }
 
     pub(super) async fn send(self: Arc<Self>, cmd: &Cmd) -> Result<Value, RedisError> {
-        let live = self.live().await?;
+        // The future of a request is boxed, so what is seldom needed has a box of its own.
+        let live = match self.surely_live() {
+            Some(live) => live,
+            None => Box::pin(self.live()).await?,
+        };
         #[cfg(feature = "sentinel")]
         self.look(&live);
         let mut connection = live.connection.clone();
-        live.pulse.feel(connection.send_packed_command(cmd)).await
+        live.pulse.asks();
+        let reply = connection.send_packed_command(cmd).await;
+        live.pulse.heard(reply)
     }
 
     /// Sends one command for a slot of a cluster that is on its way to this server.
@@ -85,10 +91,18 @@ impl Keeper {
         // In one message: what ASKING allows is the next command on the connection, whosever it is.
         let mut both = redis::Pipeline::with_capacity(2);
         both.cmd("ASKING").add_command(cmd.clone());
-        let replies = connection.send_packed_commands(&both, 0, 2);
+        live.pulse.asks();
+        let replies = connection.send_packed_commands(&both, 0, 2).await;
         live.pulse
-            .feel(async { replies.await?.pop().ok_or_else(closed) })
-            .await
+            .heard(replies.and_then(|mut replies| replies.pop().ok_or_else(closed)))
+    }
+
+    /// The connection, if there is nothing to find out about it.
+    fn surely_live(&self) -> Option<Arc<Live>> {
+        match &*self.latest().outcome.borrow() {
+            Some(Ok(live)) if live.is_surely_usable() => Some(Arc::clone(live)),
+            _ => None,
+        }
     }
 
     /// The connection, made anew if it has to be.
@@ -225,8 +239,12 @@ impl Live {
         }
     }
 
+    fn is_surely_usable(&self) -> bool {
+        !self.pulse.is_lost() && self.pulse.is_fresh()
+    }
+
     async fn is_usable(&self) -> bool {
-        !self.pulse.is_lost()
-            && (self.pulse.is_fresh() || is_open(&mut self.connection.clone()).await)
+        self.is_surely_usable()
+            || !self.pulse.is_lost() && is_open(&mut self.connection.clone()).await
     }
 }

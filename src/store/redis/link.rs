@@ -59,13 +59,14 @@ impl Link {
     ///
     /// Cancellation: what was sent is executed, and its reply dropped.
     pub(super) async fn send(&self, cmd: &Cmd) -> Result<Value, RedisError> {
+        // Boxed where it is large: the largest would be the size of all.
         match self.clone() {
             Self::Own(keeper) => keeper.send(cmd).await,
-            Self::Manager(manager, pulse) => send_managed(manager, &pulse, cmd).await,
+            Self::Manager(manager, pulse) => Box::pin(send_managed(manager, &pulse, cmd)).await,
             #[cfg(feature = "bb8")]
-            Self::Pool(pool) => pool.send(cmd).await,
+            Self::Pool(pool) => Box::pin(pool.send(cmd)).await,
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => cluster.send(cmd).await,
+            Self::Cluster(cluster) => Box::pin(cluster.send(cmd)).await,
             #[cfg(feature = "cluster")]
             Self::OtherCluster(it) => it.send(cmd).await.and_then(Value::extract_error),
             Self::Other(connection) => connection.send(cmd).await.and_then(Value::extract_error),
@@ -80,14 +81,13 @@ async fn send_managed(
 ) -> Result<Value, RedisError> {
     // A manager learns that its connection has ended from a command that fails, so let that be one of no account.
     let _ = pulse.is_fresh() || is_open(&mut manager).await;
-    let result = pulse.feel(manager.send_packed_command(cmd)).await;
-    match result {
+    pulse.asks();
+    let mut reply = manager.send_packed_command(cmd).await;
+    if reply.as_ref().is_err_and(RedisError::is_connection_refusal) {
         // An attempt to connect that may be older than this call: nothing was sent, and the next attempt has begun.
-        Err(error) if error.is_connection_refusal() => {
-            pulse.feel(manager.send_packed_command(cmd)).await
-        }
-        result => result,
+        reply = manager.send_packed_command(cmd).await;
     }
+    pulse.heard(reply)
 }
 
 impl fmt::Debug for Link {

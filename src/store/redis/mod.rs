@@ -245,32 +245,21 @@ impl RedisStore {
     }
 
     fn check_many_at_once(&self, checks: Vec<Check>) -> Answer<Vec<Decision>> {
-        let reply = self.run(script::check_call(&self.names, self.now_ms(), &checks));
-        Answer::pending(async move { script::decisions(&checks, &reply.await?) })
+        let call = script::check_call(&self.names, self.now_ms(), &checks);
+        let link = self.link.clone();
+        Answer::pending(async move { script::decisions(&checks, &run(&link, &call).await?) })
     }
 
     fn check_at_once(&self, check: &Check) -> Answer<Decision> {
-        let check = check.clone();
-        let reply = self.run(script::check_call(&self.names, self.now_ms(), [&check]));
-        Answer::pending(async move { script::decision(&check, &reply.await?) })
+        let call = script::check_call(&self.names, self.now_ms(), [check]);
+        let (link, check) = (self.link.clone(), check.clone());
+        Answer::pending(async move { script::decision(&check, &run(&link, &call).await?) })
     }
 
     fn settle_at_once(&self, settlement: &Settlement) -> Answer<Usage> {
-        let settlement = settlement.clone();
-        let reply = self.run(script::settle_call(&self.names, self.now_ms(), &settlement));
-        Answer::pending(async move { script::usage(&settlement, &reply.await?) })
-    }
-
-    /// Runs the script: by its hash, and once by its source on a server that does not know it.
-    fn run(&self, call: Cmd) -> impl Future<Output = Result<Value, StoreError>> + Send + use<> {
-        let link = self.link.clone();
-        async move {
-            let mut reply = link.send(&call).await;
-            if reply.as_ref().is_err_and(is_unknown_script) {
-                reply = link.send(&script::with_source(&call)).await;
-            }
-            reply.map_err(|error| store_error(&error))
-        }
+        let call = script::settle_call(&self.names, self.now_ms(), settlement);
+        let (link, settlement) = (self.link.clone(), settlement.clone());
+        Answer::pending(async move { script::usage(&settlement, &run(&link, &call).await?) })
     }
 
     #[cfg(feature = "test-util")]
@@ -286,6 +275,15 @@ impl RedisStore {
     const fn now_ms(&self) -> Option<u64> {
         None
     }
+}
+
+/// Runs the script: by its hash, and once by its source on a server that does not know it.
+async fn run(link: &Link, call: &Cmd) -> Result<Value, StoreError> {
+    let mut reply = link.send(call).await;
+    if reply.as_ref().is_err_and(is_unknown_script) {
+        reply = Box::pin(link.send(&script::with_source(call))).await;
+    }
+    reply.map_err(|error| store_error(&error))
 }
 
 /// Only this error makes it certain that nothing was executed.

@@ -62,9 +62,10 @@ impl Pool {
             pool: &self,
             leaves: true,
         };
-        let result = self.pulse.feel(connection.send_packed_command(cmd)).await;
+        self.pulse.asks();
+        let reply = connection.send_packed_command(cmd).await;
         caller.leaves = false;
-        result
+        self.pulse.heard(reply)
     }
 
     /// A slot, as soon as one is free; `None` when the pool has no connection at all.

@@ -37,18 +37,17 @@ impl Pulse {
         }
     }
 
-    /// Waits for a reply and takes note of it. An error reply becomes an error.
+    /// To be called before a command is sent. Its reply goes to [`heard`](Self::heard); one that nobody waits for any more
+    /// is still owed.
     ///
-    /// Cancellation: a reply that nobody waits for any more is still owed.
-    pub(super) async fn feel(
-        &self,
-        reply: impl Future<Output = RedisResult<Value>>,
-    ) -> Result<Value, RedisError> {
+    /// Two calls and no future around the reply's: a request's future would hold the reply's twice.
+    pub(super) fn asks(&self) {
         let _ = self.asked.compare_exchange(0, self.now(), Relaxed, Relaxed);
-        let result = reply.await.and_then(|value| match value {
-            Value::ServerError(error) => Err(error.into()),
-            value => Ok(value),
-        });
+    }
+
+    /// Takes note of a reply. An error reply becomes an error.
+    pub(super) fn heard(&self, reply: RedisResult<Value>) -> RedisResult<Value> {
+        let result = reply.and_then(Value::extract_error);
         if is_sound(&result) {
             self.asked.store(0, Relaxed);
             self.answered.store(self.now(), Relaxed);
