@@ -220,6 +220,7 @@ local function advance(now, spread, leading, seldom, value, fields, front_format
           gone, total, following = leading(value, at, length / size, width, number, age)
         end
         used, base, live = used - (total - base), total, at + gone * size
+        if 2 * (live - at) > room then room = behind - live end -- what a burst needed
         first = following and newest - (number - following) % (width == 1 and 4294967296 or 281474976710656) * step or newest
       end
 

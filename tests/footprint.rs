@@ -442,6 +442,32 @@ async fn exactly_the_limit_is_admitted_over_two_connections() {
 
 /// Every bit of a value turned in its turn, and every end cut off: the script ends, with an answer or an error.
 #[tokio::test]
+async fn what_a_burst_needed_is_given_back_after_a_silence() {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
+    let policy = policy("p", "1000/1m");
+    let mut raw = Raw::new(&server);
+    let mut charge_after = async |pause| {
+        clock.advance(pause);
+        allowed(limiter.check([charge(&policy, "alice", 1)]).await);
+        raw.get().len()
+    };
+    let one = charge_after(Duration::ZERO).await;
+    let mut busy = 0;
+    for _ in 0..60 {
+        busy = charge_after(Duration::from_secs(1)).await;
+    }
+    assert!(busy > one + 400, "{busy} bytes");
+    let some_left = charge_after(Duration::from_secs(58)).await;
+    assert!(some_left < one + 50, "{some_left} bytes");
+    for _ in 0..60 {
+        charge_after(Duration::from_secs(1)).await;
+    }
+    assert_eq!(charge_after(Duration::from_secs(3_600)).await, one);
+}
+
+#[tokio::test]
 async fn a_broken_value_ends_in_an_answer_or_an_error() {
     let server = Server::start();
     let clock = TestClock::new(1_700_000_000_000);

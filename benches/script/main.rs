@@ -323,9 +323,15 @@ fn bar(what: &str, figure: f64, most: f64) -> bool {
     met
 }
 
-/// What the first check after an hour of silence costs beside the same check a millisecond later, on keys full of steps.
+/// What the first check after an hour of silence costs beside others, on keys full of steps: one 59 s later, like those that
+/// filled them, and one 17 ms later, which opens a step under the first rule alone.
 async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
     const KEYS: u64 = 500;
+    const PAUSES: [Duration; 3] = [
+        Duration::from_secs(59),
+        Duration::from_millis(17),
+        Duration::from_secs(3_600),
+    ];
     let clock = TestClock::new(1_700_000_000_000);
     let store = store.prefix("silence").clock(clock.clone());
     let policy = Policy::new("silence", rules(1_000_000))?;
@@ -334,29 +340,35 @@ async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
             .map(|user| Check::new([Charge::new(&policy, Key::new("user", user.to_string()), 1)]))
             .collect()
     };
-    let mut medians = Vec::new();
-    for pause in [Duration::from_secs(3_600), Duration::from_millis(17)] {
-        let mut figures = Vec::new();
-        for _ in 0..7 {
-            for _ in 0..70 {
-                clock.advance(Duration::from_secs(59));
-                store.check_many(checks()?).await?;
-            }
+    let mut ratios = [Vec::new(), Vec::new()];
+    for _ in 0..11 {
+        for _ in 0..70 {
+            clock.advance(Duration::from_secs(59));
+            store.check_many(checks()?).await?;
+        }
+        let mut micros = Vec::new();
+        for pause in PAUSES {
             clock.advance(pause);
             server.run::<()>("CONFIG RESETSTAT");
             for check in checks()? {
                 store.check(&check).await?;
             }
-            figures.push(Figures::read(server, KEYS).micros);
+            micros.push(Figures::read(server, KEYS).micros);
         }
-        figures.sort_by(f64::total_cmp);
-        medians.push(figures[figures.len() / 2]);
+        for (ratios, other) in ratios.iter_mut().zip(&micros) {
+            ratios.push(micros[2] / other);
+        }
     }
-    Ok(bar(
-        "first check after an hour of silence / any other",
-        medians[0] / medians[1],
-        1.5,
-    ))
+    let mut met = true;
+    for (mut ratios, (other, most)) in ratios
+        .into_iter()
+        .zip([("one a minute", 1.2), ("the next after 17 ms", 1.5)])
+    {
+        ratios.sort_by(f64::total_cmp);
+        let what = format!("first check after an hour of silence / {other}");
+        met &= bar(&what, ratios[ratios.len() / 2], most);
+    }
+    Ok(met)
 }
 
 /// The memory of 100 000 identities with 60 live steps each.
