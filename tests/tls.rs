@@ -109,6 +109,33 @@ async fn a_client_certificate_is_shown_to_a_server_that_asks_for_one() {
     assert!(refusal(foreign).await.contains("client certificate"));
 }
 
+#[cfg(feature = "sentinel")]
+#[tokio::test]
+async fn sentinels_and_their_primary_are_trusted_or_refused_each_by_its_certificate() {
+    let authority = Authority::new();
+    let tls = TlsServer::start(&authority, &authority.identity(&["127.0.0.1"]), false);
+    let (_sentinel, url) = tls.sentinel();
+    let info = |url: &str, authority: &Authority| {
+        let client = Client::build_with_tls(url, authority.certificates(None)).unwrap();
+        client.get_connection_info().clone()
+    };
+    let primary = |authority| info("rediss://mymaster", authority);
+
+    let sentinels = [info(&url, &authority)];
+    let store = RedisStore::sentinel(sentinels.clone(), primary(&authority)).await;
+    check(&store.unwrap()).await.unwrap();
+
+    let other = Authority::new();
+    for refused in [
+        RedisStore::sentinel([info(&url, &other)], primary(&authority)).await,
+        RedisStore::sentinel(sentinels, primary(&other)).await,
+    ] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Refused, "{error}");
+        assert!(error.to_string().contains("not to be trusted"), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn a_server_that_speaks_no_tls_is_given_up_in_time() {
     let authority = Authority::new();

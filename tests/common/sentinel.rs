@@ -114,13 +114,18 @@ impl Group {
 
 impl Sentinel {
     fn start(primary: &Server) -> Self {
+        Self::watch(primary.address(), "")
+    }
+
+    /// Starts a sentinel of a primary that listens there, with more lines of configuration.
+    pub(crate) fn watch(primary: SocketAddr, more: &str) -> Self {
         for _ in 0..20 {
             let folder = tempfile::tempdir().unwrap();
             let file = folder.path().join("sentinel.conf");
             let port = free_port();
-            let to = primary.address().port();
+            let to = primary.port();
             let config = format!(
-                "port {port}\nbind 127.0.0.1\ndir {}\n\
+                "port {port}\nbind 127.0.0.1\ndir {}\n{more}\
                  sentinel monitor {NAME} 127.0.0.1 {to} {QUORUM}\n\
                  sentinel down-after-milliseconds {NAME} 500\n\
                  sentinel failover-timeout {NAME} 3000\n\

@@ -56,7 +56,15 @@ impl Authority {
 pub(crate) struct TlsServer {
     pub(crate) server: Server,
     port: u16,
+    files: Files,
     _folder: TempDir,
+}
+
+/// Where the certificates are.
+struct Files {
+    ca: String,
+    cert: String,
+    key: String,
 }
 
 impl TlsServer {
@@ -64,29 +72,43 @@ impl TlsServer {
     pub(crate) fn start(authority: &Authority, identity: &Identity, ask_clients: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, pem: &str| write(folder.path(), name, pem);
-        let (ca, cert, key) = (
-            file("ca.pem", &authority.0.pem()),
-            file("cert.pem", &identity.cert),
-            file("key.pem", &identity.key),
-        );
+        let files = Files {
+            ca: file("ca.pem", &authority.0.pem()),
+            cert: file("cert.pem", &identity.cert),
+            key: file("key.pem", &identity.key),
+        };
         let port = free_port();
         let server = Server::with(&[
             "--tls-port",
             &port.to_string(),
             "--tls-ca-cert-file",
-            &ca,
+            &files.ca,
             "--tls-cert-file",
-            &cert,
+            &files.cert,
             "--tls-key-file",
-            &key,
+            &files.key,
             "--tls-auth-clients",
             if ask_clients { "yes" } else { "no" },
         ]);
         Self {
             server,
             port,
+            files,
             _folder: folder,
         }
+    }
+
+    /// Starts a sentinel of this server that has the same certificate; answers its URL, too.
+    #[cfg(feature = "sentinel")]
+    pub(crate) fn sentinel(&self) -> (super::sentinel::Sentinel, String) {
+        let Files { ca, cert, key } = &self.files;
+        let port = free_port();
+        let config = format!(
+            "tls-port {port}\ntls-ca-cert-file {ca}\ntls-cert-file {cert}\ntls-key-file {key}\n\
+             tls-auth-clients no\ntls-replication yes\n"
+        );
+        let sentinel = super::sentinel::Sentinel::watch(self.address(), &config);
+        (sentinel, format!("rediss://127.0.0.1:{port}"))
     }
 
     pub(crate) fn address(&self) -> SocketAddr {

@@ -132,6 +132,21 @@ impl Fault {
         }
     }
 
+    /// Whether the store cannot decide meanwhile.
+    pub(crate) const fn silences(self) -> bool {
+        match self {
+            Self::OutOfMemory
+            | Self::ReadOnly
+            | Self::Busy
+            | Self::Wire(_)
+            | Self::Stopped
+            | Self::Killed
+            | Self::FailedOver => true,
+            Self::Slow { ms } => ms >= 1_000,
+            _ => false,
+        }
+    }
+
     pub(crate) const fn needs_clock(self) -> bool {
         matches!(self, Self::Ahead { .. } | Self::Back { .. })
     }

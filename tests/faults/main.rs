@@ -2,8 +2,9 @@
 //! limit is admitted, and all works again by itself.
 //!
 //! `plain` looks at single answers. The rest runs traffic through a proxy while faults are done to the server, and prints
-//! a table, a row for each run. The short form, each fault alone over a store's own connection, runs with all other tests;
-//! the long form takes about ten minutes, and does every pair of faults that makes sense over each kind of connection:
+//! a table, a row for each run. The short form, each fault alone over a store's own connection, runs with all other tests; the
+//! long form takes about twelve minutes, and does every pair of faults that makes sense over each kind of connection, and with a
+//! process that decides by itself meanwhile:
 //!
 //! ```console
 //! cargo test --all-features --test faults -- --ignored --nocapture
@@ -36,17 +37,14 @@ use std::{
 use clock::Clock;
 use fault::{Fault, names};
 use setup::{Kind, Setup};
-use sluicegate::FailurePolicy;
 use table::judge;
 
 #[test]
 fn each_fault_alone() {
-    runs(
-        Fault::ALL
-            .iter()
-            .map(|&fault| (kind_for(fault), vec![fault]))
-            .collect(),
-    );
+    let open = Fault::ALL.map(|fault| (Setup::over(kind_for(fault)), vec![fault]));
+    let silent = Fault::ALL.into_iter().filter(|fault| fault.silences());
+    let local = silent.map(|fault| (Setup::LOCAL, vec![fault]));
+    runs(open.into_iter().chain(local).collect());
 }
 
 #[test]
@@ -63,8 +61,9 @@ fn every_fault_and_every_pair_over_each_kind_of_connection() {
         .map(|&fault| vec![fault])
         .chain(pairs)
         .collect();
-    let over = |kind| all.iter().map(move |faults| (kind, faults.clone()));
-    runs(Kind::ALL.into_iter().flat_map(over).collect());
+    let setups = Kind::ALL.map(Setup::over).into_iter().chain([Setup::LOCAL]);
+    let over = |setup| all.iter().map(move |faults| (setup, faults.clone()));
+    runs(setups.flat_map(over).collect());
 }
 
 /// The store's own connection, which has no slots that could be exhausted.
@@ -77,16 +76,16 @@ fn kind_for(fault: Fault) -> Kind {
 }
 
 /// Runs what makes sense, some at a time, and judges all.
-fn runs(wanted: Vec<(Kind, Vec<Fault>)>) {
+fn runs(wanted: Vec<(Setup, Vec<Fault>)>) {
     let with_clock = Clock::is_available();
     let only = std::env::var("FAULTS").unwrap_or_default();
     let wanted: Vec<_> = wanted
         .into_iter()
-        .filter(|(kind, faults)| {
-            format!("| {kind:?} | {} |", names(faults)).contains(&only)
-                && faults
-                    .iter()
-                    .all(|fault| kind.can_have(*fault) && (with_clock || !fault.needs_clock()))
+        .filter(|(setup, faults)| {
+            format!("| {setup} | {} |", names(faults)).contains(&only)
+                && faults.iter().all(|fault| {
+                    setup.kind.can_have(*fault) && (with_clock || !fault.needs_clock())
+                })
         })
         .collect();
     // They mostly wait.
@@ -98,16 +97,10 @@ fn runs(wanted: Vec<(Kind, Vec<Fault>)>) {
             scope.spawn(|| {
                 loop {
                     let next = queue.lock().unwrap().next();
-                    let Some((place, (kind, faults))) = next else {
+                    let Some((place, (setup, faults))) = next else {
                         break;
                     };
-                    let row = run::run(
-                        Setup {
-                            kind,
-                            on_failure: FailurePolicy::Open,
-                        },
-                        &faults,
-                    );
+                    let row = run::run(setup, &faults);
                     eprintln!("{row}");
                     rows.lock().unwrap().push((place, row));
                 }

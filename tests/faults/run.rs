@@ -89,6 +89,14 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
             "came back late",
         ),
         (!flows_again, "a key admits nobody any more"),
+        (
+            setup.is_local() && !tally.errors.is_empty(),
+            "a request was not decided",
+        ),
+        (
+            setup.is_local() && tally.local == 0 && faults.iter().any(|it| it.silences()),
+            "this process decided nothing",
+        ),
         (keys_without_ttl > 0, "keys without TTL"),
         (grown > MEMORY, "grew"),
     ];
@@ -98,6 +106,7 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
         requests: tally.requests,
         admitted: tally.admitted,
         refused: tally.refused,
+        local: tally.local,
         errors: tally.errors.clone(),
         worst_wait: tally.worst_wait,
         worst_lateness: tally.worst_lateness,
@@ -118,7 +127,7 @@ fn losses(faults: &[Fault], rule: &Rule) -> Option<u64> {
     faults.iter().map(|fault| fault.losses(rule)).sum()
 }
 
-/// From now until the first of ten decisions in a row; `None` when that takes ten seconds.
+/// From now until the first of ten decisions of the server in a row; `None` when that takes ten seconds.
 ///
 /// Of keys that are new each time, so that all are admissions.
 async fn recovery(limiter: &Limiter) -> Option<Duration> {
@@ -131,7 +140,7 @@ async fn recovery(limiter: &Limiter) -> Option<Duration> {
         if limiter
             .check([charge])
             .await
-            .is_ok_and(|decision| decision.is_allowed())
+            .is_ok_and(|decision| decision.is_allowed() && !decision.usage().is_local())
         {
             if in_a_row == 0 {
                 first = healed.elapsed();

@@ -12,6 +12,9 @@ pub(crate) type Pool = bb8::Pool<bb8_redis::RedisConnectionManager>;
 /// Two, as the documentation says that a few are plenty.
 const SLOTS: u32 = 2;
 
+/// As if there were another process like this one.
+const REPLICAS: u32 = 2;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A store over a URL, whose connection is its own.
@@ -40,6 +43,23 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    pub(crate) const fn over(kind: Kind) -> Self {
+        Self {
+            kind,
+            on_failure: FailurePolicy::Open,
+        }
+    }
+
+    /// Over the store's own connection, with this process deciding by its half of the limits when the store cannot.
+    pub(crate) const LOCAL: Self = Self {
+        kind: Kind::Url,
+        on_failure: FailurePolicy::Local,
+    };
+
+    pub(crate) fn is_local(self) -> bool {
+        self.on_failure == FailurePolicy::Local
+    }
+
     /// A limiter over this server, and the pool if there is one.
     pub(crate) async fn limiter(self, url: &str) -> (Limiter, Option<Pool>) {
         let (store, pool) = match self.kind {
@@ -50,7 +70,8 @@ impl Setup {
             }
             Kind::Manager => (manager(url).await, None),
         };
-        (Limiter::new(store).on_failure(self.on_failure), pool)
+        let limiter = Limiter::new(store).on_failure(self.on_failure);
+        (limiter.replicas(REPLICAS), pool)
     }
 }
 
@@ -76,6 +97,7 @@ async fn manager(url: &str) -> RedisStore {
 
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.kind)
+        write!(f, "{:?}", self.kind)?;
+        f.write_str(if self.is_local() { ", local" } else { "" })
     }
 }

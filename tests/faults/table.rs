@@ -10,6 +10,7 @@ pub(crate) struct Row {
     pub(crate) requests: u64,
     pub(crate) admitted: u64,
     pub(crate) refused: u64,
+    pub(crate) local: u64,
     pub(crate) errors: BTreeMap<String, u64>,
     pub(crate) worst_wait: Duration,
     pub(crate) worst_lateness: Duration,
@@ -24,8 +25,8 @@ pub(crate) struct Row {
 }
 
 const HEADER: &str = "\
-| connection | fault | requests | admitted | refused | errors | worst wait (late) ms | back after ms | over | no TTL | grown MB | verdict |
-|---|---|--:|--:|--:|---|--:|--:|--:|--:|--:|---|";
+| connection | fault | requests | admitted | refused | local | errors | worst wait (late) ms | back after ms | over | no TTL | grown MB | verdict |
+|---|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|---|";
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -35,6 +36,7 @@ impl fmt::Display for Row {
             requests,
             admitted,
             refused,
+            local,
             ..
         } = self;
         let errors: Vec<_> = self
@@ -54,7 +56,7 @@ impl fmt::Display for Row {
         };
         write!(
             f,
-            "| {setup} | {faults} | {requests} | {admitted} | {refused} | {} | {wait} ({late}) | {back} ",
+            "| {setup} | {faults} | {requests} | {admitted} | {refused} | {local} | {} | {wait} ({late}) | {back} ",
             errors.join(", ")
         )?;
         write!(

@@ -7,21 +7,28 @@ use std::{
 
 use sluicegate::{Decision, Rule, StoreError};
 
-/// Of one rule of one policy; here each policy has one key.
-type Counted = (String, Rule);
+/// Of one rule of one policy, by the server or by this process; here each policy has one key.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Counted {
+    policy: String,
+    rule: Rule,
+    local: bool,
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) requests: u64,
     pub(crate) admitted: u64,
     pub(crate) refused: u64,
+    /// Of both, how many this process decided by itself.
+    pub(crate) local: u64,
     /// By kind.
     pub(crate) errors: BTreeMap<String, u64>,
     /// The longest that a request took.
     pub(crate) worst_wait: Duration,
     /// When the runtime was asked to wake a task, how late it did so at worst.
     pub(crate) worst_lateness: Duration,
-    /// The steps that admissions were charged to, by the server's clock: when each of them ends, in ms.
+    /// The steps that admissions were charged to, by the clock of who decided: when each of them ends, in ms.
     steps: HashMap<Counted, Vec<u64>>,
 }
 
@@ -29,12 +36,18 @@ impl Tally {
     pub(crate) fn note(&mut self, waited: Duration, result: &Result<Decision, StoreError>) {
         self.requests += 1;
         self.worst_wait = self.worst_wait.max(waited);
+        let local = result.as_ref().is_ok_and(|it| it.usage().is_local());
+        self.local += u64::from(local);
         match result {
             Ok(Decision::Allowed(usage)) => {
                 self.admitted += 1;
                 for policy in usage.policies() {
                     for rule in policy.rules() {
-                        let counted = (policy.policy().name().to_owned(), rule.rule());
+                        let counted = Counted {
+                            policy: policy.policy().name().to_owned(),
+                            rule: rule.rule(),
+                            local,
+                        };
                         self.steps
                             .entry(counted)
                             .or_default()
@@ -52,11 +65,12 @@ impl Tally {
         }
     }
 
-    /// How often each policy admitted.
+    /// How often the server admitted under each policy.
     pub(crate) fn admissions(&self) -> BTreeMap<&str, usize> {
         self.steps
             .iter()
-            .map(|((policy, _), steps)| (policy.as_str(), steps.len()))
+            .filter(|(counted, _)| !counted.local)
+            .map(|(counted, steps)| (counted.policy.as_str(), steps.len()))
             .collect()
     }
 
@@ -64,11 +78,22 @@ impl Tally {
     pub(crate) fn over_admission(&self, times: impl Fn(&Rule) -> u64) -> (u64, String) {
         self.steps
             .iter()
-            .map(|((policy, rule), steps)| {
-                let over =
-                    most_within(window_ms(rule), steps).saturating_sub(times(rule) * rule.limit());
-                (over, format!("{policy} {rule}"))
-            })
+            .map(
+                |(
+                    Counted {
+                        policy,
+                        rule,
+                        local,
+                    },
+                    steps,
+                )| {
+                    let times = if *local { 1 } else { times(rule) };
+                    let over =
+                        most_within(window_ms(rule), steps).saturating_sub(times * rule.limit());
+                    let whose = if *local { " of this process" } else { "" };
+                    (over, format!("{policy} {rule}{whose}"))
+                },
+            )
             .max()
             .unwrap_or_default()
     }
