@@ -24,6 +24,8 @@ const PACE: Duration = Duration::from_millis(5);
 
 /// The windows are far from the jumps of the clock, so that it is clear what a jump does to them.
 const SMALL: &str = "4/200ms@exact,12/1500ms@exact";
+/// Admits all the while: a server that may not write is told from one that works by an admission alone.
+const BRIEF: &str = "4/200ms@exact";
 const HOT: &str = "15/200ms@exact,60/1500ms@exact";
 
 /// Used up for the rest of the run: whether it stays so needs no clock.
@@ -41,7 +43,12 @@ pub(crate) struct Traffic {
 impl Traffic {
     pub(crate) fn new(limiter: Limiter) -> Self {
         let policy = |name: String, rules| Policy::parse(&name, rules).unwrap();
-        let small = (1..KEYS).map(|key| policy(format!("small-{key}"), SMALL));
+        let small = (1..KEYS).map(|key| {
+            policy(
+                format!("small-{key}"),
+                if key % 2 == 0 { SMALL } else { BRIEF },
+            )
+        });
         Self {
             limiter: limiter.deadline(DEADLINE),
             tally: Arc::default(),
