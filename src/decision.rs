@@ -62,7 +62,17 @@ impl Decision {
     /// The same decision, of which everything that is waited for comes so much later.
     pub(crate) fn later(&self, by: Duration) -> Self {
         let by_ms = millis(by);
-        let usage = self.usage().later(by_ms);
+        self.moved(|ms| ms.saturating_add(by_ms).min(NEVER_MS - 1))
+    }
+
+    /// The same decision, told so much later.
+    pub(crate) fn aged(&self, by: Duration) -> Self {
+        let by_ms = millis(by);
+        self.moved(|ms| ms.saturating_sub(by_ms).max(1))
+    }
+
+    fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
+        let usage = self.usage().moved(moved);
         match self {
             Self::Allowed(_) => Self::Allowed(usage),
             Self::Denied(denial) => Self::Denied(Denial { usage, ..*denial }),
@@ -321,11 +331,11 @@ impl Usage {
     }
 
     /// To be told, not to be settled.
-    fn later(&self, by_ms: u64) -> Self {
+    fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
         Self {
             inner: Arc::new(Inner {
                 check: self.inner.check.clone(),
-                rules: self.rules().map(|rule| rule.later(by_ms)).collect(),
+                rules: self.rules().map(|rule| rule.moved(&moved)).collect(),
                 may_settle: AtomicBool::new(false),
                 local: AtomicBool::new(self.is_local()),
             }),
@@ -387,14 +397,13 @@ impl RuleUsage {
         }
     }
 
-    /// Neither never nor now becomes later.
-    fn later(mut self, by_ms: u64) -> Self {
-        let later = |ms: u64| ms.saturating_add(by_ms).min(NEVER_MS - 1);
+    /// With times moved. Neither never nor now can be.
+    fn moved(mut self, moved: impl Fn(u64) -> u64) -> Self {
         if self.reset_after_ms > 0 {
-            self.reset_after_ms = later(self.reset_after_ms);
+            self.reset_after_ms = moved(self.reset_after_ms);
         }
         if let Some(ms) = self.refusal_ms.filter(|ms| *ms != NEVER_MS) {
-            self.refusal_ms = Some(later(ms));
+            self.refusal_ms = Some(moved(ms));
         }
         self
     }

@@ -304,20 +304,43 @@ async fn a_silent_store_is_waited_for_until_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_deadline_covers_look_ups_and_store() {
+async fn look_ups_have_a_deadline_and_then_the_store_has_its_own() {
     let look_up_for = |ms| {
         move |_: &Parts| async move {
             tokio::time::sleep(Duration::from_millis(ms)).await;
             Some(Key::new("team", "a"))
         }
     };
-    for look_up_ms in [60, 100_000] {
+    for (look_up_ms, waits_ms) in [(60, 160), (100_000, 100)] {
         let layer = layer(Scripted::silent())
             .limit_async(policy("team", "1/1s"), look_up_for(look_up_ms))
             .on_failure(FailurePolicy::Closed);
         let start = Instant::now();
         assert_eq!(ask(layer).await.status(), StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(start.elapsed(), Duration::from_millis(100));
+        assert_eq!(start.elapsed(), Duration::from_millis(waits_ms));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_look_up_leaves_the_other_limits_as_they_are() {
+    let limiter = Limiter::new(Scripted::far(Duration::from_millis(1)));
+    let ip = RateLimitLayer::new(limiter).limit(policy("ip", "1/1d"), everybody());
+    assert_eq!(ask(ip.clone()).await.status(), StatusCode::OK);
+    let both = ip
+        .clone()
+        .limit_async(policy("team", "9/1d"), |_: &Parts| async {
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            Some(Key::new("team", "a"))
+        });
+    for _ in 0..6 {
+        assert_eq!(
+            ask(both.clone()).await.status(),
+            StatusCode::TOO_MANY_REQUESTS
+        );
+        assert_eq!(
+            ask(ip.clone()).await.status(),
+            StatusCode::TOO_MANY_REQUESTS
+        );
     }
 }
 

@@ -5,6 +5,7 @@ mod scripted;
 
 use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
 
+use futures::future::join_all;
 use http::{Request, Response, StatusCode, request::Parts};
 use scripted::{Scripted, allowed, denied, unavailable};
 use sluicegate::{
@@ -186,6 +187,20 @@ async fn both_checks_share_one_deadline() {
     let response = ask(layer(store).on_failure(FailurePolicy::Closed)).await;
     assert_eq!(start.elapsed(), Duration::from_millis(100));
     assert_eq!(response.headers()["ratelimit"], r#""now";r=9;t=60"#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_that_has_too_little_time_is_no_failure_of_the_store() {
+    let limiter = Limiter::new(Scripted::far(Duration::from_millis(60)));
+    let layer = RateLimitLayer::new(limiter)
+        .limit(policy("ip", "5/1d"), everybody())
+        .limit(policy("trial", "9/1d").shadow(), everybody());
+    let statuses = async |requests| {
+        let asked = join_all((0..requests).map(|_| ask(layer.clone()))).await;
+        asked.iter().map(Response::status).collect::<Vec<_>>()
+    };
+    assert_eq!(statuses(5).await, [StatusCode::OK; 5]);
+    assert_eq!(statuses(20).await, [StatusCode::TOO_MANY_REQUESTS; 20]);
 }
 
 #[tokio::test(start_paused = true)]

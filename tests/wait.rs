@@ -7,7 +7,10 @@ use std::{
     convert::Infallible,
     future::Future,
     pin::pin,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
     time::Duration,
 };
 
@@ -15,9 +18,10 @@ use futures::{FutureExt, future::join_all};
 use http::{Request, Response, StatusCode};
 use scripted::Scripted;
 use sluicegate::{
-    Answer, Charge, Check, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy,
+    Answer, Charge, Check, Decision, FailurePolicy, Key, Limiter, MemoryStore, Observer, Policy,
     RateLimitLayer, Settlement, Store, StoreErrorKind, Usage,
     extract::{Keys, LookUp},
+    observe::Decided,
     test_util::TestClock,
 };
 use tokio::time::Instant;
@@ -68,6 +72,16 @@ impl Store for Timed {
 
     fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
         self.store.reset(policy, key)
+    }
+}
+
+/// How many decisions an observer was told of.
+#[derive(Clone, Default)]
+struct Told(Arc<AtomicU32>);
+
+impl Observer for Told {
+    fn decided(&self, _: &Decided<'_>) {
+        self.0.fetch_add(1, SeqCst);
     }
 }
 
@@ -141,7 +155,7 @@ async fn a_wait_that_would_be_too_long_ends_at_once_and_asks_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_not_first_in_time_is_refused_without_asking() {
+async fn who_comes_behind_one_who_waits_for_longer_is_refused_at_once_and_without_asking() {
     let store = Timed::new();
     let limiter = Limiter::new(store.clone());
     admitted_ms(&limiter, &store, 2, LONG).await;
@@ -152,7 +166,7 @@ async fn who_is_not_first_in_time_is_refused_without_asking() {
     let first = admitted_ms(&limiter, &store, 1, LONG);
     let (first, second) = tokio::join!(first, impatient);
     assert_eq!(first, Some(1_001));
-    assert_eq!(second, (false, 300));
+    assert_eq!(second, (false, 0));
     assert_eq!(store.asked_ms(), [0, 0, 1_001]);
 }
 
@@ -171,6 +185,56 @@ async fn a_crowd_that_cannot_wait_asks_once_for_all() {
         assert!(!decision.unwrap().is_allowed());
     }
     assert_eq!(store.checks().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_store_said_to_another_is_told_as_it_is_by_now_and_to_the_observer() {
+    let told = Told::default();
+    let limiter = Limiter::new(Timed::new()).observer(told.clone());
+    let first = limiter.wait(calls("2/10s@exact", 2), LONG).await.unwrap();
+    assert!(first.is_allowed());
+    let wait = |cost, most| limiter.wait(calls("2/10s@exact", cost), ms(most));
+    let later = async |cost| {
+        tokio::time::sleep(ms(4_000)).await;
+        wait(cost, 0).await
+    };
+    let (patient, same, dearer) = tokio::join!(wait(1, 20_000), later(1), later(2));
+    assert!(patient.unwrap().is_allowed());
+    for refused in [same, dearer] {
+        let Decision::Denied(denial) = refused.unwrap() else {
+            panic!("admitted after 4 s");
+        };
+        assert_eq!(denial.retry_after(), Some(ms(6_001)));
+    }
+    // Two admissions, two refusals, and one that the head of the line kept to itself.
+    assert_eq!(told.0.load(SeqCst), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_can_never_pass_is_told_so_at_once_whoever_waits() {
+    let limiter = Limiter::new(Timed::new());
+    let wait = |cost, most| limiter.wait(calls("2/10s@exact", cost), ms(most));
+    assert!(wait(2, 0).await.unwrap().is_allowed());
+    let start = Instant::now();
+    let never = async {
+        let decision = wait(3, 500).await.unwrap();
+        (decision, start.elapsed())
+    };
+    let (_, (never, waited)) = tokio::join!(wait(1, 500), never);
+    let Decision::Denied(denial) = never else {
+        panic!("admitted");
+    };
+    assert_eq!((denial.retry_after(), waited), (None, Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn shadows_stand_in_no_line() {
+    let limiter = Limiter::new(Scripted::silent()).probe_every(Duration::ZERO);
+    let trial = Policy::parse("trial", "1/1d").unwrap().shadow();
+    let charge = || [Charge::new(&trial, Key::new("account", "ours"), 1)];
+    let start = Instant::now();
+    join_all((0..60).map(|_| limiter.wait(charge(), LONG))).await;
+    assert_eq!(start.elapsed(), ms(100));
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,21 +5,19 @@
 
 use std::{
     collections::HashMap,
+    future::ready,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::{Limiter, Undecided};
+use super::{FOR_EVER, Limiter, Undecided};
 use crate::{
-    charge::Check,
+    charge::{Charge, Check},
     decision::{Decision, Denial},
     key::Key,
 };
-
-/// Longer than anybody waits, and far from what an `Instant` cannot hold.
-const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
 
 /// What a store that says "now" and refuses again is given, rather than all of the processor.
 const BREATH: Duration = Duration::from_millis(1);
@@ -40,11 +38,12 @@ struct Line {
     refusal: Mutex<Option<Refusal>>,
 }
 
-/// What the store said to the head of the line, and until when it holds.
+/// What the store said to the head of the line, when, and until when it holds.
 #[derive(Clone, Debug)]
 struct Refusal {
     check: Check,
     denial: Denial,
+    said: Instant,
     until: Instant,
 }
 
@@ -55,7 +54,7 @@ struct Place<'a> {
     line: Arc<Line>,
 }
 
-/// Waits until the check is admitted; answers a refusal that lasts longer than `most`.
+/// Waits until the check is admitted; answers a refusal that lasts longer than `most`. Shadows stand in no line.
 ///
 /// Cancellation: the place is given up, and the turn passed on. A check that the store was being asked may have been charged.
 pub(super) async fn wait(
@@ -63,20 +62,40 @@ pub(super) async fn wait(
     check: &Check,
     most: Duration,
 ) -> Result<Decision, Undecided> {
+    if !check.has_shadows() {
+        return stand_in_line(limiter, check, most).await;
+    }
+    let (counting, shadows) = (check.only(false), check.only(true));
+    let decision = stand_in_line(limiter, &counting, most).await?;
+    let until = limiter.until();
+    limiter.with_shadows(decision, ready(shadows), until).await
+}
+
+async fn stand_in_line(
+    limiter: &Limiter,
+    check: &Check,
+    most: Duration,
+) -> Result<Decision, Undecided> {
+    if fits_never(check) {
+        return limiter.decide(check).await;
+    }
     let deadline = Instant::now() + most.min(FOR_EVER);
     let place = limiter.lines.join(check);
     let line = &*place.line;
+    if let Some(refusal) = line.refusal(check).filter(|it| it.until > deadline) {
+        return refuse(limiter, check, &refusal).await;
+    }
     let Ok(_turn) = timeout_at(deadline, line.turn.lock()).await else {
+        // Where nothing is known, the line is long, but moves: there may be room.
         return match line.refusal(check) {
-            Some(refusal) => Ok(Decision::Denied(refusal.denial)),
-            // The line is long, but moves: there may be room.
+            Some(refusal) => refuse(limiter, check, &refusal).await,
             None => limiter.decide(check).await,
         };
     };
     loop {
         match line.refusal(check) {
             Some(refusal) if refusal.until > deadline => {
-                return Ok(Decision::Denied(refusal.denial));
+                return refuse(limiter, check, &refusal).await;
             }
             Some(refusal) => sleep_until(refusal.until).await,
             None => {}
@@ -89,6 +108,31 @@ pub(super) async fn wait(
             _ => return Ok(decision),
         }
     }
+}
+
+/// What the store would say to this check: what it said to another one like it, or, where that was cheaper, what it says.
+async fn refuse(
+    limiter: &Limiter,
+    check: &Check,
+    refusal: &Refusal,
+) -> Result<Decision, Undecided> {
+    if !refusal.is_of(check) {
+        return limiter.decide(check).await;
+    }
+    let decision = Decision::Denied(refusal.denial.clone()).aged(refusal.said.elapsed());
+    limiter.tell_repeated(check, &decision);
+    Ok(decision)
+}
+
+/// Whether there will never be room.
+fn fits_never(check: &Check) -> bool {
+    let too_dear = |it: &Charge| {
+        it.policy()
+            .rules()
+            .iter()
+            .any(|rule| it.cost() > rule.limit())
+    };
+    check.charges().iter().any(too_dear)
 }
 
 impl Lines {
@@ -125,24 +169,34 @@ impl Line {
     fn refusal(&self, check: &Check) -> Option<Refusal> {
         let refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
         let refusal = refusal.as_ref()?;
-        let counting = |check| {
-            Check::charges(check)
-                .iter()
-                .filter(|it| !it.policy().is_shadow())
-        };
-        let mut pairs = counting(&refusal.check).zip(counting(check));
-        let holds = pairs.all(|(a, b)| a.policy() == b.policy() && a.cost() <= b.cost());
+        let holds = refusal.compares(check, |said, asked| said <= asked);
         (holds && refusal.until > Instant::now()).then(|| refusal.clone())
     }
 
     fn remember(&self, check: &Check, denial: &Denial) {
         let wait = denial.retry_after().unwrap_or_default();
+        let said = Instant::now();
         let refusal = Refusal {
             check: check.clone(),
             denial: denial.clone(),
-            until: Instant::now() + wait.clamp(BREATH, FOR_EVER),
+            said,
+            until: said + wait.clamp(BREATH, FOR_EVER),
         };
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
+    }
+}
+
+impl Refusal {
+    fn is_of(&self, check: &Check) -> bool {
+        self.compares(check, |said, asked| said == asked)
+    }
+
+    /// Whether all costs compare so, under the same policies; the keys are those of the line.
+    fn compares(&self, check: &Check, costs: impl Fn(u64, u64) -> bool) -> bool {
+        let mut pairs = self.check.charges().iter().zip(check.charges());
+        pairs.all(|(said, asked)| {
+            said.policy() == asked.policy() && costs(said.cost(), asked.cost())
+        })
     }
 }
 
@@ -154,7 +208,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{charge::Charge, policy::Policy, store::MemoryStore};
+    use crate::{policy::Policy, store::MemoryStore};
 
     #[tokio::test(start_paused = true)]
     async fn a_line_is_forgotten_when_the_last_one_leaves() {

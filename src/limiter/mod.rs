@@ -135,6 +135,9 @@ use failing::lost;
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 
+/// Longer than anybody waits, and far from what an `Instant` cannot hold.
+const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
+
 /// Short enough for a store that is back to be used again within half a second.
 const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -177,7 +180,7 @@ impl Limiter {
 
     /// Sets how long one call may take, whatever it waits for: a connection, a reconnection, the answer.
     ///
-    /// The default is 100 ms. A call that is cut off ends in [`Timeout`](crate::StoreErrorKind::Timeout); what it asked for may still be done.
+    /// The default is 100 ms, and a year the most. A call that is cut off ends in [`Timeout`](crate::StoreErrorKind::Timeout); what it asked for may still be done.
     ///
     /// # Panics
     ///
@@ -188,7 +191,7 @@ impl Limiter {
             !deadline.is_zero(),
             "a deadline of zero leaves no time to decide"
         );
-        self.deadline = deadline;
+        self.deadline = deadline.min(FOR_EVER);
         self
     }
 

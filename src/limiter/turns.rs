@@ -44,6 +44,16 @@ impl Limiter {
     ) -> Result<Decision, Undecided> {
         let instead = |error| self.instead(&counting, error);
         let decision = self.decide_until(&counting, until, instead).await?;
+        self.with_shadows(decision, shadows, until).await
+    }
+
+    /// A decision, and beside it, if it is an admission, that of the shadows.
+    pub(super) async fn with_shadows(
+        &self,
+        decision: Decision,
+        shadows: impl Future<Output = Check> + Send,
+        until: Instant,
+    ) -> Result<Decision, Undecided> {
         let Decision::Allowed(usage) = decision else {
             return Ok(decision);
         };
@@ -73,11 +83,21 @@ impl Limiter {
     ) -> Result<Decision, Undecided> {
         let answer = async {
             let (pass, answer) = self.ask(check);
-            let answer = by(until, answer).await;
-            (pass, answer.unwrap_or(Err(too_late())))
+            match by(until, answer).await {
+                Some(answer) => (pass, answer),
+                // A shadow has what the others have left of the time: too little of it is no failure of the store.
+                None => (pass.filter(|_| !check.has_shadows()), Err(too_late())),
+            }
         };
         self.watched(Call::Check, check, answer, instead, tell_decided)
             .await
+    }
+
+    /// Tells the observer of a decision that the store was not asked for, since it follows from one before.
+    pub(super) fn tell_repeated(&self, check: &Check, decision: &Decision) {
+        if let Some(observer) = &self.observer {
+            Watch::new(&**observer, Call::Check, check).decided(decision);
+        }
     }
 
     /// Waits for an answer, or for what stands in for it, and tells the observer and the breaker.

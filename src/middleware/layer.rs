@@ -185,7 +185,7 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.settle.refunds_unanswered = true)
     }
 
-    /// Sets how long a decision may take, look-ups of keys included. The default is the limiter's, 100 ms.
+    /// Sets how long a decision may take; and, before it, all look-ups of keys together. The default is the limiter's, 100 ms.
     ///
     /// # Panics
     ///

@@ -138,7 +138,8 @@ impl Plan {
         })
     }
 
-    /// One deadline covers the look-ups and the store. What shadows look up has to wait until the others have decided.
+    /// The store has a deadline of its own: a slow look-up must not cost the other limits theirs. What shadows look up has to
+    /// wait until the others have decided, and to fit into what is left.
     #[cold]
     fn look_up(&self, mut charges: Charges, head: &Parts, cost: u64) -> Deciding {
         if let Some(most) = self.wait {
@@ -148,7 +149,7 @@ impl Plan {
         let (limiter, until) = (self.limiter.clone(), self.limiter.until());
         Deciding::waiting(async move {
             counting.run(&limiter, &mut charges, until).await?;
-            let counting = charges.take_counting();
+            let (counting, until) = (charges.take_counting(), limiter.until());
             let shadows = async {
                 // Shadows are excused, whatever happens to them.
                 let _ = shadows.run(&limiter, &mut charges, until).await;

@@ -4,11 +4,12 @@
 use std::{
     fmt,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use sluicegate::{
-    Answer, Check, Count, Decision, Key, Policy, Settlement, Store, StoreError, StoreErrorKind,
-    Usage,
+    Answer, Check, Count, Decision, Key, MemoryStore, Policy, Settlement, Store, StoreError,
+    StoreErrorKind, Usage,
 };
 
 type Script = dyn Fn(&Check) -> Answer<Decision> + Send + Sync;
@@ -36,6 +37,18 @@ impl Scripted {
     /// Refuses everything: every rule for this long.
     pub(crate) fn refusing_for(ms: u64) -> Arc<Self> {
         Self::new(move |check| Answer::ready(denied(check, ms)))
+    }
+
+    /// A memory store at the end of a long wire.
+    pub(crate) fn far(latency: Duration) -> Arc<Self> {
+        let memory = MemoryStore::new();
+        Self::new(move |check| {
+            let answer = memory.check(check);
+            Answer::pending(async move {
+                tokio::time::sleep(latency).await;
+                answer.await
+            })
+        })
     }
 
     /// Never answers.
