@@ -266,6 +266,14 @@ impl Usage {
         }
     }
 
+    /// The usage of a check as if nothing had ever been charged.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn unused(check: &Check) -> Self {
+        let rules = check.charges().iter().flat_map(|it| it.policy().rules());
+        let usages = rules.map(|rule| RuleUsage::new(*rule, 0, Count::default(), None));
+        Self::joined(check, usages.collect())
+    }
+
     /// The usage of the charges at these places; not to be settled by itself.
     #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, charges: &[usize]) -> Self {

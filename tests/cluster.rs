@@ -488,6 +488,34 @@ async fn a_primary_that_hangs_is_followed_by_its_replica_and_may_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_stands_though_another_slot_has_no_answer() {
+    let cluster = Cluster::start(NEVER);
+    let limiter = limiter(&cluster).await.deadline(DEADLINE);
+    let one = policy("one", "1/1h");
+    let [full, fresh, mute] = [0, 1, 2].map(|at| users_at(&cluster, at, 1).remove(0));
+    assert!(
+        limiter
+            .check([charge(&one, &full)])
+            .await
+            .unwrap()
+            .is_allowed()
+    );
+    cluster.nodes[2].stop();
+    for _ in 0..3 {
+        let charges = [&full, &fresh, &mute].map(|user| charge(&one, user));
+        let decision = limiter.check(charges).await.unwrap();
+        assert!(!decision.is_allowed());
+        let left: Vec<u64> = decision.usage().rules().map(|it| it.remaining()).collect();
+        assert_eq!(left, [0, 1, 1]);
+        assert_eq!(
+            decision.usage().rules().filter(|it| it.refuses()).count(),
+            1
+        );
+    }
+    cluster.nodes[2].cont();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_hangs_costs_its_own_slots_alone() {
     let cluster = Cluster::start(NEVER);
     let limiter = limiter(&cluster).await.deadline(DEADLINE);

@@ -137,7 +137,8 @@ impl RedisStore {
     /// Uses a connection whose own business it is to heal.
     ///
     /// A bare `MultiplexedConnection` does not: after its server was gone once, every check fails until the process is
-    /// started again. Give the store a URL or a `Client` instead. Timeouts are the connection's, and the limiter's deadline.
+    /// started again. Give the store a URL or a `Client` instead. Timeouts are the connection's, and the limiter's deadline. For a
+    /// cluster connection use `From`: it may not be sent keys of several slots in one call.
     pub fn from_connection(
         connection: impl ConnectionLike + Clone + Send + Sync + 'static,
     ) -> Self {

@@ -105,7 +105,8 @@
 //! - all policies of *one* identity are decided **in one atomic step**, as on one server;
 //! - a check of *several* identities is one call for each slot, at the same time, and if one refuses or fails, what the others
 //!   admitted is settled to 0. **Never more than the limit is admitted**, and a refusal leaves nothing charged. But until
-//!   that is settled, for one round trip, it counts: a request at the same time may be refused that would have fitted;
+//!   that is settled, for one round trip, it counts: a request at the same time may be refused that would have fitted. A
+//!   refusal by one is the answer though a node of another is in trouble, of which it then tells nothing;
 //! - each node's own clock decides for its keys.
 //!
 //! What is settled back is settled in a task of its own, also when the caller has left, and given up after a second. Two things
@@ -235,6 +236,8 @@ impl RedisStore {
     ///
     /// Cheaper than one call each, for those who have many checks at hand. On a cluster it is one call for each slot, checks
     /// of [several slots](self#on-a-cluster) are decided one by one, and the order is kept among the checks of one slot.
+    ///
+    /// An error is one for all: what has been decided before it stays charged.
     pub fn check_many(&self, checks: impl Into<Vec<Check>>) -> Answer<Vec<Decision>> {
         let checks = checks.into();
         #[cfg(feature = "cluster")]

@@ -12,7 +12,10 @@
 use std::{collections::HashMap, time::Duration};
 
 use redis::cluster_routing::Slot;
-use tokio::time::timeout;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout, timeout_at},
+};
 
 use crate::{
     charge::{Check, Settlement},
@@ -23,6 +26,13 @@ use crate::{
 
 /// How long the call for one slot may take. Twice that is how long a part can stay charged that has to be settled back.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a refusal by one slot waits for what the others say, and then for what they admitted to be given back. A node in
+/// trouble must not turn the refusal of a healthy one into no decision.
+const GRACE: Duration = Duration::from_millis(30);
+
+/// What the parts answer as they do, each with its place.
+type Answers = mpsc::UnboundedReceiver<(usize, Result<Decision, StoreError>)>;
 
 /// Which charges of a check share a slot: their indices, slot by slot.
 type Slots = Vec<(Slot, Vec<usize>)>;
@@ -114,43 +124,98 @@ impl RedisStore {
     }
 }
 
-/// Decides a check of several slots.
+/// What has come of the parts so far, in the order of the slots.
+type Parts = Vec<Option<Result<Decision, StoreError>>>;
+
+/// Decides a check of several slots. A refusal by one is the answer, whatever becomes of the others.
 async fn decide(store: RedisStore, check: Check, slots: Slots) -> Result<Decision, StoreError> {
-    let parts = slots.iter().map(|(_, charges)| check.pick(charges));
-    let answers = parts.map(|part| store.check_at_once(&part)).collect();
-    let decisions = together(answers).await;
-    let admitted = decisions
-        .iter()
-        .all(|it| it.as_ref().is_ok_and(Decision::is_allowed));
-    // Begins now, and goes on when an error ends this.
-    let given_back = (!admitted).then(|| {
-        let answers = decisions.iter().map(|it| give_back(&store, it));
-        together(answers.collect())
-    });
-    let decisions: Vec<Decision> = decisions.into_iter().collect::<Result<_, _>>()?;
-    let mut usages: Vec<Usage> = decisions.iter().map(|it| it.usage().clone()).collect();
-    if let Some(given_back) = given_back {
-        for (usage, now) in usages.iter_mut().zip(given_back.await) {
-            // What could not be given back is still charged.
-            *usage = now.unwrap_or_else(|_| usage.clone());
-        }
+    let checks: Vec<Check> = slots.iter().map(|(_, it)| check.pick(it)).collect();
+    let mut answers = begin(checks.iter().map(|part| store.check_at_once(part)));
+    let (parts, refused) = gather(&mut answers, slots.len()).await;
+    if let Some(decisions) = all_admitted(&parts) {
+        let usages: Vec<Usage> = decisions.map(|it| it.usage().clone()).collect();
+        return Decision::joined(&check, true, in_order(&check, &slots, &usages));
     }
-    let rules = in_order(&check, &slots, &usages);
-    Decision::joined(&check, admitted, rules)
+    // Both begin now, and go on when this has ended.
+    let given_back = together(parts.iter().map(|it| give_back(&store, it)).collect());
+    tokio::spawn(give_back_the_late(store, answers));
+    if !refused {
+        let error = parts.into_iter().flatten().find_map(Result::err);
+        return Err(error.unwrap_or_else(too_late));
+    }
+    let given_back = timeout(GRACE, given_back).await;
+    let mut given_back = given_back.unwrap_or_default().into_iter();
+    let usages = checks.iter().zip(&parts).map(|(check, part)| {
+        // What could not be given back is still charged; of what did not answer nothing is known.
+        match (given_back.next(), part) {
+            (Some(Ok(usage)), _) => usage,
+            (_, Some(Ok(decision))) => decision.usage().clone(),
+            _ => Usage::unused(check),
+        }
+    });
+    let usages: Vec<Usage> = usages.collect();
+    Decision::joined(&check, false, in_order(&check, &slots, &usages))
+}
+
+/// Begins all at once. Each goes on by itself when nobody waits any more, until [`PATIENCE`] ends.
+fn begin(parts: impl Iterator<Item = Answer<Decision>>) -> Answers {
+    let (sender, answers) = mpsc::unbounded_channel();
+    for (index, part) in parts.enumerate() {
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            let answer = timeout(PATIENCE, part).await;
+            let _ = sender.send((index, answer.unwrap_or_else(|_| Err(too_late()))));
+        });
+    }
+    answers
+}
+
+/// Waits for all, or until [`GRACE`] after one has refused; answers whether one has.
+async fn gather(answers: &mut Answers, slots: usize) -> (Parts, bool) {
+    let (mut parts, mut until) = (vec![None; slots], None);
+    loop {
+        let next = match until {
+            None => answers.recv().await,
+            Some(until) => timeout_at(until, answers.recv()).await.unwrap_or(None),
+        };
+        let Some((index, answer)) = next else {
+            return (parts, until.is_some());
+        };
+        if matches!(answer, Ok(Decision::Denied(_))) {
+            until.get_or_insert_with(|| Instant::now() + GRACE);
+        }
+        parts[index] = Some(answer);
+    }
+}
+
+fn all_admitted(parts: &Parts) -> Option<impl Iterator<Item = &Decision>> {
+    let admitted = |it: &Option<Result<Decision, _>>| matches!(it, Some(Ok(it)) if it.is_allowed());
+    parts
+        .iter()
+        .all(admitted)
+        .then(|| parts.iter().flatten().flatten())
+}
+
+async fn give_back_the_late(store: RedisStore, mut answers: Answers) {
+    while let Some((_, answer)) = answers.recv().await {
+        // What fails stays charged until its steps are released.
+        let _ = timeout(PATIENCE, give_back(&store, &Some(answer))).await;
+    }
 }
 
 /// Settles a part to 0 if it was admitted. Answers its usage.
-fn give_back(store: &RedisStore, part: &Result<Decision, StoreError>) -> Answer<Usage> {
+fn give_back(store: &RedisStore, part: &Option<Result<Decision, StoreError>>) -> Answer<Usage> {
     match part {
-        Ok(Decision::Allowed(usage)) => {
+        Some(Ok(Decision::Allowed(usage))) => {
             let costs = usage.policies().map(|_| 0);
             match Settlement::new(usage, costs) {
                 Ok(settlement) => store.settle_at_once(&settlement),
                 Err(error) => Answer::ready(Err(error)),
             }
         }
-        Ok(Decision::Denied(denial)) => Answer::ready(Ok(denial.usage().clone())),
-        Err(error) => Answer::ready(Err(error.clone())),
+        Some(Ok(Decision::Denied(denial))) => Answer::ready(Ok(denial.usage().clone())),
+        Some(Err(error)) => Answer::ready(Err(error.clone())),
+        None => Answer::ready(Err(too_late())),
     }
 }
 
