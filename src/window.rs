@@ -233,6 +233,10 @@ impl Section {
         if view.first > 0 {
             self.base = self.base.wrapping_add(self.total(view.first));
             self.steps.drain(..view.first);
+            // What a burst needed.
+            if self.steps.capacity() > 4 * self.steps.len().max(4) {
+                self.steps.shrink_to(2 * self.steps.len());
+            }
         }
     }
 

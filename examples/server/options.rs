@@ -256,8 +256,9 @@ fn network(value: &str) -> Result<Cidr, String> {
 }
 
 fn server(url: &str) -> Result<ConnectionInfo, String> {
-    url.into_connection_info()
-        .map_err(|_| "write a URL: redis://HOST:PORT".into())
+    url.into_connection_info().map_err(|_| {
+        "write a URL: redis://HOST:PORT, or with --features tls rediss://HOST:PORT".into()
+    })
 }
 
 fn at_least_one(value: &str, what: &str) -> Result<u32, String> {

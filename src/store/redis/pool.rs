@@ -108,7 +108,13 @@ impl Pool {
                 }
             }
             this.pulse.renew();
-            Ok(slot.clone())
+            let connection = slot.clone();
+            // As well: a server that lets us in and refuses all commands.
+            tokio::spawn(async move {
+                tokio::time::sleep(REST).await;
+                drop(slot);
+            });
+            Ok(connection)
         });
         healing.await.unwrap_or_else(|_| Err(closed()))
     }
