@@ -20,6 +20,7 @@ use common::{
     cluster::{Cluster, wait},
     history::{START_MS, agree, steady},
     redis::Server,
+    served::{LEAST_RIGHTS, limited},
 };
 use proptest::{
     strategy::{Strategy, ValueTree},
@@ -485,6 +486,46 @@ async fn a_primary_that_hangs_is_followed_by_its_replica_and_may_come_back() {
     });
     until_all_are_admitted_again(&limiter, &much, &lost).await;
     load.end().await;
+}
+
+/// As the documentation of `store::redis` names them.
+#[tokio::test]
+async fn the_least_rights_are_enough_on_a_cluster_and_on_a_slot_on_its_way_and_none_can_be_left_out()
+ {
+    let cluster = Cluster::start(NEVER);
+    let much = policy("much", "1000000/1h");
+    let mover = users_at(&cluster, 0, 1).remove(0);
+    let users = [0, 1, 2].map(|at| users_at(&cluster, at, 2).remove(1));
+    let rights = [&LEAST_RIGHTS[..], &["+cluster|slots", "+asking"]].concat();
+    let connect = async |rights: &[&str]| {
+        let urls = cluster.nodes.iter().map(|node| limited(node, rights));
+        RedisStore::cluster(urls.collect::<Vec<_>>()).await
+    };
+    let store = connect(&rights).await.unwrap();
+    let limiter = Limiter::new(store.clone()).deadline(DEADLINE);
+    let check = async |user: &str| limiter.check([charge(&much, user)]).await.map(drop);
+    for user in &users {
+        check(user).await.unwrap();
+    }
+    let slot = cluster.slot(&format!("user={mover}"));
+    cluster.begin_move(slot, 0, 1);
+    check(&mover).await.unwrap();
+    connect(&rights[..rights.len() - 1]).await.unwrap();
+    // Each node hangs up on users whose rights change.
+    let mut error = check(&mover).await.unwrap_err();
+    for _ in 0..2 * cluster.nodes.len() {
+        if error.kind() == StoreErrorKind::Unavailable {
+            error = check(&mover).await.unwrap_err();
+        }
+    }
+    assert_eq!(error.kind(), StoreErrorKind::Refused, "{error}");
+
+    let without_slots = connect(&LEAST_RIGHTS).await.unwrap_err();
+    assert_eq!(
+        without_slots.kind(),
+        StoreErrorKind::Refused,
+        "{without_slots}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

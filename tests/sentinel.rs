@@ -17,7 +17,7 @@ use std::{
 
 use common::{
     redis::Server,
-    sentinel::{Group, NAME, Parrot, ask},
+    sentinel::{Group, NAME, Parrot, Sentinel, ask},
 };
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreErrorKind};
 use tokio::task::{JoinHandle, block_in_place};
@@ -355,6 +355,28 @@ async fn the_primary_has_a_user_and_a_password_of_its_own() {
     assert!(works(&with("sesame").await.unwrap()).await);
     let wrong = with("mellon").await.unwrap_err();
     assert_eq!(wrong.kind(), StoreErrorKind::Refused);
+}
+
+/// As the documentation of `store::redis` names them.
+#[tokio::test]
+async fn the_least_rights_are_enough_behind_sentinels() {
+    let server = Server::start();
+    let sentinel = Sentinel::watch(server.address(), "");
+    sentinel
+        .ask::<()>("ACL SETUSER limiter reset on >sesame +sentinel|get-master-addr-by-name")
+        .unwrap();
+    let limited = |url: &str| url.replace("//", "//limiter:sesame@");
+    let sentinels = || [limited(&sentinel.url())];
+    let rights = "~sluicegate:* +evalsha +eval +time +get +set +setrange +del";
+    let primary = format!("redis://limiter:sesame@{NAME}");
+
+    server.run::<()>(&format!("ACL SETUSER limiter reset on >sesame {rights}"));
+    let no_role = RedisStore::sentinel(sentinels(), primary.as_str()).await;
+    assert_eq!(no_role.unwrap_err().kind(), StoreErrorKind::Refused);
+
+    server.run::<()>("ACL SETUSER limiter +role");
+    let store = RedisStore::sentinel(sentinels(), primary.as_str()).await;
+    assert!(works(&store.unwrap()).await);
 }
 
 #[tokio::test]

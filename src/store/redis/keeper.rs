@@ -93,8 +93,12 @@ impl Keeper {
         both.cmd("ASKING").add_command(cmd.clone());
         live.pulse.asks();
         let replies = connection.send_packed_commands(&both, 0, 2).await;
-        live.pulse
-            .heard(replies.and_then(|mut replies| replies.pop().ok_or_else(closed)))
+        // Who may not ask is told so; the command itself would be sent back to where it came from.
+        live.pulse.heard(replies.and_then(|replies| {
+            let mut replies = replies.into_iter().map(Value::extract_error);
+            replies.next().ok_or_else(closed)??;
+            replies.next().ok_or_else(closed)?
+        }))
     }
 
     /// The connection, if there is nothing to find out about it.
