@@ -10,7 +10,8 @@ use crate::{error::ExtractError, policy::Policy};
 /// A route is written as its path, or as a method and a path. The path is the *template* that the router has matched, with the
 /// prefixes of all nested routers: `/api/items/{id}`. So one entry holds for all items, and no client chooses among entries
 /// by how it writes a path. This needs the feature `axum` and a layer *inside* the router (`Router::layer`,
-/// `Router::route_layer`). Where no router has said what it matched, the path of the URI is compared as it stands.
+/// `Router::route_layer`). Where no router has said what it matched, as in a fallback, the path that the client sent is compared
+/// as it stands; without the feature, what nested routers have left of it.
 ///
 /// An entry for the request's method goes before one for any method. A `HEAD` request is taken for the `GET` that it is
 /// served as, unless it has an entry of its own. What no entry names is limited as [`new`](Self::new) was told: nothing is
@@ -145,10 +146,15 @@ fn read(name: &str) -> Option<(Option<Method>, &str)> {
     path.starts_with('/').then_some((method, path))
 }
 
+/// A nested router takes its prefix off the URI, and its fallback matches nothing: `/health` may be `/api/health` then.
 #[cfg(feature = "axum")]
 fn path(head: &Parts) -> &str {
-    let matched = head.extensions.get::<axum::extract::MatchedPath>();
-    matched.map_or(head.uri.path(), |path| path.as_str())
+    use axum::extract::{MatchedPath, OriginalUri};
+    if let Some(matched) = head.extensions.get::<MatchedPath>() {
+        return matched.as_str();
+    }
+    let original = head.extensions.get::<OriginalUri>();
+    original.map_or(&head.uri, |uri| &uri.0).path()
 }
 
 #[cfg(not(feature = "axum"))]
