@@ -190,6 +190,12 @@ fn a_route_without_a_path_is_refused_when_built() {
 }
 
 #[test]
+#[should_panic(expected = "`get /search` is not a route: methods are written in capitals")]
+fn a_method_that_nobody_sends_is_refused_when_built() {
+    let _ = Routes::new(Route::skip()).route("get /search", Route::skip());
+}
+
+#[test]
 #[should_panic(expected = "the route `GET /search` has an entry already")]
 fn two_entries_for_one_route_are_refused_when_built() {
     let _ = Routes::new(Route::skip())

@@ -101,12 +101,12 @@ impl Routes {
     ///
     /// # Panics
     ///
-    /// When `name` is not a path, or a method and a path, or has an entry already.
+    /// When `name` is not a path, or a method and a path, or has an entry already; or when the method has small letters, which
+    /// are others in HTTP: `get` is nobody's method.
     #[must_use]
     pub fn route(mut self, name: &str, route: impl Into<Route>) -> Self {
-        let Some((method, path)) = read(name) else {
-            panic!("`{name}` is not a route: write /items/{{id}}, or GET /items/{{id}}");
-        };
+        let (method, path) =
+            read(name).unwrap_or_else(|why| panic!("`{name}` is not a route: {why}"));
         let entries = self.by_path.entry(path.into()).or_default();
         assert!(
             entries.iter().all(|(twin, _)| *twin != method),
@@ -138,12 +138,23 @@ impl Routes {
     }
 }
 
-fn read(name: &str) -> Option<(Option<Method>, &str)> {
+const FORM: &str = "write /items/{id}, or GET /items/{id}";
+
+fn read(name: &str) -> Result<(Option<Method>, &str), &'static str> {
     let (method, path) = match name.split_once(' ') {
-        Some((method, path)) => (Some(method.parse().ok()?), path),
+        Some((method, path)) => (Some(read_method(method)?), path),
         None => (None, name),
     };
-    path.starts_with('/').then_some((method, path))
+    let is_path = path.starts_with('/');
+    is_path.then_some((method, path)).ok_or(FORM)
+}
+
+/// An entry for a method that nobody sends would never hold.
+fn read_method(method: &str) -> Result<Method, &'static str> {
+    if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
+        return Err("methods are written in capitals, as in GET /items/{id}");
+    }
+    method.parse().map_err(|_| FORM)
 }
 
 /// A nested router takes its prefix off the URI, and its fallback matches nothing: `/health` may be `/api/health` then.
