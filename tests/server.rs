@@ -127,6 +127,16 @@ async fn health_and_the_page_are_not_limited() {
 }
 
 #[tokio::test]
+async fn a_cache_keeps_the_page_and_the_ok_apart() {
+    let (server, browser) = (Example::start(&[]), Browser::new());
+    for accept in ["text/html", "text/plain"] {
+        let (status, headers, _) = browser.ask(&server, "/", &[("accept", accept)]).await;
+        assert_eq!(status, OK);
+        assert_eq!(headers["vary"], "accept", "{accept}");
+    }
+}
+
+#[tokio::test]
 async fn a_request_without_the_header_skips_its_limit() {
     let limits = ["--limit", "header:X-Api-Key=2/1d", "--limit", "ip=7/1d"];
     let (server, browser) = (Example::start(&limits), Browser::new());

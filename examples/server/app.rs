@@ -39,10 +39,12 @@ async fn status(Path(code): Path<u16>) -> StatusCode {
 }
 
 async fn root(request: Request) -> Response {
-    if wants_page(request.uri(), request.headers()) {
-        return ([(header::VARY, "accept")], Html(PAGE)).into_response();
-    }
-    "ok\n".into_response()
+    let answer = if wants_page(request.uri(), request.headers()) {
+        Html(PAGE).into_response()
+    } else {
+        "ok\n".into_response()
+    };
+    ([(header::VARY, "accept")], answer).into_response()
 }
 
 /// Whether it is a browser that asks, and not the page's own script.
