@@ -77,6 +77,8 @@ async fn a_request_costs_what_its_path_says_and_a_refused_one_nothing() {
         ("/cost/11", REFUSED),
         ("/cost/0", OK),
         ("/cost/many", StatusCode::BAD_REQUEST),
+        // A path that is not read as it stands is not served for less than it says, either.
+        ("/cost/%39%39", StatusCode::BAD_REQUEST),
         ("/", OK),
         ("/status/204", StatusCode::NO_CONTENT),
         ("/cost/2", REFUSED),
