@@ -245,6 +245,21 @@ async fn a_hyper_server_answers_in_any_body_type() {
 }
 
 #[tokio::test]
+async fn a_refused_head_request_is_told_the_length_that_get_would_have() {
+    let hyper = serve_with_hyper(limit("all", 0), || Full::<Bytes>::from("hello")).await;
+    let routes = Router::new().route("/", get(async || "hello"));
+    let axum = serve(routes.layer(limit("all", 0))).await;
+    for server in [hyper, axum] {
+        let length = text(ask(server, "/").await).await.len().to_string();
+        let request = Request::head(format!("http://{server}/")).body(Body::empty());
+        let refusal = client().request(request.unwrap()).await.unwrap();
+        assert_eq!(refusal.status(), REFUSED);
+        assert_eq!(refusal.headers()["content-length"], length);
+        assert_eq!(text(refusal).await, "");
+    }
+}
+
+#[tokio::test]
 async fn http_2_and_a_head_request_are_answered_too() {
     let server = serve_with_hyper(limit("all", 2), || Full::<Bytes>::from("hello")).await;
     let client = Client::builder(TokioExecutor::new())

@@ -12,14 +12,14 @@ use std::{
     fmt::{Debug, Write},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use http::{Request, Response};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use scripted::{Scripted, allowed, denied};
+use scripted::{Scripted, allowed, denied, unavailable};
 use sluicegate::{
     Answer, Charge, FailurePolicy, Header, Key, Limiter, MetricsObserver, Observer, Policy,
     RateLimitLayer, TracingObserver,
@@ -52,6 +52,12 @@ struct Log {
 impl Log {
     fn lines(&self) -> Vec<String> {
         self.lines.lock().unwrap().clone()
+    }
+
+    fn switches(&self) -> Vec<String> {
+        let mut lines = self.lines();
+        lines.retain(|line| line.starts_with("open "));
+        lines
     }
 
     fn add(&self, event: &impl Debug, short: String) {
@@ -237,6 +243,37 @@ async fn an_observer_is_told_when_the_store_is_asked_no_more_and_when_it_is_aske
             "open false None",
         ]
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_told_that_the_breaker_has_opened_is_told_when_a_clone_closes_it() {
+    let log = Log::default();
+    let is_up = Arc::new(AtomicBool::new(false));
+    let up = is_up.clone();
+    let store = Scripted::new(move |check| match up.load(Ordering::SeqCst) {
+        true => Answer::ready(allowed(check)),
+        false => Answer::ready(Err(unavailable())),
+    });
+    let unobserved = Limiter::new(store);
+    let observed = unobserved.clone().observer(log.clone());
+    let api = policy("api", "10/1d");
+    for (opening, closing, switches) in [
+        (&observed, &unobserved, 2),
+        (&unobserved, &observed, 0),
+        (&observed, &observed, 2),
+    ] {
+        let before = log.switches().len();
+        is_up.store(false, Ordering::SeqCst);
+        for _ in 0..5 {
+            assert!(opening.check([charge(&api)]).await.is_err());
+        }
+        is_up.store(true, Ordering::SeqCst);
+        tokio::time::advance(Duration::from_millis(375)).await;
+        assert!(closing.check([charge(&api)]).await.is_ok());
+        let told = log.switches().split_off(before);
+        let expected = [r#"open true Some("unavailable")"#, "open false None"];
+        assert_eq!(told, expected[..switches]);
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -584,7 +621,7 @@ fn a_kind_of_failure_is_told_of_once_until_the_store_answers_and_then_once_a_sec
     let lines = traced(false, async {
         let store = Scripted::new(move |check| match failing.load(Ordering::SeqCst) {
             0 => Answer::pending(std::future::pending()),
-            1 => Answer::ready(Err(scripted::unavailable())),
+            1 => Answer::ready(Err(unavailable())),
             _ => Answer::ready(allowed(check)),
         });
         let limiter = Limiter::new(store).observer(TracingObserver::new());

@@ -145,6 +145,27 @@ async fn no_spelling_of_a_path_avoids_the_limit_of_its_route() {
 }
 
 #[tokio::test]
+async fn the_fallback_of_a_nested_router_is_taken_for_no_other_route() {
+    let routes = Routes::new(policy("general", "2/1d"))
+        .route("/health", Route::skip())
+        .route("/api/health", policy("proxied", "1/1d"));
+    let api = Router::new()
+        .route("/items", hello())
+        .fallback(async || "proxied")
+        .layer(layer().limit(routes, everybody()));
+    let site = Site::start(Router::new().nest("/api", api)).await;
+    for (path, expected) in [
+        ("/api/health", OK),
+        ("/api/health", REFUSED),
+        ("/api/nowhere", OK),
+        ("/api/items", OK),
+        ("/api/nowhere", REFUSED),
+    ] {
+        assert_eq!(site.status(path).await, expected, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn without_a_router_the_path_is_compared_as_it_stands() {
     let routes = Routes::new(policy("general", "1/1d")).route("/health", Route::skip());
     let service = ServiceBuilder::new()
@@ -166,6 +187,12 @@ async fn without_a_router_the_path_is_compared_as_it_stands() {
 #[should_panic(expected = "`search` is not a route")]
 fn a_route_without_a_path_is_refused_when_built() {
     let _ = Routes::new(Route::skip()).route("search", Route::skip());
+}
+
+#[test]
+#[should_panic(expected = "`get /search` is not a route: methods are written in capitals")]
+fn a_method_that_nobody_sends_is_refused_when_built() {
+    let _ = Routes::new(Route::skip()).route("get /search", Route::skip());
 }
 
 #[test]

@@ -77,6 +77,8 @@ async fn a_request_costs_what_its_path_says_and_a_refused_one_nothing() {
         ("/cost/11", REFUSED),
         ("/cost/0", OK),
         ("/cost/many", StatusCode::BAD_REQUEST),
+        // A path that is not read as it stands is not served for less than it says, either.
+        ("/cost/%39%39", StatusCode::BAD_REQUEST),
         ("/", OK),
         ("/status/204", StatusCode::NO_CONTENT),
         ("/cost/2", REFUSED),
@@ -124,6 +126,16 @@ async fn health_and_the_page_are_not_limited() {
     assert_eq!(status, REFUSED);
     let (status, ..) = browser.ask(&server, "/cost/1", &accept).await;
     assert_eq!(status, REFUSED);
+}
+
+#[tokio::test]
+async fn a_cache_keeps_the_page_and_the_ok_apart() {
+    let (server, browser) = (Example::start(&[]), Browser::new());
+    for accept in ["text/html", "text/plain"] {
+        let (status, headers, _) = browser.ask(&server, "/", &[("accept", accept)]).await;
+        assert_eq!(status, OK);
+        assert_eq!(headers["vary"], "accept", "{accept}");
+    }
 }
 
 #[tokio::test]

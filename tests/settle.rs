@@ -288,6 +288,31 @@ async fn a_response_waits_for_its_settlement_until_the_deadline() {
     assert_eq!((header.as_str(), left), (r#""all";r=9"#, 9));
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_shadows_charged_is_settled_within_the_same_deadline() {
+    let store = Watched::new(|answer| {
+        Answer::pending(async {
+            tokio::time::sleep(Duration::from_millis(60)).await;
+            answer.await
+        })
+    });
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(policy("now", "9/1d"), everybody())
+        .limit(policy("soon", "5/1d").shadow(), everybody())
+        .settle(|_, _| 0);
+    let service = layer.layer(service_fn(async |_: Request<String>| {
+        Ok::<_, Infallible>(Response::new(String::new()))
+    }));
+    let start = Instant::now();
+    let response = service.oneshot(Request::default()).await.unwrap();
+    assert_eq!(start.elapsed(), Duration::from_millis(60));
+    assert_eq!(store.begun(), 2);
+    let field = response.headers()["ratelimit"].to_str().unwrap();
+    for left in [r#""now";r=9"#, r#""soon";r=5"#] {
+        assert!(field.contains(left), "{field}");
+    }
+}
+
 #[tokio::test]
 async fn the_store_is_asked_only_when_the_cost_differs() {
     let store = Watched::new(|answer| answer);

@@ -21,7 +21,10 @@ pub(crate) fn app(limited: impl FnOnce(Router) -> Router) -> Router {
         .route("/", get(root))
         .route(
             "/cost/{n}",
-            get(|Path(n): Path<u64>| async move { format!("{n}\n") }),
+            get(async |uri: Uri| match cost(&uri) {
+                Some(n) => Ok(format!("{n}\n")),
+                None => Err(StatusCode::BAD_REQUEST),
+            }),
         )
         .route("/status/{code}", get(status));
     limited(routes)
@@ -38,11 +41,22 @@ async fn status(Path(code): Path<u16>) -> StatusCode {
         .unwrap_or(StatusCode::BAD_REQUEST)
 }
 
-async fn root(request: Request) -> Response {
-    if wants_page(request.uri(), request.headers()) {
-        return ([(header::VARY, "accept")], Html(PAGE)).into_response();
+/// What a path says that its request costs, if that can be read. The limits and the handler both read it here, undecoded: they
+/// must not differ.
+pub(crate) fn cost(uri: &Uri) -> Option<u64> {
+    match uri.path().strip_prefix("/cost/") {
+        Some(n) => n.parse().ok(),
+        None => Some(1),
     }
-    "ok\n".into_response()
+}
+
+async fn root(request: Request) -> Response {
+    let answer = if wants_page(request.uri(), request.headers()) {
+        Html(PAGE).into_response()
+    } else {
+        "ok\n".into_response()
+    };
+    ([(header::VARY, "accept")], answer).into_response()
 }
 
 /// Whether it is a browser that asks, and not the page's own script.

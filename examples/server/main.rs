@@ -104,10 +104,7 @@ fn failures(response: &Head, charge: &Charge) -> u64 {
 
 /// A cost that cannot be read costs nothing: the handler refuses it.
 fn cost(head: &Parts) -> u64 {
-    match head.uri.path().strip_prefix("/cost/") {
-        Some(n) => n.parse().unwrap_or(0),
-        None => 1,
-    }
+    app::cost(&head.uri).unwrap_or(0)
 }
 
 async fn limiter(options: &Options) -> Result<Limiter, String> {

@@ -12,16 +12,20 @@
 //! is the limiter's. A store sees of those only that its futures are dropped, as they also are when clients go away.
 
 use std::{
-    sync::atomic::{
-        AtomicU32, AtomicU64,
-        Ordering::{Acquire, Relaxed, Release},
+    mem,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{
+            AtomicU32, AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use crate::{chance, error::StoreErrorKind};
+use crate::{chance, error::StoreErrorKind, observe::Observer};
 
 /// A single slow answer or lost connection is no outage, and a few are soon together when there is one.
 const FAILURES: u32 = 5;
@@ -30,15 +34,16 @@ const FAILURES: u32 = 5;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pass(u32);
 
+/// Who is told of a switch: nobody, where the clone of the limiter that opened it has no observer.
+type Told = Option<Arc<dyn Observer>>;
+
 /// What an answer has changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Switch {
-    Opened,
-    Closed,
+    Opened(Told),
+    Closed(Told),
 }
 
 /// Shared by all clones of a limiter. While it is closed and nothing fails, a call costs two loads and writes nothing.
-#[derive(Debug)]
 pub(crate) struct Breaker {
     born: Instant,
     /// From one probe to the next, on average; zero for a breaker that never opens.
@@ -49,6 +54,8 @@ pub(crate) struct Breaker {
     failures: AtomicU32,
     /// When the next probe may go, in microseconds since `born`.
     probe_at: AtomicU64,
+    /// Who was told that it has opened, and will be told that it has closed, whichever clone does that: some keep count.
+    told: Mutex<Told>,
 }
 
 impl Breaker {
@@ -59,6 +66,7 @@ impl Breaker {
             switches: AtomicU32::new(0),
             failures: AtomicU32::new(0),
             probe_at: AtomicU64::new(0),
+            told: Mutex::default(),
         }
     }
 
@@ -70,10 +78,15 @@ impl Breaker {
         (!is_open(switches) || self.takes_probe()).then_some(Pass(switches))
     }
 
-    /// Takes note of how the store answered.
-    pub(crate) fn note(&self, pass: Pass, error: Option<StoreErrorKind>) -> Option<Switch> {
+    /// Takes note of how the store answered a caller with this observer.
+    pub(crate) fn note(
+        &self,
+        pass: Pass,
+        error: Option<StoreErrorKind>,
+        observer: &Told,
+    ) -> Option<Switch> {
         if error.is_some_and(is_failure) {
-            self.failed(pass)
+            self.failed(pass, observer)
         } else {
             self.answered(pass)
         }
@@ -83,11 +96,14 @@ impl Breaker {
         if self.failures.load(Relaxed) != 0 {
             self.failures.store(0, Relaxed);
         }
-        (is_open(switches) && self.switch(switches)).then_some(Switch::Closed)
+        if !is_open(switches) {
+            return None;
+        }
+        self.switch(switches, None).map(Switch::Closed)
     }
 
     #[cold]
-    fn failed(&self, Pass(switches): Pass) -> Option<Switch> {
+    fn failed(&self, Pass(switches): Pass, observer: &Told) -> Option<Switch> {
         // A call from before a switch says nothing about what is now.
         if is_open(switches) || switches != self.switches.load(Relaxed) || self.interval.is_zero() {
             return None;
@@ -96,15 +112,19 @@ impl Breaker {
             return None;
         }
         self.probe_at.store(self.next_probe(), Relaxed);
-        self.switch(switches).then_some(Switch::Opened)
+        self.switch(switches, observer.clone())?;
+        Some(Switch::Opened(observer.clone()))
     }
 
-    fn switch(&self, from: u32) -> bool {
+    /// Leaves word who is to be told of the next switch, and answers who was to be told of this one; `None` when another caller
+    /// has switched it.
+    fn switch(&self, from: u32, told: Told) -> Option<Told> {
         let to = from.wrapping_add(1);
         self.failures.store(0, Relaxed);
-        self.switches
-            .compare_exchange(from, to, Release, Relaxed)
-            .is_ok()
+        // Locked first: who closes it finds the word of who has opened it.
+        let mut last = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let switched = self.switches.compare_exchange(from, to, Release, Relaxed);
+        switched.ok().map(|_| mem::replace(&mut *last, told))
     }
 
     #[cold]

@@ -34,10 +34,12 @@ impl Limiter {
 
     /// Lets the breaker know how the store has answered, and the observer what the breaker makes of it.
     pub(super) fn note(&self, pass: Option<Pass>, error: Option<&StoreError>) {
-        let switch = pass.and_then(|pass| self.breaker.note(pass, error.map(StoreError::kind)));
-        if let (Some(switch), Some(observer)) = (switch, &self.observer) {
-            let error = error.filter(|_| switch == Switch::Opened);
-            observer.switched(&Switched::new(error));
+        let kind = error.map(StoreError::kind);
+        let switch = pass.and_then(|pass| self.breaker.note(pass, kind, &self.observer));
+        match switch {
+            Some(Switch::Opened(Some(observer))) => observer.switched(&Switched::new(error)),
+            Some(Switch::Closed(Some(observer))) => observer.switched(&Switched::new(None)),
+            _ => {}
         }
     }
 

@@ -1,6 +1,6 @@
 use std::fmt::Write;
 
-use http::{HeaderValue, Method, Response, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
 
 use super::{MakeRejection, Rejection, draft11::item_name};
 use crate::decision::Denial;
@@ -10,7 +10,7 @@ const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 /// Answers with `application/problem+json` (RFC 9457), in the problem types of the `RateLimit` draft.
 ///
 /// A refusal names the quotas that it violates, as `RateLimit-Policy` does; nobody's identity is told. One that can never pass
-/// says so. `HEAD` gets no body.
+/// says so. `HEAD` gets no body, and the length of the one that `GET` would get.
 ///
 /// ```json
 /// {"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429,"violated-policies":["ip/1s"]}
@@ -50,16 +50,20 @@ impl Default for ProblemJson {
 
 impl<B: From<String>> MakeRejection<B> for ProblemJson {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
-        let body = match head.method {
-            Method::HEAD => String::new(),
-            _ => problem(rejection, self.types),
-        };
-        let mut response = Response::new(B::from(body));
-        *response.status_mut() = rejection.status();
-        response.headers_mut().insert(
+        let mut problem = problem(rejection, self.types);
+        let mut headers = HeaderMap::new();
+        headers.insert(
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         );
+        if head.method == Method::HEAD {
+            // Or the server would tell the length of no body (RFC 9110, 8.6).
+            headers.insert(header::CONTENT_LENGTH, problem.len().into());
+            problem.clear();
+        }
+        let mut response = Response::new(B::from(problem));
+        *response.status_mut() = rejection.status();
+        *response.headers_mut() = headers;
         response
     }
 }

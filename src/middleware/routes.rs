@@ -10,7 +10,8 @@ use crate::{error::ExtractError, policy::Policy};
 /// A route is written as its path, or as a method and a path. The path is the *template* that the router has matched, with the
 /// prefixes of all nested routers: `/api/items/{id}`. So one entry holds for all items, and no client chooses among entries
 /// by how it writes a path. This needs the feature `axum` and a layer *inside* the router (`Router::layer`,
-/// `Router::route_layer`). Where no router has said what it matched, the path of the URI is compared as it stands.
+/// `Router::route_layer`). Where no router has said what it matched, as in a fallback, the path that the client sent is compared
+/// as it stands; without the feature, what nested routers have left of it.
 ///
 /// An entry for the request's method goes before one for any method. A `HEAD` request is taken for the `GET` that it is
 /// served as, unless it has an entry of its own. What no entry names is limited as [`new`](Self::new) was told: nothing is
@@ -100,12 +101,12 @@ impl Routes {
     ///
     /// # Panics
     ///
-    /// When `name` is not a path, or a method and a path, or has an entry already.
+    /// When `name` is not a path, or a method and a path, or has an entry already; or when the method has small letters, which
+    /// are others in HTTP: `get` is nobody's method.
     #[must_use]
     pub fn route(mut self, name: &str, route: impl Into<Route>) -> Self {
-        let Some((method, path)) = read(name) else {
-            panic!("`{name}` is not a route: write /items/{{id}}, or GET /items/{{id}}");
-        };
+        let (method, path) =
+            read(name).unwrap_or_else(|why| panic!("`{name}` is not a route: {why}"));
         let entries = self.by_path.entry(path.into()).or_default();
         assert!(
             entries.iter().all(|(twin, _)| *twin != method),
@@ -137,18 +138,34 @@ impl Routes {
     }
 }
 
-fn read(name: &str) -> Option<(Option<Method>, &str)> {
+const FORM: &str = "write /items/{id}, or GET /items/{id}";
+
+fn read(name: &str) -> Result<(Option<Method>, &str), &'static str> {
     let (method, path) = match name.split_once(' ') {
-        Some((method, path)) => (Some(method.parse().ok()?), path),
+        Some((method, path)) => (Some(read_method(method)?), path),
         None => (None, name),
     };
-    path.starts_with('/').then_some((method, path))
+    let is_path = path.starts_with('/');
+    is_path.then_some((method, path)).ok_or(FORM)
 }
 
+/// An entry for a method that nobody sends would never hold.
+fn read_method(method: &str) -> Result<Method, &'static str> {
+    if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
+        return Err("methods are written in capitals, as in GET /items/{id}");
+    }
+    method.parse().map_err(|_| FORM)
+}
+
+/// A nested router takes its prefix off the URI, and its fallback matches nothing: `/health` may be `/api/health` then.
 #[cfg(feature = "axum")]
 fn path(head: &Parts) -> &str {
-    let matched = head.extensions.get::<axum::extract::MatchedPath>();
-    matched.map_or(head.uri.path(), |path| path.as_str())
+    use axum::extract::{MatchedPath, OriginalUri};
+    if let Some(matched) = head.extensions.get::<MatchedPath>() {
+        return matched.as_str();
+    }
+    let original = head.extensions.get::<OriginalUri>();
+    original.map_or(&head.uri, |uri| &uri.0).path()
 }
 
 #[cfg(not(feature = "axum"))]

@@ -1,6 +1,7 @@
 use std::{
+    future::poll_fn,
     mem,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -155,21 +156,47 @@ fn settling(
     }
     let (limiter, usage) = (limiter.clone(), usage.clone());
     Some(Box::pin(async move {
-        let mut settled = match counting {
-            Some(costs) => limiter.settle(&usage, costs).await?,
-            None => usage.clone(),
+        let counting = async {
+            match counting {
+                Some(costs) => limiter.settle(&usage, costs).await,
+                None => Ok(usage.clone()),
+            }
         };
-        let mut of_shadows = usage.shadow().cloned();
-        if let Some((shadow, costs)) = shadow {
+        let shadow = async {
+            let (shadow, costs) = shadow?;
             // What goes wrong with a shadow is told to the observer alone.
-            let answer = limiter.settle(&shadow, costs).await;
-            of_shadows = answer.ok().map(Decision::Allowed).or(of_shadows);
-        }
-        if let Some(decision) = of_shadows {
-            settled = settled.with_shadow(decision);
-        }
-        Ok(settled)
+            limiter.settle(&shadow, costs).await.ok()
+        };
+        let (settled, shadow) = both(counting, shadow).await;
+        let shadow = shadow.map(Decision::Allowed);
+        let settled = settled?;
+        Ok(match shadow.or_else(|| usage.shadow().cloned()) {
+            Some(shadow) => settled.with_shadow(shadow),
+            None => settled,
+        })
     }))
+}
+
+/// Waits for two answers at once: so their deadlines, which begin together, are one for whoever waits.
+async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
+    let (mut a, mut b) = (pin!(a), pin!(b));
+    let mut known = (Poll::Pending, Poll::Pending);
+    poll_fn(move |cx| {
+        if known.0.is_pending() {
+            known.0 = a.as_mut().poll(cx);
+        }
+        if known.1.is_pending() {
+            known.1 = b.as_mut().poll(cx);
+        }
+        match mem::replace(&mut known, (Poll::Pending, Poll::Pending)) {
+            (Poll::Ready(a), Poll::Ready(b)) => Poll::Ready((a, b)),
+            so_far => {
+                known = so_far;
+                Poll::Pending
+            }
+        }
+    })
+    .await
 }
 
 /// The final cost of each charge; `None` when no charge has another than it had.

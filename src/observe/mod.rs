@@ -93,6 +93,9 @@ pub trait Observer: Send + Sync + 'static {
     }
 
     /// The breaker in front of the store has opened or closed.
+    ///
+    /// Clones of a limiter share it: of those with observers of their own, the one that opens it has its observer told, also when
+    /// another one closes it again.
     fn switched(&self, switched: &Switched<'_>) {
         let _ = switched;
     }
