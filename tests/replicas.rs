@@ -127,3 +127,38 @@ async fn no_request_of_clients_that_share_a_limit_reaches_a_server_too_early() {
     // Without the layer, they do come too early, and this server notices.
     assert_ne!(too_early(&arrivals([client(), client()]).await), 0);
 }
+
+#[tokio::test]
+async fn replicas_share_hashed_identities_only_if_they_share_a_secret() {
+    let server = Server::start();
+    let replica = async |secret: &str| {
+        let store = RedisStore::connect(server.url()).await.unwrap();
+        Limiter::new(store.secret(secret)).deadline(Duration::from_secs(30))
+    };
+    let [blue, also_blue, green] = [
+        replica("blue").await,
+        replica("blue").await,
+        replica("green").await,
+    ];
+    let policy = Policy::parse("api", "1/1d").unwrap();
+    let long = "alice".repeat(20);
+    for (key, hashed) in [
+        (Key::secret("api-key", "alice"), true),
+        (Key::new("session", &long), true),
+        (Key::new("name", "alice liddell"), true),
+        (Key::new("user", "alice"), false),
+    ] {
+        let kind = key.kind().to_owned();
+        for (replica, admitted) in [(&blue, true), (&also_blue, false), (&green, hashed)] {
+            let charge = [Charge::new(&policy, key.clone(), 1)];
+            let decision = replica.check(charge).await.unwrap();
+            assert_eq!(decision.is_allowed(), admitted, "{kind}");
+        }
+        let names: Vec<String> = server.run(&format!("KEYS sluicegate:{{{kind}=*}}:api"));
+        assert_eq!(names.len(), if hashed { 2 } else { 1 }, "{names:?}");
+        for name in &names {
+            assert_eq!(name.contains("alice"), !hashed, "{name}");
+        }
+    }
+    assert_eq!(server.run::<u64>("DBSIZE"), 7);
+}
