@@ -81,7 +81,11 @@ impl Store for Watched {
 
     fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
         self.begun.fetch_add(1, Ordering::SeqCst);
-        (self.settle)(self.store.settle(settlement))
+        let (store, settlement) = (self.store.clone(), settlement.clone());
+        // Whoever does not wait for this answer has settled nothing.
+        (self.settle)(Answer::pending(
+            async move { store.settle(&settlement).await },
+        ))
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
@@ -264,17 +268,18 @@ async fn settled(store: &Arc<Watched>) -> (StatusCode, String, u64) {
 async fn a_settlement_that_fails_leaves_the_charge_and_the_response() {
     let failed = || StoreError::new(StoreErrorKind::Unavailable, "told to fail");
     let store = Watched::new(move |_| Answer::ready(Err(failed())));
-    let (status, header, _) = settled(&store).await;
-    assert_eq!((status, header.as_str()), (OK, r#""all";r=8"#));
+    let (status, header, left) = settled(&store).await;
+    assert_eq!((status, header.as_str(), left), (OK, r#""all";r=8"#, 8));
+    assert_eq!(store.begun(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_response_waits_for_its_settlement_until_the_deadline() {
     let store = Watched::new(|_| Answer::pending(pending()));
     let start = Instant::now();
-    let (status, header, _) = settled(&store).await;
+    let (status, header, left) = settled(&store).await;
     assert_eq!(start.elapsed(), Duration::from_millis(100));
-    assert_eq!((status, header.as_str()), (OK, r#""all";r=8"#));
+    assert_eq!((status, header.as_str(), left), (OK, r#""all";r=8"#, 8));
 
     let store = Watched::new(|answer| {
         Answer::pending(async {
