@@ -6,8 +6,10 @@
 //!
 //!     for i in 1 2 3 4; do curl -s -o /dev/null -w '%{http_code}\n' http://127.0.0.1:3000/; done
 //!     curl -s http://127.0.0.1:3000/metrics
+//!
+//! An argument is another address to listen on.
 
-use std::{error::Error, net::SocketAddr, time::Duration};
+use std::{env, error::Error, net::SocketAddr, time::Duration};
 
 use axum::{Router, routing::get};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
@@ -44,7 +46,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route("/", get(async || "hello\n"))
         .route_layer(limits)
         .route("/metrics", get(async move || prometheus.render()));
-    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    let address = env::args().nth(1);
+    let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     Ok(axum::serve(listener, service).await?)

@@ -1,6 +1,11 @@
 //! The layer in axum routers and hyper servers, as real clients over real connections see it.
 
-use std::{convert::Infallible, future::ready, net::SocketAddr};
+use std::{
+    convert::Infallible,
+    future::{pending, ready},
+    net::SocketAddr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use axum::{
     Router,
@@ -24,11 +29,12 @@ use hyper_util::{
 };
 use sluicegate::{
     Key, Limiter, MemoryStore, Policy, RateLimitLayer,
-    middleware::{EmptyBody, MakeRejection},
+    middleware::{EmptyBody, HeaderStyle, MakeRejection},
 };
 use tokio::net::TcpListener;
 use tokio_tungstenite::{connect_async, tungstenite};
 use tower::{ServiceBuilder, service_fn};
+use tower_http::timeout::TimeoutLayer;
 
 const OK: StatusCode = StatusCode::OK;
 const REFUSED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
@@ -332,7 +338,7 @@ async fn fetch(server: SocketAddr, origin: &str) -> (StatusCode, Option<HeaderMa
 
 #[tokio::test]
 async fn a_page_of_another_origin_sees_a_refusal_and_its_headers_and_preflights_are_free() {
-    use sluicegate::middleware::{EXPOSED_HEADERS, HeaderStyle};
+    use sluicegate::middleware::EXPOSED_HEADERS;
     use tower_http::cors::{AllowOrigin, CorsLayer};
 
     const ORIGIN: &str = "https://app.example.com";
@@ -360,4 +366,77 @@ async fn a_page_of_another_origin_sees_a_refusal_and_its_headers_and_preflights_
     let response = ask(server, "/").await;
     assert_eq!(response.status(), REFUSED);
     assert!(visible(&response, ORIGIN).is_none());
+}
+
+#[tokio::test]
+async fn a_client_is_told_its_quota_at_the_moments_that_were_chosen() {
+    let style = HeaderStyle::DRAFT_11;
+    let (three, two, one, none) = (Some("r=3"), Some("r=2"), Some("r=1"), Some("r=0"));
+    for (style, told) in [
+        (style, [three, two, one, none, none]),
+        (style.only_on_refusal(), [None, None, None, None, none]),
+        (style.only_below(50), [None, None, one, none, none]),
+        (HeaderStyle::NONE, [None; 5]),
+    ] {
+        let app = Router::new().route("/", get(async || "hello"));
+        let server = serve(app.layer(limit("all", 4).headers(style))).await;
+        for (number, told) in told.into_iter().enumerate() {
+            let response = ask(server, "/").await;
+            let headers = response.headers();
+            let left = headers.get("ratelimit").map(|it| it.to_str().unwrap());
+            let left = left.map(|it| it.split(';').nth(1).unwrap());
+            assert_eq!(left, told, "{style:?}, request {number}");
+            assert_eq!(headers.contains_key("ratelimit-policy"), told.is_some());
+            assert_eq!(headers.contains_key("retry-after"), number == 4);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_is_told_its_reset_from_now_or_since_1970() {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let never = || Duration::ZERO;
+    for (style, from) in [
+        (HeaderStyle::X_RATE_LIMIT, &never as &dyn Fn() -> Duration),
+        (HeaderStyle::X_RATE_LIMIT_EPOCH, &now),
+    ] {
+        let app = Router::new().route("/", get(async || "hello"));
+        let server = serve(app.layer(limit("all", 1).headers(style))).await;
+        for status in [OK, REFUSED] {
+            let before = from().as_secs();
+            let response = ask(server, "/").await;
+            assert_eq!(response.status(), status);
+            let number = |name| -> u64 {
+                let value = response.headers()[name].to_str().unwrap();
+                value.parse().unwrap()
+            };
+            assert_eq!(number("x-ratelimit-limit"), 1);
+            assert_eq!(number("x-ratelimit-remaining"), 0);
+            // A day and up to a sixtieth of it, of which some has passed when a request is refused.
+            let times = before + 86_300..=from().as_secs() + 86_400 + 1_440 + 1;
+            let reset = number("x-ratelimit-reset");
+            assert!(times.contains(&reset), "{style:?}: {reset}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_response_of_a_timeout_inside_tells_the_quota_and_one_of_a_timeout_outside_does_not() {
+    const LATE: StatusCode = StatusCode::REQUEST_TIMEOUT;
+    let timeout = TimeoutLayer::with_status_code(LATE, Duration::from_millis(10));
+    let app = || Router::new().route("/", get(pending::<()>));
+    let inside = serve(app().layer(timeout).layer(limit("all", 2))).await;
+    let outside = serve(app().layer(limit("all", 2)).layer(timeout)).await;
+    for (server, told) in [
+        (inside, [Some("r=1"), Some("r=0"), Some("r=0")]),
+        (outside, [None, None, Some("r=0")]),
+    ] {
+        for (status, told) in [LATE, LATE, REFUSED].into_iter().zip(told) {
+            let response = ask(server, "/").await;
+            assert_eq!(response.status(), status);
+            let left = response.headers().get("ratelimit");
+            let left = left.map(|it| it.to_str().unwrap().split(';').nth(1).unwrap());
+            assert_eq!(left, told);
+        }
+    }
 }

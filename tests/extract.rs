@@ -1,13 +1,24 @@
 //! What is read from the head of a request is one identity each, and never a shared one by accident.
 
+#[path = "common/site.rs"]
+mod site;
+
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex},
 };
 
-use http::{HeaderValue, Request, request::Parts};
+use axum::{
+    Router,
+    extract::Request as Asked,
+    middleware::{Next, from_fn},
+    routing::any,
+};
+use http::{HeaderValue, Method, Request, request::Parts};
+use site::Site;
 use sluicegate::{
-    ExtractError, ExtractErrorKind, Header, Key, KeyExtractor, PeerIp,
+    ExtractError, ExtractErrorKind, Header, Key, KeyExtractor, MemoryStore, PeerIp, Policy,
+    RateLimitLayer,
     extract::{AsyncKeyExtractor, Cookie, Extension, Keys},
 };
 
@@ -373,4 +384,118 @@ fn public_types_are_send_and_sync() {
     check::<sluicegate::extract::OnMissing<PeerIp>>();
     check::<dyn KeyExtractor>();
     check::<dyn AsyncKeyExtractor>();
+}
+
+// On the wire
+
+/// Who the authentication of these tests has found.
+#[derive(Clone)]
+struct User(String);
+
+/// One request a day of whomever this extractor finds, behind an authentication that believes everybody.
+async fn behind_authentication(extractor: impl KeyExtractor) -> Site {
+    let authenticate = async |mut request: Asked, next: Next| {
+        if let Some(name) = request.headers().get("authorization") {
+            let user = User(name.to_str().unwrap().to_owned());
+            request.extensions_mut().insert(user);
+        }
+        next.run(request).await
+    };
+    let once = Policy::parse("once", "1/1d").unwrap();
+    let limits = RateLimitLayer::new(MemoryStore::new()).limit(once, extractor);
+    let app = Router::new().route("/", any(async || "hello"));
+    Site::start(app.layer(limits).layer(from_fn(authenticate))).await
+}
+
+#[tokio::test]
+async fn a_client_is_who_the_layers_outside_and_its_cookies_say_it_is() {
+    let user = || Extension::new(|user: &User| Key::new("user", &user.0));
+    let session = || Cookie::new("session");
+    let anonymous = Key::new("anonymous", "all");
+    let writes = |head: &Parts| head.method == Method::POST;
+    let (alice, bob) = (("authorization", "alice"), ("authorization", "bob"));
+    let (a, b) = (("cookie", "session=a"), ("cookie", "theme=dark; session=b"));
+    let twice = ("cookie", "session=a; session=b");
+    let (get, post) = (Method::GET, Method::POST);
+    let extractors: [(&str, Box<dyn KeyExtractor>, &[_]); 6] = [
+        (
+            "extension",
+            Box::new(user()),
+            &[
+                (&get, &[alice][..], 200),
+                (&get, &[alice, a], 429),
+                (&get, &[bob], 200),
+                (&get, &[a], 400),
+            ],
+        ),
+        (
+            "cookie",
+            Box::new(session()),
+            &[
+                (&get, &[a], 200),
+                (&get, &[("cookie", "theme=dark; session=a"), alice], 429),
+                (&get, &[("cookie", "theme=dark"), b], 200),
+                (&get, &[b], 429),
+                (&get, &[alice], 400),
+                (&get, &[twice], 400),
+            ],
+        ),
+        (
+            "or",
+            Box::new(session().or(user())),
+            &[
+                (&get, &[a, alice], 200),
+                (&get, &[a], 429),
+                (&get, &[alice], 200),
+                (&get, &[alice], 429),
+                (&get, &[b, alice], 200),
+                // The session is spoiled: the user, who might pass, is not asked.
+                (&get, &[twice, bob], 400),
+                (&get, &[bob], 200),
+                (&get, &[], 400),
+            ],
+        ),
+        (
+            "and",
+            Box::new(user().and(session())),
+            &[
+                (&get, &[alice, a], 200),
+                (&get, &[alice, b], 200),
+                (&get, &[bob, a], 200),
+                (&get, &[a, alice], 429),
+                (&get, &[alice], 400),
+                (&get, &[a], 400),
+            ],
+        ),
+        (
+            "only_when",
+            Box::new(user().only_when(writes)),
+            &[
+                (&get, &[alice], 200),
+                (&post, &[alice], 200),
+                (&post, &[alice], 429),
+                (&get, &[alice], 200),
+                (&get, &[], 200),
+                (&post, &[], 400),
+            ],
+        ),
+        (
+            "or_shared",
+            Box::new(session().or_shared(anonymous)),
+            &[
+                (&get, &[], 200),
+                (&get, &[alice], 429),
+                (&get, &[a], 200),
+                (&get, &[a], 429),
+                (&get, &[twice], 400),
+            ],
+        ),
+    ];
+    for (name, extractor, requests) in extractors {
+        let site = behind_authentication(extractor).await;
+        for (number, (method, headers, expected)) in requests.iter().enumerate() {
+            let (status, ..) = site.ask((*method).clone(), "/", headers).await;
+            assert_eq!(status, *expected, "{name}, request {number}: {headers:?}");
+        }
+    }
 }

@@ -19,7 +19,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use scripted::Scripted;
 use sluicegate::{
     ExtractError, FailurePolicy, Header, Key, MemoryStore, PeerIp, Policy, RateLimitLayer, Rule,
-    extract::KeyExtractor,
+    extract::{KeyExtractor, Keys},
     middleware::{EmptyBody, Grpc, MakeRejection, ProblemJson, Rejection},
 };
 use tonic::{
@@ -176,6 +176,11 @@ async fn a_pushback_has_the_same_jitter_as_the_rest() {
 async fn every_reason_has_the_status_that_clients_act_upon() {
     let allowing = Scripted::allowing;
     let malformed = |_: &http::request::Parts| Err::<Key, _>(ExtractError::malformed("told to"));
+    let too_many = |_: &http::request::Parts| {
+        (0..65)
+            .map(|n| Key::new("user", n.to_string()))
+            .collect::<Keys>()
+    };
     let failing = limited(Scripted::failing(), everybody());
     for (layer, code) in [
         (
@@ -188,6 +193,7 @@ async fn every_reason_has_the_status_that_clients_act_upon() {
             Code::PermissionDenied,
         ),
         (failing.on_failure(FailurePolicy::Closed), Code::Unavailable),
+        (limited(allowing(), too_many), Code::Internal),
     ] {
         let status = ends(layer).await;
         assert_eq!(status.code(), code);

@@ -8,9 +8,11 @@ mod example;
 #[path = "common/redis.rs"]
 mod redis_server;
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use axum::{
     body::Body,
-    http::{HeaderMap, Request, Response, StatusCode},
+    http::{HeaderMap, HeaderValue, Request, Response, StatusCode},
 };
 use example::Example;
 use http_body_util::BodyExt;
@@ -346,42 +348,42 @@ async fn limits_change_with_their_file_and_what_is_used_stays() {
     for expected in [OK, OK, REFUSED] {
         assert_eq!(browser.status(&server, "/").await, expected);
     }
-    for (limits, complaint, limit, expected) in [
+    for (limits, complaint, item, expected) in [
         (
             "ip = '3/1d'\n'header:x-api-key' = '9/1d'",
             "server: limits read again",
-            3,
+            "q=3;w=86400",
             OK,
         ),
         (
             "ip = '99/1d'",
             "policy `header-x-api-key` is missing",
-            3,
+            "q=3;w=86400",
             REFUSED,
         ),
         (
             "ip = 'many'\n'header:x-api-key' = '9/1d'",
             "policy `ip`: rule `many`",
-            3,
+            "q=3;w=86400",
             REFUSED,
         ),
-        ("ip = ", "line 2", 3, REFUSED),
+        ("ip = ", "line 2", "q=3;w=86400", REFUSED),
         (
             "ip = '4/1d'\n'header:x-api-key' = '9/1d'\n'header:a' = '9/1d'",
             "policy `header-a` is new",
-            3,
+            "q=3;w=86400",
             REFUSED,
         ),
         (
             "ip = '5/1d'\n'header:x-api-key' = '9/1d'",
             "server: limits read again",
-            5,
+            "q=5;w=86400",
             OK,
         ),
         (
             "ip = { rules = '1/1d', shadow = true }\n'header:x-api-key' = '9/1d'",
             "server: limits read again",
-            1,
+            "q=1;w=86400;sluicegate-shadow",
             OK,
         ),
     ] {
@@ -393,16 +395,17 @@ async fn limits_change_with_their_file_and_what_is_used_stays() {
         }
         let (status, headers, _) = browser.ask(&server, "/", &user).await;
         assert_eq!(status, expected, "{limits}");
-        let limit = format!(r#""ip";q={limit};w=86400"#);
-        let told: Vec<&str> = headers
-            .get_all("ratelimit-policy")
-            .iter()
-            .map(|it| it.to_str().unwrap())
+        let told = headers.get_all("ratelimit-policy").iter();
+        let told: Vec<&str> = told
+            .flat_map(|it| it.to_str().unwrap().split(", "))
             .collect();
-        assert!(
-            told.iter().any(|it| it.contains(&limit)),
-            "{limits}: {told:?}"
-        );
+        let item = format!(r#""ip";{item}"#);
+        assert!(told.contains(&item.as_str()), "{limits}: {told:?}");
+        let left = headers.get_all("ratelimit").iter();
+        let mut left = left.flat_map(|it| it.to_str().unwrap().split(", "));
+        let left = left.find(|it| it.starts_with(r#""ip";r="#)).unwrap();
+        let mark = ";sluicegate-shadow";
+        assert_eq!(left.ends_with(mark), item.ends_with(mark), "{left}");
     }
 }
 
@@ -465,17 +468,34 @@ async fn a_shadow_counts_and_tells_and_refuses_nobody() {
     assert_eq!(browser.status(&server, "/").await, OK);
 }
 
+/// What a header says before the number at its end, and that number.
+fn number(value: &HeaderValue) -> (&str, u64) {
+    let value = value.to_str().unwrap();
+    let text = value.trim_end_matches(|it: char| it.is_ascii_digit());
+    (text, value[text.len()..].parse().unwrap())
+}
+
 #[tokio::test]
 async fn what_is_left_is_told_as_asked() {
+    // What was charged counts for a day and a sixtieth; some of it has passed when it is told.
+    let day = || 86_300..=87_840;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let tomorrow = now.as_secs() + 86_300..=now.as_secs() + 88_000;
     let browser = Browser::new();
     for (style, told) in [
-        ("draft11", &["ratelimit", "ratelimit-policy"][..]),
+        (
+            "draft11",
+            &[
+                ("ratelimit", r#""ip";r=0;t="#, day()),
+                ("ratelimit-policy", r#""ip";q=1;w="#, 86_400..=86_400),
+            ][..],
+        ),
         (
             "legacy",
             &[
-                "x-ratelimit-limit",
-                "x-ratelimit-remaining",
-                "x-ratelimit-reset",
+                ("x-ratelimit-limit", "", 1..=1),
+                ("x-ratelimit-remaining", "", 0..=0),
+                ("x-ratelimit-reset", "", tomorrow),
             ],
         ),
         ("none", &[]),
@@ -487,8 +507,16 @@ async fn what_is_left_is_told_as_asked() {
             let names = headers.keys().map(|name| name.as_str());
             let mut names: Vec<_> = names.filter(|it| it.contains("ratelimit")).collect();
             names.sort_unstable();
-            assert_eq!(names, told, "{style}");
-            assert_eq!(headers.contains_key("retry-after"), status == REFUSED);
+            let expected: Vec<_> = told.iter().map(|(name, ..)| *name).collect();
+            assert_eq!(names, expected, "{style}");
+            for (name, text, range) in told {
+                let (said, number) = number(&headers[*name]);
+                assert_eq!(said, *text, "{name}");
+                assert!(range.contains(&number), "{name}: {number}");
+            }
+            let retry_after = headers.get("retry-after").map(number);
+            assert_eq!(retry_after.is_some(), status == REFUSED);
+            assert!(retry_after.is_none_or(|(_, wait)| day().contains(&wait)));
         }
     }
 }

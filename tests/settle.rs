@@ -81,7 +81,11 @@ impl Store for Watched {
 
     fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
         self.begun.fetch_add(1, Ordering::SeqCst);
-        (self.settle)(self.store.settle(settlement))
+        let (store, settlement) = (self.store.clone(), settlement.clone());
+        // Whoever does not wait for this answer has settled nothing.
+        (self.settle)(Answer::pending(
+            async move { store.settle(&settlement).await },
+        ))
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
@@ -264,17 +268,18 @@ async fn settled(store: &Arc<Watched>) -> (StatusCode, String, u64) {
 async fn a_settlement_that_fails_leaves_the_charge_and_the_response() {
     let failed = || StoreError::new(StoreErrorKind::Unavailable, "told to fail");
     let store = Watched::new(move |_| Answer::ready(Err(failed())));
-    let (status, header, _) = settled(&store).await;
-    assert_eq!((status, header.as_str()), (OK, r#""all";r=8"#));
+    let (status, header, left) = settled(&store).await;
+    assert_eq!((status, header.as_str(), left), (OK, r#""all";r=8"#, 8));
+    assert_eq!(store.begun(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_response_waits_for_its_settlement_until_the_deadline() {
     let store = Watched::new(|_| Answer::pending(pending()));
     let start = Instant::now();
-    let (status, header, _) = settled(&store).await;
+    let (status, header, left) = settled(&store).await;
     assert_eq!(start.elapsed(), Duration::from_millis(100));
-    assert_eq!((status, header.as_str()), (OK, r#""all";r=8"#));
+    assert_eq!((status, header.as_str(), left), (OK, r#""all";r=8"#, 8));
 
     let store = Watched::new(|answer| {
         Answer::pending(async {
@@ -311,6 +316,111 @@ async fn what_shadows_charged_is_settled_within_the_same_deadline() {
     for left in [r#""now";r=9"#, r#""soon";r=5"#] {
         assert!(field.contains(left), "{field}");
     }
+}
+
+/// A server behind a layer that settles to 0, patiently.
+async fn settling(store: &Arc<Watched>, all: &Policy) -> Site {
+    let limits = RateLimitLayer::new(store.clone())
+        .limit(all.clone(), everybody())
+        .deadline(Duration::from_secs(60))
+        .settle(|_, _| 0);
+    let app = Router::new().route("/", get(async || "ok"));
+    Site::start(app.layer(limits)).await
+}
+
+#[tokio::test]
+async fn a_client_gets_its_response_and_keeps_its_charge_when_settling_fails() {
+    let failed = || StoreError::new(StoreErrorKind::Unavailable, "told to fail");
+    let (store, all) = (
+        Watched::new(move |_| Answer::ready(Err(failed()))),
+        policy("all", "9/1d"),
+    );
+    let site = settling(&store, &all).await;
+    for (left_, expected) in [(r#""all";r=8"#, 8), (r#""all";r=7"#, 7)] {
+        let (status, headers, body) = site.get("/", &[]).await;
+        assert_eq!((status, body.as_str()), (OK, "ok"));
+        assert_eq!((left(&headers), store.left(&all).await), (left_, expected));
+    }
+    assert_eq!(store.begun(), 2);
+}
+
+/// A store that settles when the doors open, and says so.
+fn behind_doors() -> (Arc<Watched>, Arc<Semaphore>, mpsc::UnboundedReceiver<()>) {
+    let doors = Arc::new(Semaphore::new(0));
+    let (settled, settlements) = mpsc::unbounded_channel();
+    let store = Watched::new({
+        let doors = doors.clone();
+        move |answer| {
+            let (doors, settled) = (doors.clone(), settled.clone());
+            Answer::pending(async move {
+                doors.acquire().await.unwrap().forget();
+                let usage = answer.await;
+                settled.send(()).unwrap();
+                usage
+            })
+        }
+    });
+    (store, doors, settlements)
+}
+
+/// The next settlement; in vain, not for ever.
+async fn next(settlements: &mut mpsc::UnboundedReceiver<()>) {
+    let next = tokio::time::timeout(Duration::from_secs(30), settlements.recv());
+    assert_eq!(next.await, Ok(Some(())), "nothing is settled");
+}
+
+#[tokio::test]
+async fn a_client_waits_for_its_settlement_and_is_told_what_is_left_after_it() {
+    let ((store, doors, mut settlements), all) = (behind_doors(), policy("all", "9/1d"));
+    let site = Arc::new(settling(&store, &all).await);
+    let asking = tokio::spawn({
+        let site = site.clone();
+        async move { site.get("/", &[]).await }
+    });
+    while store.begun() == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!asking.is_finished());
+    assert_eq!(store.left(&all).await, 8);
+    doors.add_permits(1);
+    let (status, headers, _) = asking.await.unwrap();
+    assert_eq!((status, left(&headers)), (OK, r#""all";r=9"#));
+    next(&mut settlements).await;
+    assert_eq!(store.left(&all).await, 9);
+}
+
+#[tokio::test]
+async fn a_settlement_is_carried_on_when_its_client_has_gone() {
+    let ((store, doors, mut settlements), all) = (behind_doors(), policy("all", "9/1d"));
+    let (gone, mut departures) = mpsc::unbounded_channel();
+    let limits = RateLimitLayer::new(store.clone())
+        .limit(all.clone(), everybody())
+        .deadline(Duration::from_secs(60))
+        .settle(|_, _| 0);
+    // Outside of the layer: the server drops both together.
+    let watch = axum::middleware::from_fn(move |request, next: axum::middleware::Next| {
+        let gone = gone.clone();
+        async move {
+            let _dropped = OnDrop(Box::new(move || gone.send(()).unwrap()));
+            next.run(request).await
+        }
+    });
+    let app = Router::new().route("/", get(async || "ok"));
+    let site = Site::start(app.layer(limits).layer(watch)).await;
+    let mut client = TcpStream::connect(site.address()).await.unwrap();
+    client
+        .write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        .await
+        .unwrap();
+    while store.begun() == 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(client);
+    assert_eq!(departures.recv().await, Some(()));
+    assert_eq!(store.left(&all).await, 8);
+    doors.add_permits(1);
+    next(&mut settlements).await;
+    assert_eq!(store.left(&all).await, 9);
 }
 
 #[tokio::test]
@@ -401,21 +511,7 @@ async fn a_service_that_fails_without_a_response_is_as_one_that_nobody_waited_fo
 
 #[tokio::test]
 async fn a_settlement_that_nobody_waits_for_is_carried_on() {
-    let doors = Arc::new(Semaphore::new(0));
-    let (store, all) = (
-        Watched::new({
-            let doors = doors.clone();
-            move |answer| {
-                let doors = doors.clone();
-                Answer::pending(async move {
-                    doors.acquire().await.unwrap().forget();
-                    doors.close();
-                    answer.await
-                })
-            }
-        }),
-        policy("all", "9/1d"),
-    );
+    let ((store, doors, mut settlements), all) = (behind_doors(), policy("all", "9/1d"));
     let layer = RateLimitLayer::new(store.clone())
         .limit(all.clone(), everybody())
         .settle(|_, _| 0);
@@ -427,9 +523,7 @@ async fn a_settlement_that_nobody_waits_for_is_carried_on() {
     assert_eq!(store.begun(), 1);
     drop(response);
     doors.add_permits(1);
-    while !doors.is_closed() {
-        tokio::task::yield_now().await;
-    }
+    next(&mut settlements).await;
     assert_eq!(store.left(&all).await, 9);
 }
 

@@ -1,4 +1,4 @@
-//! The server example as a process of its own, killed when dropped.
+//! An example that serves, mostly the server example, as a process of its own, killed when dropped.
 
 use std::{
     env,
@@ -50,7 +50,18 @@ impl Example {
     /// The program, built as this test was.
     pub(crate) fn command() -> Command {
         static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-        Command::new(PROGRAM.get_or_init(build))
+        Command::new(PROGRAM.get_or_init(|| {
+            let features = [
+                cfg!(feature = "bb8").then_some("bb8"),
+                cfg!(feature = "cluster").then_some("cluster"),
+                cfg!(feature = "axum").then_some("axum"),
+                cfg!(feature = "sentinel").then_some("sentinel"),
+                cfg!(feature = "serde").then_some("serde"),
+                cfg!(feature = "test-util").then_some("test-util"),
+            ];
+            let features: Vec<&str> = features.into_iter().flatten().collect();
+            build("server", &features)
+        }))
     }
 
     /// Where it listens.
@@ -98,38 +109,23 @@ impl Drop for Example {
     }
 }
 
-/// Builds the example unless it is up to date, with the profile and the features of this test.
-fn build() -> PathBuf {
+/// Builds an example unless it is up to date, with the profile of this test.
+pub(crate) fn build(example: &str, features: &[&str]) -> PathBuf {
     let test = env::current_exe().unwrap();
     let target = test.ancestors().nth(2).unwrap();
     let profile = match target.file_name().unwrap().to_str().unwrap() {
         "debug" => "dev",
         profile => profile,
     };
-    let features = [
-        cfg!(feature = "bb8").then_some("bb8"),
-        cfg!(feature = "cluster").then_some("cluster"),
-        cfg!(feature = "axum").then_some("axum"),
-        cfg!(feature = "sentinel").then_some("sentinel"),
-        cfg!(feature = "serde").then_some("serde"),
-        cfg!(feature = "test-util").then_some("test-util"),
-    ];
-    let features: Vec<&str> = features.into_iter().flatten().collect();
     let status = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args([
-            "build",
-            "--quiet",
-            "--example",
-            "server",
-            "--profile",
-            profile,
-        ])
-        .args(["--no-default-features", "--features", &features.join(",")])
+        .args(["build", "--quiet", "--example", example])
+        .args(["--profile", profile, "--no-default-features"])
+        .args(["--features", &features.join(",")])
         .status();
     assert!(
         status.unwrap().success(),
-        "the server example does not build"
+        "the example `{example}` does not build"
     );
-    target.join("examples/server")
+    target.join("examples").join(example)
 }
