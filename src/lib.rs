@@ -59,7 +59,7 @@
 //! Every decision has a deadline, 100 ms by default, around everything that it waits for. Then requests pass unlimited
 //! ([`FailurePolicy::Open`], the default), are limited by each process to its share ([`FailurePolicy::Local`]), or are answered 503
 //! ([`FailurePolicy::Closed`]); policies may [differ](Policy::on_failure). After five failures in a row, one request each quarter of
-//! a second tries the server, and the others do not wait for it; when it is back, it decides again within half a second. See
+//! a second tries the server, and the others do not wait for it; when it is back, it decides again within a second. See
 //! [`limiter`](limiter#when-the-store-cannot-decide).
 //!
 //! # Features
