@@ -1,87 +1,119 @@
 //! A closed loop of connections, each with one request under way: the user of each request is drawn at random.
+//!
+//! The load shares two cores with what it measures, so it does as little as it can: one thread, one write and one read for
+//! each request.
 
 use std::{
+    io::{Read, Write},
     net::SocketAddr,
     time::{Duration, Instant},
 };
 
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    runtime::{Builder, Runtime},
-    task::JoinSet,
-};
+use mio::{Events, Interest, Poll, Token, net::TcpStream};
 
 const USERS: usize = 10_000;
-const CONNECTIONS: u64 = 64;
+const CONNECTIONS: usize = 64;
 
-/// What every answer ends with: both servers send the same body.
+/// What every answer begins and ends with: all servers send the same body.
+const BEGIN: &[u8] = b"HTTP/1.1 200 ";
 const END: &[u8] = b"\r\n\r\nok\n";
 
+/// No server takes longer to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 pub(crate) struct Load {
-    runtime: Runtime,
-    requests: &'static [Vec<u8>],
-    seed: u64,
+    requests: Vec<Vec<u8>>,
+    random: fastrand::Rng,
 }
 
 impl Load {
     pub(crate) fn new() -> Self {
         let request =
             |user| format!("GET / HTTP/1.1\r\nhost: bench\r\nx-api-key: user-{user:08}\r\n\r\n");
-        let requests: Vec<_> = (0..USERS).map(|user| request(user).into_bytes()).collect();
         Self {
-            runtime: Builder::new_current_thread().enable_all().build().unwrap(),
-            requests: requests.leak(),
-            seed: 1,
+            requests: (0..USERS).map(|user| request(user).into_bytes()).collect(),
+            random: fastrand::Rng::with_seed(1),
         }
     }
 
     /// Keeps all connections busy for so long.
     pub(crate) fn run(&mut self, server: SocketAddr, time: Duration) -> Round {
+        let mut poll = Poll::new().unwrap();
+        let mut connections: Vec<_> = (0..CONNECTIONS)
+            .map(|index| Connection::open(server, &poll, Token(index)))
+            .collect();
         let end = Instant::now() + time;
-        let mut connections = JoinSet::new();
-        for _ in 0..CONNECTIONS {
-            self.seed += 1;
-            let connection = keep_busy(server, self.requests, self.seed, end);
-            connections.spawn_on(connection, self.runtime.handle());
+        for connection in &mut connections {
+            connection.send(self.request(), Instant::now());
         }
-        let latencies = self.runtime.block_on(connections.join_all());
-        Round::new(time, latencies.concat())
+        let mut latencies = Vec::with_capacity(1 << 20);
+        let mut events = Events::with_capacity(CONNECTIONS);
+        let mut busy = CONNECTIONS;
+        while busy > 0 {
+            poll.poll(&mut events, Some(PATIENCE)).unwrap();
+            assert!(!events.is_empty(), "the server does not answer");
+            let now = Instant::now();
+            for event in &events {
+                let connection = &mut connections[event.token().0];
+                if connection.is_answered() {
+                    latencies.push(now - connection.sent);
+                    if now < end {
+                        connection.send(self.request(), now);
+                    } else {
+                        busy -= 1;
+                    }
+                }
+            }
+        }
+        Round::new(time, latencies)
+    }
+
+    fn request(&mut self) -> &[u8] {
+        &self.requests[self.random.usize(..self.requests.len())]
     }
 }
 
-/// Sends one request after the other until `end`; answers how long each took.
-async fn keep_busy(
-    server: SocketAddr,
-    requests: &[Vec<u8>],
-    seed: u64,
-    end: Instant,
-) -> Vec<Duration> {
-    let mut stream = TcpStream::connect(server).await.unwrap();
-    stream.set_nodelay(true).unwrap();
-    let mut random = fastrand::Rng::with_seed(seed);
-    let mut latencies = Vec::new();
-    let mut sent = Instant::now();
-    while sent < end {
-        let request = &requests[random.usize(..requests.len())];
-        stream.write_all(request).await.unwrap();
-        receive(&mut stream).await;
-        let received = Instant::now();
-        latencies.push(received - sent);
-        sent = received;
-    }
-    latencies
+struct Connection {
+    stream: TcpStream,
+    sent: Instant,
+    answer: [u8; 1_024],
+    len: usize,
 }
 
-/// Reads one answer, which must be an admission.
-async fn receive(stream: &mut TcpStream) {
-    let mut answer = [0; 1_024];
-    let mut len = 0;
-    while !answer[..len].ends_with(END) {
-        let more = stream.read(&mut answer[len..]).await.unwrap();
-        len += more;
-        let text = String::from_utf8_lossy(&answer[..len]);
-        assert!(more > 0 && text.starts_with("HTTP/1.1 200 "), "{text}");
+impl Connection {
+    fn open(server: SocketAddr, poll: &Poll, token: Token) -> Self {
+        let stream = std::net::TcpStream::connect(server).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut stream = TcpStream::from_std(stream);
+        let registry = poll.registry();
+        registry
+            .register(&mut stream, token, Interest::READABLE)
+            .unwrap();
+        Self {
+            stream,
+            sent: Instant::now(),
+            answer: [0; 1_024],
+            len: 0,
+        }
+    }
+
+    fn send(&mut self, request: &[u8], now: Instant) {
+        // Fits: the server has read all that came before.
+        self.stream.write_all(request).unwrap();
+        self.sent = now;
+        self.len = 0;
+    }
+
+    /// Whether the answer is complete; it must be an admission.
+    fn is_answered(&mut self) -> bool {
+        // One read takes all that there is: nothing more is sent before the next request.
+        let more = self.stream.read(&mut self.answer[self.len..]).unwrap();
+        self.len += more;
+        let answer = &self.answer[..self.len];
+        let is_good = more > 0 && (answer.starts_with(BEGIN) || BEGIN.starts_with(answer));
+        assert!(is_good, "{}", String::from_utf8_lossy(answer));
+        answer.ends_with(END)
     }
 }
 

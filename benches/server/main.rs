@@ -20,7 +20,7 @@ mod redis_server;
 
 use std::{
     env, fs,
-    process::{Command, ExitCode},
+    process::{self, Command, ExitCode},
     time::Duration,
 };
 
@@ -63,20 +63,23 @@ fn main() -> ExitCode {
         }
     }
     println!(
-        "{:<20} {:>9} {:>9} {:>9} {:>11} {:>11}",
-        "", "req/s", "p50 ms", "p99 ms", "server us", "redis us"
+        "{:<20} {:>9} {:>9} {:>9} {:>11} {:>11} {:>11}",
+        "", "req/s", "p50 ms", "p99 ms", "server us", "redis us", "load us"
     );
     for ((name, _), rounds) in servers.iter().zip(&results) {
-        let figures: [fn(&Measured) -> f64; 5] = [
+        let figures: [fn(&Measured) -> f64; 6] = [
             Measured::rate,
             |it| it.round.latency_ms(0.50),
             |it| it.round.latency_ms(0.99),
             |it| it.server_us,
             |it| it.redis_us,
+            |it| it.load_us,
         ];
-        let [rate, p50, p99, server, redis] =
+        let [rate, p50, p99, server, redis, load] =
             figures.map(|figure| median(rounds.iter().map(figure)));
-        println!("{name:<20} {rate:>9.0} {p50:>9.2} {p99:>9.2} {server:>11.1} {redis:>11.1}");
+        println!(
+            "{name:<20} {rate:>9.0} {p50:>9.2} {p99:>9.2} {server:>11.1} {redis:>11.1} {load:>11.1}"
+        );
     }
     verdict(&results[0], &results[1])
 }
@@ -100,11 +103,12 @@ fn run(command: &mut Command) -> Example {
     Example::run(command.env("TOKIO_WORKER_THREADS", "1"))
 }
 
-/// One round, and the time that each request cost the server and Redis, in µs.
+/// One round, and the time that each request cost the server, Redis, and this program, in µs.
 struct Measured {
     round: Round,
     server_us: f64,
     redis_us: f64,
+    load_us: f64,
 }
 
 impl Measured {
@@ -115,16 +119,17 @@ impl Measured {
 
 fn measure(load: &mut Load, server: &Example, redis: &Server) -> Measured {
     load.run(server.address(), WARM_UP);
-    let used = || [server.id(), redis.id()].map(ticks);
+    let used = || [server.id(), redis.id(), process::id()].map(ticks);
     let before = used();
     let round = load.run(server.address(), MEASURED);
     let after = used();
-    let [server_us, redis_us] =
-        [0, 1].map(|it| (after[it] - before[it]) * TICK_US / round.requests());
+    let [server_us, redis_us, load_us] =
+        [0, 1, 2].map(|it| (after[it] - before[it]) * TICK_US / round.requests());
     Measured {
         round,
         server_us,
         redis_us,
+        load_us,
     }
 }
 

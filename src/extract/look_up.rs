@@ -13,9 +13,9 @@ pub type LookUp = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + Send
 /// Closures `Fn(&Parts) -> F` are such extractors, where the future's output is anything that a
 /// [`KeyExtractor`](super::KeyExtractor) closure may answer. The future owns what it needs: copy it from the head.
 ///
-/// Look-ups of one layer run one after the other, after all extractors that answer at once, and under a deadline that is as long as
-/// the store's: one that takes longer ends as a store that cannot decide does. The store then has its own time. One that has failed answers
-/// [`ExtractError::unavailable`].
+/// Look-ups of one layer run one after the other, after all extractors that answer at once, and under a deadline that is as
+/// long as the store's: one that takes longer ends as a store that cannot decide does. The store then has its own time. One
+/// that has failed answers [`ExtractError::unavailable`].
 ///
 /// ```
 /// use http::request::Parts;

@@ -9,8 +9,9 @@ use crate::error::ExtractError;
 /// The IP address at the other end of the connection, which a client cannot choose at will.
 ///
 /// It is read from the request's extensions: with the feature `axum` from `ConnectInfo<SocketAddr>`, else from a plain
-/// [`SocketAddr`](std::net::SocketAddr), which a server puts there when it accepts a connection, or with the feature `tonic` from `TcpConnectInfo`, which
-/// tonic puts there where it does not do TLS itself. With none of them, or with an unspecified address, the identity is missing.
+/// [`SocketAddr`](std::net::SocketAddr), which a server puts there when it accepts a connection, or with the feature
+/// `tonic` from `TcpConnectInfo`, which tonic puts there where it does not do TLS itself. With none of them, or with an
+/// unspecified address, the identity is missing.
 ///
 /// IPv4 in the clothes of IPv6 is IPv4. IPv6 counts by network, `/64` unless told otherwise: one home or one machine has at least
 /// that many addresses, and could take a new one for each request.

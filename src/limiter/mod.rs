@@ -64,11 +64,12 @@
 //!
 //! **A breaker** stands before the store. After five failures in a row it opens: one call in each
 //! [interval](Limiter::probe_every), of 125 to 375 ms, is then sent as a probe, and all others fail at once
-//! ([`NotAsked`](crate::StoreErrorKind::NotAsked)) instead of waiting for their deadline. A probe that is answered closes
-//! it. Timeouts at the whole deadline count (shadows have what is left of it, and theirs do not), and errors by which the
-//! store cannot be reached, cannot work, or refuses its user. Not so an error by which it cannot make sense of a request: it has answered. And not so a caller who goes away. Clones
-//! of a limiter share the breaker; other limiters over the same store have their own. Over a cluster, whose nodes
-//! [fail apart](Store::fails_as_one), there is no breaker unless you set an interval. Set it to zero before a proxy of several servers.
+//! ([`NotAsked`](crate::StoreErrorKind::NotAsked)) instead of waiting for their deadline. A probe that is answered
+//! closes it. Timeouts at the whole deadline count (shadows have what is left of it, and theirs do not), and errors by
+//! which the store cannot be reached, cannot work, or refuses its user. Not so an error by which it cannot make sense
+//! of a request: it has answered. And not so a caller who goes away. Clones of a limiter share the breaker; other
+//! limiters over the same store have their own. Over a cluster, whose nodes [fail apart](Store::fails_as_one), there is
+//! no breaker unless you set an interval. Set it to zero before a proxy of several servers.
 //!
 //! **Local** decisions are made by a `MemoryStore` [of this process](Limiter::local_store), within its
 //! [share](Limiter::replicas) of each limit: rounded down, but never to 0.
@@ -180,7 +181,8 @@ impl Limiter {
 
     /// Sets how long one call may take, whatever it waits for: a connection, a reconnection, the answer.
     ///
-    /// The default is 100 ms, and a year the most. A call that is cut off ends in [`Timeout`](crate::StoreErrorKind::Timeout); what it asked for may still be done.
+    /// The default is 100 ms, and a year the most. A call that is cut off ends in [`Timeout`](crate::StoreErrorKind::Timeout);
+    /// what it asked for may still be done.
     ///
     /// # Panics
     ///
