@@ -211,7 +211,8 @@ local function advance(now, spread, leading, seldom, value, fields, front_format
       local live, behind, behind_room, added, fits_at = at, at + length, at + room, '', 0
       if newest + hold <= time or used == 0 then
         newest = now - now % step + step
-        first, base, used, live, room = newest, 0, 0, behind, 0 -- an empty queue needs no room
+        first, base, used, live = newest, 0, 0, behind
+        if room > 64 then room = 0 end -- a small one stays: to come and go with each step would write the whole value each time
       elseif first + hold <= time then
         local size, number, age = width == 1 and 8 or 13, newest / step, (newest + hold - time) / step
         local gone, total, following = 1, nil, nil
@@ -220,7 +221,7 @@ local function advance(now, spread, leading, seldom, value, fields, front_format
           gone, total, following = leading(value, at, length / size, width, number, age)
         end
         used, base, live = used - (total - base), total, at + gone * size
-        if 2 * (live - at) > room then room = behind - live end -- what a burst needed
+        if room > 64 and 2 * (live - at) > room then room = behind - live end -- what a burst needed
         first = following and newest - (number - following) % (width == 1 and 4294967296 or 281474976710656) * step or newest
       end
 
@@ -304,7 +305,8 @@ local function advance(now, spread, leading, seldom, value, fields, front_format
   if whole or till > was then
     return front .. new_heads .. tail .. new_queues .. sub(value, copied_queues), till > was and till or 0, told
   end
-  return front .. new_heads .. (new_queues == '' and '' or tail .. new_queues), nil, told
+  if new_queues == '' then return front .. new_heads, nil, told end
+  return front .. new_heads .. tail .. new_queues, nil, told
 end
 
 -- Charge by charge. A check is tried as if it fitted: what it would write is put aside until its last charge has passed.

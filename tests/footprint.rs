@@ -466,6 +466,27 @@ async fn what_a_burst_needed_is_given_back_after_a_silence() {
     assert_eq!(charge_after(Duration::from_secs(3_600)).await, one);
 }
 
+#[tokio::test]
+async fn a_queue_that_fills_and_empties_again_and_again_leaves_the_rest_of_the_value_where_it_is() {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
+    let policy = policy("p", "9/1s,9000/1d");
+    let visit = async || {
+        clock.advance(Duration::from_secs(2));
+        for _ in 0..3 {
+            clock.advance(Duration::from_millis(100));
+            allowed(limiter.check([charge(&policy, "alice", 1)]).await);
+        }
+    };
+    visit().await;
+    server.run::<()>("CONFIG RESETSTAT");
+    for _ in 0..10 {
+        visit().await;
+    }
+    assert_eq!((server.calls("set"), server.calls("setrange")), (0, 30));
+}
+
 /// Every bit of a value turned in its turn, and every end cut off: the script ends, with an answer or an error.
 #[tokio::test]
 async fn a_broken_value_ends_in_an_answer_or_an_error() {
