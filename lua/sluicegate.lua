@@ -320,9 +320,13 @@ while KEYS[i] do
   if ARGV[i + 1] ~= args then -- concurrent requests mostly ask the same of different keys
     args = ARGV[i + 1]
     action, units, rules = unpack('<I1I7I1', args)
-    local each = rules == 3 and 'I7I7I7' or string.rep('I7', rules)
-    counts_format = '<I1' .. each
-    front_format = counts_format .. 'I6I6' .. each
+    if rules == 3 then
+      counts_format, front_format = '<I1I7I7I7', '<I1I7I7I7I6I6I7I7I7'
+    else
+      local each = string.rep('I7', rules)
+      counts_format = '<I1' .. each
+      front_format = counts_format .. 'I6I6' .. each
+    end
     limits = { unpack(counts_format, args, 9) }
     spans = sub(args, 10 + rules * 7)
   end
@@ -344,7 +348,7 @@ while KEYS[i] do
     if fields[dues + k] <= now then current = false end
   end
 
-  local answer, written, till, again
+  local flag, answer, written, till, again
   if current and not fits and not looks and i == begin then
     -- A refusal that has nothing to bring up to date: all that its answer may need from behind the counts is the oldest step.
     answer = ''
@@ -363,11 +367,11 @@ while KEYS[i] do
     end
   end
   if answer then
-    looks, answer = true, '\3' .. sub(value, 1, 1 + rules * 7) .. answer
+    looks, flag, answer = true, '\3', sub(value, 1, 1 + rules * 7) .. answer
   elseif action < 2 and (looks or not fits or units == 0 and not current) then
     fits, till, answer = advance(now, spread, leading, seldom, value, fields, front_format, rules, true, action, units, limits)
     if not fits and not looks then looks, again = true, i > begin end
-    answer = (looks and '\0' or '\1') .. answer
+    flag = looks and '\0' or '\1'
   end
   if again then
     reply, writes, i = before, nil, begin
@@ -375,15 +379,16 @@ while KEYS[i] do
     if looks then
       -- its answer is known
     elseif action < 2 and units == 0 then
-      answer = answer or '\2' .. sub(value, 1, 1 + rules * 7)
+      if not answer then flag, answer = '\2', sub(value, 1, 1 + rules * 7) end
     elseif current then
       for k = 2, rules + 1 do fields[k] = fields[k] + units end
       written = pack(counts_format, spread(fields, 1, rules + 1))
-      answer = '\2' .. written
+      flag, answer = '\2', written
     else
       written, till, answer =
         advance(now, spread, leading, seldom, value, fields, front_format, rules, false, action, units, limits, whole)
-      answer = answer and '\1' .. answer or '\2' .. sub(written, 1, 1 + rules * 7)
+      flag = '\1'
+      if not answer then flag, answer = '\2', sub(written, 1, 1 + rules * 7) end
     end
 
     local following = ARGV[i + 2]
@@ -393,7 +398,7 @@ while KEYS[i] do
       known = known or {}
       if not whole then known[i] = value end
     end
-    reply, i = reply .. answer, i + 1
+    reply, i = reply .. flag .. answer, i + 1
     if last then
       local key = written and KEYS[i - 1]
       if not key and writes then key, written, till, writes = writes[1], writes[2], writes[3], writes[4] end
