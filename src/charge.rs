@@ -166,10 +166,11 @@ pub(crate) struct Charges {
 }
 
 impl Charges {
-    pub(crate) const fn shadows(shadows: bool) -> Self {
+    /// With room for one charge of each limit.
+    pub(crate) fn new(limits: usize, shadows: bool) -> Self {
         Self {
             first: None,
-            others: Vec::new(),
+            others: Vec::with_capacity(limits.saturating_sub(1)),
             shadows,
         }
     }

@@ -142,6 +142,11 @@ impl Rule {
         self.fixed
     }
 
+    /// The window as in the text form.
+    pub(crate) fn window_text(&self) -> String {
+        Text(self.window).to_string()
+    }
+
     /// One of so many equal shares of the limit, rounded down; a limit above 0 never becomes 0.
     pub(crate) fn share(mut self, of: NonZeroU32) -> Self {
         self.limit = (self.limit / u64::from(of.get())).max(self.limit.min(1));

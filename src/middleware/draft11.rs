@@ -129,10 +129,9 @@ pub(super) fn item_name(policy: &Policy, rule: &Rule) -> String {
     if policy.rules().len() == 1 {
         return name.to_owned();
     }
-    let text = rule.to_string();
-    let window = text.split(['/', '@']).nth(1).unwrap_or_default();
+    let window = rule.window_text();
     let kind = if rule.is_fixed() { "@fixed" } else { "" };
-    format!("{name}/{window}{kind}")
+    [name, "/", &window, kind].concat()
 }
 
 fn push_policy_item(field: &mut Vec<u8>, name: &str, rule: &Rule, policy: &Policy) {

@@ -25,12 +25,17 @@ impl Exceptions {
         Ok(any(&self.skipped, head))
     }
 
-    /// The keys that are to be charged.
+    /// The keys that are to be charged. Inlined, since keys are large to hand over and seldom filtered.
+    #[inline]
     pub(super) fn charged(&self, keys: Result<Keys, ExtractError>) -> Result<Keys, Rejection> {
         let keys = keys?;
         if self.skipped_keys.is_empty() && self.blocked_keys.is_empty() {
             return Ok(keys);
         }
+        self.filtered(keys)
+    }
+
+    fn filtered(&self, keys: Keys) -> Result<Keys, Rejection> {
         if keys.iter().any(|key| any(&self.blocked_keys, key)) {
             return Err(Rejection::Blocked);
         }

@@ -82,7 +82,7 @@ impl Plan {
             Ok(false) => {}
         }
         let cost = self.cost.as_ref().map_or(1, |cost| cost(head));
-        let mut charges = Charges::shadows(self.shadow);
+        let mut charges = Charges::new(self.limits.len(), self.shadow);
         match self.charge(&mut charges, head, cost) {
             Err(rejection) => Deciding::known(Err(rejection)),
             Ok(()) if !self.look_ups.is_empty() => self.look_up(charges, head, cost),

@@ -78,23 +78,22 @@ impl<R> Shared<R> {
     where
         R: MakeRejection<B>,
     {
-        let mut refused = None;
-        if let Rejection::Denied(denial) = &mut rejection {
-            let decision = Decision::Denied(denial.clone());
-            if let Cow::Owned(Decision::Denied(told)) = self.told(&decision) {
-                *denial = told;
-            }
-            refused = Some(decision);
+        let decision = match &rejection {
+            Rejection::Denied(denial) => Some(Decision::Denied(denial.clone())),
+            _ => None,
+        };
+        let told = decision.as_ref().map(|decision| self.told(decision));
+        if let Some(Cow::Owned(Decision::Denied(denial))) = &told {
+            rejection = Rejection::Denied(denial.clone());
         }
         let mut response = self.rejection.make_rejection(&rejection, head);
         response
             .headers_mut()
             .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Rejection::Denied(denial) = &rejection {
-            self.headers
-                .add(&mut response, &Decision::Denied(denial.clone()));
+        if let Some(told) = told {
+            self.headers.add(&mut response, &told);
         }
-        if let Some(decision) = refused {
+        if let Some(decision) = decision {
             response.extensions_mut().insert(decision);
         }
         response.extensions_mut().insert(rejection);
