@@ -46,13 +46,16 @@ impl Shard {
 
     /// Lets `change` write to the entry of a key, makes room for it if it is new, and drops it if nothing is left.
     pub(super) fn write(&mut self, token: Token, now_ms: u64, change: impl FnOnce(&mut Entry)) {
-        if !self.entries.contains_key(&token) {
-            self.make_room(now_ms);
-        }
-        let queued = self.entries.entry(token).or_insert(Queued {
-            entry: Entry::new(),
-            release_ms: 0,
-        });
+        let queued = match self.entries.get_mut(&token) {
+            Some(queued) => queued,
+            None => {
+                self.make_room(now_ms);
+                self.entries.entry(token).or_insert(Queued {
+                    entry: Entry::new(),
+                    release_ms: 0,
+                })
+            }
+        };
         change(&mut queued.entry);
         let release_ms = queued.entry.release_ms();
         if release_ms == 0 {
