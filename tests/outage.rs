@@ -5,6 +5,8 @@
 mod common;
 
 use std::{
+    convert::Infallible,
+    future::ready,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -13,10 +15,13 @@ use std::{
 };
 
 use common::redis::Server;
+use http::{Request, Response, StatusCode};
 use sluicegate::{
-    Charge, FailurePolicy, Key, Limiter, MemoryStore, Observer, Policy, RedisStore, StoreErrorKind,
+    Charge, FailurePolicy, Key, Limiter, MemoryStore, Observer, Policy, RateLimitLayer, RedisStore,
+    StoreErrorKind,
     observe::{Decided, Failed, Switched},
 };
+use tower::{Layer, ServiceExt, service_fn};
 
 const TASKS: usize = 64;
 
@@ -275,4 +280,35 @@ async fn a_decision_is_settled_where_it_was_made_also_after_the_server_went_and_
     server.kill();
     let usage = limiter.peek(charge("alice", 10)).await.unwrap();
     assert_eq!((usage.is_local(), left(&usage)), (true, 2));
+}
+
+#[tokio::test]
+async fn a_response_passes_and_its_charge_stays_when_the_server_cannot_settle_it() {
+    let server = Arc::new(Server::start());
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let policy = Policy::parse("api", "9/1d").unwrap();
+    let counts = Counts::default();
+    let limiter = Limiter::new(store.clone()).deadline(DEADLINE);
+    let layer = RateLimitLayer::new(limiter.observer(counts.clone()))
+        .limit(policy.clone(), Key::new("user", "alice"))
+        .settle(|_, _| 0);
+    let makes_it_read_only = service_fn({
+        let server = Arc::clone(&server);
+        move |_: Request<()>| {
+            server.run::<()>("REPLICAOF 127.0.0.1 1");
+            ready(Ok::<_, Infallible>(Response::new(String::from("ok"))))
+        }
+    });
+    let response = layer.layer(makes_it_read_only).oneshot(Request::default());
+    let response = response.await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    let left = response.headers()["ratelimit"].to_str().unwrap();
+    assert!(left.starts_with(r#""api";r=8;"#), "{left}");
+    assert_eq!(counts.timeouts(), 1);
+
+    server.run::<()>("REPLICAOF NO ONE");
+    let limiter = Limiter::new(store).deadline(DEADLINE);
+    let usage = limiter.peek([Charge::new(&policy, Key::new("user", "alice"), 0)]);
+    let usage = usage.await.unwrap();
+    assert_eq!(usage.rules().next().unwrap().remaining(), 8);
 }

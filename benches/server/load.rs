@@ -4,7 +4,7 @@
 //! each request.
 
 use std::{
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::SocketAddr,
     time::{Duration, Instant},
 };
@@ -108,7 +108,10 @@ impl Connection {
     /// Whether the answer is complete; it must be an admission.
     fn is_answered(&mut self) -> bool {
         // One read takes all that there is: nothing more is sent before the next request.
-        let more = self.stream.read(&mut self.answer[self.len..]).unwrap();
+        let more = match self.stream.read(&mut self.answer[self.len..]) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+            more => more.unwrap(),
+        };
         self.len += more;
         let answer = &self.answer[..self.len];
         let is_good = more > 0 && (answer.starts_with(BEGIN) || BEGIN.starts_with(answer));
