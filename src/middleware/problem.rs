@@ -100,11 +100,11 @@ fn push_violated(json: &mut String, denial: &Denial) {
     for of_policy in denial.usage().policies() {
         for usage in of_policy.rules().iter().filter(|usage| usage.refuses()) {
             let name = item_name(of_policy.policy(), &usage.rule());
+            let name = ["\"", &name, "\""].concat();
             if !names.contains(&name) {
                 names.push(name);
             }
         }
     }
-    let names = names.join(r#"", ""#);
-    json.extend([r#","violated-policies":[""#, &names, r#""]"#]);
+    json.extend([r#","violated-policies":["#, &names.join(", "), "]"]);
 }
