@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    history::{Act, History, Player, START_MS, agree, move_clock, steady, wild},
+    history::{Act, History, Player, START_MS, agree, large, move_clock, steady, wild},
     model::Model,
 };
 use proptest::prelude::*;
@@ -120,10 +120,10 @@ proptest! {
 /// The script is the other implementation of the same arithmetic.
 #[cfg(feature = "redis")]
 mod redis {
-    use sluicegate::RedisStore;
+    use sluicegate::{Policy, RedisStore};
 
     use super::*;
-    use crate::common::{outcome::Outcome, redis::Server, served::fresh};
+    use crate::common::{history::Step, outcome::Outcome, redis::Server, served::fresh};
 
     fn runtime() -> tokio::runtime::Runtime {
         let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -132,8 +132,41 @@ mod redis {
 
     #[test]
     fn the_redis_store_agrees_with_the_memory_store_whatever_happens() {
+        agrees(wild());
+    }
+
+    #[test]
+    fn the_redis_store_agrees_with_the_memory_store_however_much_is_charged() {
+        agrees(large());
+    }
+
+    /// 16 bits hold the totals; they have passed 65 536 when the clock steps back and the last step is not believed.
+    #[test]
+    fn totals_that_began_anew_are_counted_when_a_clock_steps_back() {
+        let charges = [
+            (0, 60_000),
+            (5_000, 5_000),
+            (62_500, 10_000),
+            (1_500, 7),
+            (51_000, 3),
+            (-70_000, 1),
+        ];
+        let policy = Policy::parse("p", "1000000/65s@1s").unwrap();
+        agrees(Just(History {
+            start_ms: START_MS,
+            policies: vec![vec![policy]],
+            steps: charges
+                .map(|(gap_ms, cost)| Step {
+                    gap_ms,
+                    act: Act::Check(vec![(0, 0, cost)]),
+                })
+                .into(),
+        }));
+    }
+
+    fn agrees(histories: impl Strategy<Value = History>) {
         let (server, runtime) = (Server::start(), runtime());
-        proptest!(|(history in wild())| {
+        proptest!(|(history in histories)| {
             runtime.block_on(async {
                 let (redis, clock) = fresh(&server).await;
                 let memory = MemoryStore::new().clock(clock.clone());

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{
-    history::{agree, wild},
+    history::{History, agree, large, wild},
     lua::LuaServer,
     vectors::replay_all,
 };
@@ -36,11 +36,20 @@ async fn the_script_reads_the_servers_clock() {
 
 #[test]
 fn the_script_agrees_with_the_memory_store_whatever_happens() {
+    agrees(wild());
+}
+
+#[test]
+fn the_script_agrees_with_the_memory_store_however_much_is_charged() {
+    agrees(large());
+}
+
+fn agrees(histories: impl Strategy<Value = History>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
-    proptest!(|(history in wild())| {
+    proptest!(|(history in histories)| {
         let (script, clock) = store();
         let memory = MemoryStore::new().clock(clock.clone());
         runtime.block_on(agree(&script, &memory, &clock, &history));

@@ -64,6 +64,54 @@ pub(crate) fn wild() -> impl Strategy<Value = History> {
     histories(3, gaps, acts)
 }
 
+/// One key that is charged so much that its totals outgrow what is stored of them: 16 bits, 32, and 53.
+pub(crate) fn large() -> impl Strategy<Value = History> {
+    let bits = prop_oneof![Just(16), Just(32), Just(53)];
+    bits.prop_flat_map(|bits| {
+        let scale = 1_u64 << bits;
+        let costs = move || {
+            prop_oneof![
+                1 => 0..=1_u64,
+                4 => 2..=scale / 16,
+                2 => scale / 16..=scale / 2,
+                1 => Just(scale - 1),
+            ]
+        };
+        let acts = prop_oneof![
+            16 => costs().prop_map(|cost| Act::Check(vec![(0, 0, cost)])),
+            4 => (any::<Index>(), costs()).prop_map(|(check, cost)| Act::Settle(check, vec![cost])),
+            1 => Just(Act::Reset(0, 0)),
+        ];
+        let gaps = prop_oneof![
+            2 => Just(0),
+            8 => 1..=120_i64,
+            1 => 121..=1_100_i64,
+            1 => 1_101..=66_000_i64,
+            1 => 66_001..=1_100_000_i64,
+            1 => -150_000..=-1_i64,
+        ];
+        let limits = prop_oneof![Just(scale - 1), Just(MAX_UNITS.min(4 * scale))];
+        let windows = prop_oneof![Just(100), Just(65_000), Just(1_000_000), Just(4_000_000)];
+        let rule = (limits, windows, 0..3_u64).prop_map(|(limit, window_ms, kind)| {
+            let rule = Rule::new(limit, Duration::from_millis(window_ms));
+            match kind {
+                0 => rule.exact(),
+                1 => rule.precision(Duration::from_millis(window_ms / 10)),
+                _ => rule,
+            }
+        });
+        let policy = vec(rule, 1..=2).prop_filter_map("two rules have one window", |rules| {
+            Policy::new("large", rules).ok()
+        });
+        let steps = (gaps, acts).prop_map(|(gap_ms, act)| Step { gap_ms, act });
+        (policy, vec(steps, 1..120)).prop_map(|(policy, steps)| History {
+            start_ms: START_MS,
+            policies: vec![vec![policy]],
+            steps,
+        })
+    })
+}
+
 fn histories(
     versions: usize,
     gaps: impl Strategy<Value = i64>,

@@ -91,7 +91,7 @@ impl LuaServer {
 
     fn eval(&self, args: &[&[u8]]) -> Value {
         let keys = usize::try_from(number(args[1])).unwrap();
-        self.set_clock(args[2 + keys]);
+        self.set_clock(args.get(2 + 2 * keys).copied());
         let table = |args: &[&[u8]]| {
             let strings = args.iter().map(|arg| self.lua.create_string(arg).unwrap());
             self.lua.create_sequence_from(strings).unwrap()
@@ -108,11 +108,11 @@ impl LuaServer {
         Value::BulkString(reply.as_bytes().to_vec())
     }
 
-    fn set_clock(&self, clock: &[u8]) {
+    fn set_clock(&self, clock: Option<&[u8]>) {
         let mut keys = self.keys.lock().unwrap();
         keys.now_ms = match clock {
-            [] => u64::try_from(since_epoch().as_millis()).unwrap(),
-            clock => number(clock),
+            None => u64::try_from(since_epoch().as_millis()).unwrap(),
+            Some(clock) => number(clock),
         };
     }
 }

@@ -108,14 +108,13 @@ fn call<'a>(
         names.write(&mut buffer, charge.policy().name(), charge.key());
         cmd.arg(&buffer[..]);
     }
-    match clock {
-        None => cmd.arg(""),
-        Some(now_ms) => cmd.arg(now_ms),
-    };
     for item in items {
         buffer.clear();
         item.write(&mut buffer);
         cmd.arg(&buffer[..]);
+    }
+    if let Some(now_ms) = clock {
+        cmd.arg(now_ms);
     }
     cmd
 }
