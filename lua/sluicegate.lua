@@ -33,7 +33,8 @@ end
 -- These functions take all they need as arguments: a closure over it costs as much as a look at the value.
 
 -- How many of the first entries are at least `age` steps older than `newest`, or hold less than `sum` in all; the total of
--- the last of them; and the step of the one that follows (nil behind the end). Gallops, as the answer is mostly small.
+-- the last of them; and the step of the one that follows (nil behind the end). Asks the last first, as a silence releases all,
+-- and gallops from the first, as the answer is mostly small.
 local function leading(value, at, count, width, newest, age, base, sum)
   local entry, size, wrap = '<I2I2', 4, 65536
   if width == 2 then
@@ -42,7 +43,7 @@ local function leading(value, at, count, width, newest, age, base, sum)
     entry, size, wrap = '<I7I7', 14, 9007199254740992
   end
   local unpack = struct.unpack
-  local low, high, probe, last, following = 0, count - count % 1 + 1, 1, nil, nil
+  local low, high, probe, last, following = 0, count - count % 1 + 1, count - count % 1, nil, nil
   while high - low > 1 do
     if probe >= high then probe = (low + high - (low + high) % 2) / 2 end
     local step, total = unpack(entry, value, at + (probe - 1) * size)
@@ -51,7 +52,7 @@ local function leading(value, at, count, width, newest, age, base, sum)
     if leads then
       low, last, probe = probe, total, probe * 2
     else
-      high, following, probe = probe, step, high
+      high, following, probe = probe, step, following and high or 1
     end
   end
   return low, last, following
