@@ -134,7 +134,7 @@ local function seldom(now, leading)
 
   local function parse(value)
     local sections, count = {}, string.byte(value)
-    assert(count > 0, 'a value of no sections')
+    assert((count or 0) > 0, 'a value of no sections')
     local used = { unpack('<I1' .. string.rep('I7', count), value) }
     local at, label = 14 + count * 14, #value - count * 12
     for k = 1, count do
@@ -145,6 +145,7 @@ local function seldom(now, leading)
       section.queue = sub(value, at + 28, at + 27 + length)
       sections[k], at = section, at + 28 + room
     end
+    assert(at == label + 1, 'a value of another length')
     return sections
   end
 
@@ -187,7 +188,7 @@ end
 -- Charges or settles, and returns what is to be stored (nil if it may stay as it is, '' if nothing counts any more) and when it
 -- expires (nil if only the start is to be stored, 0 if it expires when it did); or looks, and returns whether the cost fits.
 -- The third result is what to reply of each rule, nil if its count says all.
-local function advance(now, pack, unpack, sub, spread, leading, seldom, value, fields, front_format, rules, spans, looks, action, units,
+local function advance(now, pack, unpack, sub, spread, leading, seldom, value, fields, format, rules, spans, looks, action, units,
     limits, whole)
   local changed = '' -- sections, as they are to follow the front
   if not value then
@@ -199,15 +200,15 @@ local function advance(now, pack, unpack, sub, spread, leading, seldom, value, f
       if start > since then since = start end
       if newest + hold > till then till = newest + hold end
       fields[k + 1], fields[rules + 3 + k] = units, newest
-      changed = changed .. pack('<I6I6I7I4I4I1', newest, newest, 0, 0, 0, hold / step < 65530 and 1 or hold / step < 4294967290 and 2 or 3)
+      changed = changed .. pack('<I6I6I7I4I4I1', newest, newest, 0, 0, 0, hold / step < 4096 and 1 or hold / step < 4294967290 and 2 or 3)
     end
     fields[rules + 2], fields[rules + 3] = since, till
-    return pack(front_format, spread(fields, 1, 3 + rules * 2)) .. changed .. spans, till
+    return pack(format, spread(fields, 1, 3 + rules * 2)) .. changed .. spans, till
   end
 
   local sections = fields[1]
   local since, till, dues = fields[sections + 2], fields[sections + 3], sections + 3
-  local settles, was, told = action > 1, till, nil
+  local settles, was, told = action > 1, whole and 0 or till, nil
   if looks or settles or now < since then told = '' end
   local fits, changes, counts = true, not settles, sections > rules
   local made = settles and seldom(now, leading)
@@ -215,7 +216,7 @@ local function advance(now, pack, unpack, sub, spread, leading, seldom, value, f
   local copied = at -- what lies before it is in `changed`, or older than that
   for k = 1, rules do
     local limit, used = limits[k + 1], fields[k + 1]
-    if now < fields[dues + k] and now >= since and not settles and (not looks or used + units <= limit) then
+    if now < fields[dues + k] and not settles and (not looks or used + units <= limit) then
       if told then told = told .. pack('<I7I6I6', used, 0, 0) end
       if not looks then fields[k + 1], counts = used + units, true end
     else
@@ -235,7 +236,7 @@ local function advance(now, pack, unpack, sub, spread, leading, seldom, value, f
       if newest + hold <= time or used == 0 then
         newest = now - now % step + step
         first, base, used, live = newest, 0, 0, behind
-        width = hold / step < 65530 and 1 or hold / step < 4294967290 and 2 or 3
+        width = hold / step < 4096 and 1 or hold / step < 4294967290 and 2 or 3
       end
       local entry, size, wrap = '<I2I2', 4, 65536
       if width == 2 then
@@ -322,11 +323,7 @@ local function advance(now, pack, unpack, sub, spread, leading, seldom, value, f
   if not changes then return nil, nil, told end
   if not counts then return '', nil, told end
   fields[sections + 2], fields[sections + 3] = since, till
-  if sections > rules then
-    local each = string.rep('I7', sections)
-    front_format = '<I1' .. each .. 'I6I6' .. each
-  end
-  local front = pack(front_format, spread(fields))
+  local front = pack(format, spread(fields))
   if whole or till > was then
     return front .. changed .. sub(value, copied), till > was and till or 0, told
   end
@@ -356,6 +353,7 @@ while KEYS[i] do
   end
 
   local value, fields, nothing, whole = known and known[i] or call('GET', KEYS[i]), nil, false, false
+  local format = front_format -- that of the value
   if value and sub(value, -#spans) == spans then
     fields = { unpack(front_format, value) }
     if fields[1] ~= rules or fields[rules + 2] > now then
@@ -368,7 +366,8 @@ while KEYS[i] do
   if not fields and not nothing then
     value, whole = seldom(now, leading).conform(value, spans), true
     local each = string.rep('I7', string.byte(value))
-    fields = { unpack('<I1' .. each .. 'I6I6' .. each, value) }
+    format = '<I1' .. each .. 'I6I6' .. each
+    fields = { unpack(format, value) }
   end
   local fits, current = true, action < 2 and not nothing
   if nothing then
@@ -411,8 +410,8 @@ while KEYS[i] do
     end
     if answer then looks, flag, answer = true, '\3', sub(value, 1, 1 + rules * 7) .. answer end
   end
-  if not answer and action < 2 and not nothing and (looks or not fits or units == 0 and not current) then
-    fits, till, answer = advance(now, pack, unpack, sub, spread, leading, seldom, value, fields, front_format, rules, spans, true, action,
+  if not answer and action < 2 and (looks or not fits or units == 0 and not current) then
+    fits, till, answer = advance(now, pack, unpack, sub, spread, leading, seldom, value, fields, format, rules, spans, true, action,
       units, limits)
     if not fits and not looks then looks, again = true, i > begin end
     flag = looks and '\0' or '\1'
@@ -429,7 +428,7 @@ while KEYS[i] do
       written = pack(counts_format, spread(fields, 1, rules + 1))
       flag, answer = '\2', written
     else
-      written, till, answer = advance(now, pack, unpack, sub, spread, leading, seldom, value, fields, front_format, rules, spans, false,
+      written, till, answer = advance(now, pack, unpack, sub, spread, leading, seldom, value, fields, format, rules, spans, false,
         action, units, limits, whole)
       flag = '\1'
       if not answer then flag, answer = '\2', sub(written, 1, 1 + rules * 7) end

@@ -527,6 +527,32 @@ async fn a_broken_value_ends_in_an_answer_or_an_error() {
     }
 }
 
+#[tokio::test]
+async fn a_value_that_was_cut_or_lengthened_is_an_error_and_stays() {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
+    let policy = policy("p", "9/1m,9/1h,9/1d@exact");
+    for _ in 0..9 {
+        allowed(limiter.check([charge(&policy, "alice", 1)]).await);
+        clock.advance(Duration::from_secs(1));
+    }
+    let mut raw = Raw::new(&server);
+    let sound = raw.get();
+    let cut = (0..sound.len()).map(|length| sound[..length].to_vec());
+    for value in cut.chain([[&sound[..], b"x"].concat()]) {
+        raw.set(&value);
+        let error = limiter.check([charge(&policy, "alice", 1)]).await;
+        let kind = error.map_err(|error| error.kind());
+        assert!(
+            matches!(kind, Err(StoreErrorKind::Protocol)),
+            "{} bytes",
+            value.len()
+        );
+        assert_eq!(raw.get(), value);
+    }
+}
+
 /// What a value says of its own length is not believed.
 #[tokio::test]
 async fn a_broken_length_takes_no_memory() {
