@@ -35,13 +35,7 @@ end
 -- How many of the first entries are at least `age` steps older than `newest`, or hold less than `sum` in all; the total of
 -- the last of them; and the step of the one that follows (nil behind the end). Asks the last first, as a silence releases all,
 -- and gallops from the first, as the answer is mostly small.
-local function leading(value, at, count, width, newest, age, base, sum)
-  local entry, size, wrap = '<I2I2', 4, 65536
-  if width == 2 then
-    entry, size, wrap = '<I4I4', 8, 4294967296
-  elseif width == 3 then
-    entry, size, wrap = '<I7I7', 14, 9007199254740992
-  end
+local function leading(value, at, count, entry, size, wrap, newest, age, base, sum)
   local unpack = struct.unpack
   local low, high, probe, last, following = 0, count - count % 1 + 1, count - count % 1, nil, nil
   while high - low > 1 do
@@ -119,16 +113,17 @@ local function seldom(now, leading)
 
   -- Takes out the steps that are not believed.
   local function trim(section)
-    local last, width = made.believed(section.step, section.hold), section.width
+    local last, step, queue = made.believed(section.step, section.hold), section.step, section.queue
     if section.used == 0 or section.newest <= last then return end
-    local number, age = section.newest / section.step, (section.newest - last) / section.step
-    local left, total = leading(section.queue, 1, #section.queue / SIZE[width], width, number, age)
+    local entry, size, wrap = ENTRY[section.width], SIZE[section.width], WRAP[section.width]
+    local number, age = section.newest / step, (section.newest - last) / step
+    local left, total = leading(queue, 1, #queue / size, entry, size, wrap, number, age)
     if left == 0 then
       section.used = 0
     else
-      local at = (left - 1) * SIZE[width]
-      section.newest = section.newest - (number - unpack(ENTRY[width], section.queue, at + 1)) % WRAP[width] * section.step
-      section.used, section.queue = (total - section.base) % WRAP[width], sub(section.queue, 1, at)
+      local at = (left - 1) * size
+      section.newest = section.newest - (number - unpack(entry, queue, at + 1)) % wrap * step
+      section.used, section.queue = (total - section.base) % wrap, sub(queue, 1, at)
     end
   end
 
@@ -196,7 +191,8 @@ local function advance(now, pack, unpack, sub, spread, leading, seldom, value, f
     fields = { rules }
     for k = 1, rules do
       local step, hold = unpack('<I6I6', spans, k * 12 - 11)
-      local newest, start = now - now % step + step, now - now % step
+      local start = now - now % step
+      local newest = start + step
       if start > since then since = start end
       if newest + hold > till then till = newest + hold end
       fields[k + 1], fields[rules + 3 + k] = units, newest
@@ -250,7 +246,7 @@ local function advance(now, pack, unpack, sub, spread, leading, seldom, value, f
         local gone, total, following = 1, nil, nil
         if length > size then total, following = unpack(entry, value, queue + size / 2) end
         if not following or (number - following) % wrap >= age then
-          gone, total, following = leading(value, queue, length / size, width, number, age)
+          gone, total, following = leading(value, queue, length / size, entry, size, wrap, number, age)
         end
         used, base, live = used - (total - base) % wrap, total, queue + gone * size
         first = following and newest - (number - following) % wrap * step or newest
@@ -280,7 +276,8 @@ local function advance(now, pack, unpack, sub, spread, leading, seldom, value, f
         if units <= limit then
           fits_at = first + hold -- the first step that goes makes room for one
           if used - (limit - units) > 1 then
-            local _, _, following = leading(value, live, (behind - live) / size, width, number, nil, base, used - limit + units)
+            local sum = used - limit + units
+            local _, _, following = leading(value, live, (behind - live) / size, entry, size, wrap, number, nil, base, sum)
             fits_at = newest + hold - (following and (number - following) % wrap * step or 0)
           end
         end
@@ -294,7 +291,7 @@ local function advance(now, pack, unpack, sub, spread, leading, seldom, value, f
           room = room > 16 and room * 2 or 32
           if length > room then room = length end
         elseif room > 64 and length * 4 < room then
-          room = length > 32 and length * 2 or 64
+          room = length > 16 and length * 2 or 32
         end
         local head = pack('<I6I6I7I4I4I1', newest, first, base, length, room, width)
         if room ~= behind_room - queue then

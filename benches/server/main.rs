@@ -145,15 +145,16 @@ fn ticks(process: u32) -> f64 {
 
 /// Of the ratios within each round, since the machine's pace changes from one to the next.
 fn verdict(floor: &[Measured], ours: &[Measured]) -> ExitCode {
-    let rounds = || {
-        ours.iter()
-            .zip(floor)
-            .map(|(ours, floor)| ours.rate() / floor.rate())
-    };
-    let ratio = median(rounds());
-    let (low, high) = rounds().fold((f64::MAX, 0.0_f64), |(low, high), ratio| {
-        (low.min(ratio), high.max(ratio))
-    });
+    let rounds = ours.iter().zip(floor);
+    let ratios: Vec<f64> = rounds
+        .map(|(ours, floor)| ours.rate() / floor.rate())
+        .collect();
+    let ratio = median(ratios.iter().copied());
+    let (low, high) = ratios
+        .iter()
+        .fold((f64::MAX, 0.0_f64), |(low, high), ratio| {
+            (low.min(*ratio), high.max(*ratio))
+        });
     println!(
         "three rules / one empty script: {ratio:.2} (rounds {low:.2} to {high:.2}); at least {BUDGET} is asked for"
     );
