@@ -10,11 +10,10 @@
 --                I6 step, I6 hold of each: the spans, as they stand in the value
 -- ARGV[#KEYS + 1]  the time in ms, where it is not the server's clock that counts (tests)
 -- Reply        one string: I6 the time; then for each key
---                I1 0 or 3 if its check is refused, 1 or 2 if not
---                after 2 and 3: I1 how many rules the value has; I7 used of each, whose newest step is that of the time
---                after 3 also: I6 of each, when the cost fits, 0 if it does already or never will
+--                I1 0 if its check is refused, 1 or 2 if not
 --                after 0 and 1, for each: I7 used; I6 the end of its newest step, 0 for that of the time; I6 when the cost
 --                fits, 0 if it does already or never will
+--                after 2: I1 how many rules the value has; I7 used of each, whose newest step is that of the time
 --
 -- Writes nothing when a check is refused or costs nothing. All numbers are whole, all times are in ms.
 
@@ -57,12 +56,8 @@ local function seldom(now, leading)
   local pack, unpack, sub, made = struct.pack, struct.unpack, string.sub, {}
   local MOST = 9007199254740991 -- 2^53 - 1
   local HEAD = '<I6I6I7I4I4I1' -- newest, first, base, length and room of the queue, width
-  local ENTRY, SIZE, WRAP = { '<I2I2', '<I4I4', '<I7I7' }, { 4, 8, 14 }, { 65536, 4294967296, MOST + 1 }
-
-  -- The end of the last step that is believed: one further ahead was charged while the clock was wrong.
-  function made.believed(step, hold)
-    return now + step + step + math.max(step, hold)
-  end
+  local ENTRY = { [0] = '<I2I2', '<I2I2', '<I4I4', '<I7I7' }
+  local SIZE, WRAP = { [0] = 4, 4, 8, 14 }, { [0] = 65536, 65536, 4294967296, MOST + 1 }
 
   -- A queue written anew, in wider entries if need be, with the step that ends it; its width. Totals start from 0.
   function made.rewrite(queue, width, number, base, used)
@@ -78,42 +73,14 @@ local function seldom(now, leading)
     return table.concat(entries), to
   end
 
-  -- A section after `units` were added to the step that ends at `stop`, or taken from it: its queue, with totals from 0,
-  -- what else is in it, and whether anything changed.
-  function made.settle(queue, width, step, newest, base, used, stop, units)
-    local ends, counts, before, open = {}, {}, base, used
-    for at = 1, #queue, SIZE[width] do
-      local number, sum = unpack(ENTRY[width], queue, at)
-      ends[#ends + 1] = newest - (newest / step - number) % WRAP[width] * step
-      counts[#counts + 1] = (sum - before) % WRAP[width]
-      before, open = sum, open - counts[#counts]
-    end
-    if open > 0 then ends[#ends + 1], counts[#counts + 1] = newest, open end
-    local place = #ends + 1
-    while place > 1 and ends[place - 1] >= stop do place = place - 1 end
-    if ends[place] ~= stop then
-      table.insert(ends, place, stop)
-      table.insert(counts, place, 0)
-    end
-    units = math.max(math.min(units, MOST - used), -counts[place])
-    counts[place] = counts[place] + units
-    if counts[place] == 0 then
-      table.remove(ends, place)
-      table.remove(counts, place)
-    end
-    local steps = #ends > 1 and (ends[#ends] - ends[1]) / step or 0
-    while math.max(used + units, steps) >= WRAP[width] do width = width + 1 end
-    local entries, sum = {}, 0
-    for entry = 1, #ends - 1 do
-      sum = sum + counts[entry]
-      entries[entry] = pack(ENTRY[width], ends[entry] / step % WRAP[width], sum)
-    end
-    return table.concat(entries), width, ends[#ends] or newest, ends[1] or newest, used + units, units ~= 0
+  -- The end of the last step that is believed: one further ahead was charged while the clock was wrong.
+  local function believed(step, hold)
+    return now + step + step + math.max(step, hold)
   end
 
   -- Takes out the steps that are not believed.
   local function trim(section)
-    local last, step, queue = made.believed(section.step, section.hold), section.step, section.queue
+    local last, step, queue = believed(section.step, section.hold), section.step, section.queue
     if section.used == 0 or section.newest <= last then return end
     local entry, size, wrap = ENTRY[section.width], SIZE[section.width], WRAP[section.width]
     local number, age = section.newest / step, (section.newest - last) / step
@@ -133,20 +100,19 @@ local function seldom(now, leading)
     local used = { unpack('<I1' .. string.rep('I7', count), value) }
     local at, label = 14 + count * 14, #value - count * 12
     for k = 1, count do
-      local section = { used = used[k + 1], span = sub(value, label + k * 12 - 11, label + k * 12) }
-      local length, room
+      local section, length = { used = used[k + 1], span = sub(value, label + k * 12 - 11, label + k * 12) }, nil
       section.step, section.hold = unpack('<I6I6', section.span)
-      section.newest, section.first, section.base, length, room, section.width = unpack(HEAD, value, at)
+      section.newest, section.first, section.base, length, section.room, section.width = unpack(HEAD, value, at)
       section.queue = sub(value, at + 28, at + 27 + length)
-      sections[k], at = section, at + 28 + room
+      sections[k], at = section, at + 28 + section.room
     end
     assert(at == label + 1, 'a value of another length')
     return sections
   end
 
-  -- The value with the caller's sections in front and in its order, empty where they are new and without steps that are not
-  -- believed, then those of others that still count.
-  function made.conform(value, spans)
+  -- The caller's sections in its order, empty where they are new or nothing in them counts, and without steps that are not
+  -- believed; then those of others that still count.
+  local function arrange(value, spans)
     local stored, found, sections = value and parse(value) or {}, {}, {}
     for _, section in ipairs(stored) do found[section.span] = section end
     for at = 1, #spans, 12 do
@@ -154,8 +120,9 @@ local function seldom(now, leading)
       local own = found[span]
       found[span] = nil
       if own then trim(own) end
-      if not own or own.used == 0 then
-        own = { used = 0, span = span, newest = 0, step = 0, hold = 0, first = 0, base = 0, queue = '', width = 0 }
+      if not own or own.used == 0 or own.newest + own.hold <= now then
+        own = { used = 0, span = span, newest = 0, first = 0, base = 0, queue = '', room = 0, width = 0 }
+        own.step, own.hold = unpack('<I6I6', span)
       end
       sections[#sections + 1] = own
     end
@@ -164,103 +131,189 @@ local function seldom(now, leading)
         sections[#sections + 1] = other
       end
     end
-    local used, labels, bodies, since, till = {}, {}, {}, 0, 0
+    return sections
+  end
+
+  -- A value of these sections; when it expires, 0 if nothing counts.
+  local function compose(sections)
+    local used, dues, bodies, labels, since, till = {}, {}, {}, {}, 0, 0
     for k, section in ipairs(sections) do
-      since, till = math.max(since, section.newest - section.step), math.max(till, section.newest + section.hold)
-      used[k], labels[k] = pack('<I7', section.used), section.span
-      local length = #section.queue
-      bodies[k] = pack(HEAD, section.newest, section.first, section.base, length, length, section.width) .. section.queue
+      local due, length = 0, #section.queue
+      if section.used > 0 then
+        local start, release = section.newest - section.step, section.newest + section.hold
+        since, till = math.max(since, start), math.max(till, release)
+        if start <= now then due = math.min(section.newest, section.first + section.hold) end -- else time stands still
+      end
+      local room = math.max(section.room, length)
+      used[k], dues[k], labels[k] = pack('<I7', section.used), pack('<I7', due), section.span
+      bodies[k] = pack(HEAD, section.newest, section.first, section.base, length, room, section.width)
+        .. section.queue .. string.rep('\0', room - length)
     end
-    -- All are due: whoever comes next looks at them closely.
-    local front = pack('<I1', #sections) .. table.concat(used) .. pack('<I6I6', since, till) .. string.rep('\0', 7 * #sections)
-    return front .. table.concat(bodies) .. table.concat(labels)
+    local front = pack('<I1', #sections) .. table.concat(used) .. pack('<I6I6', since, till) .. table.concat(dues)
+    return front .. table.concat(bodies) .. table.concat(labels), till
+  end
+
+  -- A value as its caller expects it.
+  function made.conform(value, spans)
+    return (compose(arrange(value, spans)))
+  end
+
+  -- Releases, and adds units to the step that ends at `stop` or takes them, where it still counts; whether that changes anything.
+  local function settle(section, stop, units)
+    local step, hold, width, newest = section.step, section.hold, section.width, section.newest
+    local time, ends, counts, before, open, used = now, {}, {}, section.base, section.used, 0
+    if open > 0 and newest - step > now then time = newest - step end
+    for at = 1, #section.queue, SIZE[width] do
+      local number, sum = unpack(ENTRY[width], section.queue, at)
+      local stopped, count = newest - (newest / step - number) % WRAP[width] * step, (sum - before) % WRAP[width]
+      before, open = sum, open - count
+      if stopped + hold > time then ends[#ends + 1], counts[#counts + 1], used = stopped, count, used + count end
+    end
+    if open > 0 then ends[#ends + 1], counts[#counts + 1], used = newest, open, used + open end
+    local place = #ends + 1
+    while place > 1 and ends[place - 1] >= stop do place = place - 1 end
+    if stop + hold <= time or stop > believed(step, hold) then
+      units = 0
+    else
+      units = math.max(math.min(units, MOST - used), ends[place] == stop and -counts[place] or 0)
+    end
+    if units ~= 0 and ends[place] ~= stop then
+      table.insert(ends, place, stop)
+      table.insert(counts, place, units)
+    elseif units ~= 0 then
+      counts[place] = counts[place] + units
+      if counts[place] == 0 then
+        table.remove(ends, place)
+        table.remove(counts, place)
+      end
+    end
+    section.used, section.newest, section.first = used + units, ends[#ends] or newest, ends[1] or newest
+    width = hold / step < 4096 and 1 or 2
+    while math.max(section.used, (section.newest - section.first) / step, hold / step + 5) >= WRAP[width] do width = width + 1 end
+    local entries, sum = {}, 0
+    for entry = 1, #ends - 1 do
+      sum = sum + counts[entry]
+      entries[entry] = pack(ENTRY[width], ends[entry] / step % WRAP[width], sum)
+    end
+    section.queue, section.width, section.base = table.concat(entries), width, 0
+    return units ~= 0
+  end
+
+  -- A value as its caller expects it, with units added to the step of each rule that ends at its stop, or taken from it: what is
+  -- to be stored (nil if it may stay as it is, '' if nothing counts any more), when it expires, and what to reply of each rule.
+  function made.settle(value, spans, stops, units)
+    local sections, changes, told = arrange(value, spans), false, ''
+    for k = 1, #spans / 12 do
+      if settle(sections[k], stops[k + 1], units) then changes = true end
+      told = told .. pack('<I7I6I6', sections[k].used, sections[k].newest, 0)
+    end
+    if not changes then return nil, nil, told end
+    local settled, till = compose(sections)
+    return till > 0 and settled or '', till, told
   end
 
   return made
 end
 
--- Brings sections up to date: all, or for a charge those that are due, while the clock runs on. No value: nothing counts.
--- Charges or settles, and returns what is to be stored (nil if it may stay as it is, '' if nothing counts any more) and when it
--- expires (nil if only the start is to be stored, 0 if it expires when it did); or looks, and returns whether the cost fits.
--- The third result is what to reply of each rule, nil if its count says all.
-local function advance(now, pack, unpack, sub, spread, leading, seldom, value, fields, format, rules, spans, looks, action, units,
-    limits, whole)
-  local changed = '' -- sections, as they are to follow the front
-  if not value then
-    local since, till = 0, 0
-    fields = { rules }
-    for k = 1, rules do
-      local step, hold = unpack('<I6I6', spans, k * 12 - 11)
-      local start = now - now % step
-      local newest = start + step
-      if start > since then since = start end
-      if newest + hold > till then till = newest + hold end
-      fields[k + 1], fields[rules + 3 + k] = units, newest
-      changed = changed .. pack('<I6I6I7I4I4I1', newest, newest, 0, 0, 0, hold / step < 4096 and 1 or hold / step < 4294967290 and 2 or 3)
+-- Looks at a value: whether the cost fits, and what to reply of each rule. No limits: only what counts is asked for.
+local function look(now, pack, unpack, leading, value, fields, rules, spans, units, limits)
+  local fits, told, at = true, '', 14 + fields[1] * 14
+  for k = 1, rules do
+    local used, fits_at, limit = fields[k + 1], 0, limits and limits[k + 1]
+    local step, hold = unpack('<I6I6', spans, k * 12 - 11)
+    local newest, first = unpack('<I6I6', value, at)
+    local time = now
+    if newest - step > now then time = newest - step end -- the clock stepped back: time stands still until it has caught up
+    if used == 0 or newest + hold <= time then
+      used, newest = 0, 0
+      if limit and units > limit then fits = false end
+    else
+      local sum = limit and used - limit + units or 0 -- what has to be released; in this order, no number is too large
+      if first + hold <= time or sum > 1 then
+        local base, length, _, width = unpack('<I7I4I4I1', value, at + 12)
+        local queue, entry, size, wrap, number = at + 28, '<I2I2', 4, 65536, newest / step
+        if width == 2 then
+          entry, size, wrap = '<I4I4', 8, 4294967296
+        elseif width == 3 then
+          entry, size, wrap = '<I7I7', 14, 9007199254740992
+        end
+        if first + hold <= time then
+          local gone, total, following = leading(value, queue, length / size, entry, size, wrap, number, (newest + hold - time) / step)
+          local released = (total - base) % wrap
+          used, sum, base, queue, length = used - released, sum - released, total, queue + gone * size, length - gone * size
+          first = following and newest - (number - following) % wrap * step or newest
+        end
+        if sum > 1 and units <= limit then
+          local _, _, following = leading(value, queue, length / size, entry, size, wrap, number, nil, base, sum)
+          fits_at = newest + hold - (following and (number - following) % wrap * step or 0)
+        end
+      end
+      if sum == 1 then fits_at = first + hold end -- the first step that goes makes room for one
+      if sum > 0 then fits = false end
     end
-    fields[rules + 2], fields[rules + 3] = since, till
-    return pack(format, spread(fields, 1, 3 + rules * 2)) .. changed .. spans, till
+    told = told .. pack('<I7I6I6', used, newest, fits_at)
+    if k < rules then at = at + 28 + unpack('<I4', value, at + 23) end
   end
+  return fits, told
+end
 
+-- A value in which nothing counts but units that are charged now, and when it expires.
+local function create(now, pack, unpack, spread, format, rules, spans, units)
+  local fields, since, till, heads = { rules }, 0, 0, ''
+  for k = 1, rules do
+    local step, hold = unpack('<I6I6', spans, k * 12 - 11)
+    local start = now - now % step
+    local newest = start + step
+    if start > since then since = start end
+    if newest + hold > till then till = newest + hold end
+    fields[k + 1], fields[rules + 3 + k] = units, newest
+    heads = heads .. pack('<I6I6I7I4I4I1', newest, newest, 0, 0, 0, 0)
+  end
+  fields[rules + 2], fields[rules + 3] = since, till
+  return pack(format, spread(fields, 1, rules * 2 + 3)) .. heads .. spans, till
+end
+
+-- Charges a value; brings sections up to date where that is due. Returns what is to be stored and when it expires: nil if only
+-- the start is to be stored, 0 if it expires when it did.
+local function charge(now, pack, unpack, sub, spread, leading, seldom, value, fields, format, rules, spans, units, whole)
   local sections = fields[1]
   local since, till, dues = fields[sections + 2], fields[sections + 3], sections + 3
-  local settles, was, told = action > 1, whole and 0 or till, nil
-  if looks or settles or now < since then told = '' end
-  local fits, changes, counts = true, not settles, sections > rules
-  local made = settles and seldom(now, leading)
-  local at, passed = 14 + sections * 14, 0 -- the section behind those that were passed
+  local changed, was = nil, whole and 0 or till -- sections, as they are to follow the front
+  local at, reached = 14 + sections * 14, 1 -- the section that begins there
   local copied = at -- what lies before it is in `changed`, or older than that
   for k = 1, rules do
-    local limit, used = limits[k + 1], fields[k + 1]
-    if now < fields[dues + k] and not settles and (not looks or used + units <= limit) then
-      if told then told = told .. pack('<I7I6I6', used, 0, 0) end
-      if not looks then fields[k + 1], counts = used + units, true end
-    else
-      while passed < k - 1 do
-        passed, at = passed + 1, at + 28 + unpack('<I4', value, at + 23)
+    local used = fields[k + 1]
+    if now >= fields[dues + k] then
+      while reached < k do
+        reached, at = reached + 1, at + 28 + unpack('<I4', value, at + 23)
       end
       local step, hold = unpack('<I6I6', spans, k * 12 - 11)
       local newest, first, base, length, room, width = unpack('<I6I6I7I4I4I1', value, at)
-      local time = now
-      if newest - step > now and used > 0 then -- the clock stepped back: time stands still until it has caught up
-        time = newest - step
-      end
-
-      -- Release: of the queue, the entries from `live` on still count; `added` will follow them.
       local queue = at + 28
-      local live, behind, behind_room, added, fits_at = queue, queue + length, queue + room, '', 0
-      if newest + hold <= time or used == 0 then
+      local live, behind, behind_room, added = queue, queue + length, queue + room, '' -- of the queue, what is from `live` on still counts
+      local time = now
+      if newest - step > now and used > 0 then time = newest - step end -- the clock stepped back
+      if used == 0 or newest + hold <= time then
         newest = now - now % step + step
-        first, base, used, live = newest, 0, 0, behind
-        width = hold / step < 4096 and 1 or hold / step < 4294967290 and 2 or 3
-      end
-      local entry, size, wrap = '<I2I2', 4, 65536
-      if width == 2 then
-        entry, size, wrap = '<I4I4', 8, 4294967296
-      elseif width == 3 then
-        entry, size, wrap = '<I7I7', 14, 9007199254740992
-      end
-      local number = newest / step
-      if first + hold <= time then
-        local age = (newest + hold - time) / step
-        local gone, total, following = 1, nil, nil
-        if length > size then total, following = unpack(entry, value, queue + size / 2) end
-        if not following or (number - following) % wrap >= age then
-          gone, total, following = leading(value, queue, length / size, entry, size, wrap, number, age)
+        first, base, used, live, width = newest, 0, 0, behind, 0
+      else
+        if width == 0 then width = hold / step < 4096 and 1 or hold / step < 4294967290 and 2 or 3 end
+        local entry, size, wrap, number = '<I2I2', 4, 65536, newest / step
+        if width == 2 then
+          entry, size, wrap = '<I4I4', 8, 4294967296
+        elseif width == 3 then
+          entry, size, wrap = '<I7I7', 14, 9007199254740992
         end
-        used, base, live = used - (total - base) % wrap, total, queue + gone * size
-        first = following and newest - (number - following) % wrap * step or newest
-      end
-
-      if settles then
-        -- `limit` is the end of the step that was charged.
-        if limit + hold > time and limit <= made.believed(step, hold) then
-          local difference, differs = action == 2 and units or -units, nil
-          added, width, newest, first, used, differs =
-            made.settle(sub(value, live, behind - 1), width, step, newest, base, used, limit, difference)
-          base, live, changes = 0, behind, changes or differs
+        if first + hold <= time then
+          local age = (newest + hold - time) / step
+          local gone, total, following = 1, nil, nil
+          if length > size then total, following = unpack(entry, value, queue + size / 2) end
+          if not following or (number - following) % wrap >= age then
+            gone, total, following = leading(value, queue, length / size, entry, size, wrap, number, age)
+          end
+          used, base, live = used - (total - base) % wrap, total, queue + gone * size
+          first = following and newest - (number - following) % wrap * step or newest
         end
-      elseif not looks then
         if now >= newest then
           if used >= wrap or base + used > 9007199254740991 then
             added, width = seldom(now, leading).rewrite(sub(value, live, behind - 1), width, number, base, used)
@@ -270,61 +323,35 @@ local function advance(now, pack, unpack, sub, spread, leading, seldom, value, f
           end
           newest = now - now % step + step
         end
-        used = used + units
-      elseif used + units > limit then
-        fits = false
-        if units <= limit then
-          fits_at = first + hold -- the first step that goes makes room for one
-          if used - (limit - units) > 1 then
-            local sum = used - limit + units
-            local _, _, following = leading(value, live, (behind - live) / size, entry, size, wrap, number, nil, base, sum)
-            fits_at = newest + hold - (following and (number - following) % wrap * step or 0)
-          end
-        end
       end
 
-      if told then told = told .. pack('<I7I6I6', used, newest, fits_at) end
-      if not looks then
-        if copied < at then changed = changed .. sub(value, copied, at - 1) end
-        length = behind - live + #added
-        if length > room then
-          room = room > 16 and room * 2 or 32
-          if length > room then room = length end
-        elseif room > 64 and length * 4 < room then
-          room = length > 16 and length * 2 or 32
-        end
-        local head = pack('<I6I6I7I4I4I1', newest, first, base, length, room, width)
-        if room ~= behind_room - queue then
-          if behind > #value + 1 then error('a queue is longer than its value') end
-          changed = changed .. head .. sub(value, live, behind - 1) .. added .. string.rep('\0', room - length)
-          copied, whole = behind_room, true
-        elseif length > 0 and (live > queue or added ~= '') then
-          changed, copied = changed .. head .. sub(value, live, behind - 1) .. added, queue + length
-        else
-          changed, copied = changed .. head, queue
-        end
-        fields[k + 1], fields[dues + k] = used, 0
-        if used > 0 then
-          local due, start, release = first + hold, newest - step, newest + hold
-          if due > newest then due = newest end
-          if start > since then since = start end
-          if release > till then till = release end
-          fields[dues + k], counts = due, true
-        end
+      length = behind - live + #added
+      if length > room then
+        room = room > 16 and room * 2 or 32
+        if length > room then room = length end
+      elseif room > 64 and length * 4 < room then
+        room = length > 16 and length * 2 or 32
       end
-      at, passed = behind_room, k
+      local section = pack('<I6I6I7I4I4I1', newest, first, base, length, room, width) .. sub(value, live, behind - 1) .. added
+      if changed or copied < at then section = (changed or '') .. sub(value, copied, at - 1) .. section end
+      if room ~= behind_room - queue then
+        if behind > #value + 1 then error('a queue is longer than its value') end
+        changed, copied, whole = section .. string.rep('\0', room - length), behind_room, true
+      else
+        changed, copied = section, queue + length
+      end
+      if newest - step > since then since = newest - step end
+      if newest + hold > till then till = newest + hold end
+      fields[dues + k] = first + hold < newest and first + hold or newest
+      at, reached = behind_room, k + 1
     end
+    fields[k + 1] = used + units
   end
-
-  if looks then return fits, nil, told end
-  if not changes then return nil, nil, told end
-  if not counts then return '', nil, told end
   fields[sections + 2], fields[sections + 3] = since, till
-  local front = pack(format, spread(fields))
   if whole or till > was then
-    return front .. changed .. sub(value, copied), till > was and till or 0, told
+    return pack(format, spread(fields)) .. (changed or '') .. sub(value, copied), till > was and till or 0
   end
-  return front .. changed, nil, told
+  return pack(format, spread(fields)) .. changed
 end
 
 -- Charge by charge. A check is tried as if it fitted: what it would write is put aside until its last charge has passed.
@@ -350,7 +377,6 @@ while KEYS[i] do
   end
 
   local value, fields, nothing, whole = known and known[i] or call('GET', KEYS[i]), nil, false, false
-  local format = front_format -- that of the value
   if value and sub(value, -#spans) == spans then
     fields = { unpack(front_format, value) }
     if fields[1] ~= rules or fields[rules + 2] > now then
@@ -359,78 +385,59 @@ while KEYS[i] do
       nothing = fields[rules + 3] <= now
     end
   end
-  nothing = (not value or nothing) and action < 2
-  if not fields and not nothing then
-    value, whole = seldom(now, leading).conform(value, spans), true
-    local each = string.rep('I7', string.byte(value))
-    format = '<I1' .. each .. 'I6I6' .. each
-    fields = { unpack(format, value) }
-  end
-  local fits, current = true, action < 2 and not nothing
-  if nothing then
+  nothing = not value or nothing
+  local fits, flag, answer, written, till, again = true, nil, nil, nil, nil, nil
+  if action > 1 then
+    written, till, answer = seldom(now, leading).settle(value, spans, limits, action == 2 and units or -units)
+    flag = '\1'
+  elseif nothing then
     for k = 2, rules + 1 do
       if units > limits[k] then fits = false end
     end
+    if not fits and not looks then looks, again = true, i > begin end
+    if looks or units == 0 then
+      flag, answer = looks and '\0' or '\1', string.rep('\0', rules * 19)
+    else
+      written, till = create(now, pack, unpack, spread, front_format, rules, spans, units)
+      flag, answer = '\2', sub(written, 1, 1 + rules * 7)
+    end
   else
+    local current, format = fields, front_format
+    if not fields then
+      value, whole = seldom(now, leading).conform(value, spans), true
+      local each = string.rep('I7', string.byte(value))
+      format = '<I1' .. each .. 'I6I6' .. each
+      fields = { unpack(format, value) }
+    end
     local dues = fields[1] + 2
     for k = 2, rules + 1 do
       if fields[k] + units > limits[k] then fits = false end
       if fields[dues + k] <= now then current = false end
     end
+    if looks or not fits or units == 0 then
+      fits, answer = look(now, pack, unpack, leading, value, fields, rules, spans, units, limits)
+      if not fits and not looks then looks, again = true, i > begin end
+      flag = looks and '\0' or '\1'
+    end
+    if not looks and units > 0 then
+      if current then
+        for k = 2, rules + 1 do fields[k] = fields[k] + units end
+        written = pack(counts_format, spread(fields, 1, rules + 1))
+        flag, answer = '\2', written
+      else
+        written, till = charge(now, pack, unpack, sub, spread, leading, seldom, value, fields, format, rules, spans, units, whole)
+        if fields[fields[1] + 2] > now then -- the clock stepped back: steps are not those of the time
+          flag, fits, answer = '\1', look(now, pack, unpack, leading, written, fields, rules, spans)
+        else
+          flag, answer = '\2', sub(written, 1, 1 + rules * 7)
+        end
+      end
+    end
   end
 
-  local flag, answer, written, till, again
-  if nothing then
-    if not fits and not looks then looks, again = true, i > begin end
-    if looks then
-      flag, answer = '\3', pack('<I1', rules) .. string.rep('\0', rules * 13)
-    elseif units == 0 then
-      flag, answer = '\2', pack('<I1', rules) .. string.rep('\0', rules * 7)
-    end
-    value = nil
-  elseif current and not fits and not looks and i == begin then
-    -- A refusal that has nothing to bring up to date: all that its answer may need from behind the counts is the oldest step.
-    answer = ''
-    local at = 14 + rules * 14
-    for k = 2, rules + 1 do
-      local room = limits[k] - units
-      if fields[k] <= room or room < 0 then
-        answer = answer .. '\0\0\0\0\0\0'
-      elseif fields[k] - room == 1 then
-        local hold = unpack('<I6', spans, k * 12 - 17)
-        answer = answer .. pack('<I6', unpack('<I6', value, at + 6) + hold) -- the first step that goes makes room for one
-      else
-        answer = nil
-        break
-      end
-      if k <= rules then at = at + 28 + unpack('<I4', value, at + 23) end
-    end
-    if answer then looks, flag, answer = true, '\3', sub(value, 1, 1 + rules * 7) .. answer end
-  end
-  if not answer and action < 2 and (looks or not fits or units == 0 and not current) then
-    fits, till, answer = advance(now, pack, unpack, sub, spread, leading, seldom, value, fields, format, rules, spans, true, action,
-      units, limits)
-    if not fits and not looks then looks, again = true, i > begin end
-    flag = looks and '\0' or '\1'
-  end
   if again then
     reply, writes, i = before, nil, begin
   else
-    if looks then
-      -- its answer is known
-    elseif action < 2 and units == 0 then
-      if not answer then flag, answer = '\2', sub(value, 1, 1 + rules * 7) end
-    elseif current then
-      for k = 2, rules + 1 do fields[k] = fields[k] + units end
-      written = pack(counts_format, spread(fields, 1, rules + 1))
-      flag, answer = '\2', written
-    else
-      written, till, answer = advance(now, pack, unpack, sub, spread, leading, seldom, value, fields, format, rules, spans, false,
-        action, units, limits, whole)
-      flag = '\1'
-      if not answer then flag, answer = '\2', sub(written, 1, 1 + rules * 7) end
-    end
-
     local following = KEYS[i + 1] and ARGV[i + 1]
     local last = not following or (following == args and action or string.byte(following)) ~= 1
     if not last then

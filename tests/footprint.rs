@@ -492,6 +492,28 @@ async fn a_queue_that_fills_and_empties_again_and_again_leaves_the_rest_of_the_v
     assert_eq!((server.calls("set"), server.calls("setrange")), (0, 30));
 }
 
+#[tokio::test]
+async fn a_settlement_leaves_the_room_that_the_next_charge_needs() {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
+    let policy = policy("p", "9/1s,9000/1d");
+    let visit = async || {
+        clock.advance(Duration::from_secs(2));
+        for _ in 0..3 {
+            clock.advance(Duration::from_millis(100));
+            let usage = allowed(limiter.check([charge(&policy, "alice", 1)]).await);
+            limiter.settle(&usage, [2]).await.unwrap();
+        }
+    };
+    visit().await;
+    server.run::<()>("CONFIG RESETSTAT");
+    for _ in 0..10 {
+        visit().await;
+    }
+    assert_eq!((server.calls("set"), server.calls("setrange")), (30, 30));
+}
+
 /// Every bit of a value turned in its turn, and every end cut off: the script ends, with an answer or an error.
 #[tokio::test]
 async fn a_broken_value_ends_in_an_answer_or_an_error() {

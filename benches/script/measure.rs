@@ -67,7 +67,7 @@ pub(crate) async fn run() -> Result<(), Error> {
     print_cases(&cases);
     let mut met = bars(&cases);
     met &= silence(&server, store.clone()).await?;
-    met &= memory(&server, &store).await?;
+    met &= memory().await?;
     if met {
         Ok(())
     } else {
@@ -160,7 +160,22 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
             1,
             checks("coarse-last", &[coarse[0], coarse[1], Rule::per_hour(1)])?,
         ),
+        case(
+            "1 rule, refused",
+            1,
+            checks("one-refused", &[Rule::per_minute(1)])?,
+        ),
         case("1 rule, 16 a call", 16, checks("one-of-16", &plenty[1..2])?),
+        case(
+            "1 rule, refused, 16 a call",
+            16,
+            checks("one-refused-of-16", &[Rule::per_minute(1)])?,
+        ),
+        case(
+            "3 rules, refused by the last, 16 a call",
+            16,
+            checks("last-of-16", &[plenty[0], plenty[1], Rule::per_hour(1)])?,
+        ),
         case(
             "3 rules, coarse, 16 a call",
             16,
@@ -271,7 +286,7 @@ impl Figures {
 
 fn print_cases(cases: &[Case]) {
     println!(
-        "{:<32} {:>9} {:>9} {:>9} {:>9}",
+        "{:<40} {:>9} {:>9} {:>9} {:>9}",
         "per decision", "µs", "commands", "/ GET+SET", "/ hash"
     );
     for case in cases {
@@ -279,7 +294,7 @@ fn print_cases(cases: &[Case]) {
         let commands = case.median(case, |own, _| own.commands);
         let to = |other: usize| case.median(&cases[other], |own, other| own.micros / other.micros);
         println!(
-            "{:<32} {micros:>9.2} {commands:>9.2} {:>9.2} {:>9.2}",
+            "{:<40} {micros:>9.2} {commands:>9.2} {:>9.2} {:>9.2}",
             case.name,
             to(1),
             to(3)
@@ -306,6 +321,13 @@ fn bars(cases: &[Case]) -> bool {
         ("3 rules, 16 a call", "hash layout, 3 rules, 17 ms", 0.30),
         ("3 rules, refused", "3 rules", 1.0),
         ("3 rules, refused by the last", "3 rules", 1.0),
+        ("1 rule, refused", "1 rule", 1.0),
+        ("1 rule, refused, 16 a call", "1 rule, 16 a call", 1.0),
+        (
+            "3 rules, refused by the last, 16 a call",
+            "3 rules, 16 a call",
+            1.0,
+        ),
     ] {
         met &= bar(&format!("{one} / {other}"), ratio(one, other), most);
     }
@@ -369,12 +391,14 @@ async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
     Ok(met)
 }
 
-/// The memory of 100 000 identities with 60 live steps each.
+/// The memory of 100 000 identities with 60 live steps each, on a server that has no others.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
-async fn memory(server: &Server, store: &RedisStore) -> Result<bool, Error> {
+async fn memory() -> Result<bool, Error> {
     const KEYS: u64 = 100_000;
+    let server = Server::start();
     let clock = TestClock::new(1_700_000_000_000);
-    let store = store.clone().prefix("memory").clock(clock.clone());
+    let store = RedisStore::connect(server.url()).await?;
+    let store = store.prefix("memory").clock(clock.clone());
     let policy = Policy::new("api", [Rule::per_minute(1_000)])?;
     for _ in 0..60 {
         clock.advance(Duration::from_secs(1));
@@ -386,7 +410,7 @@ async fn memory(server: &Server, store: &RedisStore) -> Result<bool, Error> {
             )])?)
             .await?;
     }
-    let mut connection = connect(server).await?;
+    let mut connection = connect(&server).await?;
     let value: Vec<u8> = redis::cmd("GET")
         .arg("memory:{user=0}:api")
         .query_async(&mut connection)

@@ -396,6 +396,9 @@ pub(crate) async fn settling_a_step_far_ahead_releases_the_oldest(
     assert_eq!(left(gate, &policy, "alice").await, [97]);
     assert!(admits(gate, &policy, "alice", 1).await);
     assert_eq!(left(gate, &policy, "alice").await, [96]);
+    // They stay released when the clock steps back and the step ahead is believed no longer.
+    clock.set(day(38));
+    assert_eq!(left(gate, &policy, "alice").await, [99]);
 }
 
 pub(crate) async fn settling_twice_is_refused(gate: &Limiter, _: TestClock) {

@@ -24,7 +24,6 @@ const ADMITTED: u8 = 1;
 
 /// Begins an answer that is brief, since the newest step of each rule is that of the time.
 const ADMITTED_NOW: u8 = 2;
-const REFUSED_NOW: u8 = 3;
 
 /// The sizes of what is told: units, and a time.
 const UNITS: usize = 7;
@@ -202,7 +201,6 @@ fn counts(check: &Check, now_ms: u64, rest: &mut &[u8]) -> Result<(bool, Vec<Cou
         let length = match *flag {
             REFUSED | ADMITTED => rules.len() * (UNITS + 2 * TIME),
             ADMITTED_NOW => 1 + rules.len() * UNITS,
-            REFUSED_NOW => 1 + rules.len() * (UNITS + TIME),
             _ => return Err(garbled()),
         };
         let (answer, behind) = behind.split_at_checked(length).ok_or_else(garbled)?;
@@ -211,8 +209,7 @@ fn counts(check: &Check, now_ms: u64, rest: &mut &[u8]) -> Result<(bool, Vec<Cou
             flag: *flag,
             bytes: answer,
         };
-        counts
-            .extend((0..rules.len()).map(|index| answer.count(&rules[index], index, rules.len())));
+        counts.extend((0..rules.len()).map(|index| answer.count(&rules[index], index)));
         admitted = matches!(*flag, ADMITTED | ADMITTED_NOW);
         *rest = behind;
     }
@@ -227,18 +224,13 @@ struct Answer<'a> {
 }
 
 impl Answer<'_> {
-    fn count(&self, rule: &Rule, index: usize, rules: usize) -> Count {
-        let (used_at, times_at) = if self.flag == REFUSED || self.flag == ADMITTED {
-            let at = index * (UNITS + 2 * TIME);
-            (at, at + UNITS)
+    fn count(&self, rule: &Rule, index: usize) -> Count {
+        let (used_at, newest_end_ms, fits_at_ms) = if self.flag == ADMITTED_NOW {
+            (1 + index * UNITS, 0, 0)
         } else {
-            (1 + index * UNITS, 1 + rules * UNITS + index * TIME)
-        };
-        let time = |at: usize| number(&self.bytes[at..at + TIME]);
-        let (newest_end_ms, fits_at_ms) = match self.flag {
-            ADMITTED_NOW => (0, 0),
-            REFUSED_NOW => (0, time(times_at)),
-            _ => (time(times_at), time(times_at + TIME)),
+            let at = index * (UNITS + 2 * TIME);
+            let time = |at: usize| number(&self.bytes[at..at + TIME]);
+            (at, time(at + UNITS), time(at + UNITS + TIME))
         };
         Count {
             used: number(&self.bytes[used_at..used_at + UNITS]),
