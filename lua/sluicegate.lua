@@ -163,6 +163,15 @@ local function seldom(now, leading)
     local step, hold, width, newest = section.step, section.hold, section.width, section.newest
     local time, ends, counts, before, open, used = now, {}, {}, section.base, section.used, 0
     if open > 0 and newest - step > now then time = newest - step end
+    if stop == newest and section.first + hold > time then -- as mostly: nothing is released, the queue may stay
+      local _, sum = nil, before
+      if section.queue ~= '' then _, sum = unpack(ENTRY[width], section.queue, #section.queue - SIZE[width] + 1) end
+      if (sum - before) % WRAP[width] < open + units then
+        units = math.min(units, MOST - open)
+        section.used = open + units
+        return units ~= 0
+      end
+    end
     for at = 1, #section.queue, SIZE[width] do
       local number, sum = unpack(ENTRY[width], section.queue, at)
       local stopped, count = newest - (newest / step - number) % WRAP[width] * step, (sum - before) % WRAP[width]

@@ -41,6 +41,7 @@ macro_rules! contract {
             settling_stops_at_the_largest_number
             settling_a_released_step_changes_nothing
             settling_a_step_far_ahead_releases_the_oldest
+            the_newest_step_is_taken_back_however_much_was_charged_before
             settling_twice_is_refused
             reset_forgets_one_key_under_one_policy
             hostile_keys_never_meet
@@ -399,6 +400,23 @@ pub(crate) async fn settling_a_step_far_ahead_releases_the_oldest(
     // They stay released when the clock steps back and the step ahead is believed no longer.
     clock.set(day(38));
     assert_eq!(left(gate, &policy, "alice").await, [99]);
+}
+
+/// Totals of what is charged outgrow 16 bits in between.
+pub(crate) async fn the_newest_step_is_taken_back_however_much_was_charged_before(
+    gate: &Limiter,
+    clock: TestClock,
+) {
+    let policy = policy("p", "60000/1m");
+    for _ in 0..4 {
+        assert!(admits(gate, &policy, "alice", 20_000).await);
+        clock.advance(Duration::from_secs(30));
+    }
+    let newest = check(gate, &policy, "alice", 20_000).await;
+    let usage = gate.settle(newest.usage(), [0]).await.unwrap();
+    let rule = usage.rules().next().unwrap();
+    assert_eq!(rule.remaining(), 20_000);
+    assert_eq!(rule.reset_after(), Duration::from_secs(31));
 }
 
 pub(crate) async fn settling_twice_is_refused(gate: &Limiter, _: TestClock) {
