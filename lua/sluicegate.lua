@@ -17,7 +17,7 @@
 --
 -- Writes nothing when a check is refused or costs nothing. All numbers are whole, all times are in ms.
 
-local pack, unpack, spread, sub, call = struct.pack, struct.unpack, unpack or table.unpack, string.sub, redis.call
+local pack, unpack, spread, sub, call = struct.pack, struct.unpack, table.unpack or unpack, string.sub, redis.call
 
 local now, expires, origin = ARGV[#KEYS + 1], 'PXAT', 0
 if now then
@@ -26,7 +26,7 @@ if now then
 else
   local time = call('TIME')
   local ms = time[2] / 1000
-  now = time[1] * 1000 + ms - ms % 1
+  now = time[1] * 1000 + (ms - ms % 1) -- a whole number is added: the sum is exact
 end
 
 -- These functions take all they need as arguments: a closure over it costs as much as a look at the value.
@@ -51,7 +51,8 @@ local function leading(value, at, count, entry, size, wrap, newest, age, base, s
   return low, last, following
 end
 
--- What is needed when sections are not as the caller expects them, when a clock steps back, and when a check is settled.
+-- What is needed when sections are not as the caller expects them, when a clock steps back, when totals outgrow their entries, and
+-- when a check is settled.
 local function seldom(now, leading)
   local pack, unpack, sub, made = struct.pack, struct.unpack, string.sub, {}
   local MOST = 9007199254740991 -- 2^53 - 1
@@ -100,7 +101,8 @@ local function seldom(now, leading)
     local used = { unpack('<I1' .. string.rep('I7', count), value) }
     local at, label = 14 + count * 14, #value - count * 12
     for k = 1, count do
-      local section, length = { used = used[k + 1], span = sub(value, label + k * 12 - 11, label + k * 12) }, nil
+      local section = { used = used[k + 1], span = sub(value, label + k * 12 - 11, label + k * 12) }
+      local length
       section.step, section.hold = unpack('<I6I6', section.span)
       section.newest, section.first, section.base, length, section.room, section.width = unpack(HEAD, value, at)
       section.queue = sub(value, at + 28, at + 27 + length)
@@ -158,15 +160,15 @@ local function seldom(now, leading)
     return (compose(arrange(value, spans)))
   end
 
-  -- Releases, and adds units to the step that ends at `stop` or takes them, where it still counts; whether that changes anything.
+  -- Releases, and adds units to the step that ends at `stop` or takes them, where it still counts; whether units were.
   local function settle(section, stop, units)
     local step, hold, width, newest = section.step, section.hold, section.width, section.newest
     local time, ends, counts, before, open, used = now, {}, {}, section.base, section.used, 0
     if open > 0 and newest - step > now then time = newest - step end
     if stop == newest and section.first + hold > time then -- as mostly: nothing is released, the queue may stay
-      local _, sum = nil, before
-      if section.queue ~= '' then _, sum = unpack(ENTRY[width], section.queue, #section.queue - SIZE[width] + 1) end
-      if (sum - before) % WRAP[width] < open + units then
+      local last = before
+      if section.queue ~= '' then last = select(2, unpack(ENTRY[width], section.queue, #section.queue - SIZE[width] + 1)) end
+      if (last - before) % WRAP[width] < open + units then
         units = math.min(units, MOST - open)
         section.used = open + units
         return units ~= 0
@@ -301,7 +303,7 @@ local function charge(now, pack, unpack, sub, spread, leading, seldom, value, fi
       local queue = at + 28
       local live, behind, behind_room, added = queue, queue + length, queue + room, '' -- of the queue, what is from `live` on still counts
       local time = now
-      if newest - step > now and used > 0 then time = newest - step end -- the clock stepped back
+      if newest - step > now then time = newest - step end -- the clock stepped back
       if used == 0 or newest + hold <= time then
         newest = now - now % step + step
         first, base, used, live, width = newest, 0, 0, behind, 0
@@ -411,7 +413,7 @@ while KEYS[i] do
       flag, answer = '\2', sub(written, 1, 1 + rules * 7)
     end
   else
-    local current, format = fields, front_format
+    local current, format = fields ~= nil, front_format
     if not fields then
       value, whole = seldom(now, leading).conform(value, spans), true
       local each = string.rep('I7', string.byte(value))
@@ -452,7 +454,7 @@ while KEYS[i] do
     if not last then
       if written then writes = { KEYS[i], written, till, writes } end
       known = known or {}
-      if not whole then known[i] = value end
+      known[i] = value
     end
     reply, i = reply .. flag .. answer, i + 1
     if last then
