@@ -289,7 +289,7 @@ end
 local function charge(now, pack, unpack, sub, spread, leading, seldom, value, fields, format, rules, spans, units, whole)
   local sections = fields[1]
   local since, till, dues = fields[sections + 2], fields[sections + 3], sections + 3
-  local changed, was = nil, whole and 0 or till -- sections, as they are to follow the front
+  local changed, was = '', whole and 0 or till -- sections, as they are to follow the front
   local at, reached = 14 + sections * 14, 1 -- the section that begins there
   local copied = at -- what lies before it is in `changed`, or older than that
   for k = 1, rules do
@@ -343,13 +343,12 @@ local function charge(now, pack, unpack, sub, spread, leading, seldom, value, fi
       elseif room > 64 and length * 4 < room then
         room = length > 16 and length * 2 or 32
       end
-      local section = pack('<I6I6I7I4I4I1', newest, first, base, length, room, width) .. sub(value, live, behind - 1) .. added
-      if changed or copied < at then section = (changed or '') .. sub(value, copied, at - 1) .. section end
+      changed = changed .. (copied < at and sub(value, copied, at - 1) or '')
+        .. pack('<I6I6I7I4I4I1', newest, first, base, length, room, width) .. sub(value, live, behind - 1) .. added
+      copied = queue + length
       if room ~= behind_room - queue then
         if behind > #value + 1 then error('a queue is longer than its value') end
-        changed, copied, whole = section .. string.rep('\0', room - length), behind_room, true
-      else
-        changed, copied = section, queue + length
+        changed, copied, whole = changed .. string.rep('\0', room - length), behind_room, true
       end
       if newest - step > since then since = newest - step end
       if newest + hold > till then till = newest + hold end
@@ -360,7 +359,7 @@ local function charge(now, pack, unpack, sub, spread, leading, seldom, value, fi
   end
   fields[sections + 2], fields[sections + 3] = since, till
   if whole or till > was then
-    return pack(format, spread(fields)) .. (changed or '') .. sub(value, copied), till > was and till or 0
+    return pack(format, spread(fields)) .. changed .. sub(value, copied), till > was and till or 0
   end
   return pack(format, spread(fields)) .. changed
 end
