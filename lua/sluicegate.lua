@@ -278,7 +278,7 @@ local function create(now, pack, unpack, spread, format, rules, spans, units)
     if start > since then since = start end
     if newest + hold > till then till = newest + hold end
     fields[k + 1], fields[rules + 3 + k] = units, newest
-    heads = heads .. pack('<I6I6I7I4I4I1', newest, newest, 0, 0, 0, 0)
+    heads = heads .. pack('<I6I6', newest, newest) .. '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0' -- base, length, room, width
   end
   fields[rules + 2], fields[rules + 3] = since, till
   return pack(format, spread(fields, 1, rules * 2 + 3)) .. heads .. spans, till
@@ -368,7 +368,8 @@ end
 -- If one does not, the check is looked at again from its first charge, and the reply says when the cost fits.
 local KEYS, ARGV = KEYS, ARGV
 local reply, writes, i, begin, looks = pack('<I6', now), nil, 1, 1, false
-local before = reply -- what is replied to the checks before this one
+local before = reply -- what the reply to this check follows, should it be looked at again
+local replies -- those to the checks before it: they are joined at the end, as what is joined is hashed each time
 local known -- the values of a check with several charges, for when it is looked at again
 local args, action, units, rules, limits, spans, counts_format, front_format -- what to do with KEYS[i]
 while KEYS[i] do
@@ -472,8 +473,13 @@ while KEYS[i] do
         key = nil
         if writes then key, written, till, writes = writes[1], writes[2], writes[3], writes[4] end
       end
-      before, known, looks, begin = reply, nil, false, i
+      known, looks, begin = nil, false, i
+      if following then
+        replies = replies or {}
+        replies[#replies + 1] = reply
+        before, reply = '', ''
+      end
     end
   end
 end
-return reply
+return replies and table.concat(replies) .. reply or reply
