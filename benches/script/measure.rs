@@ -337,7 +337,7 @@ fn bars(cases: &[Case]) -> bool {
         (
             "3 rules, refused by the last, 512 a call",
             "3 rules, refused by the last, 16 a call",
-            1.2,
+            1.5,
         ),
     ] {
         met &= bar(&format!("{one} / {other}"), ratio(one, other), most);
