@@ -234,8 +234,10 @@ impl RedisStore {
 
     /// Decides several checks in one call of the script, each all or nothing on its own, in this order.
     ///
-    /// Cheaper than one call each, for those who have many checks at hand. On a cluster it is one call for each slot, checks
-    /// of [several slots](self#on-a-cluster) are decided one by one, and the order is kept among the checks of one slot.
+    /// Cheaper than one call each, for those who have many checks at hand. The server does nothing else meanwhile, for some
+    /// 4 to 8 µs a check: hundreds are welcome, tens of thousands are better split. On a cluster it is one call for each
+    /// slot, checks of [several slots](self#on-a-cluster) are decided one by one, and the order is kept among the checks of
+    /// one slot.
     ///
     /// An error is one for all: what has been decided before it stays charged.
     pub fn check_many(&self, checks: impl Into<Vec<Check>>) -> Answer<Vec<Decision>> {
