@@ -393,7 +393,7 @@ async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
     let mut met = true;
     for (mut ratios, (other, most)) in ratios
         .into_iter()
-        .zip([("one a minute", 1.2), ("the next after 17 ms", 1.75)])
+        .zip([("one a minute", 1.2), ("the next after 17 ms", 1.5)])
     {
         ratios.sort_by(f64::total_cmp);
         let what = format!("first check after an hour of silence / {other}");
