@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // Who rents a /48 has 65,536 networks of /64; the wider the network, the higher its limit.
     let clients = |width| {
-        let ip = ip.clone().width(width);
+        let ip = ip.clone().ipv6_prefix(width);
         ip.only_when(|head: &Parts| head.uri.path() != "/health")
     };
     let layer = RateLimitLayer::new(MemoryStore::new())

@@ -18,7 +18,7 @@ fn explain(rejection: &Rejection, head: &Parts) -> Response<String> {
             Some(wait) => format!("{path} is busy, please wait {} s", wait.as_secs() + 1),
             None => format!("{path} is too much at once"),
         },
-        Rejection::Unidentified(_) => "who are you?".to_owned(),
+        Rejection::MissingKey(_) => "who are you?".to_owned(),
         _ => "please try again later".to_owned(),
     };
     let mut response = Response::new(text);

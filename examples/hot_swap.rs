@@ -17,12 +17,12 @@ use axum::{
     http::StatusCode,
     routing::{get, put},
 };
-use sluicegate::{LivePolicies, MemoryStore, PeerIp, Policies, RateLimitLayer};
+use sluicegate::{MemoryStore, PeerIp, Policies, RateLimitLayer, ReloadablePolicies};
 use tokio::net::TcpListener;
 
 /// Either all policies are replaced, or none is.
 async fn replace(
-    State(live): State<LivePolicies>,
+    State(live): State<ReloadablePolicies>,
     text: String,
 ) -> Result<String, (StatusCode, String)> {
     let wrong = |why: String| (StatusCode::UNPROCESSABLE_ENTITY, why + "\n");
@@ -35,7 +35,7 @@ async fn replace(
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let live = LivePolicies::new(toml::from_str(r#"ip = "3/1m,100/1h""#)?);
+    let live = ReloadablePolicies::new(toml::from_str(r#"ip = "3/1m,100/1h""#)?);
     let limits = RateLimitLayer::new(MemoryStore::new()).limit(live.policy("ip")?, PeerIp);
 
     let app = Router::new()

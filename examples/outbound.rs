@@ -49,7 +49,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let replica = || {
         let layer = RateLimitLayer::new(store.clone())
             .limit(theirs.clone(), Key::new("account", "ours"))
-            .wait(Duration::from_secs(10))
+            .max_wait(Duration::from_secs(10))
             .headers(HeaderStyle::NONE)
             .on_failure(FailurePolicy::Closed)
             .rejection(EmptyBody);

@@ -91,7 +91,7 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Misuse`] when two different policies of one name charge the same key, since they would share
+    /// [`StoreErrorKind::InvalidRequest`] when two different policies of one name charge the same key, since they would share
     /// their counts, or when more than 64 charges are left; [shadows](Policy::shadow) count apart.
     pub fn new(charges: impl IntoIterator<Item = Charge>) -> Result<Self, StoreError> {
         let mut sum = Charges::default();
@@ -244,7 +244,7 @@ impl Settlement {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Misuse`] when the number of costs is wrong, or when the check was refused or has been settled:
+    /// [`StoreErrorKind::InvalidRequest`] when the number of costs is wrong, or when the check was refused or has been settled:
     /// a second settlement would count its difference twice.
     pub fn new(usage: &Usage, costs: impl IntoIterator<Item = u64>) -> Result<Self, StoreError> {
         let costs: Box<[u64]> = costs
@@ -297,7 +297,7 @@ impl Settlement {
 }
 
 fn misuse(message: &'static str) -> StoreError {
-    StoreError::new(StoreErrorKind::Misuse, message)
+    StoreError::new(StoreErrorKind::InvalidRequest, message)
 }
 
 #[cfg(test)]
@@ -322,7 +322,7 @@ mod tests {
             Check::new([charge("1/1s", "a"), charge("2/1s", "a")])
                 .unwrap_err()
                 .kind(),
-            StoreErrorKind::Misuse
+            StoreErrorKind::InvalidRequest
         );
         assert_eq!(
             Check::new([charge("1/1s", "a"), charge("2/1s", "b")])
@@ -348,7 +348,7 @@ mod tests {
         assert!(Check::new(charges(64)).is_ok());
         assert_eq!(
             Check::new(charges(65)).unwrap_err().kind(),
-            StoreErrorKind::Misuse
+            StoreErrorKind::InvalidRequest
         );
     }
 }

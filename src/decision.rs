@@ -436,7 +436,7 @@ impl RuleUsage {
 
     /// Whether this rule refused the check.
     #[must_use]
-    pub const fn refuses(&self) -> bool {
+    pub const fn is_exceeded(&self) -> bool {
         self.refusal_ms.is_some()
     }
 

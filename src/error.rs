@@ -1,7 +1,7 @@
 //! The errors, one type for each moment: [`RuleError`] and [`PolicyError`] when something is built, [`ExtractError`] when
 //! a request does not say who is asking, [`StoreError`] when the store could not decide.
 //!
-//! None of them ever means "refused": that is a [`Decision`](crate::Decision).
+//! None of them ever means "access_denied": that is a [`Decision`](crate::Decision).
 //!
 //! ```
 //! use sluicegate::{Policy, PolicyError};
@@ -89,7 +89,7 @@ pub enum PolicyError {
         rules: [Rule; 2],
     },
     /// Two policies of one set have the same name.
-    Twice {
+    DuplicateName {
         /// The policy's name.
         policy: String,
     },
@@ -111,7 +111,7 @@ impl fmt::Display for PolicyError {
             }
             Self::RuleCount { policy } => write!(f, "policy `{policy}` must have 1 to 16 rules"),
             Self::Rule { policy, source } => write!(f, "policy `{policy}`: {source}"),
-            Self::Twice { policy } => write!(f, "policy `{policy}` is named twice"),
+            Self::DuplicateName { policy } => write!(f, "policy `{policy}` is named twice"),
             Self::Missing { policy } => write!(f, "policy `{policy}` is missing"),
             Self::SameWindow {
                 policy,
@@ -220,31 +220,31 @@ pub struct StoreError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// No answer within the deadline. What was asked may or may not have been done.
+    /// No answer within the timeout. What was asked may or may not have been done.
     Timeout,
     /// The store cannot be reached or cannot work now: down, loading, out of memory, busy, read-only.
     Unavailable,
     /// The store was not asked: it has failed several times in a row. See [`limiter`](crate::limiter#when-the-store-cannot-decide).
-    NotAsked,
+    CircuitOpen,
     /// The store refuses this caller: wrong password, missing rights, wrong type of server. A person has to act.
-    Refused,
+    AccessDenied,
     /// The answer makes no sense, or the stored value was not written by this crate.
     Protocol,
     /// The call makes no sense: two policies of one name in one check, or a second settlement of one check.
-    Misuse,
+    InvalidRequest,
 }
 
 impl StoreErrorKind {
-    /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `not_asked`, `refused`, `protocol`, `misuse`.
+    /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `invalid_request`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
             Self::Unavailable => "unavailable",
-            Self::NotAsked => "not_asked",
-            Self::Refused => "refused",
+            Self::CircuitOpen => "circuit_open",
+            Self::AccessDenied => "access_denied",
             Self::Protocol => "protocol",
-            Self::Misuse => "misuse",
+            Self::InvalidRequest => "invalid_request",
         }
     }
 }

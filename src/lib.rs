@@ -31,7 +31,7 @@
 //! 3. *Allowed:* the inner service is called, and the response tells what is left.
 //! 4. *Denied:* the inner service is not called; the answer is a 429 that says when the same request would pass. Nothing was
 //!    charged, under any policy.
-//! 5. *The store could not decide* within the deadline: the [failure policy](FailurePolicy) speaks.
+//! 5. *The store could not decide* within the timeout: the [failure policy](FailurePolicy) speaks.
 //!
 //! # Rules
 //!
@@ -56,7 +56,7 @@
 //!
 //! # When Redis is down
 //!
-//! Every decision has a deadline, 100 ms by default, around everything that it waits for. Then requests pass unlimited
+//! Every decision has a timeout, 100 ms by default, around everything that it waits for. Then requests pass unlimited
 //! ([`FailurePolicy::Open`], the default), are limited by each process to its share ([`FailurePolicy::Local`]), or are answered 503
 //! ([`FailurePolicy::Closed`]); policies may [differ](Policy::on_failure). After five failures in a row, one request each quarter of
 //! a second tries the server, and the others do not wait for it; when it is back, it decides again within a second. See
@@ -92,7 +92,6 @@
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod chance;
 pub mod charge;
 #[cfg(feature = "serde")]
 mod config;
@@ -100,6 +99,7 @@ pub mod decision;
 pub mod error;
 pub mod extract;
 mod failure;
+mod jitter;
 pub mod key;
 pub mod limiter;
 pub mod middleware;
@@ -127,12 +127,12 @@ pub use observe::MetricsObserver;
 pub use observe::Observer;
 #[cfg(feature = "tracing")]
 pub use observe::TracingObserver;
-pub use policies::{LivePolicies, Policies};
+pub use policies::{Policies, ReloadablePolicies};
 pub use policy::Policy;
 pub use rule::Rule;
 #[cfg(feature = "redis")]
 pub use store::redis::RedisStore;
-pub use store::{Answer, MemoryStore, Store};
+pub use store::{MemoryStore, Store, StoreFuture};
 
 /// The README's code, kept honest by the compiler.
 #[cfg(all(doctest, feature = "redis"))]

@@ -1,11 +1,11 @@
-//! [`Policies`]: policies by name, as a configuration file has them; [`LivePolicies`]: those that change while the service runs.
+//! [`Policies`]: policies by name, as a configuration file has them; [`ReloadablePolicies`]: those that change while the service runs.
 //!
 //! ```
-//! use sluicegate::{Charge, Key, Limiter, LivePolicies, MemoryStore, Policies, Policy};
+//! use sluicegate::{Charge, Key, Limiter, ReloadablePolicies, MemoryStore, Policies, Policy};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //! let limiter = Limiter::new(MemoryStore::new());
-//! let live = LivePolicies::new(Policies::new([Policy::parse("ip", "5/1m")?])?);
+//! let live = ReloadablePolicies::new(Policies::new([Policy::parse("ip", "5/1m")?])?);
 //! let charge = |cost| Charge::new(&live.get("ip").unwrap(), Key::new("ip", "192.0.2.1"), cost);
 //! assert!(limiter.check([charge(4)]).await?.is_allowed());
 //!
@@ -71,7 +71,7 @@ impl Policies {
         for policy in policies {
             if let Some(twin) = by_name.insert(policy.name().into(), policy) {
                 let policy = twin.name().to_owned();
-                return Err(PolicyError::Twice { policy });
+                return Err(PolicyError::DuplicateName { policy });
             }
         }
         Ok(Self {
@@ -102,11 +102,11 @@ impl fmt::Debug for Policies {
 /// The store keeps what is counted under a rule as long as the rule's window, precision and kind stay: a new limit holds at once
 /// for what was charged before, and a rule with a new window starts from nothing.
 #[derive(Clone, Debug)]
-pub struct LivePolicies {
+pub struct ReloadablePolicies {
     current: Arc<RwLock<Policies>>,
 }
 
-impl LivePolicies {
+impl ReloadablePolicies {
     /// Creates a set that starts as `policies`.
     #[must_use]
     pub fn new(policies: Policies) -> Self {
@@ -150,25 +150,25 @@ impl LivePolicies {
     /// # Errors
     ///
     /// When there is no policy of this name.
-    pub fn policy(&self, name: &str) -> Result<LivePolicy, PolicyError> {
+    pub fn policy(&self, name: &str) -> Result<PolicyHandle, PolicyError> {
         let first = self.get(name).ok_or_else(|| PolicyError::Missing {
             policy: name.chars().take(64).collect(),
         })?;
-        Ok(LivePolicy {
+        Ok(PolicyHandle {
             first,
             all: self.clone(),
         })
     }
 }
 
-/// One policy of [`LivePolicies`], as it is when it is asked for.
+/// One policy of [`ReloadablePolicies`], as it is when it is asked for.
 #[derive(Clone)]
-pub struct LivePolicy {
+pub struct PolicyHandle {
     first: Policy,
-    all: LivePolicies,
+    all: ReloadablePolicies,
 }
 
-impl LivePolicy {
+impl PolicyHandle {
     /// The policy as it is now.
     #[must_use]
     pub fn load(&self) -> Policy {
@@ -178,7 +178,7 @@ impl LivePolicy {
     }
 }
 
-impl fmt::Debug for LivePolicy {
+impl fmt::Debug for PolicyHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.load().fmt(f)
     }
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn all_policies_are_replaced_or_none() {
-        let live = LivePolicies::new(policies(&[("ip", "1/1s"), ("user", "2/1s")]).unwrap());
+        let live = ReloadablePolicies::new(policies(&[("ip", "1/1s"), ("user", "2/1s")]).unwrap());
         let ip = live.policy("ip").unwrap();
         let error = live.replace(policies(&[("ip", "7/1s")]).unwrap());
         assert_eq!(error.unwrap_err().to_string(), "policy `user` is missing");
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_handle_of_a_policy_that_is_not_there_is_not_given() {
-        let live = LivePolicies::new(policies(&[("ip", "1/1s")]).unwrap());
+        let live = ReloadablePolicies::new(policies(&[("ip", "1/1s")]).unwrap());
         let error = live.policy("pi").unwrap_err();
         assert_eq!(error.to_string(), "policy `pi` is missing");
     }

@@ -37,7 +37,11 @@ async fn without_any_one_of_them_something_fails_and_says_so() {
             .await
             .unwrap();
         let error = everything(&store).await.expect_err(missing);
-        assert_eq!(error.kind(), StoreErrorKind::Refused, "{missing}: {error}");
+        assert_eq!(
+            error.kind(),
+            StoreErrorKind::AccessDenied,
+            "{missing}: {error}"
+        );
         assert_eq!(
             error.to_string(),
             "the Redis user lacks rights that this store needs",
@@ -71,7 +75,7 @@ async fn where_a_sentinel_names_the_server_one_more_is_needed() {
     let primary = format!("redis://limiter:sesame@{NAME}");
     limited(&server, &LEAST_RIGHTS);
     let error = RedisStore::sentinel([parrot.url()], primary.as_str()).await;
-    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Refused);
+    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::AccessDenied);
 
     limited(&server, &[&LEAST_RIGHTS[..], &["+role"]].concat());
     let store = RedisStore::sentinel([parrot.url()], primary).await.unwrap();

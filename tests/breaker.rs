@@ -14,12 +14,12 @@ use std::{
 use futures::future::join_all;
 use scripted::{Scripted, allowed, unavailable};
 use sluicegate::{
-    Answer, Charge, Check, Decision, FailurePolicy, Key, Limiter, Policy, StoreError,
-    StoreErrorKind,
+    Charge, Check, Decision, FailurePolicy, Key, Limiter, Policy, StoreError, StoreErrorKind,
+    StoreFuture,
 };
 use tokio::time::{Instant, advance, sleep};
 
-const DEADLINE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 const SHORTEST: Duration = Duration::from_millis(125);
 const LONGEST: Duration = Duration::from_millis(375);
 
@@ -40,11 +40,11 @@ impl Health {
     /// A store that answers `down` while it is down.
     fn store(
         &self,
-        down: impl Fn(&Check) -> Answer<Decision> + Send + Sync + 'static,
+        down: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
     ) -> Arc<Scripted> {
         let is_up = self.0.clone();
         Scripted::new(move |check| match is_up.load(SeqCst) {
-            true => Answer::ready(allowed(check)),
+            true => StoreFuture::ready(allowed(check)),
             false => down(check),
         })
     }
@@ -52,7 +52,7 @@ impl Health {
     /// A store that is down, and says nothing then.
     fn silent() -> (Self, Arc<Scripted>) {
         let health = Self::default();
-        let store = health.store(|_| Answer::pending(std::future::pending()));
+        let store = health.store(|_| StoreFuture::pending(std::future::pending()));
         (health, store)
     }
 }
@@ -87,10 +87,10 @@ async fn after_five_failures_in_a_row_one_probe_waits_each_interval_and_all_othe
         let asked = Instant::now();
         match kind(&limiter).await.unwrap() {
             StoreErrorKind::Timeout => {
-                assert_eq!(asked.elapsed(), DEADLINE);
+                assert_eq!(asked.elapsed(), TIMEOUT);
                 probes += 1;
             }
-            StoreErrorKind::NotAsked => {
+            StoreErrorKind::CircuitOpen => {
                 assert_eq!(asked.elapsed(), Duration::ZERO);
                 others += 1;
                 advance(Duration::from_millis(1)).await;
@@ -126,7 +126,7 @@ async fn a_store_that_is_back_is_asked_by_all_again_after_one_probe() {
         for _ in 0..5 {
             limiter.check(charge()).await.unwrap_err();
         }
-        assert_eq!(kind(&limiter).await, Some(StoreErrorKind::NotAsked));
+        assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
         health.set(true);
         let time = recovers(&limiter).await;
         assert!(
@@ -141,7 +141,7 @@ async fn a_store_that_is_back_is_asked_by_all_again_after_one_probe() {
         for _ in 0..5 {
             assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Timeout));
         }
-        assert_eq!(kind(&limiter).await, Some(StoreErrorKind::NotAsked));
+        assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
     }
 }
 
@@ -180,7 +180,7 @@ async fn callers_who_go_away_do_not_count_as_failures_and_do_not_keep_the_probe(
     }
     advance(LONGEST).await;
     hang_up().await;
-    assert_eq!(kind(&limiter).await, Some(StoreErrorKind::NotAsked));
+    assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
     health.set(true);
     assert!(recovers(&limiter).await <= LONGEST);
 }
@@ -188,7 +188,7 @@ async fn callers_who_go_away_do_not_count_as_failures_and_do_not_keep_the_probe(
 #[tokio::test(start_paused = true)]
 async fn calls_from_before_a_switch_change_nothing_after_it() {
     let (health, store) = Health::silent();
-    let limiter = Limiter::new(store).deadline(Duration::from_secs(10));
+    let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
     let early: Vec<_> = (0..4)
         .map(|_| {
             let limiter = limiter.clone();
@@ -196,7 +196,7 @@ async fn calls_from_before_a_switch_change_nothing_after_it() {
         })
         .collect();
     sleep(Duration::from_secs(9)).await;
-    let hasty = limiter.clone().deadline(DEADLINE);
+    let hasty = limiter.clone().timeout(TIMEOUT);
     for _ in 0..5 {
         hasty.check(charge()).await.unwrap_err();
     }
@@ -217,17 +217,18 @@ async fn what_speaks_against_the_store_opens_it_and_what_speaks_against_the_requ
     for (failure, opens) in [
         (StoreErrorKind::Timeout, true),
         (StoreErrorKind::Unavailable, true),
-        (StoreErrorKind::Refused, true),
+        (StoreErrorKind::AccessDenied, true),
         (StoreErrorKind::Protocol, false),
-        (StoreErrorKind::Misuse, false),
+        (StoreErrorKind::InvalidRequest, false),
     ] {
-        let store = Scripted::new(move |_| Answer::ready(Err(StoreError::new(failure, "told to"))));
+        let store =
+            Scripted::new(move |_| StoreFuture::ready(Err(StoreError::new(failure, "told to"))));
         let limiter = Limiter::new(store);
         for _ in 0..5 {
             assert_eq!(kind(&limiter).await, Some(failure));
         }
         let expected = if opens {
-            StoreErrorKind::NotAsked
+            StoreErrorKind::CircuitOpen
         } else {
             failure
         };
@@ -248,28 +249,28 @@ async fn all_calls_of_a_limiter_and_its_clones_go_through_one_breaker() {
         limiter.check([charge.clone()]).await.unwrap_err();
         clone.peek([charge.clone()]).await.unwrap_err();
     }
-    assert!(!clone.admits([charge.clone()]).await);
+    assert!(!clone.try_acquire([charge.clone()]).await);
     let start = Instant::now();
-    let not_asked = |error: StoreError| assert_eq!(error.kind(), StoreErrorKind::NotAsked);
-    not_asked(limiter.check([charge.clone()]).await.unwrap_err());
-    not_asked(limiter.peek([charge.clone()]).await.unwrap_err());
-    not_asked(limiter.settle(&usage, [0]).await.unwrap_err());
-    not_asked(
+    let circuit_open = |error: StoreError| assert_eq!(error.kind(), StoreErrorKind::CircuitOpen);
+    circuit_open(limiter.check([charge.clone()]).await.unwrap_err());
+    circuit_open(limiter.peek([charge.clone()]).await.unwrap_err());
+    circuit_open(limiter.settle(&usage, [0]).await.unwrap_err());
+    circuit_open(
         limiter
             .reset(charge.policy(), charge.key())
             .await
             .unwrap_err(),
     );
-    not_asked(clone.wait([charge.clone()], LONGEST).await.unwrap_err());
-    assert!(limiter.admits([charge.clone()]).await);
-    assert!(!clone.admits([charge]).await);
+    circuit_open(clone.acquire([charge.clone()], LONGEST).await.unwrap_err());
+    assert!(limiter.try_acquire([charge.clone()]).await);
+    assert!(!clone.try_acquire([charge]).await);
     assert_eq!(start.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
 async fn with_an_interval_of_zero_every_request_asks() {
-    let store = Scripted::new(|_| Answer::ready(Err(unavailable())));
-    let limiter = Limiter::new(store.clone()).probe_every(Duration::ZERO);
+    let store = Scripted::new(|_| StoreFuture::ready(Err(unavailable())));
+    let limiter = Limiter::new(store.clone()).probe_interval(Duration::ZERO);
     for _ in 0..100 {
         assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Unavailable));
     }

@@ -33,9 +33,9 @@ use sluicegate::{
 use tokio::task::JoinHandle;
 
 /// More than a busy machine needs for a decision, and less than a client needs that waits for a mute node.
-const DEADLINE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What a busy machine may add to a deadline.
+/// What a busy machine may add to a timeout.
 const SCHEDULING: Duration = Duration::from_millis(500);
 
 /// From a promotion to normal decisions.
@@ -78,11 +78,11 @@ async fn store(cluster: &Cluster) -> RedisStore {
 
 /// Asks the store each time, however often it has failed: this is what these tests are about.
 async fn limiter(cluster: &Cluster) -> Limiter {
-    Limiter::new(store(cluster).await).probe_every(Duration::ZERO)
+    Limiter::new(store(cluster).await).probe_interval(Duration::ZERO)
 }
 
 async fn patient(cluster: &Cluster) -> Limiter {
-    limiter(cluster).await.deadline(NEVER)
+    limiter(cluster).await.timeout(NEVER)
 }
 
 /// The cluster of all tests that leave it in peace and run now; each has a prefix or users of its own.
@@ -240,7 +240,7 @@ async fn several_checks_in_one_call_are_each_decided() {
         .collect();
     checks.push(Check::new([]).unwrap());
     checks.push(Check::new((0..10).map(|name| charge(&one, name))).unwrap());
-    let decisions = store.check_many(checks).await.unwrap();
+    let decisions = store.check_batch(checks).await.unwrap();
     let allowed: Vec<bool> = decisions.iter().map(Decision::is_allowed).collect();
     assert_eq!(allowed[..20], [true; 20]);
     assert_eq!(allowed[20..30], [false; 10]);
@@ -271,7 +271,7 @@ fn a_cluster_agrees_with_the_memory_store_whatever_happens() {
 async fn a_caller_who_leaves_leaves_nothing_half_done() {
     let cluster = shared();
     let store = store(&cluster).await;
-    let limiter = Limiter::new(store.clone()).deadline(NEVER);
+    let limiter = Limiter::new(store.clone()).timeout(NEVER);
     let (much, none) = (policy("much", "10000/1h"), policy("none", "0/1h"));
     let users: Vec<String> = (0..3)
         .map(|at| users_at(&cluster, at, 1).remove(0))
@@ -346,7 +346,7 @@ impl Load {
             all.errors.extend(story.errors);
             all.slowest = all.slowest.max(story.slowest);
         }
-        assert!(all.slowest < DEADLINE + SCHEDULING, "{:?}", all.slowest);
+        assert!(all.slowest < TIMEOUT + SCHEDULING, "{:?}", all.slowest);
         all
     }
 }
@@ -400,7 +400,7 @@ async fn until_all_are_admitted_again(load: &Limiter, policy: &Policy, users: &[
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_is_moved_under_load_loses_no_count() {
     let cluster = Cluster::start(NEVER);
-    let limiter = limiter(&cluster).await.deadline(DEADLINE);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
     let (first, second) = (policy("first", "300/1h"), policy("second", "1000000/1h"));
     let names = users_at(&cluster, 0, 2);
     let others: Vec<String> = (1..3).flat_map(|at| users_at(&cluster, at, 2)).collect();
@@ -442,7 +442,7 @@ async fn a_slot_that_is_moved_under_load_loses_no_count() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_is_killed_under_load_is_followed_by_its_replica() {
     let mut cluster = Cluster::start(Duration::from_millis(500));
-    let limiter = limiter(&cluster).await.deadline(DEADLINE);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
     let much = policy("much", "1000000/1h");
     let (lost, others) = (
         users_at(&cluster, 1, 3),
@@ -476,7 +476,7 @@ async fn a_primary_that_is_killed_under_load_is_followed_by_its_replica() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_hangs_is_followed_by_its_replica_and_may_come_back() {
     let cluster = Cluster::start(Duration::from_millis(500));
-    let limiter = limiter(&cluster).await.deadline(DEADLINE);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
     let much = policy("much", "1000000/1h");
     let lost = users_at(&cluster, 1, 3);
     let load = Load::start(&limiter, [&much], &lost);
@@ -507,7 +507,7 @@ async fn the_least_rights_are_enough_on_a_cluster_and_on_a_slot_on_its_way_and_n
         RedisStore::cluster(urls.collect::<Vec<_>>()).await
     };
     let store = connect(&rights).await.unwrap();
-    let limiter = Limiter::new(store.clone()).deadline(DEADLINE);
+    let limiter = Limiter::new(store.clone()).timeout(TIMEOUT);
     let check = async |user: &str| limiter.check([charge(&much, user)]).await.map(drop);
     for user in &users {
         check(user).await.unwrap();
@@ -523,12 +523,12 @@ async fn the_least_rights_are_enough_on_a_cluster_and_on_a_slot_on_its_way_and_n
             error = check(&mover).await.unwrap_err();
         }
     }
-    assert_eq!(error.kind(), StoreErrorKind::Refused, "{error}");
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{error}");
 
     let without_slots = connect(&LEAST_RIGHTS).await.unwrap_err();
     assert_eq!(
         without_slots.kind(),
-        StoreErrorKind::Refused,
+        StoreErrorKind::AccessDenied,
         "{without_slots}"
     );
 }
@@ -536,7 +536,7 @@ async fn the_least_rights_are_enough_on_a_cluster_and_on_a_slot_on_its_way_and_n
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_stands_though_another_slot_has_no_answer() {
     let cluster = Cluster::start(NEVER);
-    let limiter = limiter(&cluster).await.deadline(DEADLINE);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
     let one = policy("one", "1/1h");
     let [full, fresh, mute] = [0, 1, 2].map(|at| users_at(&cluster, at, 1).remove(0));
     assert!(
@@ -554,7 +554,11 @@ async fn a_refusal_stands_though_another_slot_has_no_answer() {
         let left: Vec<u64> = decision.usage().rules().map(|it| it.remaining()).collect();
         assert_eq!(left, [0, 1, 1]);
         assert_eq!(
-            decision.usage().rules().filter(|it| it.refuses()).count(),
+            decision
+                .usage()
+                .rules()
+                .filter(|it| it.is_exceeded())
+                .count(),
             1
         );
     }
@@ -564,7 +568,7 @@ async fn a_refusal_stands_though_another_slot_has_no_answer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_hangs_costs_its_own_slots_alone() {
     let cluster = Cluster::start(NEVER);
-    let limiter = limiter(&cluster).await.deadline(DEADLINE);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
     let (much, other) = (policy("much", "1000000/1h"), policy("other", "1000000/1h"));
     let (mute, others) = (
         users_at(&cluster, 2, 3),
@@ -604,7 +608,7 @@ async fn a_node_that_hangs_costs_its_own_slots_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_that_forget_the_script_are_told_it_again() {
     let cluster = Cluster::start(NEVER);
-    let limiter = limiter(&cluster).await.deadline(DEADLINE);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
     let much = policy("much", "1000000/1h");
     let users: Vec<String> = (0..3).flat_map(|at| users_at(&cluster, at, 2)).collect();
     let load = Load::start(&limiter, [&much], &users);
@@ -625,7 +629,7 @@ async fn nodes_that_forget_the_script_are_told_it_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_lost_connection_may_have_done_is_not_done_again() {
     let cluster = Cluster::start(NEVER);
-    let limiter = limiter(&cluster).await.deadline(DEADLINE);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
     let much = policy("much", "1000000/1h");
     let alice = users_at(&cluster, 0, 1).remove(0);
     let (mut admitted, mut lost) = (0, 0);
@@ -668,11 +672,15 @@ async fn a_service_starts_while_the_cluster_is_down() {
     cluster.nodes.iter_mut().for_each(Server::kill);
     let error = RedisStore::cluster(urls.clone()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
-    let limiter = Limiter::new(RedisStore::lazy_cluster(urls).unwrap()).deadline(DEADLINE);
+    let limiter = Limiter::new(RedisStore::connect_lazy_cluster(urls).unwrap()).timeout(TIMEOUT);
     let much = policy("much", "1000000/1h");
     let error = limiter.check([charge(&much, 1)]).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
-    assert!(limiter.admits([charge(&much, 1), charge(&much, 2)]).await);
+    assert!(
+        limiter
+            .try_acquire([charge(&much, 1), charge(&much, 2)])
+            .await
+    );
     cluster.restart();
     healing(
         &limiter,
@@ -685,12 +693,12 @@ async fn a_service_starts_while_the_cluster_is_down() {
 #[tokio::test]
 async fn what_can_never_work_is_told_when_the_store_is_made() {
     for nodes in [&[][..], &["http://127.0.0.1"], &["unix:///tmp/redis.sock"]] {
-        let error = RedisStore::lazy_cluster(nodes.to_vec()).unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Refused, "{nodes:?}");
+        let error = RedisStore::connect_lazy_cluster(nodes.to_vec()).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{nodes:?}");
     }
     let alone = Server::start();
     let error = RedisStore::cluster([alone.url()]).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Refused);
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
     assert!(error.to_string().contains("cluster"), "{error}");
 }
 
@@ -699,7 +707,7 @@ async fn the_cluster_connection_of_redis_rs_serves_as_well() {
     let cluster = Cluster::start(NEVER);
     let client = redis::cluster::ClusterClient::new(cluster.urls()).unwrap();
     let store = RedisStore::from(client.get_async_connection().await.unwrap());
-    let limiter = Limiter::new(store).deadline(NEVER);
+    let limiter = Limiter::new(store).timeout(NEVER);
     let two = policy("two", "2/1h");
     for allowed in [true, true, false] {
         let charges = (0..6).map(|name| charge(&two, name));
@@ -722,7 +730,7 @@ async fn two_example_servers_share_their_limits_through_a_cluster() {
     let mut args = vec![
         "--limit",
         "ip=1000/1d",
-        "--deadline",
+        "--timeout",
         "30s",
         "--on-failure",
         "closed",

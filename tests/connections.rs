@@ -14,7 +14,7 @@ use std::{
 use common::{redis::Server, stores};
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, StoreErrorKind};
 
-/// Much more than any deadline here on a busy machine.
+/// Much more than any timeout here on a busy machine.
 const SOON: Duration = Duration::from_secs(1);
 
 const LIMIT: u64 = 1_000_000;
@@ -35,17 +35,17 @@ async fn charge_one(limiter: &Limiter) -> Result<u64, StoreError> {
     Ok(LIMIT - remaining - 1)
 }
 
-/// A busy machine may take longer than the default deadline; what libraries wait before they try again is longer still.
+/// A busy machine may take longer than the default timeout; what libraries wait before they try again is longer still.
 ///
 /// Without a breaker: it is the store that is tested.
 fn limiter(store: RedisStore) -> Limiter {
-    let limiter = Limiter::new(store).probe_every(Duration::ZERO);
-    limiter.deadline(Duration::from_millis(300))
+    let limiter = Limiter::new(store).probe_interval(Duration::ZERO);
+    limiter.timeout(Duration::from_millis(300))
 }
 
 /// For what has to wait for another.
 fn patient(store: &RedisStore) -> Limiter {
-    Limiter::new(store.clone()).deadline(SOON)
+    Limiter::new(store.clone()).timeout(SOON)
 }
 
 #[tokio::test]
@@ -135,10 +135,10 @@ async fn a_busy_service_works_at_once_when_the_server_is_back() {
 #[tokio::test]
 async fn one_attempt_to_connect_serves_all_and_outlives_the_request_that_started_it() {
     let server = Server::start();
-    let store = RedisStore::lazy(server.url()).unwrap();
+    let store = RedisStore::connect_lazy(server.url()).unwrap();
     let before = connections_made(&server);
     server.stop();
-    let hasty = Limiter::new(store.clone()).deadline(Duration::from_millis(10));
+    let hasty = Limiter::new(store.clone()).timeout(Duration::from_millis(10));
     assert_eq!(
         charge_one(&hasty).await.unwrap_err().kind(),
         StoreErrorKind::Timeout
@@ -160,7 +160,7 @@ async fn one_attempt_to_connect_serves_all_and_outlives_the_request_that_started
 #[tokio::test]
 async fn an_attempt_to_connect_that_is_older_than_the_request_does_not_fail_it() {
     let mut server = Server::start();
-    let limiter = patient(&RedisStore::lazy(server.url()).unwrap());
+    let limiter = patient(&RedisStore::connect_lazy(server.url()).unwrap());
     let request = || {
         let limiter = limiter.clone();
         tokio::spawn(async move { charge_one(&limiter).await })
@@ -332,7 +332,7 @@ fn a_store_outlives_the_runtime_it_was_made_in() {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let store = store.unwrap_or_else(|| RedisStore::lazy(server.url()).unwrap());
+            let store = store.unwrap_or_else(|| RedisStore::connect_lazy(server.url()).unwrap());
             charge_one(&patient(&store))
                 .await
                 .map(|charged| (store, charged))
@@ -353,7 +353,7 @@ async fn connecting_to_nobody_fails_at_once_and_being_lazy_about_it_does_not() {
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     assert!(start.elapsed() < SOON);
 
-    let limiter = limiter(RedisStore::lazy(server.url()).unwrap());
+    let limiter = limiter(RedisStore::connect_lazy(server.url()).unwrap());
     charge_one(&limiter).await.unwrap_err();
     server.restart();
     charge_one(&limiter).await.unwrap();
@@ -376,8 +376,8 @@ fn a_url_that_makes_no_sense_is_refused_and_not_repeated() {
         "redis://:sesame@localhost:port",
         "sesame",
     ] {
-        let error = RedisStore::lazy(url).unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Refused, "{url}");
+        let error = RedisStore::connect_lazy(url).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{url}");
         assert!(!format!("{error} {error:?}").contains("sesame"), "{url}");
     }
 }

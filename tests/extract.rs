@@ -220,16 +220,16 @@ fn mapped_and_plain_ipv4_are_one_identity() {
 
 #[test]
 fn the_width_of_an_ipv6_network_is_configurable() {
-    let key = |peer| PeerIp.width(56).extract(&from(peer)).unwrap();
+    let key = |peer| PeerIp.ipv6_prefix(56).extract(&from(peer)).unwrap();
     assert_eq!(key("[2001:db8:1:200::1]:1"), key("[2001:db8:1:2ff::1]:1"));
-    let single = |peer| PeerIp.width(128).extract(&from(peer)).unwrap();
+    let single = |peer| PeerIp.ipv6_prefix(128).extract(&from(peer)).unwrap();
     assert_ne!(single("[2001:db8::1]:1"), single("[2001:db8::2]:1"));
 }
 
 #[test]
 #[should_panic(expected = "32 to 128 bits")]
 fn a_network_that_is_too_wide_is_refused_when_built() {
-    let _ = PeerIp.width(31);
+    let _ = PeerIp.ipv6_prefix(31);
 }
 
 #[test]
@@ -363,7 +363,7 @@ async fn a_look_up_owns_what_it_needs_of_the_head() {
             Some(Key::new("user", "a"))
         }
     };
-    let pending = look_up.look_up(&head());
+    let pending = look_up.extract(&head());
     assert!(
         seen.lock().unwrap().is_empty(),
         "nothing happens before it is polled"

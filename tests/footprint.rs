@@ -35,7 +35,7 @@ async fn store(server: &Server) -> RedisStore {
 }
 
 fn limiter(store: &RedisStore) -> Limiter {
-    Limiter::new(store.clone()).deadline(Duration::from_secs(30))
+    Limiter::new(store.clone()).timeout(Duration::from_secs(30))
 }
 
 /// The commands that scripts have sent.
@@ -233,7 +233,7 @@ async fn several_checks_of_one_call_are_decided_one_after_another() {
     ];
     let mut decisions = Vec::new();
     let done = commands(&server, async {
-        decisions = store.check_many(checks).await.unwrap();
+        decisions = store.check_batch(checks).await.unwrap();
     });
     let done = done.await;
     assert_eq!((done.time, done.set, done.changes), (1, 6, 6));
@@ -259,8 +259,8 @@ async fn several_checks_of_one_call_are_decided_one_after_another() {
 async fn a_call_of_no_checks_decides_nothing() {
     let server = Server::start();
     let store = store(&server).await;
-    assert!(store.check_many([]).await.unwrap().is_empty());
-    let nothing = store.check_many([check([]), check([])]).await.unwrap();
+    assert!(store.check_batch([]).await.unwrap().is_empty());
+    let nothing = store.check_batch([check([]), check([])]).await.unwrap();
     assert!(nothing.iter().all(Decision::is_allowed));
     assert_eq!(server.run::<u64>("DBSIZE"), 0);
 }

@@ -300,11 +300,11 @@ async fn limits_of_several_widths_are_one_check_and_all_or_nothing() {
             .limit(Policy::parse("ip-64", "2/1d").unwrap(), ip.clone())
             .limit(
                 Policy::parse("ip-56", "3/1d").unwrap(),
-                ip.clone().width(56),
+                ip.clone().ipv6_prefix(56),
             )
             .limit(
                 Policy::parse("ip-48", "4/1d").unwrap(),
-                ip.clone().width(48),
+                ip.clone().ipv6_prefix(48),
             )
     };
     let store = Scripted::allowing();
@@ -528,7 +528,7 @@ fn a_name_that_no_header_has_is_refused_when_built() {
 #[test]
 #[should_panic(expected = "32 to 128 bits")]
 fn a_width_that_no_network_has_is_refused_when_built() {
-    let _ = ForwardedIp::x_forwarded_for(ours()).width(0);
+    let _ = ForwardedIp::x_forwarded_for(ours()).ipv6_prefix(0);
 }
 
 #[test]

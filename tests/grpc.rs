@@ -221,7 +221,7 @@ async fn the_answer_has_no_body_and_the_status_in_its_headers() {
 
 #[test]
 fn other_requests_are_answered_as_their_own_kind() {
-    let rejection = Rejection::Unidentified(ExtractError::missing("told to"));
+    let rejection = Rejection::MissingKey(ExtractError::missing("told to"));
     let head = |kind: &str| {
         let request = Request::get("/").header("content-type", kind).body(());
         request.unwrap().into_parts().0

@@ -204,7 +204,7 @@ mod redis {
                     right.extend(player.play(&step.act).await);
                 }
             }
-            let said = redis.check_many(checks).await.unwrap();
+            let said = redis.check_batch(checks).await.unwrap();
             let said: Vec<Outcome> = said.iter().map(Outcome::from).collect();
             assert_eq!(said, right, "{steps:?}");
         }

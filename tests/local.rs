@@ -11,10 +11,10 @@ use std::{
 
 use http::{Request, Response, StatusCode, request::Parts};
 use sluicegate::{
-    Answer, Charge, Check, Decision, ExtractError,
+    Charge, Check, Decision, ExtractError,
     FailurePolicy::{self, Closed, Local, Open},
     Key, Limiter, MemoryStore, Policy, RateLimitLayer, Settlement, Store, StoreError,
-    StoreErrorKind, Usage,
+    StoreErrorKind, StoreFuture, Usage,
     middleware::HeaderStyle,
     test_util::TestClock,
 };
@@ -51,26 +51,26 @@ impl Shared {
         self.is_down.store(false, SeqCst);
     }
 
-    fn or_fail<T>(&self, answer: impl FnOnce(&MemoryStore) -> Answer<T>) -> Answer<T> {
+    fn or_fail<T>(&self, answer: impl FnOnce(&MemoryStore) -> StoreFuture<T>) -> StoreFuture<T> {
         self.asked.fetch_add(1, SeqCst);
         if self.is_down.load(SeqCst) {
             let error = StoreError::new(StoreErrorKind::Unavailable, "down");
-            return Answer::ready(Err(error));
+            return StoreFuture::ready(Err(error));
         }
         answer(&self.counts)
     }
 }
 
 impl Store for Shared {
-    fn check(&self, check: &Check) -> Answer<Decision> {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
         self.or_fail(|store| store.check(check))
     }
 
-    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         self.or_fail(|store| store.settle(settlement))
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         self.or_fail(|store| store.reset(policy, key))
     }
 }
@@ -81,7 +81,7 @@ fn limiter(store: &Shared, replicas: u32) -> Limiter {
         .on_failure(Local)
         .replicas(replicas)
         .local_store(MemoryStore::new().clock(TestClock::new(0)))
-        .probe_every(Duration::ZERO)
+        .probe_interval(Duration::ZERO)
 }
 
 fn policy(rules: &str) -> Policy {
@@ -121,8 +121,8 @@ async fn a_process_admits_its_share_and_no_more() {
         assert!(usage.is_local());
         assert_eq!(remaining(&usage), shares, "{rules} of {replicas}");
         let least = *shares.iter().min().unwrap();
-        assert!(limiter.admits(charge(&api, 1)).await);
-        assert!(limiter.admits(charge(&api, least - 1)).await);
+        assert!(limiter.try_acquire(charge(&api, 1)).await);
+        assert!(limiter.try_acquire(charge(&api, least - 1)).await);
         let decision = limiter.check(charge(&api, 1)).await.unwrap();
         let Decision::Denied(denial) = decision else {
             panic!("{rules} of {replicas}: {decision:?}");
@@ -134,7 +134,7 @@ async fn a_process_admits_its_share_and_no_more() {
     let nothing = policy("0/1m");
     assert!(
         !limiter(&Shared::down(), 3)
-            .admits(charge(&nothing, 1))
+            .try_acquire(charge(&nothing, 1))
             .await
     );
 }
@@ -200,15 +200,15 @@ async fn a_reset_reaches_both() {
     let limiter = limiter(&store, 1);
     let api = policy("10/1m");
     let left = async || remaining(&limiter.peek(charge(&api, 0)).await.unwrap())[0];
-    assert!(limiter.admits(charge(&api, 4)).await);
+    assert!(limiter.try_acquire(charge(&api, 4)).await);
     store.goes_down();
-    assert!(limiter.admits(charge(&api, 3)).await);
+    assert!(limiter.try_acquire(charge(&api, 3)).await);
     assert_eq!(
         limiter.reset(&api, &alice()).await.unwrap_err().kind(),
         StoreErrorKind::Unavailable
     );
     assert_eq!(left().await, 10);
-    assert!(limiter.admits(charge(&api, 3)).await);
+    assert!(limiter.try_acquire(charge(&api, 3)).await);
     store.comes_back();
     assert_eq!(left().await, 6);
     limiter.reset(&api, &alice()).await.unwrap();
@@ -240,14 +240,14 @@ async fn of_several_policies_the_strictest_speaks() {
         let charges = || policies.each_ref().map(|it| Charge::new(it, alice(), 1));
         // The limit of one of them is one.
         let admitted = [
-            limiter.admits(charges()).await,
-            limiter.admits(charges()).await,
+            limiter.try_acquire(charges()).await,
+            limiter.try_acquire(charges()).await,
         ];
         assert_eq!(admitted, [expected != Closed, expected == Open], "{name}");
 
         let decided = limiter.check(charges()).await;
         assert_eq!(decided.is_ok(), expected == Local, "{name}");
-        let waited = limiter.wait(charges(), Duration::ZERO).await;
+        let waited = limiter.acquire(charges(), Duration::ZERO).await;
         assert_eq!(waited.is_ok(), expected == Local, "{name}");
 
         let [login, pages] = policies;
@@ -350,12 +350,12 @@ async fn a_caller_waits_for_room_in_the_memory_and_asks_no_more_than_it_has_to()
     let limiter = Limiter::new(store.clone())
         .on_failure(Local)
         .replicas(2)
-        .probe_every(Duration::ZERO);
+        .probe_interval(Duration::ZERO);
     let theirs = policy("4/120ms@exact");
     let start = std::time::Instant::now();
     for _ in 0..3 {
         let decision = limiter
-            .wait(charge(&theirs, 1), Duration::from_secs(60))
+            .acquire(charge(&theirs, 1), Duration::from_secs(60))
             .await
             .unwrap();
         assert!(decision.is_allowed() && decision.usage().is_local());
@@ -412,9 +412,9 @@ async fn what_makes_no_sense_follows_no_policy() {
     for on_failure in [Open, Local, Closed] {
         let limiter = limiter(&Shared::down(), 1).on_failure(on_failure);
         let twins = ["1/1m", "2/1m"].map(|rules| Charge::new(&policy(rules), alice(), 1));
-        assert!(!limiter.admits(twins.clone()).await);
+        assert!(!limiter.try_acquire(twins.clone()).await);
         let error = limiter.check(twins).await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Misuse);
+        assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
     }
 }
 
@@ -425,7 +425,7 @@ async fn the_memory_is_bounded() {
     let api = policy("9/1d");
     for n in 0..10_000 {
         let charge = Charge::new(&api, Key::new("user", format!("user {n}")), 1);
-        assert!(limiter.admits([charge]).await);
+        assert!(limiter.try_acquire([charge]).await);
     }
     assert!((1_000..=2_000).contains(&memory.len()), "{}", memory.len());
 }
@@ -434,7 +434,8 @@ async fn the_memory_is_bounded() {
 fn local_decisions_need_no_runtime() {
     let limiter = limiter(&Shared::down(), 1);
     let api = policy("1/1d");
-    let admitted = [(); 2].map(|()| futures::executor::block_on(limiter.admits(charge(&api, 1))));
+    let admitted =
+        [(); 2].map(|()| futures::executor::block_on(limiter.try_acquire(charge(&api, 1))));
     assert_eq!(admitted, [true, false]);
     assert_eq!(FailurePolicy::default(), Open);
 }

@@ -13,8 +13,8 @@ use std::{
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request::Parts};
 use scripted::{NOW_MS, Scripted, decide};
 use sluicegate::{
-    Answer, Count, Decision, ExtractError, FailurePolicy, Header, Key, KeyExtractor, Limiter,
-    Policy, RateLimitLayer,
+    Count, Decision, ExtractError, FailurePolicy, Header, Key, KeyExtractor, Limiter, Policy,
+    RateLimitLayer, StoreFuture,
     extract::Keys,
     middleware::{
         EXPOSED_HEADERS, EmptyBody, HeaderStyle, MakeRejection, ProblemJson, RateLimit, Rejection,
@@ -209,7 +209,7 @@ async fn a_request_without_identity_is_refused_before_the_store_is_asked() {
     );
     assert!(matches!(
         response.extensions().get(),
-        Some(Rejection::Unidentified(_))
+        Some(Rejection::MissingKey(_))
     ));
     assert!(store.checks().is_empty());
 }
@@ -256,9 +256,9 @@ fn two_policies_of_one_name_are_refused_when_built() {
 }
 
 #[test]
-#[should_panic(expected = "a deadline of zero")]
+#[should_panic(expected = "a timeout of zero")]
 fn a_deadline_of_zero_is_refused_when_built() {
-    let _ = layer(Scripted::allowing()).deadline(Duration::ZERO);
+    let _ = layer(Scripted::allowing()).timeout(Duration::ZERO);
 }
 
 // Failures
@@ -294,8 +294,8 @@ async fn the_limiters_own_failure_policy_is_kept() {
 async fn a_silent_store_is_waited_for_until_the_deadline() {
     for (set, expected_ms) in [(None, 100), (Some(Duration::from_millis(250)), 250)] {
         let mut layer = layer(Scripted::silent());
-        if let Some(deadline) = set {
-            layer = layer.deadline(deadline);
+        if let Some(timeout) = set {
+            layer = layer.timeout(timeout);
         }
         let start = Instant::now();
         assert_eq!(ask(layer).await.body(), "hello");
@@ -405,7 +405,7 @@ fn refusing_some() -> Arc<Scripted> {
             newest_end_ms: NOW_MS,
             fits_at_ms: NOW_MS + if limit == 1 { 7_000 } else { 3_000 },
         });
-        Answer::ready(decision)
+        StoreFuture::ready(decision)
     })
 }
 
@@ -443,7 +443,7 @@ async fn of_several_keys_under_one_policy_the_tightest_is_told() {
                 }
             })
             .collect();
-        Answer::ready(Decision::new(check, true, NOW_MS, &counts))
+        StoreFuture::ready(Decision::new(check, true, NOW_MS, &counts))
     });
     let p = policy("net", "10/1m");
     let layer = RateLimitLayer::new(store)

@@ -28,9 +28,9 @@ use http::{Request, Response};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use scripted::{Scripted, allowed, denied, unavailable};
 use sluicegate::{
-    Answer, Charge, FailurePolicy, Header, Key, Limiter, MetricsObserver, Observer, Policy,
-    RateLimitLayer, TracingObserver,
-    observe::{Asked, Blocked, Decided, Done, Failed, Span, Switched, Unidentified},
+    Charge, FailurePolicy, Header, Key, Limiter, MetricsObserver, Observer, Policy, RateLimitLayer,
+    StoreFuture, TracingObserver,
+    observe::{Asked, Blocked, Decided, Done, Failed, MissingKey, Span, Switched},
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tracing::{
@@ -112,7 +112,7 @@ impl Observer for Log {
         self.add(it, format!("open {} {kind:?}", it.is_open()));
     }
 
-    fn unidentified(&self, it: &Unidentified<'_>) {
+    fn on_missing_key(&self, it: &MissingKey<'_>) {
         let (kind, outcome) = (it.error().kind().as_str(), it.outcome().as_str());
         let policy = it.policy().map_or("?", Policy::name);
         self.add(it, format!("{policy} {kind} {outcome}"));
@@ -141,7 +141,7 @@ fn slow() -> Arc<Scripted> {
         } else {
             denied(check, 1_000)
         };
-        Answer::pending(async move {
+        StoreFuture::pending(async move {
             tokio::time::sleep(Duration::from_millis(30)).await;
             answer
         })
@@ -179,9 +179,9 @@ async fn an_observer_is_told_of_failures_and_of_what_became_of_the_request() {
     let closed = open.clone().on_failure(FailurePolicy::Closed);
     let api = policy("api", "1/1s");
     let shadow = policy("trial", "1/1s").shadow();
-    assert!(open.admits([charge(&api)]).await);
-    assert!(!closed.admits([charge(&api)]).await);
-    assert!(closed.admits([charge(&shadow)]).await);
+    assert!(open.try_acquire([charge(&api)]).await);
+    assert!(!closed.try_acquire([charge(&api)]).await);
+    assert!(closed.try_acquire([charge(&shadow)]).await);
     assert!(open.peek([charge(&api)]).await.is_err());
     assert!(open.reset(&api, &Key::new("user", SECRET)).await.is_err());
     let scripted = Limiter::new(Scripted::allowing()).observer(log.clone());
@@ -208,17 +208,17 @@ async fn an_observer_is_told_when_the_store_is_asked_no_more_and_when_it_is_aske
     let is_up = Arc::new(AtomicU64::new(0));
     let up = is_up.clone();
     let store = Scripted::new(move |check| match up.load(Ordering::SeqCst) {
-        0 => Answer::pending(std::future::pending()),
-        _ => Answer::ready(allowed(check)),
+        0 => StoreFuture::pending(std::future::pending()),
+        _ => StoreFuture::ready(allowed(check)),
     });
     let limiter = Limiter::new(store).observer(log.clone());
     let limiter = limiter.on_failure(FailurePolicy::Local).replicas(2);
     let api = policy("api", "10/1d");
     for _ in 0..5 {
-        assert!(limiter.admits([charge(&api)]).await);
+        assert!(limiter.try_acquire([charge(&api)]).await);
     }
     for _ in 0..2 {
-        assert!(!limiter.admits([charge(&api)]).await);
+        assert!(!limiter.try_acquire([charge(&api)]).await);
     }
     assert!(limiter.peek([charge(&api)]).await.is_ok());
     assert!(
@@ -229,7 +229,7 @@ async fn an_observer_is_told_when_the_store_is_asked_no_more_and_when_it_is_aske
     );
     is_up.store(1, Ordering::SeqCst);
     tokio::time::advance(Duration::from_millis(375)).await;
-    assert!(limiter.admits([charge(&api)]).await);
+    assert!(limiter.try_acquire([charge(&api)]).await);
     let failed = [
         "check api timeout local in 100ms",
         "local check api true in 100ms",
@@ -239,13 +239,13 @@ async fn an_observer_is_told_when_the_store_is_asked_no_more_and_when_it_is_aske
         log.lines()[10..],
         [
             r#"open true Some("timeout")"#,
-            "check api not_asked local in 0ns",
+            "check api circuit_open local in 0ns",
             "local check api false api:5/1d in 0ns",
-            "check api not_asked local in 0ns",
+            "check api circuit_open local in 0ns",
             "local check api false api:5/1d in 0ns",
-            "peek api not_asked local in 0ns",
+            "peek api circuit_open local in 0ns",
             "local peek api in 0ns",
-            "reset api not_asked lost in 0ns",
+            "reset api circuit_open lost in 0ns",
             "check api true in 0ns",
             "open false None",
         ]
@@ -258,8 +258,8 @@ async fn who_is_told_that_the_breaker_has_opened_is_told_when_a_clone_closes_it(
     let is_up = Arc::new(AtomicBool::new(false));
     let up = is_up.clone();
     let store = Scripted::new(move |check| match up.load(Ordering::SeqCst) {
-        true => Answer::ready(allowed(check)),
-        false => Answer::ready(Err(unavailable())),
+        true => StoreFuture::ready(allowed(check)),
+        false => StoreFuture::ready(Err(unavailable())),
     });
     let unobserved = Limiter::new(store);
     let observed = unobserved.clone().observer(log.clone());
@@ -361,7 +361,7 @@ fn a_store_that_answers_at_once_needs_no_runtime_to_be_observed() {
     let log = Log::default();
     let limiter = Limiter::new(Scripted::allowing()).observer(log.clone());
     let charges = [policy("api", "1/1s"), policy("trial", "1/1s").shadow()].map(|it| charge(&it));
-    assert!(futures::executor::block_on(limiter.admits(charges)));
+    assert!(futures::executor::block_on(limiter.try_acquire(charges)));
     assert_eq!(log.lines().len(), 2);
 }
 
@@ -480,7 +480,7 @@ fn local_decisions_are_counted_and_what_was_not_asked_is_not_timed() {
         let limiter = limiter.on_failure(FailurePolicy::Local).replicas(2);
         let api = policy("api", "10/1d");
         for _ in 0..8 {
-            futures::executor::block_on(limiter.admits([charge(&api)]));
+            futures::executor::block_on(limiter.try_acquire([charge(&api)]));
         }
     });
     let mut seen = Vec::new();
@@ -500,7 +500,7 @@ fn local_decisions_are_counted_and_what_was_not_asked_is_not_timed() {
             "sluicegate_breakers_open  Gauge(1.0)",
             "sluicegate_decisions_total api allowed Counter(5)",
             "sluicegate_decisions_total api denied Counter(3)",
-            "sluicegate_failures_total check not_asked local Counter(3)",
+            "sluicegate_failures_total check circuit_open local Counter(3)",
             "sluicegate_failures_total check unavailable local Counter(5)",
             "sluicegate_local_decisions_total api allowed Counter(5)",
             "sluicegate_local_decisions_total api denied Counter(3)",
@@ -627,17 +627,17 @@ fn a_kind_of_failure_is_told_of_once_until_the_store_answers_and_then_once_a_sec
     let failing = fails.clone();
     let lines = traced(false, async {
         let store = Scripted::new(move |check| match failing.load(Ordering::SeqCst) {
-            0 => Answer::pending(std::future::pending()),
-            1 => Answer::ready(Err(unavailable())),
-            _ => Answer::ready(allowed(check)),
+            0 => StoreFuture::pending(std::future::pending()),
+            1 => StoreFuture::ready(Err(unavailable())),
+            _ => StoreFuture::ready(allowed(check)),
         });
         let limiter = Limiter::new(store).observer(TracingObserver::new());
-        let limiter = limiter.probe_every(Duration::ZERO);
+        let limiter = limiter.probe_interval(Duration::ZERO);
         let api = policy("api", "1/1s");
         let ask = async |how, times| {
             fails.store(how, Ordering::SeqCst);
             for _ in 0..times {
-                limiter.admits([charge(&api)]).await;
+                limiter.try_acquire([charge(&api)]).await;
             }
         };
         ask(0, 100).await;
@@ -675,11 +675,11 @@ fn a_wrong_password_is_told_of_once_and_nothing_of_it_is_shown() {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         runtime.enable_all().build().unwrap().block_on(async {
             let url = server.url().replace("//", "//:sesame@");
-            let store = sluicegate::RedisStore::lazy(url).unwrap();
+            let store = sluicegate::RedisStore::connect_lazy(url).unwrap();
             let told = Log::default();
             let limiter = Limiter::new(store)
-                .probe_every(Duration::from_millis(20))
-                .deadline(Duration::from_secs(2))
+                .probe_interval(Duration::from_millis(20))
+                .timeout(Duration::from_secs(2))
                 .observer((TracingObserver::new(), told.clone()));
             let api = policy("api", "1000000/1d");
             let refused =
@@ -688,7 +688,7 @@ fn a_wrong_password_is_told_of_once_and_nothing_of_it_is_shown() {
             let start = std::time::Instant::now();
             let pause = Duration::from_millis(1_100);
             while refused(&told.lines()) < 12 || start.elapsed() < pause {
-                assert!(limiter.admits([charge(&api)]).await);
+                assert!(limiter.try_acquire([charge(&api)]).await);
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             assert!(told.lines().len() > 12);
@@ -730,7 +730,7 @@ async fn the_span_is_around_the_stores_work_and_nothing_else() {
     let seen = flag.clone();
     let store = Scripted::new(move |check| {
         let (answer, seen) = (allowed(check), seen.clone());
-        Answer::pending(async move {
+        StoreFuture::pending(async move {
             assert_eq!(seen.load(Ordering::SeqCst), 2);
             tokio::task::yield_now().await;
             assert_eq!(seen.load(Ordering::SeqCst), 2);

@@ -1,4 +1,4 @@
-//! Under traffic, a Redis server that is stopped, killed or not there yet costs one deadline each interval, is stood in for within
+//! Under traffic, a Redis server that is stopped, killed or not there yet costs one timeout each interval, is stood in for within
 //! the shares, and decides again within a second of being back.
 #![cfg(feature = "redis")]
 
@@ -26,7 +26,7 @@ use tower::{Layer, ServiceExt, service_fn};
 const TASKS: usize = 64;
 
 /// More than a busy machine takes for an answer.
-const DEADLINE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// The shortest time from one probe to the next.
@@ -39,7 +39,7 @@ struct Counts(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     timeouts: AtomicU64,
-    not_asked: AtomicU64,
+    circuit_open: AtomicU64,
     local: AtomicU64,
     shared: AtomicU64,
     switches: Mutex<Vec<bool>>,
@@ -56,7 +56,7 @@ impl Observer for Counts {
 
     fn failed(&self, failed: &Failed<'_>) {
         let count = match failed.error().kind() {
-            StoreErrorKind::NotAsked => &self.0.not_asked,
+            StoreErrorKind::CircuitOpen => &self.0.circuit_open,
             _ => &self.0.timeouts,
         };
         count.fetch_add(1, SeqCst);
@@ -102,7 +102,7 @@ impl Traffic {
                 let mut longest = Duration::ZERO;
                 while !until.load(SeqCst) {
                     let start = Instant::now();
-                    limiter.admits(charge("alice", limit)).await;
+                    limiter.try_acquire(charge("alice", limit)).await;
                     longest = longest.max(start.elapsed());
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
@@ -115,12 +115,12 @@ impl Traffic {
         }
     }
 
-    /// Ends it; no request may have taken longer than the deadline and what a busy machine adds.
+    /// Ends it; no request may have taken longer than the timeout and what a busy machine adds.
     async fn end(self) {
         self.until.store(true, SeqCst);
         for task in self.tasks {
             let longest = task.await.unwrap();
-            assert!(longest < DEADLINE + SECOND, "{longest:?}");
+            assert!(longest < TIMEOUT + SECOND, "{longest:?}");
         }
     }
 }
@@ -135,7 +135,7 @@ async fn until(what: &str, within: Duration, holds: impl Fn() -> bool) {
 
 fn local(store: RedisStore, replicas: u32, counts: &Counts) -> Limiter {
     Limiter::new(store)
-        .deadline(DEADLINE)
+        .timeout(TIMEOUT)
         .on_failure(FailurePolicy::Local)
         .replicas(replicas)
         .observer(counts.clone())
@@ -156,9 +156,9 @@ async fn a_server_that_is_stopped_under_traffic_costs_one_deadline_each_interval
         counts.switches() == [true]
     })
     .await;
-    let (before, opened) = (counts.0.not_asked.load(SeqCst), counts.timeouts());
+    let (before, opened) = (counts.0.circuit_open.load(SeqCst), counts.timeouts());
     until("many are spared, some probe", 60 * SECOND, || {
-        counts.0.not_asked.load(SeqCst) > before + 10_000 && counts.timeouts() > opened + 1
+        counts.0.circuit_open.load(SeqCst) > before + 10_000 && counts.timeouts() > opened + 1
     })
     .await;
     let waited = counts.timeouts();
@@ -168,7 +168,7 @@ async fn a_server_that_is_stopped_under_traffic_costs_one_deadline_each_interval
     // Those who were under way when it stopped, and one each interval; of many more.
     let most = TASKS as u64 + u64::try_from(intervals).unwrap() + 1;
     assert!((5..=most).contains(&waited), "{waited} of {most}");
-    let spared = counts.0.not_asked.load(SeqCst) - before;
+    let spared = counts.0.circuit_open.load(SeqCst) - before;
     assert!(spared > 5 * most, "{spared}");
     assert!(counts.0.local.load(SeqCst) >= spared + waited, "{counts:?}");
 
@@ -204,7 +204,7 @@ async fn while_the_server_is_killed_the_shares_hold_exactly_and_when_it_is_back_
             tokio::spawn(async move {
                 let mut admitted = 0_u64;
                 for _ in 0..20 {
-                    admitted += u64::from(limiter.admits(charge("alice", LIMIT)).await);
+                    admitted += u64::from(limiter.try_acquire(charge("alice", LIMIT)).await);
                 }
                 admitted
             })
@@ -240,10 +240,10 @@ async fn a_service_starts_while_the_server_is_down_and_finds_it_when_it_is_up() 
     let mut server = Server::start();
     server.kill();
     let counts = Counts::default();
-    let limiter = local(RedisStore::lazy(server.url()).unwrap(), 2, &counts);
+    let limiter = local(RedisStore::connect_lazy(server.url()).unwrap(), 2, &counts);
     let mut admitted = 0;
     for _ in 0..50 {
-        admitted += u64::from(limiter.admits(charge("alice", 10)).await);
+        admitted += u64::from(limiter.try_acquire(charge("alice", 10)).await);
     }
     assert_eq!(admitted, 5);
     server.restart();
@@ -288,7 +288,7 @@ async fn a_response_passes_and_its_charge_stays_when_the_server_cannot_settle_it
     let store = RedisStore::connect(server.url()).await.unwrap();
     let policy = Policy::parse("api", "9/1d").unwrap();
     let counts = Counts::default();
-    let limiter = Limiter::new(store.clone()).deadline(DEADLINE);
+    let limiter = Limiter::new(store.clone()).timeout(TIMEOUT);
     let layer = RateLimitLayer::new(limiter.observer(counts.clone()))
         .limit(policy.clone(), Key::new("user", "alice"))
         .settle(|_, _| 0);
@@ -307,7 +307,7 @@ async fn a_response_passes_and_its_charge_stays_when_the_server_cannot_settle_it
     assert_eq!(counts.timeouts(), 1);
 
     server.run::<()>("REPLICAOF NO ONE");
-    let limiter = Limiter::new(store).deadline(DEADLINE);
+    let limiter = Limiter::new(store).timeout(TIMEOUT);
     let usage = limiter.peek([Charge::new(&policy, Key::new("user", "alice"), 0)]);
     let usage = usage.await.unwrap();
     assert_eq!(usage.rules().next().unwrap().remaining(), 8);

@@ -15,7 +15,7 @@ use std::{
 
 use http::{Request, Response, StatusCode};
 use scripted::{Scripted, allowed};
-use sluicegate::{Answer, Key, Policy, RateLimitLayer, Store};
+use sluicegate::{Key, Policy, RateLimitLayer, Store, StoreFuture};
 use tokio::sync::{mpsc, oneshot};
 use tower::{Layer, Service, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit, service_fn};
 
@@ -111,7 +111,7 @@ async fn the_inner_service_is_not_called_before_the_decision() {
     let decided = std::sync::Mutex::new(Some(decided));
     let store = Scripted::new(move |check| {
         let (check, decided) = (check.clone(), decided.lock().unwrap().take().unwrap());
-        Answer::pending(async move {
+        StoreFuture::pending(async move {
             decided.await.unwrap();
             allowed(&check)
         })
@@ -183,7 +183,7 @@ async fn a_dropped_request_frees_the_permit_and_the_answer_that_it_waited_for() 
     let in_store = held.clone();
     let store = Scripted::new(move |_| {
         let held = Held(in_store.clone());
-        Answer::pending(async move {
+        StoreFuture::pending(async move {
             std::future::pending::<()>().await;
             drop(held.0);
             unreachable!()

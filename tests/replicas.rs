@@ -30,7 +30,7 @@ use tower::{Service, ServiceBuilder, ServiceExt};
 async fn replicas(server: &Server) -> [Limiter; 2] {
     let replica = async || {
         let store = RedisStore::connect(server.url()).await.unwrap();
-        Limiter::new(store).deadline(Duration::from_secs(30))
+        Limiter::new(store).timeout(Duration::from_secs(30))
     };
     [replica().await, replica().await]
 }
@@ -47,7 +47,7 @@ async fn who_waits_in_two_replicas_stays_within_one_limit() {
     let start = Instant::now();
     let calls = (0..12).map(|call| {
         let replica = &replicas[call % 2];
-        replica.wait(charge("3/100ms@exact"), Duration::from_secs(30))
+        replica.acquire(charge("3/100ms@exact"), Duration::from_secs(30))
     });
     for decision in join_all(calls).await {
         assert!(decision.unwrap().is_allowed());
@@ -113,8 +113,8 @@ async fn no_request_of_clients_that_share_a_limit_reaches_a_server_too_early() {
     let replica = async || {
         let layer = RateLimitLayer::new(RedisStore::connect(redis.url()).await.unwrap())
             .limit(theirs.clone(), Key::new("account", "ours"))
-            .wait(Duration::from_secs(30))
-            .deadline(Duration::from_secs(30))
+            .max_wait(Duration::from_secs(30))
+            .timeout(Duration::from_secs(30))
             .on_failure(FailurePolicy::Closed)
             .rejection(EmptyBody);
         ServiceBuilder::new()
@@ -133,7 +133,7 @@ async fn replicas_share_hashed_identities_only_if_they_share_a_secret() {
     let server = Server::start();
     let replica = async |secret: &str| {
         let store = RedisStore::connect(server.url()).await.unwrap();
-        Limiter::new(store.secret(secret)).deadline(Duration::from_secs(30))
+        Limiter::new(store.secret(secret)).timeout(Duration::from_secs(30))
     };
     let [blue, also_blue, green] = [
         replica("blue").await,

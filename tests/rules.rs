@@ -14,8 +14,8 @@ use axum::{
 };
 use site::Site;
 use sluicegate::{
-    ExtractError, ForwardedIp, Header, Key, KeyExtractor, Limiter, LivePolicies, MemoryStore,
-    PeerIp, Policies, Policy, RateLimitLayer,
+    ExtractError, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policies,
+    Policy, RateLimitLayer, ReloadablePolicies,
     extract::{Cidr, Keys, TrustedProxies},
     middleware::{Rejection, Route, Routes},
 };
@@ -348,7 +348,7 @@ async fn keys_that_are_looked_up_are_charged_under_the_policy_of_the_request() {
 #[tokio::test]
 async fn a_rule_that_changes_holds_at_once_and_counts_stay() {
     let set = |rules| Policies::new([policy("ip", rules)]).unwrap();
-    let live = LivePolicies::new(set("2/1d"));
+    let live = ReloadablePolicies::new(set("2/1d"));
     let limits = layer().limit(live.policy("ip").unwrap(), PeerIp);
     let site = Site::start(Router::new().route("/", hello()).layer(limits)).await;
     for expected in [OK, OK, REFUSED] {

@@ -22,7 +22,7 @@ use common::{
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreErrorKind};
 use tokio::task::{JoinHandle, block_in_place};
 
-/// Much more than the deadline of 100 ms on a busy machine, and less than any wait of a library.
+/// Much more than the timeout of 100 ms on a busy machine, and less than any wait of a library.
 const SOON: Duration = Duration::from_secs(1);
 
 const PLENTY: u64 = 1_000_000;
@@ -37,7 +37,7 @@ async fn store(group: &Group) -> RedisStore {
 }
 
 async fn works(store: &RedisStore) -> bool {
-    let limiter = Limiter::new(store.clone()).deadline(Duration::from_millis(300));
+    let limiter = Limiter::new(store.clone()).timeout(Duration::from_millis(300));
     limiter.check(charge("alice", PLENTY)).await.is_ok()
 }
 
@@ -73,7 +73,7 @@ impl Traffic {
         eprintln!("100 decisions {:?} after the promotion", start.elapsed());
     }
 
-    /// No request panicked, and none took longer than its deadline and what a busy machine adds.
+    /// No request panicked, and none took longer than its timeout and what a busy machine adds.
     async fn end(self) {
         self.done.store(true, Relaxed);
         for task in self.tasks {
@@ -99,7 +99,7 @@ async fn ask_on(limiter: Limiter, done: Arc<AtomicBool>, decided: Arc<AtomicU64>
                     error.kind(),
                     StoreErrorKind::Unavailable
                         | StoreErrorKind::Timeout
-                        | StoreErrorKind::NotAsked
+                        | StoreErrorKind::CircuitOpen
                 ),
                 "{error:?}"
             ),
@@ -333,16 +333,16 @@ async fn what_the_sentinels_cannot_tell_is_said_clearly() {
     let unknown = RedisStore::sentinel([parrot.url()], "another").await;
     for error in [no_sentinel, unknown] {
         let error = error.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Refused);
+        assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
         assert!(error.to_string().contains("Sentinel"), "{error}");
     }
     for senseless in [
-        RedisStore::lazy_sentinel([""; 0], NAME),
-        RedisStore::lazy_sentinel(["nonsense"], NAME),
-        RedisStore::lazy_sentinel([parrot.url()], ""),
-        RedisStore::lazy_sentinel([parrot.url()], "http://mymaster"),
+        RedisStore::connect_lazy_sentinel([""; 0], NAME),
+        RedisStore::connect_lazy_sentinel(["nonsense"], NAME),
+        RedisStore::connect_lazy_sentinel([parrot.url()], ""),
+        RedisStore::connect_lazy_sentinel([parrot.url()], "http://mymaster"),
     ] {
-        assert_eq!(senseless.unwrap_err().kind(), StoreErrorKind::Refused);
+        assert_eq!(senseless.unwrap_err().kind(), StoreErrorKind::AccessDenied);
     }
 }
 
@@ -354,7 +354,7 @@ async fn the_primary_has_a_user_and_a_password_of_its_own() {
         |password| RedisStore::sentinel([parrot.url()], format!("redis://:{password}@{NAME}"));
     assert!(works(&with("sesame").await.unwrap()).await);
     let wrong = with("mellon").await.unwrap_err();
-    assert_eq!(wrong.kind(), StoreErrorKind::Refused);
+    assert_eq!(wrong.kind(), StoreErrorKind::AccessDenied);
 }
 
 /// As the documentation of `store::redis` names them.
@@ -372,7 +372,7 @@ async fn the_least_rights_are_enough_behind_sentinels() {
 
     server.run::<()>(&format!("ACL SETUSER limiter reset on >sesame {rights}"));
     let no_role = RedisStore::sentinel(sentinels(), primary.as_str()).await;
-    assert_eq!(no_role.unwrap_err().kind(), StoreErrorKind::Refused);
+    assert_eq!(no_role.unwrap_err().kind(), StoreErrorKind::AccessDenied);
 
     server.run::<()>("ACL SETUSER limiter +role");
     let store = RedisStore::sentinel(sentinels(), primary.as_str()).await;

@@ -200,7 +200,7 @@ async fn two_processes_admit_exactly_the_limit_of_thousands_of_concurrent_reques
     for (more, limit) in [(&[][..], 701), (&["--pool", "2"], 702)] {
         let rules = format!("header:x-api-key={limit}/1d,1000000/1h,1000000/1m");
         let url = redis.url();
-        let args = ["--redis", &url, "--limit", &rules, "--deadline", "30s"];
+        let args = ["--redis", &url, "--limit", &rules, "--timeout", "30s"];
         let args = [&args[..], &["--on-failure", "closed"], more].concat();
         let servers = [Example::start(&args), Example::start(&args)];
         let (admitted, refused) = burst(servers, 2_000, &limit.to_string()).await;
@@ -289,7 +289,7 @@ async fn limits_hold_as_soon_as_redis_is_there() {
     redis.kill();
     let url = redis.url();
     let (server, browser) = (
-        Example::start(&["--redis", &url, "--limit", "ip=1/1d", "--deadline", "2s"]),
+        Example::start(&["--redis", &url, "--limit", "ip=1/1d", "--timeout", "2s"]),
         Browser::new(),
     );
     assert_eq!(browser.status(&server, "/").await, OK);
@@ -584,8 +584,8 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
             &["--redis", "redis://host", "--pool", "-1"],
             "--pool: `-1` is not",
         ),
-        (&["--deadline", "0s"], "--deadline: `0s` is not"),
-        (&["--deadline", "100"], "--deadline: `100` is not"),
+        (&["--timeout", "0s"], "--timeout: `0s` is not"),
+        (&["--timeout", "100"], "--timeout: `100` is not"),
         (&["--count", "some"], "--count: `some` is neither"),
         (
             &["--config", "/nowhere/a.toml"],
@@ -624,7 +624,7 @@ fn help_names_every_option() {
         "cluster",
         "sentinel",
         "pool",
-        "deadline",
+        "timeout",
         "on-failure",
         "replicas",
         "headers",

@@ -14,7 +14,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use scripted::{Scripted, allowed, denied};
-use sluicegate::{Answer, Charge, PeerIp, Policy, RateLimitLayer};
+use sluicegate::{Charge, PeerIp, Policy, RateLimitLayer, StoreFuture};
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceBuilder, service_fn};
 
@@ -26,7 +26,7 @@ fn once() -> Arc<Scripted> {
             false => allowed(check),
             true => denied(check, 1_500),
         };
-        Answer::ready(decision)
+        StoreFuture::ready(decision)
     })
 }
 

@@ -23,8 +23,8 @@ use futures::FutureExt;
 use http::{Request, Response};
 use site::Site;
 use sluicegate::{
-    Answer, Charge, Check, Decision, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
-    Settlement, Store, StoreError, StoreErrorKind, Usage, middleware::FinalCost,
+    Charge, Check, Decision, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer, Settlement,
+    Store, StoreError, StoreErrorKind, StoreFuture, Usage, middleware::ActualCost,
 };
 use tokio::{
     io::AsyncWriteExt,
@@ -50,11 +50,13 @@ fn everybody() -> Key {
 struct Watched {
     store: MemoryStore,
     begun: AtomicUsize,
-    settle: Box<dyn Fn(Answer<Usage>) -> Answer<Usage> + Send + Sync>,
+    settle: Box<dyn Fn(StoreFuture<Usage>) -> StoreFuture<Usage> + Send + Sync>,
 }
 
 impl Watched {
-    fn new(settle: impl Fn(Answer<Usage>) -> Answer<Usage> + Send + Sync + 'static) -> Arc<Self> {
+    fn new(
+        settle: impl Fn(StoreFuture<Usage>) -> StoreFuture<Usage> + Send + Sync + 'static,
+    ) -> Arc<Self> {
         Arc::new(Self {
             store: MemoryStore::new(),
             begun: AtomicUsize::new(0),
@@ -75,20 +77,20 @@ impl Watched {
 }
 
 impl Store for Watched {
-    fn check(&self, check: &Check) -> Answer<Decision> {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
         self.store.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         self.begun.fetch_add(1, Ordering::SeqCst);
         let (store, settlement) = (self.store.clone(), settlement.clone());
         // Whoever does not wait for this answer has settled nothing.
-        (self.settle)(Answer::pending(
-            async move { store.settle(&settlement).await },
-        ))
+        (self.settle)(StoreFuture::pending(async move {
+            store.settle(&settlement).await
+        }))
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         self.store.reset(policy, key)
     }
 }
@@ -208,10 +210,10 @@ async fn what_has_not_changed_costs_nothing() {
 async fn a_handler_says_what_its_answer_has_cost() {
     let limits = RateLimitLayer::new(MemoryStore::new())
         .limit(policy("bytes", "100/1d"), PeerIp)
-        .settle(FinalCost::or_charged);
+        .settle(ActualCost::or_charged);
     let report = async |head: Parts| {
         let body = "x".repeat(head.uri.query().unwrap().parse().unwrap());
-        (Extension(FinalCost(body.len() as u64)), body)
+        (Extension(ActualCost(body.len() as u64)), body)
     };
     let app = Router::new()
         .route("/report", get(report))
@@ -267,7 +269,7 @@ async fn settled(store: &Arc<Watched>) -> (StatusCode, String, u64) {
 #[tokio::test]
 async fn a_settlement_that_fails_leaves_the_charge_and_the_response() {
     let failed = || StoreError::new(StoreErrorKind::Unavailable, "told to fail");
-    let store = Watched::new(move |_| Answer::ready(Err(failed())));
+    let store = Watched::new(move |_| StoreFuture::ready(Err(failed())));
     let (status, header, left) = settled(&store).await;
     assert_eq!((status, header.as_str(), left), (OK, r#""all";r=8"#, 8));
     assert_eq!(store.begun(), 1);
@@ -275,14 +277,14 @@ async fn a_settlement_that_fails_leaves_the_charge_and_the_response() {
 
 #[tokio::test(start_paused = true)]
 async fn a_response_waits_for_its_settlement_until_the_deadline() {
-    let store = Watched::new(|_| Answer::pending(pending()));
+    let store = Watched::new(|_| StoreFuture::pending(pending()));
     let start = Instant::now();
     let (status, header, left) = settled(&store).await;
     assert_eq!(start.elapsed(), Duration::from_millis(100));
     assert_eq!((status, header.as_str(), left), (OK, r#""all";r=8"#, 8));
 
     let store = Watched::new(|answer| {
-        Answer::pending(async {
+        StoreFuture::pending(async {
             tokio::time::sleep(Duration::from_millis(30)).await;
             answer.await
         })
@@ -296,7 +298,7 @@ async fn a_response_waits_for_its_settlement_until_the_deadline() {
 #[tokio::test(start_paused = true)]
 async fn what_shadows_charged_is_settled_within_the_same_deadline() {
     let store = Watched::new(|answer| {
-        Answer::pending(async {
+        StoreFuture::pending(async {
             tokio::time::sleep(Duration::from_millis(60)).await;
             answer.await
         })
@@ -322,7 +324,7 @@ async fn what_shadows_charged_is_settled_within_the_same_deadline() {
 async fn settling(store: &Arc<Watched>, all: &Policy) -> Site {
     let limits = RateLimitLayer::new(store.clone())
         .limit(all.clone(), everybody())
-        .deadline(Duration::from_secs(60))
+        .timeout(Duration::from_secs(60))
         .settle(|_, _| 0);
     let app = Router::new().route("/", get(async || "ok"));
     Site::start(app.layer(limits)).await
@@ -332,7 +334,7 @@ async fn settling(store: &Arc<Watched>, all: &Policy) -> Site {
 async fn a_client_gets_its_response_and_keeps_its_charge_when_settling_fails() {
     let failed = || StoreError::new(StoreErrorKind::Unavailable, "told to fail");
     let (store, all) = (
-        Watched::new(move |_| Answer::ready(Err(failed()))),
+        Watched::new(move |_| StoreFuture::ready(Err(failed()))),
         policy("all", "9/1d"),
     );
     let site = settling(&store, &all).await;
@@ -352,7 +354,7 @@ fn behind_doors() -> (Arc<Watched>, Arc<Semaphore>, mpsc::UnboundedReceiver<()>)
         let doors = doors.clone();
         move |answer| {
             let (doors, settled) = (doors.clone(), settled.clone());
-            Answer::pending(async move {
+            StoreFuture::pending(async move {
                 doors.acquire().await.unwrap().forget();
                 let usage = answer.await;
                 settled.send(()).unwrap();
@@ -395,7 +397,7 @@ async fn a_settlement_is_carried_on_when_its_client_has_gone() {
     let (gone, mut departures) = mpsc::unbounded_channel();
     let limits = RateLimitLayer::new(store.clone())
         .limit(all.clone(), everybody())
-        .deadline(Duration::from_secs(60))
+        .timeout(Duration::from_secs(60))
         .settle(|_, _| 0);
     // Outside of the layer: the server drops both together.
     let watch = axum::middleware::from_fn(move |request, next: axum::middleware::Next| {
@@ -529,8 +531,8 @@ async fn a_settlement_that_nobody_waits_for_is_carried_on() {
 
 #[tokio::test(start_paused = true)]
 async fn what_goes_on_in_the_background_is_bounded() {
-    let store = Watched::new(|_| Answer::pending(pending()));
-    let limiter = Limiter::new(store.clone()).probe_every(Duration::ZERO);
+    let store = Watched::new(|_| StoreFuture::pending(pending()));
+    let limiter = Limiter::new(store.clone()).probe_interval(Duration::ZERO);
     let layer = RateLimitLayer::new(limiter)
         .limit(policy("all", "9999/1d"), everybody())
         .refund_unanswered();

@@ -9,8 +9,8 @@ use futures::future::join_all;
 use http::{Request, Response, StatusCode, request::Parts};
 use scripted::{Scripted, allowed, denied, unavailable};
 use sluicegate::{
-    Answer, Charge, Decision, ExtractError, FailurePolicy, Header, Key, KeyExtractor, Limiter,
-    MemoryStore, Policy, RateLimitLayer,
+    Charge, Decision, ExtractError, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore,
+    Policy, RateLimitLayer, StoreFuture,
     extract::Keys,
     middleware::{HeaderStyle, Rejection},
 };
@@ -42,11 +42,11 @@ async fn ask(layer: RateLimitLayer) -> Response<String> {
 
 /// Answers shadows in this way, and allows all others.
 fn to_shadows(
-    answer: impl Fn(&sluicegate::Check) -> Answer<Decision> + Send + Sync + 'static,
+    answer: impl Fn(&sluicegate::Check) -> StoreFuture<Decision> + Send + Sync + 'static,
 ) -> Arc<Scripted> {
     Scripted::new(move |check| match check.charges()[0].policy().is_shadow() {
         true => answer(check),
-        false => Answer::ready(allowed(check)),
+        false => StoreFuture::ready(allowed(check)),
     })
 }
 
@@ -66,7 +66,7 @@ fn shadow_of<B>(response: &Response<B>) -> Option<&Decision> {
 
 #[tokio::test]
 async fn a_shadow_that_refuses_says_so_and_lets_the_request_pass() {
-    let store = to_shadows(|check| Answer::ready(denied(check, 5_000)));
+    let store = to_shadows(|check| StoreFuture::ready(denied(check, 5_000)));
     let response = ask(layer(store)).await;
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(
@@ -149,7 +149,7 @@ async fn a_layer_can_be_a_shadow_as_a_whole() {
 
 #[tokio::test]
 async fn headers_that_can_tell_of_one_rule_only_do_not_tell_of_a_shadow() {
-    let store = to_shadows(|check| Answer::ready(denied(check, 5_000)));
+    let store = to_shadows(|check| StoreFuture::ready(denied(check, 5_000)));
     let response = ask(layer(store).headers(HeaderStyle::X_RATE_LIMIT)).await;
     assert_eq!(response.headers()["x-ratelimit-limit"], "10");
     let whole = layer(Scripted::allowing()).shadow();
@@ -162,8 +162,8 @@ async fn headers_that_can_tell_of_one_rule_only_do_not_tell_of_a_shadow() {
 #[tokio::test(start_paused = true)]
 async fn a_shadow_that_cannot_decide_is_left_out_though_the_failure_policy_is_closed() {
     for (store, waits_ms) in [
-        (to_shadows(|_| Answer::ready(Err(unavailable()))), 0),
-        (to_shadows(|_| Answer::pending(pending())), 100),
+        (to_shadows(|_| StoreFuture::ready(Err(unavailable()))), 0),
+        (to_shadows(|_| StoreFuture::pending(pending())), 100),
     ] {
         let start = Instant::now();
         let response = ask(layer(store).on_failure(FailurePolicy::Closed)).await;
@@ -178,7 +178,7 @@ async fn a_shadow_that_cannot_decide_is_left_out_though_the_failure_policy_is_cl
 async fn both_checks_share_one_deadline() {
     let store = Scripted::new(|check| {
         let answer = allowed(check);
-        Answer::pending(async move {
+        StoreFuture::pending(async move {
             tokio::time::sleep(Duration::from_millis(60)).await;
             answer
         })
@@ -361,9 +361,9 @@ async fn what_a_shadow_has_counted_counts_when_it_is_none_any_more() {
     let soon = policy("soon", "5/1h");
     let charge = |policy: &Policy| [Charge::new(policy, everybody(), 4)];
     for _ in 0..2 {
-        assert!(limiter.admits(charge(&soon.clone().shadow())).await);
+        assert!(limiter.try_acquire(charge(&soon.clone().shadow())).await);
     }
-    assert!(!limiter.admits(charge(&soon)).await);
+    assert!(!limiter.try_acquire(charge(&soon)).await);
 }
 
 #[test]

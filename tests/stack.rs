@@ -40,7 +40,7 @@ fn twice() -> RateLimitLayer {
 }
 
 fn waiting(store: Arc<Scripted>) -> RateLimitLayer {
-    RateLimitLayer::new(Limiter::new(store).deadline(Duration::from_secs(60))).limit(
+    RateLimitLayer::new(Limiter::new(store).timeout(Duration::from_secs(60))).limit(
         Policy::parse("all", "2/1d").unwrap(),
         Key::new("service", "all"),
     )

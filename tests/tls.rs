@@ -14,7 +14,7 @@ const SOON: Duration = Duration::from_secs(1);
 
 async fn check(store: &RedisStore) -> Result<(), StoreError> {
     let policy = Policy::parse("api", "1000/1d").unwrap();
-    let limiter = Limiter::new(store.clone()).deadline(SOON);
+    let limiter = Limiter::new(store.clone()).timeout(SOON);
     let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
     limiter.check([charge]).await.map(drop)
 }
@@ -25,7 +25,7 @@ async fn refusal(client: Client) -> String {
     let connected = RedisStore::connect(client.get_connection_info().clone()).await;
     assert!(start.elapsed() < 2 * SOON, "{:?}", start.elapsed());
     let error = connected.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Refused, "{error}");
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{error}");
 
     let lazy = RedisStore::from(client);
     assert_eq!(
@@ -131,7 +131,7 @@ async fn sentinels_and_their_primary_are_trusted_or_refused_each_by_its_certific
         RedisStore::sentinel(sentinels, primary(&other)).await,
     ] {
         let error = refused.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Refused, "{error}");
+        assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{error}");
         assert!(error.to_string().contains("not to be trusted"), "{error}");
     }
 }

@@ -118,7 +118,7 @@ async fn every_kind_of_connection_works() {
     let bb8 = bb8_redis::RedisConnectionManager::new(info.clone()).unwrap();
     let pool = bb8::Pool::builder().max_size(2).build(bb8).await;
     for store in [
-        RedisStore::lazy(proxy.url()).unwrap(),
+        RedisStore::connect_lazy(proxy.url()).unwrap(),
         RedisStore::from(Client::open(proxy.url()).unwrap()),
         RedisStore::from(manager.unwrap()),
         RedisStore::from(pool.unwrap()),
@@ -144,7 +144,7 @@ async fn a_server_that_forgets_the_script_is_told_it_again() {
 async fn while_one_server_is_away_the_other_decides() {
     let mut proxy = Twemproxy::start(BY_IDENTITY);
     let limiter = patient(RedisStore::connect(proxy.url()).await.unwrap())
-        .probe_every(std::time::Duration::ZERO);
+        .probe_interval(std::time::Duration::ZERO);
     assert_eq!(charge_all(&limiter).await, []);
     let at_second = usize::try_from(proxy.servers[1].run::<u64>("DBSIZE") / 3).unwrap();
 
@@ -168,7 +168,7 @@ async fn a_password_is_the_proxys_own() {
     let connect = async |url: &str| RedisStore::connect(url).await;
     for wrong in ["", "?pass=mellon"] {
         let error = connect(&(proxy.url() + wrong)).await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Refused, "{error}");
+        assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{error}");
     }
     let store = connect(&(proxy.url() + "?pass=sesame")).await.unwrap();
     assert_eq!(charge_all(&patient(store)).await, []);

@@ -18,9 +18,9 @@ use futures::{FutureExt, future::join_all};
 use http::{Request, Response, StatusCode};
 use scripted::Scripted;
 use sluicegate::{
-    Answer, Charge, Check, Decision, FailurePolicy, Key, Limiter, MemoryStore, Observer, Policy,
-    RateLimitLayer, Settlement, Store, StoreErrorKind, Usage,
-    extract::{Keys, LookUp},
+    Charge, Check, Decision, FailurePolicy, Key, Limiter, MemoryStore, Observer, Policy,
+    RateLimitLayer, Settlement, Store, StoreErrorKind, StoreFuture, Usage,
+    extract::{Keys, KeysFuture},
     observe::Decided,
     test_util::TestClock,
 };
@@ -59,18 +59,18 @@ impl Timed {
 }
 
 impl Store for Timed {
-    fn check(&self, check: &Check) -> Answer<Decision> {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
         let now_ms = self.now_ms();
         self.clock.set(u64::try_from(now_ms).unwrap());
         self.asked_ms.lock().unwrap().push(now_ms);
         self.store.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         self.store.settle(settlement)
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         self.store.reset(policy, key)
     }
 }
@@ -96,7 +96,10 @@ fn ms(ms: u64) -> Duration {
 
 /// Waits, and answers when it was admitted, in ms; `None` if it was refused.
 async fn admitted_ms(limiter: &Limiter, store: &Timed, cost: u64, most: Duration) -> Option<u128> {
-    let decision = limiter.wait(calls("2/1s@exact", cost), most).await.unwrap();
+    let decision = limiter
+        .acquire(calls("2/1s@exact", cost), most)
+        .await
+        .unwrap();
     decision.is_allowed().then(|| store.now_ms())
 }
 
@@ -160,7 +163,10 @@ async fn who_comes_behind_one_who_waits_for_longer_is_refused_at_once_and_withou
     let limiter = Limiter::new(store.clone());
     admitted_ms(&limiter, &store, 2, LONG).await;
     let impatient = async {
-        let decision = limiter.wait(calls("2/1s@exact", 1), ms(300)).await.unwrap();
+        let decision = limiter
+            .acquire(calls("2/1s@exact", 1), ms(300))
+            .await
+            .unwrap();
         (decision.is_allowed(), store.now_ms())
     };
     let first = admitted_ms(&limiter, &store, 1, LONG);
@@ -174,13 +180,13 @@ async fn who_comes_behind_one_who_waits_for_longer_is_refused_at_once_and_withou
 async fn a_crowd_that_cannot_wait_asks_once_for_all() {
     let store = Scripted::new(|check| {
         let check = check.clone();
-        Answer::pending(async move {
+        StoreFuture::pending(async move {
             tokio::time::sleep(ms(1)).await;
             scripted::denied(&check, 1_000)
         })
     });
     let limiter = Limiter::new(store.clone());
-    let crowd = (0..100).map(|_| limiter.wait(calls("2/1s", 1), ms(300)));
+    let crowd = (0..100).map(|_| limiter.acquire(calls("2/1s", 1), ms(300)));
     for decision in join_all(crowd).await {
         assert!(!decision.unwrap().is_allowed());
     }
@@ -191,9 +197,12 @@ async fn a_crowd_that_cannot_wait_asks_once_for_all() {
 async fn what_the_store_said_to_another_is_told_as_it_is_by_now_and_to_the_observer() {
     let told = Told::default();
     let limiter = Limiter::new(Timed::new()).observer(told.clone());
-    let first = limiter.wait(calls("2/10s@exact", 2), LONG).await.unwrap();
+    let first = limiter
+        .acquire(calls("2/10s@exact", 2), LONG)
+        .await
+        .unwrap();
     assert!(first.is_allowed());
-    let wait = |cost, most| limiter.wait(calls("2/10s@exact", cost), ms(most));
+    let wait = |cost, most| limiter.acquire(calls("2/10s@exact", cost), ms(most));
     let later = async |cost| {
         tokio::time::sleep(ms(4_000)).await;
         wait(cost, 0).await
@@ -213,7 +222,7 @@ async fn what_the_store_said_to_another_is_told_as_it_is_by_now_and_to_the_obser
 #[tokio::test(start_paused = true)]
 async fn who_can_never_pass_is_told_so_at_once_whoever_waits() {
     let limiter = Limiter::new(Timed::new());
-    let wait = |cost, most| limiter.wait(calls("2/10s@exact", cost), ms(most));
+    let wait = |cost, most| limiter.acquire(calls("2/10s@exact", cost), ms(most));
     assert!(wait(2, 0).await.unwrap().is_allowed());
     let start = Instant::now();
     let never = async {
@@ -229,11 +238,11 @@ async fn who_can_never_pass_is_told_so_at_once_whoever_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn shadows_stand_in_no_line() {
-    let limiter = Limiter::new(Scripted::silent()).probe_every(Duration::ZERO);
+    let limiter = Limiter::new(Scripted::silent()).probe_interval(Duration::ZERO);
     let trial = Policy::parse("trial", "1/1d").unwrap().shadow();
     let charge = || [Charge::new(&trial, Key::new("account", "ours"), 1)];
     let start = Instant::now();
-    join_all((0..60).map(|_| limiter.wait(charge(), LONG))).await;
+    join_all((0..60).map(|_| limiter.acquire(charge(), LONG))).await;
     assert_eq!(start.elapsed(), ms(100));
 }
 
@@ -263,18 +272,18 @@ async fn lines_of_different_keys_do_not_wait_for_each_other() {
     let other = [Charge::new(&policy, Key::new("account", "other"), 1)];
     let mut waits = pin!(admitted_ms(&limiter, &store, 1, LONG));
     assert!(waits.as_mut().now_or_never().is_none());
-    assert!(limiter.wait(other, LONG).now_or_never().is_some());
+    assert!(limiter.acquire(other, LONG).now_or_never().is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_or_is_silent_ends_the_wait_at_the_deadline_of_its_call() {
     let failing = Limiter::new(Scripted::failing());
-    let error = failing.wait(calls("1/1s", 1), LONG).await.unwrap_err();
+    let error = failing.acquire(calls("1/1s", 1), LONG).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
 
-    let silent = Limiter::new(Scripted::silent()).deadline(ms(70));
+    let silent = Limiter::new(Scripted::silent()).timeout(ms(70));
     let start = Instant::now();
-    let error = silent.wait(calls("1/1s", 1), LONG).await.unwrap_err();
+    let error = silent.acquire(calls("1/1s", 1), LONG).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Timeout);
     assert_eq!(start.elapsed(), ms(70));
 }
@@ -283,13 +292,13 @@ async fn a_store_that_fails_or_is_silent_ends_the_wait_at_the_deadline_of_its_ca
 async fn a_line_that_moves_too_slowly_asks_out_of_turn() {
     let slow = Scripted::new(|check| {
         let check = check.clone();
-        Answer::pending(async move {
+        StoreFuture::pending(async move {
             tokio::time::sleep(ms(60)).await;
             scripted::allowed(&check)
         })
     });
     let limiter = Limiter::new(slow);
-    let ask = || limiter.wait(calls("9/1s", 1), ms(50));
+    let ask = || limiter.acquire(calls("9/1s", 1), ms(50));
     let start = Instant::now();
     let (first, second) = tokio::join!(ask(), ask());
     assert!(first.unwrap().is_allowed() && second.unwrap().is_allowed());
@@ -314,7 +323,7 @@ fn outbound(store: Arc<Timed>) -> RateLimitLayer {
     let theirs = Policy::parse("their-api", "2/1s@exact").unwrap();
     RateLimitLayer::new(store)
         .limit(theirs, Key::new("account", "ours"))
-        .wait(ms(1_500))
+        .max_wait(ms(1_500))
 }
 
 #[tokio::test(start_paused = true)]
@@ -335,7 +344,7 @@ async fn a_layer_around_a_client_lets_requests_wait_and_answers_those_that_canno
 async fn a_key_that_is_looked_up_waits_as_others_do_and_the_deadline_holds_for_the_look_up() {
     let layer = |delay: Duration| {
         let theirs = Policy::parse("their-api", "2/1s@exact").unwrap();
-        let look_up = move |_: &http::request::Parts| -> LookUp {
+        let look_up = move |_: &http::request::Parts| -> KeysFuture {
             Box::pin(async move {
                 tokio::time::sleep(delay).await;
                 Ok(Keys::from(Key::new("account", "ours")))
@@ -344,7 +353,7 @@ async fn a_key_that_is_looked_up_waits_as_others_do_and_the_deadline_holds_for_t
         RateLimitLayer::new(Timed::new())
             .limit_async(theirs, look_up)
             .on_failure(FailurePolicy::Closed)
-            .wait(LONG)
+            .max_wait(LONG)
     };
     let start = Instant::now();
     let quick = client(layer(ms(50)), Arc::default());
@@ -372,7 +381,7 @@ async fn a_shadow_neither_waits_nor_makes_others_wait() {
     };
     let mut times = Vec::new();
     for _ in 0..3 {
-        let decision = limiter.wait(charges(), LONG).await.unwrap();
+        let decision = limiter.acquire(charges(), LONG).await.unwrap();
         assert!(decision.is_allowed());
         times.push((
             store.now_ms(),
@@ -388,5 +397,5 @@ async fn a_shadow_neither_waits_nor_makes_others_wait() {
 fn waiting_can_be_spawned() {
     fn send(_: impl Future + Send) {}
     let limiter = Limiter::new(MemoryStore::new());
-    send(limiter.wait(calls("1/1s", 1), LONG));
+    send(limiter.acquire(calls("1/1s", 1), LONG));
 }

@@ -37,7 +37,7 @@ fn row(page: &mut Page, what: &str, text: &str, records: &[Record], promise: Pro
 /// Requests for twice the limit of each key.
 fn job(at: Where, rules: &str, keys: u64) -> Job {
     Job {
-        deadline: Duration::from_millis(500),
+        timeout: Duration::from_millis(500),
         ..Job::calm(at, &[rules], keys, PROCESSES, 1)
     }
 }
@@ -113,7 +113,7 @@ fn outage(page: &mut Page) {
     let server = Server::start();
     let job = Job {
         replicas: u32::try_from(PROCESSES).ok(),
-        deadline: Duration::from_millis(100),
+        timeout: Duration::from_millis(100),
         ..job(Where::Server(server.url()), RULE, 20)
     };
     let fleet = Fleet::start(&job, PROCESSES);

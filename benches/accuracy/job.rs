@@ -35,7 +35,7 @@ pub(crate) struct Job {
     /// Requests of one key at the same time.
     pub(crate) burst: u64,
     /// For each decision.
-    pub(crate) deadline: Duration,
+    pub(crate) timeout: Duration,
     /// Decide locally when the store cannot, as one of so many.
     pub(crate) replicas: Option<u32>,
 }
@@ -51,7 +51,7 @@ impl Job {
             tasks,
             pause: Duration::ZERO,
             burst: 1,
-            deadline: PATIENCE,
+            timeout: PATIENCE,
             replicas: None,
         }
     }
@@ -71,7 +71,7 @@ impl Job {
             tasks: TASKS,
             pause: Duration::from_secs_f64(at_once / rate),
             burst,
-            deadline: PATIENCE,
+            timeout: PATIENCE,
             replicas: None,
         }
     }

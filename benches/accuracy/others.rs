@@ -33,7 +33,7 @@ impl Algorithm {
             if key.replace(record.key) != Some(record.key) {
                 state = State::default();
             }
-            record.answer = if self.admits(&mut state, rule, record.at) {
+            record.answer = if self.try_acquire(&mut state, rule, record.at) {
                 Answer::Admitted
             } else {
                 Answer::Refused(Duration::ZERO)
@@ -42,7 +42,7 @@ impl Algorithm {
         arrivals
     }
 
-    fn admits(self, state: &mut State, rule: &Rule, at: u64) -> bool {
+    fn try_acquire(self, state: &mut State, rule: &Rule, at: u64) -> bool {
         let (limit, window) = (rule.limit(), window_ms(rule));
         state.turn_to(at / window);
         let fits = match self {

@@ -50,7 +50,7 @@ pub(crate) async fn returning(page: &mut Page) {
     );
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();
-    let limiter = Limiter::new(store).deadline(PATIENCE);
+    let limiter = Limiter::new(store).timeout(PATIENCE);
     for text in ["20/1s", "20/1s@exact", "20/1s@250ms", "20/1s@fixed"] {
         let returns = returns(&limiter, text).await;
         let cells = [

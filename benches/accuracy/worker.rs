@@ -102,7 +102,7 @@ async fn limiter(job: &Job) -> Limiter {
         Where::Sentinels(urls) => RedisStore::sentinel(urls.clone(), NAME).await,
         Where::Cluster(urls) => RedisStore::cluster(urls.clone()).await,
     };
-    let limiter = Limiter::new(store.unwrap()).deadline(job.deadline);
+    let limiter = Limiter::new(store.unwrap()).timeout(job.timeout);
     match job.replicas {
         None => limiter,
         Some(replicas) => limiter.on_failure(FailurePolicy::Local).replicas(replicas),

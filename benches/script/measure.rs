@@ -234,7 +234,7 @@ impl Case {
                         .take(self.checks)
                         .map(|charge| Check::new([charge]))
                         .collect();
-                    store.check_many(checks?).await?;
+                    store.check_batch(checks?).await?;
                 }
             }
             decisions += self.checks as u64;
@@ -375,7 +375,7 @@ async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
     for _ in 0..31 {
         for _ in 0..70 {
             clock.advance(Duration::from_secs(59));
-            store.check_many(checks()?).await?;
+            store.check_batch(checks()?).await?;
         }
         let mut micros = Vec::new();
         for pause in PAUSES {

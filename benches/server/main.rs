@@ -95,7 +95,7 @@ fn example() -> Command {
         LIMIT,
         "--on-failure",
         "closed",
-        "--deadline",
+        "--timeout",
         "5s",
     ]);
     command

@@ -10,7 +10,7 @@
 use std::{collections::BTreeMap, fs, io, path::Path};
 
 use serde::Deserialize;
-use sluicegate::{LivePolicies, Policies};
+use sluicegate::{Policies, ReloadablePolicies};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::options::Limit;
@@ -84,7 +84,7 @@ pub(crate) fn policies(limits: &[Limit]) -> Result<Policies, String> {
 }
 
 /// Reads the file again at each SIGHUP; where it is wrong, the limits stay as they are.
-pub(crate) fn follow(file: &Path, live: LivePolicies) -> io::Result<()> {
+pub(crate) fn follow(file: &Path, live: ReloadablePolicies) -> io::Result<()> {
     let mut hangups = signal(SignalKind::hangup())?;
     let file = file.to_owned();
     tokio::spawn(async move {
@@ -99,7 +99,7 @@ pub(crate) fn follow(file: &Path, live: LivePolicies) -> io::Result<()> {
 }
 
 /// Rules may change. Another key would need another extractor, which the layer has not got.
-fn read_again(file: &Path, live: &LivePolicies) -> Result<(), String> {
+fn read_again(file: &Path, live: &ReloadablePolicies) -> Result<(), String> {
     let policies = policies(&read(file)?)?;
     if let Some(new) = policies.iter().find(|it| live.get(it.name()).is_none()) {
         return Err(format!(

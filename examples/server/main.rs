@@ -18,9 +18,9 @@ use std::process::ExitCode;
 use axum::http::{request::Parts, response::Parts as Head};
 use redis::ConnectionInfo;
 use sluicegate::{
-    Charge, FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, LivePolicies,
-    MemoryStore, PolicyError, RateLimitLayer, RedisStore, extract::TrustedProxies,
-    middleware::PolicySource,
+    Charge, FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore,
+    PolicyError, RateLimitLayer, RedisStore, ReloadablePolicies, extract::TrustedProxies,
+    middleware::PolicySelector,
 };
 
 use options::{Counted, Options, USAGE, Who};
@@ -49,7 +49,7 @@ async fn main() -> ExitCode {
 
 async fn run(options: &Options) -> Result<(), String> {
     let limiter = limiter(options).await?;
-    let live = LivePolicies::new(config::policies(&options.limits)?);
+    let live = ReloadablePolicies::new(config::policies(&options.limits)?);
     let limits = layer(options, limiter, &live).map_err(|error| error.to_string())?;
     if let Some(file) = &options.config {
         config::follow(file, live).map_err(|error| format!("--config: {error}"))?;
@@ -64,7 +64,7 @@ async fn run(options: &Options) -> Result<(), String> {
 fn layer(
     options: &Options,
     limiter: Limiter,
-    live: &LivePolicies,
+    live: &ReloadablePolicies,
 ) -> Result<RateLimitLayer, PolicyError> {
     let mut layer = RateLimitLayer::new(limiter)
         .cost(cost)
@@ -79,7 +79,7 @@ fn layer(
     }
     for limit in &options.limits {
         let policy = match &options.config {
-            Some(_) => PolicySource::from(live.policy(limit.policy.name())?),
+            Some(_) => PolicySelector::from(live.policy(limit.policy.name())?),
             None => limit.policy.clone().into(),
         };
         layer = match &limit.who {
@@ -115,7 +115,7 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
         ([server, ..], None) => Limiter::new(redis_store(server.clone(), options.pool)?),
     };
     let limiter = limiter
-        .deadline(options.deadline)
+        .timeout(options.timeout)
         .on_failure(options.on_failure)
         .replicas(options.replicas);
     if let Some(server) = options.redis.first() {
@@ -127,7 +127,8 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
 /// The store, which connects when it is first asked.
 fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, String> {
     // Prepares for TLS, too, where the pool is to speak it.
-    let store = RedisStore::lazy(server.clone()).map_err(|error| format!("--redis: {error}"))?;
+    let store =
+        RedisStore::connect_lazy(server.clone()).map_err(|error| format!("--redis: {error}"))?;
     let Some(size) = pool else {
         return Ok(store);
     };
@@ -143,7 +144,7 @@ fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, 
 
 #[cfg(feature = "cluster")]
 fn cluster(nodes: &[ConnectionInfo]) -> Result<RedisStore, String> {
-    RedisStore::lazy_cluster(nodes.to_vec()).map_err(|error| format!("--redis: {error}"))
+    RedisStore::connect_lazy_cluster(nodes.to_vec()).map_err(|error| format!("--redis: {error}"))
 }
 
 /// The options were refused before.
@@ -155,7 +156,7 @@ fn cluster(_: &[ConnectionInfo]) -> Result<RedisStore, String> {
 /// The store over the primary that these sentinels name.
 #[cfg(feature = "sentinel")]
 fn behind(sentinels: &[ConnectionInfo], name: &str) -> Result<RedisStore, String> {
-    RedisStore::lazy_sentinel(sentinels.to_vec(), name)
+    RedisStore::connect_lazy_sentinel(sentinels.to_vec(), name)
         .map_err(|error| format!("--sentinel: {error}"))
 }
 

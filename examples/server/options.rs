@@ -37,7 +37,7 @@ cargo run --release --example server -- [options]
   --sentinel NAME          the --redis URLs, of which there may be several, are sentinels (needs --features sentinel), and NAME is
                            the primary's, alone or as in redis://USER:PASSWORD@NAME
   --pool N                 use a bb8 pool of N connections instead of one managed connection
-  --deadline TIME          how long a decision may take: 100ms, 2s; default 100ms
+  --timeout TIME          how long a decision may take: 100ms, 2s; default 100ms
   --on-failure open|local|closed
                            what becomes of requests that Redis could not decide: served (open, the default), limited by this
                            process alone to its share (local), or refused with 503 (closed)
@@ -66,7 +66,7 @@ pub(crate) struct Options {
     pub(crate) cluster: bool,
     pub(crate) sentinel: Option<String>,
     pub(crate) pool: Option<u32>,
-    pub(crate) deadline: Duration,
+    pub(crate) timeout: Duration,
     pub(crate) on_failure: FailurePolicy,
     pub(crate) replicas: u32,
     pub(crate) headers: HeaderStyle,
@@ -106,7 +106,7 @@ impl Options {
             cluster: false,
             sentinel: None,
             pool: None,
-            deadline: Duration::from_millis(100),
+            timeout: Duration::from_millis(100),
             on_failure: FailurePolicy::Open,
             replicas: 1,
             headers: HeaderStyle::DRAFT_11,
@@ -144,7 +144,7 @@ impl Options {
             "redis" => self.redis.push(server(value)?),
             "sentinel" => self.sentinel = Some(value.to_owned()),
             "pool" => self.pool = Some(at_least_one(value, "connection")?),
-            "deadline" => self.deadline = time(value)?,
+            "timeout" => self.timeout = time(value)?,
             "on-failure" => self.on_failure = failure_policy(value)?,
             "replicas" => self.replicas = at_least_one(value, "process")?,
             "headers" => self.headers = header_style(value)?,

@@ -58,7 +58,7 @@ pub mod forwarded;
 mod header;
 mod ip;
 mod keys;
-mod look_up;
+mod keys_future;
 mod peer_ip;
 
 pub use cidr::{Cidr, CidrError};
@@ -68,7 +68,7 @@ pub use extension::Extension;
 pub use forwarded::{ForwardedIp, TrustedProxies};
 pub use header::Header;
 pub use keys::{IntoKeys, Keys};
-pub use look_up::{AsyncKeyExtractor, LookUp};
+pub use keys_future::{AsyncKeyExtractor, KeysFuture};
 pub use peer_ip::{PeerIp, PeerNetwork};
 
 /// Sees the head of a request and answers who is to be charged.

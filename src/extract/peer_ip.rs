@@ -27,7 +27,7 @@ use crate::error::ExtractError;
 /// head.extensions.insert("[2001:db8:1:2ff::7]:50000".parse::<SocketAddr>()?);
 ///
 /// assert_eq!(PeerIp.extract(&head)?, Keys::from(Key::new("ip", "2001:db8:1:2ff::/64")));
-/// assert_eq!(PeerIp.width(56).extract(&head)?, Keys::from(Key::new("ip", "2001:db8:1:200::/56")));
+/// assert_eq!(PeerIp.ipv6_prefix(56).extract(&head)?, Keys::from(Key::new("ip", "2001:db8:1:200::/56")));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,14 +43,14 @@ impl PeerIp {
     ///
     /// When `bits` is below 32 or above 128.
     #[must_use]
-    pub const fn width(self, bits: u8) -> PeerNetwork {
+    pub const fn ipv6_prefix(self, bits: u8) -> PeerNetwork {
         PeerNetwork {
             width: ip::checked_width(bits),
         }
     }
 }
 
-/// [`PeerIp`] with IPv6 networks of another width. Made by [`PeerIp::width`].
+/// [`PeerIp`] with IPv6 networks of another width. Made by [`PeerIp::ipv6_prefix`].
 #[derive(Clone, Copy, Debug)]
 pub struct PeerNetwork {
     width: u8,
@@ -58,7 +58,7 @@ pub struct PeerNetwork {
 
 impl KeyExtractor for PeerIp {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
-        self.width(DEFAULT_WIDTH).extract(head)
+        self.ipv6_prefix(DEFAULT_WIDTH).extract(head)
     }
 }
 

@@ -1,15 +1,15 @@
-//! One call of the store: through the breaker, under the deadline.
+//! One call of the store: through the breaker, under the timeout.
 
-use super::{Limiter, breaker::Pass, deadline::WithinDeadline, failing::not_asked};
+use super::{Limiter, breaker::Pass, failing::circuit_open, timeout::WithTimeout};
 use crate::{
     charge::Check,
     decision::Decision,
     error::StoreError,
-    store::{Answer, Store},
+    store::{Store, StoreFuture},
 };
 
 /// What is to come of a call, and the breaker's leave to make it.
-pub(crate) type Asked<T> = (Option<Pass>, Answer<T>);
+pub(crate) type Asked<T> = (Option<Pass>, StoreFuture<T>);
 
 /// What has come of it.
 pub(super) type Answered<T> = (Option<Pass>, Result<T, StoreError>);
@@ -23,24 +23,24 @@ impl Limiter {
     /// Asks the store, if the breaker lets it be asked; a check of nothing is allowed without asking.
     pub(crate) fn ask(&self, check: &Check) -> Asked<Decision> {
         if check.charges().is_empty() {
-            return (None, Answer::ready(Decision::new(check, true, 0, &[])));
+            return (None, StoreFuture::ready(Decision::new(check, true, 0, &[])));
         }
         self.through(|store| store.check(check))
     }
 
     /// Calls the store, if the breaker lets it be called.
-    pub(super) fn through<T>(&self, call: impl FnOnce(&dyn Store) -> Answer<T>) -> Asked<T> {
+    pub(super) fn through<T>(&self, call: impl FnOnce(&dyn Store) -> StoreFuture<T>) -> Asked<T> {
         match self.breaker.pass() {
             Some(pass) => (Some(pass), call(&*self.store)),
-            None => (None, Answer::ready(Err(not_asked()))),
+            None => (None, StoreFuture::ready(Err(circuit_open()))),
         }
     }
 
     pub(super) async fn answer<T>(&self, (pass, answer): Asked<T>) -> Answered<T> {
-        (pass, self.within_deadline(answer).await)
+        (pass, self.with_timeout(answer).await)
     }
 
-    pub(crate) const fn within_deadline<T>(&self, answer: Answer<T>) -> WithinDeadline<T> {
-        WithinDeadline::new(answer, self.deadline)
+    pub(crate) const fn with_timeout<T>(&self, answer: StoreFuture<T>) -> WithTimeout<T> {
+        WithTimeout::new(answer, self.timeout)
     }
 }

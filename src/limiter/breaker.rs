@@ -8,7 +8,7 @@
 //!             a probe is answered
 //! ```
 //!
-//! It stands in the limiter, and is no store around a store: most failures of a store that hangs are timeouts, and the deadline
+//! It stands in the limiter, and is no store around a store: most failures of a store that hangs are timeouts, and the timeout
 //! is the limiter's. A store sees of those only that its futures are dropped, as they also are when clients go away.
 
 use std::{
@@ -25,7 +25,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{chance, error::StoreErrorKind, observe::Observer};
+use crate::{error::StoreErrorKind, jitter, observe::Observer};
 
 /// A single slow answer or lost connection is no outage, and a few are soon together when there is one.
 const FAILURES: u32 = 5;
@@ -142,7 +142,7 @@ impl Breaker {
     /// From half to one and a half of the interval from now, by chance: replicas that lost the store together neither probe it
     /// together nor come back to it together.
     fn next_probe(&self) -> u64 {
-        let wait = self.interval / 2 + chance::up_to(self.interval);
+        let wait = self.interval / 2 + jitter::up_to(self.interval);
         self.now().saturating_add(micros(wait))
     }
 
@@ -157,8 +157,8 @@ const fn is_open(switches: u32) -> bool {
 
 /// Whether an error speaks against the store. One that makes no sense of a request has answered, and others may fare better.
 const fn is_failure(kind: StoreErrorKind) -> bool {
-    use StoreErrorKind::{Refused, Timeout, Unavailable};
-    matches!(kind, Timeout | Unavailable | Refused)
+    use StoreErrorKind::{AccessDenied, Timeout, Unavailable};
+    matches!(kind, Timeout | Unavailable | AccessDenied)
 }
 
 fn micros(time: Duration) -> u64 {

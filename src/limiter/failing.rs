@@ -47,7 +47,7 @@ impl Limiter {
     #[cold]
     pub(super) fn instead(&self, check: &Check, error: StoreError) -> Result<Decision, Undecided> {
         // The caller's mistake is no failure of the store.
-        if error.kind() == StoreErrorKind::Misuse {
+        if error.kind() == StoreErrorKind::InvalidRequest {
             return lost(error);
         }
         let policies = check.charges().iter().map(|it| Some(it.policy()));
@@ -79,9 +79,9 @@ pub(super) const fn lost<T>(error: StoreError) -> Result<T, Undecided> {
     })
 }
 
-pub(super) const fn not_asked() -> StoreError {
+pub(super) const fn circuit_open() -> StoreError {
     StoreError::new(
-        StoreErrorKind::NotAsked,
+        StoreErrorKind::CircuitOpen,
         "the store was not asked, since it has failed several times in a row",
     )
 }

@@ -1,4 +1,4 @@
-//! [`Limiter`]: a store, a deadline and a failure policy; knows no HTTP.
+//! [`Limiter`]: a store, a timeout and a failure policy; knows no HTTP.
 //!
 //! For handlers, jobs and protocols that the middleware does not cover:
 //!
@@ -52,23 +52,23 @@
 //!
 //! - They are a check of their own, all or nothing, which the other policies' check knows nothing of.
 //! - It is made when the other policies have admitted the request, and not otherwise: a refused request is charged nowhere,
-//!   and so it would be if the shadows counted. That is a second call of the store, within the same deadline.
+//!   and so it would be if the shadows counted. That is a second call of the store, within the same timeout.
 //! - What goes wrong there is told to the [observer](Limiter::observer), and to nobody else.
 //!
 //! # When the store cannot decide
 //!
 //! The [failure policy](FailurePolicy) speaks: each [policy's own](Policy::on_failure), or else [the
-//! limiter's](Limiter::on_failure); of several policies in one check, the strictest. [`Limiter::admits`] and the middleware
-//! follow it. [`Limiter::check`], [`wait`](Limiter::wait) and [`peek`](Limiter::peek) answer what the memory of this
+//! limiter's](Limiter::on_failure); of several policies in one check, the strictest. [`Limiter::try_acquire`] and the middleware
+//! follow it. [`Limiter::check`], [`acquire`](Limiter::acquire) and [`peek`](Limiter::peek) answer what the memory of this
 //! process says where it is `Local`, and an error otherwise.
 //!
 //! **A breaker** stands before the store. After five failures in a row it opens: one call in each
-//! [interval](Limiter::probe_every), of 125 to 375 ms, is then sent as a probe, and all others fail at once
-//! ([`NotAsked`](crate::StoreErrorKind::NotAsked)) instead of waiting for their deadline. A probe that is answered
-//! closes it. Timeouts at the whole deadline count (shadows have what is left of it, and theirs do not), and errors by
+//! [interval](Limiter::probe_interval), of 125 to 375 ms, is then sent as a probe, and all others fail at once
+//! ([`CircuitOpen`](crate::StoreErrorKind::CircuitOpen)) instead of waiting for their timeout. A probe that is answered
+//! closes it. Timeouts at the whole timeout count (shadows have what is left of it, and theirs do not), and errors by
 //! which the store cannot be reached, cannot work, or refuses its user. Not so an error by which it cannot make sense
 //! of a request: it has answered. And not so a caller who goes away. Clones of a limiter share the breaker; other
-//! limiters over the same store have their own. Over a cluster, whose nodes [fail apart](Store::fails_as_one), there is
+//! limiters over the same store have their own. Over a cluster, whose nodes [fail apart](Store::single_failure_domain), there is
 //! no breaker unless you set an interval. Set it to zero before a proxy of several servers.
 //!
 //! **Local** decisions are made by a `MemoryStore` [of this process](Limiter::local_store), within its
@@ -79,7 +79,7 @@
 //! use sluicegate::{Charge, FailurePolicy, Key, Limiter, Policy, RedisStore};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-//! let store = RedisStore::lazy("redis://127.0.0.1:1/")?;                        // nobody listens there
+//! let store = RedisStore::connect_lazy("redis://127.0.0.1:1/")?;                        // nobody listens there
 //! let limiter = Limiter::new(store).on_failure(FailurePolicy::Local).replicas(4);
 //! let pages = Policy::parse("pages", "10/1m")?;
 //! let login = Policy::parse("login", "10/1m")?.on_failure(FailurePolicy::Closed);
@@ -88,9 +88,9 @@
 //! let decision = limiter.check(alice(&pages)).await?;
 //! assert!(decision.usage().is_local());
 //! assert_eq!(decision.usage().rules().next().unwrap().rule().to_string(), "2/1m");    // a fourth of 10
-//! assert!(limiter.admits(alice(&pages)).await);
-//! assert!(!limiter.admits(alice(&pages)).await);
-//! assert!(!limiter.admits(alice(&login)).await);
+//! assert!(limiter.try_acquire(alice(&pages)).await);
+//! assert!(!limiter.try_acquire(alice(&pages)).await);
+//! assert!(!limiter.try_acquire(alice(&login)).await);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # }).unwrap();
 //! # }
@@ -111,9 +111,9 @@
 
 mod ask;
 mod breaker;
-mod deadline;
 mod failing;
 mod line;
+mod timeout;
 mod turns;
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
@@ -130,11 +130,11 @@ use crate::{
 };
 use breaker::Breaker;
 pub(crate) use breaker::Pass;
-pub(crate) use deadline::{WithinDeadline, by};
 pub(crate) use failing::Undecided;
 use failing::lost;
+pub(crate) use timeout::{WithTimeout, by};
 
-const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Longer than anybody waits, and far from what an `Instant` cannot hold.
 const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
@@ -142,16 +142,16 @@ const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
 /// Short enough for a store that is back to be used again within half a second.
 const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A store, a deadline, a failure policy and an observer; cheap to clone.
+/// A store, a timeout, a failure policy and an observer; cheap to clone.
 ///
-/// A store that has to be waited for, as Redis has, needs a tokio runtime whose timers are enabled, for the deadline; outside
+/// A store that has to be waited for, as Redis has, needs a tokio runtime whose timers are enabled, for the timeout; outside
 /// of one its futures panic. A `MemoryStore` answers at once and needs none.
 #[derive(Clone)]
 pub struct Limiter {
     store: Arc<dyn Store>,
     breaker: Arc<Breaker>,
     local: Share,
-    deadline: Duration,
+    timeout: Duration,
     failure_policy: FailurePolicy,
     observer: Option<Arc<dyn Observer>>,
     lines: Arc<line::Lines>,
@@ -160,7 +160,7 @@ pub struct Limiter {
 impl Limiter {
     /// Creates a limiter over `store`.
     pub fn new(store: impl Store) -> Self {
-        let interval = if store.fails_as_one() {
+        let interval = if store.single_failure_domain() {
             DEFAULT_INTERVAL
         } else {
             Duration::ZERO
@@ -172,7 +172,7 @@ impl Limiter {
                 store: MemoryStore::new(),
                 replicas: NonZeroU32::MIN,
             },
-            deadline: DEFAULT_DEADLINE,
+            timeout: DEFAULT_TIMEOUT,
             failure_policy: FailurePolicy::default(),
             observer: None,
             lines: Arc::default(),
@@ -186,14 +186,14 @@ impl Limiter {
     ///
     /// # Panics
     ///
-    /// When `deadline` is zero: nothing could ever be decided.
+    /// When `timeout` is zero: nothing could ever be decided.
     #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> Self {
+    pub fn timeout(mut self, timeout: Duration) -> Self {
         assert!(
-            !deadline.is_zero(),
-            "a deadline of zero leaves no time to decide"
+            !timeout.is_zero(),
+            "a timeout of zero leaves no time to decide"
         );
-        self.deadline = deadline.min(FOR_EVER);
+        self.timeout = timeout.min(FOR_EVER);
         self
     }
 
@@ -234,10 +234,10 @@ impl Limiter {
     /// Sets how often a store that has failed five times in a row is asked, to see whether it is back: once in each such interval,
     /// which chance makes up to half shorter or longer. The default is 250 ms.
     ///
-    /// A longer one costs fewer requests a deadline, and makes it longer until the store decides again. Zero asks it for every request,
+    /// A longer one costs fewer requests a timeout, and makes it longer until the store decides again. Zero asks it for every request,
     /// and [suspends](self#when-the-store-cannot-decide) it never.
     #[must_use]
-    pub fn probe_every(mut self, interval: Duration) -> Self {
+    pub fn probe_interval(mut self, interval: Duration) -> Self {
         self.breaker = Arc::new(Breaker::new(interval));
         self
     }
@@ -259,8 +259,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// When the store could not decide within the deadline, and the failure policy is not [`Local`](FailurePolicy::Local): see
-    /// [`StoreErrorKind`](crate::StoreErrorKind). It is for the caller to follow the policy then, or to use [`admits`](Self::admits).
+    /// When the store could not decide within the timeout, and the failure policy is not [`Local`](FailurePolicy::Local): see
+    /// [`StoreErrorKind`](crate::StoreErrorKind). It is for the caller to follow the policy then, or to use [`try_acquire`](Self::try_acquire).
     pub async fn check(
         &self,
         charges: impl IntoIterator<Item = Charge>,
@@ -270,7 +270,7 @@ impl Limiter {
     }
 
     /// Decides these charges together and follows the failure policy if the store cannot decide.
-    pub async fn admits(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
+    pub async fn try_acquire(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
         // A check that makes no sense follows no policy.
         let Ok(check) = Check::new(charges) else {
             return false;
@@ -300,10 +300,10 @@ impl Limiter {
     ///
     /// let start = std::time::Instant::now();
     /// for _ in 0..3 {
-    ///     assert!(limiter.wait(call(), Duration::from_secs(5)).await?.is_allowed());
+    ///     assert!(limiter.acquire(call(), Duration::from_secs(5)).await?.is_allowed());
     /// }
     /// assert!(start.elapsed() >= Duration::from_millis(100));
-    /// assert!(!limiter.wait(call(), Duration::from_secs(5)).await?.is_allowed());     // an hour is too long
+    /// assert!(!limiter.acquire(call(), Duration::from_secs(5)).await?.is_allowed());     // an hour is too long
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # }).unwrap();
     /// # Ok::<(), std::io::Error>(())
@@ -311,29 +311,29 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check): the deadline is that of each call of the store, not of the waiting.
-    pub async fn wait(
+    /// As [`check`](Self::check): the timeout is that of each call of the store, not of the waiting.
+    pub async fn acquire(
         &self,
         charges: impl IntoIterator<Item = Charge>,
-        most: Duration,
+        max_wait: Duration,
     ) -> Result<Decision, StoreError> {
         let check = Check::new(charges)?;
-        Ok(self.wait_for(&check, most).await?)
+        Ok(self.wait_for(&check, max_wait).await?)
     }
 
     pub(crate) async fn wait_for(
         &self,
         check: &Check,
-        most: Duration,
+        max_wait: Duration,
     ) -> Result<Decision, Undecided> {
-        line::wait(self, check, most).await
+        line::wait(self, check, max_wait).await
     }
 
     /// Looks at what is left under these policies and keys, at no cost; the charges' own costs do not matter.
     ///
     /// # Errors
     ///
-    /// When the store could not answer within the deadline, and the failure policy is not [`Local`](FailurePolicy::Local).
+    /// When the store could not answer within the timeout, and the failure policy is not [`Local`](FailurePolicy::Local).
     pub async fn peek(
         &self,
         charges: impl IntoIterator<Item = Charge>,
@@ -356,8 +356,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// When the store could not answer within the deadline; the settlement may have been done, and cannot be tried again.
-    /// [`Misuse`](crate::StoreErrorKind::Misuse) when the check was refused or has been settled, or when the number of costs is wrong.
+    /// When the store could not answer within the timeout; the settlement may have been done, and cannot be tried again.
+    /// [`InvalidRequest`](crate::StoreErrorKind::InvalidRequest) when the check was refused or has been settled, or when the number of costs is wrong.
     pub async fn settle(
         &self,
         usage: &Usage,
@@ -384,7 +384,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// When the store could not answer within the deadline.
+    /// When the store could not answer within the timeout.
     pub async fn reset(&self, policy: &Policy, key: &Key) -> Result<(), StoreError> {
         let check = Check::new([Charge::new(policy, key.clone(), 0)])?;
         // Known at once; what it has to forget may be little or nothing.
@@ -404,7 +404,7 @@ impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter")
             .field("store", &self.store)
-            .field("deadline", &self.deadline)
+            .field("timeout", &self.timeout)
             .field("failure_policy", &self.failure_policy)
             .finish_non_exhaustive()
     }

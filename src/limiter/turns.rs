@@ -7,21 +7,21 @@ use tokio::time::Instant;
 use super::{
     Limiter, Undecided,
     ask::Answered,
-    deadline::{by, too_late},
-    failing::{lost, not_asked},
+    failing::{circuit_open, lost},
+    timeout::{by, too_late},
 };
 use crate::{
     charge::Check,
     decision::Decision,
     error::{ExtractError, StoreError},
-    observe::{Blocked, Call, Unidentified, Watch},
+    observe::{Blocked, Call, MissingKey, Watch},
     policy::Policy,
 };
 
 impl Limiter {
     /// When a call that begins now ends.
     pub(crate) fn until(&self) -> Instant {
-        Instant::now() + self.deadline
+        Instant::now() + self.timeout
     }
 
     /// Decides what counts, and then the shadows.
@@ -62,7 +62,7 @@ impl Limiter {
             None
         } else if usage.is_local() {
             // The store is not asked: the time may be over, and that would not be its fault.
-            let answer = ready((None, Err(not_asked())));
+            let answer = ready((None, Err(circuit_open())));
             let instead = |error| self.instead(&shadows, error);
             let decision = self.watched(Call::Check, &shadows, answer, instead, tell_decided);
             decision.await.ok()
@@ -88,7 +88,7 @@ impl Limiter {
                 Some(answer) => (pass, answer),
                 // Shadows have what the others have left of the time: too little of it is no failure of the store.
                 None => (
-                    pass.filter(|_| time > self.deadline / 16 * 15),
+                    pass.filter(|_| time > self.timeout / 16 * 15),
                     Err(too_late()),
                 ),
             }
@@ -138,7 +138,7 @@ impl Limiter {
     }
 
     /// Tells the observer of a request without a key.
-    pub(crate) fn tell_unidentified(
+    pub(crate) fn tell_missing_key(
         &self,
         policy: Option<&Policy>,
         shadow: bool,
@@ -146,7 +146,7 @@ impl Limiter {
         passes: bool,
     ) {
         if let Some(observer) = &self.observer {
-            observer.unidentified(&Unidentified::new(policy, shadow, error, passes));
+            observer.on_missing_key(&MissingKey::new(policy, shadow, error, passes));
         }
     }
 

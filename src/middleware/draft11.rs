@@ -209,7 +209,7 @@ fn tightest<'a>(decision: &'a Decision, policy: &Policy, index: usize) -> Option
             of_policy(usage).min_by_key(|it| (it.remaining(), Reverse(it.reset_after())))
         }
         Decision::Denied(denial) => of_policy(denial.usage())
-            .filter(|it| it.refuses())
+            .filter(|it| it.is_exceeded())
             .max_by_key(|it| (it.retry_after().is_none(), it.retry_after())),
     }
 }

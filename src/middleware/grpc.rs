@@ -88,7 +88,7 @@ fn status(rejection: &Rejection) -> Status {
             let message = "too many requests";
             return Status::with_details(Code::ResourceExhausted, message, details.into());
         }
-        (Rejection::Unidentified(error), _) if error.kind() == ExtractErrorKind::Missing => (
+        (Rejection::MissingKey(error), _) if error.kind() == ExtractErrorKind::Missing => (
             Code::Unauthenticated,
             "the request does not say who is asking",
         ),

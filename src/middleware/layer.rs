@@ -4,7 +4,7 @@ use http::{request::Parts, response};
 use tower_layer::Layer;
 
 use super::{
-    HeaderStyle, PolicySource, ProblemJson, RateLimit, exceptions::Exceptions, plan::Plan,
+    HeaderStyle, PolicySelector, ProblemJson, RateLimit, exceptions::Exceptions, plan::Plan,
     service::Shared,
 };
 use crate::{
@@ -23,7 +23,7 @@ pub struct RateLimitLayer<R = ProblemJson> {
 }
 
 impl RateLimitLayer {
-    /// Creates a layer over a store, or over a [`Limiter`], whose deadline and failure policy it takes.
+    /// Creates a layer over a store, or over a [`Limiter`], whose timeout and failure policy it takes.
     ///
     /// It limits nothing until it is told [what to limit](Self::limit).
     #[must_use]
@@ -46,13 +46,13 @@ impl RateLimitLayer {
 impl<R> RateLimitLayer<R> {
     /// Adds a limit: the keys that `extractor` finds are charged under `policy`.
     ///
-    /// A [`PolicySource`] is a [`Policy`], or says which policy it is for each request.
+    /// A [`PolicySelector`] is a [`Policy`], or says which policy it is for each request.
     ///
     /// # Panics
     ///
     /// When another limit of this layer has a policy of the same name and different rules: they would share their counts.
     #[must_use]
-    pub fn limit(self, policy: impl Into<PolicySource>, extractor: impl KeyExtractor) -> Self {
+    pub fn limit(self, policy: impl Into<PolicySelector>, extractor: impl KeyExtractor) -> Self {
         let policy = self.without_twin(policy.into());
         self.change(|shared| shared.plan.limits.push((policy, Arc::new(extractor))))
     }
@@ -65,16 +65,16 @@ impl<R> RateLimitLayer<R> {
     #[must_use]
     pub fn limit_async(
         self,
-        policy: impl Into<PolicySource>,
+        policy: impl Into<PolicySelector>,
         extractor: impl AsyncKeyExtractor,
     ) -> Self {
         let policy = self.without_twin(policy.into());
         self.change(|shared| shared.plan.look_ups.push((policy, Arc::new(extractor))))
     }
 
-    fn without_twin(&self, source: PolicySource) -> PolicySource {
+    fn without_twin(&self, source: PolicySelector) -> PolicySelector {
         let sources = self.shared.plan.sources();
-        let others: Vec<Policy> = sources.flat_map(PolicySource::known).collect();
+        let others: Vec<Policy> = sources.flat_map(PolicySelector::known).collect();
         for policy in source.known() {
             let mut twins = others.iter().filter(|it| it.name() == policy.name());
             if let Some(twin) = twins.find(|it| **it != policy) {
@@ -158,7 +158,7 @@ impl<R> RateLimitLayer<R> {
     /// The request is charged when it comes and settled when it is answered, so that requests under way count: of a hundred
     /// guesses at the same time, no more than the limit are looked at. A caller with that many good requests under way may be refused.
     ///
-    /// A response waits for its settlement, within the deadline, and its headers tell what is left afterwards; where nothing
+    /// A response waits for its settlement, within the timeout, and its headers tell what is left afterwards; where nothing
     /// differs, the store is not asked. If the settlement fails, or takes too long, the response goes out as it is and **the charge
     /// stays**. If the client goes away meanwhile, the settlement is carried on in the background.
     ///
@@ -175,7 +175,7 @@ impl<R> RateLimitLayer<R> {
     /// Gives back what was charged for requests that get no response: the client went away before there was one, or the
     /// inner service failed with an error. By default they keep their charge.
     ///
-    /// This is done in the background, at most 1024 at a time and each within the deadline; where that fails, the charge stays. It also
+    /// This is done in the background, at most 1024 at a time and each within the timeout; where that fails, the charge stays. It also
     /// stays when the client has gone before the store had decided: what became of the charge is not known then.
     ///
     /// **A client that always leaves early is then never limited**, whatever its requests have cost: use it only where the
@@ -189,10 +189,10 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Panics
     ///
-    /// When `deadline` is zero.
+    /// When `timeout` is zero.
     #[must_use]
-    pub fn deadline(self, deadline: Duration) -> Self {
-        let limiter = self.shared.plan.limiter.clone().deadline(deadline);
+    pub fn timeout(self, timeout: Duration) -> Self {
+        let limiter = self.shared.plan.limiter.clone().timeout(timeout);
         self.change(|shared| shared.plan.limiter = limiter)
     }
 
@@ -216,10 +216,10 @@ impl<R> RateLimitLayer<R> {
     /// Lets requests wait for room instead of refusing them, up to this time; a request that would have to wait longer is refused at
     /// once. By default none waits.
     ///
-    /// Requests under the same policies and keys go in order of arrival: see [`Limiter::wait`], and
-    /// [around a client](super#around-a-client). The deadline is then that of each call of the store.
+    /// Requests under the same policies and keys go in order of arrival: see [`Limiter::acquire`], and
+    /// [around a client](super#around-a-client). The timeout is then that of each call of the store.
     #[must_use]
-    pub fn wait(self, most: Duration) -> Self {
+    pub fn max_wait(self, most: Duration) -> Self {
         self.change(|shared| shared.plan.wait = Some(most))
     }
 

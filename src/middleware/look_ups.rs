@@ -15,7 +15,7 @@ use super::{
 use crate::{
     charge::Charges,
     error::ExtractError,
-    extract::LookUp,
+    extract::KeysFuture,
     limiter::{Limiter, by},
 };
 
@@ -29,7 +29,7 @@ pub(super) struct LookUps {
 struct Pending {
     choice: Result<Choice<'static>, ExtractError>,
     meant: Meant,
-    look_up: LookUp,
+    look_up: KeysFuture,
 }
 
 impl Plan {
@@ -40,7 +40,7 @@ impl Plan {
             Pending {
                 meant: Meant::new(&choice, self.shadow),
                 choice,
-                look_up: extractor.look_up(head),
+                look_up: extractor.extract(head),
             }
         });
         let (shadows, others) = pending.partition(|it| it.meant.is_shadow());
@@ -73,7 +73,7 @@ impl LookUps {
     }
 }
 
-const TOO_LATE: ExtractError = ExtractError::unavailable("no key was found within the deadline");
+const TOO_LATE: ExtractError = ExtractError::unavailable("no key was found within the timeout");
 
 fn owned(choice: Choice<'_>) -> Choice<'static> {
     choice.map(|(policy, weight)| (Cow::Owned(policy.into_owned()), weight))

@@ -42,7 +42,7 @@
 //! - an **allowed** request goes to the inner service, with the [`Decision`](crate::Decision) in its extensions;
 //! - a **refused** one is answered with [429](http::StatusCode::TOO_MANY_REQUESTS) and never reaches the inner service;
 //! - one **without an identity** is answered with 400, unless its extractor says otherwise ([`extract`](crate::extract));
-//! - one that **could not be decided** within the deadline follows the [`FailurePolicy`](crate::FailurePolicy), of its policies
+//! - one that **could not be decided** within the timeout follows the [`FailurePolicy`](crate::FailurePolicy), of its policies
 //!   the strictest: passed on without headers, decided by [this process](crate::limiter#when-the-store-cannot-decide), or answered
 //!   with 503. A limit whose key could not be found out is left out if its failure policy is open; else the answer is 503, since
 //!   memory cannot count without a key either.
@@ -57,8 +57,8 @@
 //! | what decides | how |
 //! |---|---|
 //! | the route | a layer of its own with `route_layer`, or one layer with a table of [`Routes`] |
-//! | the caller | a closure that finds the caller's tier: see [`PolicySource`] |
-//! | an operator, while the service runs | [`LivePolicies`](crate::LivePolicies), from a [file](crate::policies) |
+//! | the caller | a closure that finds the caller's tier: see [`PolicySelector`] |
+//! | an operator, while the service runs | [`ReloadablePolicies`](crate::ReloadablePolicies), from a [file](crate::policies) |
 //! | what a request does | [`cost`](RateLimitLayer::cost), or a route's [`weight`](Route::weight) |
 //! | nobody: health checks, an allow list | [`skip`](RateLimitLayer::skip) for requests, [`skip_keys`](RateLimitLayer::skip_keys) for keys |
 //! | nobody: a deny list | [`block`](RateLimitLayer::block) for requests, [`block_keys`](RateLimitLayer::block_keys) for keys: a 403 |
@@ -70,7 +70,7 @@
 //! # What is counted
 //!
 //! A request is charged its cost when it is admitted. What it costs in the end may be known only from the response:
-//! [`settle`](RateLimitLayer::settle) counts failures only, or nothing on a 304, or what a handler says in a [`FinalCost`].
+//! [`settle`](RateLimitLayer::settle) counts failures only, or nothing on a 304, or what a handler says in a [`ActualCost`].
 //!
 //! ```
 //! use http::{Request, Response, StatusCode};
@@ -148,7 +148,7 @@
 //! # Around a client
 //!
 //! The same layer keeps a *client* within somebody else's limits, all replicas together: with
-//! [`wait`](RateLimitLayer::wait), requests wait for room instead of being refused.
+//! [`max_wait`](RateLimitLayer::max_wait), requests wait for room instead of being refused.
 //!
 //! ```
 //! # use std::{convert::Infallible, time::Duration};
@@ -159,7 +159,7 @@
 //! # let client = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
 //! let layer = RateLimitLayer::new(MemoryStore::new())             // or the store that all replicas share
 //!     .limit(Policy::parse("their-api", "2/110ms,3/1h")?, Key::new("account", "ours"))
-//!     .wait(Duration::from_secs(10))
+//!     .max_wait(Duration::from_secs(10))
 //!     .headers(HeaderStyle::NONE)                                 // their headers, not ours
 //!     .on_failure(FailurePolicy::Closed);
 //!
@@ -184,12 +184,12 @@
 //!   two requests closer together than they left: make the window longer than theirs by as much as the network's delay varies.
 //! - The ready inner service is held while a request waits: a limit of concurrency that others need goes *outside*.
 //!
-//! [`Limiter::wait`](crate::Limiter::wait) does the same without HTTP.
+//! [`Limiter::acquire`](crate::Limiter::acquire) does the same without HTTP.
 //!
 //! # Differences from `tower::limit`
 //!
 //! `tower::limit::RateLimit` counts all requests of one service in one process and makes callers wait until there is room.
-//! This one counts by identity, across processes, and waits for room only when [told to](RateLimitLayer::wait): else a request is
+//! This one counts by identity, across processes, and waits for room only when [told to](RateLimitLayer::max_wait): else a request is
 //! answered at once, whatever the answer is. It is also `Clone`, as axum and hyper want it. `tower::limit::ConcurrencyLimit` limits
 //! how many requests run at the same time, which no rate does.
 
@@ -221,5 +221,5 @@ pub use problem::ProblemJson;
 pub use rejection::{EmptyBody, MakeRejection, Rejection};
 pub use routes::{Route, Routes};
 pub use service::RateLimit;
-pub use settle::FinalCost;
-pub use source::{IntoPolicy, PolicySource};
+pub use settle::ActualCost;
+pub use source::{IntoPolicy, PolicySelector};

@@ -12,7 +12,7 @@
 //! | CORS | **here**: preflights are free, pages may see a 429 with the [exposed](super::EXPOSED_HEADERS) headers | preflights are charged, and pages see an error of CORS instead of a 429 |
 //! | compression | refusals are compressed, too | its body must be one that the [rejection](super::MakeRejection) can make |
 //! | trace | **here**: refusals are traced | only what is served is traced; the body as for compression |
-//! | timeout | covers the decision, which has a [deadline](crate::RateLimitLayer::deadline) of its own | **here**: its error, or its 408, passes through |
+//! | timeout | covers the decision, which has a [timeout](crate::RateLimitLayer::timeout) of its own | **here**: its error, or its 408, passes through |
 //! | load shedding, `ConcurrencyLimit` | **here**: what is shed is not charged | what is shed was charged |
 //! | `Buffer` | the decision is made in the buffer's order | decisions are made before there is a place in the buffer |
 //! | a retry, around a client | each try waits and is charged | **not here**: tries are not counted, and come too early |

@@ -12,14 +12,15 @@ use http::request::Parts;
 use pin_project_lite::pin_project;
 
 use super::{
-    PolicySource, Rejection, exceptions::Exceptions, settle::Settle, shadow::Meant, source::Choice,
+    PolicySelector, Rejection, exceptions::Exceptions, settle::Settle, shadow::Meant,
+    source::Choice,
 };
 use crate::{
     charge::{Charge, Charges, Check},
     decision::Decision,
     error::ExtractError,
     extract::{AsyncKeyExtractor, KeyExtractor, Keys},
-    limiter::{Limiter, Pass, Undecided, WithinDeadline},
+    limiter::{Limiter, Pass, Undecided, WithTimeout},
     policy::Policy,
 };
 
@@ -28,8 +29,8 @@ type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
 #[derive(Clone)]
 pub(super) struct Plan {
     pub(super) limiter: Limiter,
-    pub(super) limits: Vec<(PolicySource, Arc<dyn KeyExtractor>)>,
-    pub(super) look_ups: Vec<(PolicySource, Arc<dyn AsyncKeyExtractor>)>,
+    pub(super) limits: Vec<(PolicySelector, Arc<dyn KeyExtractor>)>,
+    pub(super) look_ups: Vec<(PolicySelector, Arc<dyn AsyncKeyExtractor>)>,
     pub(super) cost: Option<Arc<Cost>>,
     pub(super) exceptions: Arc<Exceptions>,
     pub(super) settle: Settle,
@@ -60,14 +61,14 @@ impl Plan {
     }
 
     /// Where the policies come from, in the order in which they are charged.
-    pub(super) fn sources(&self) -> impl Iterator<Item = &PolicySource> {
+    pub(super) fn sources(&self) -> impl Iterator<Item = &PolicySelector> {
         let limits = self.limits.iter().map(|(source, _)| source);
         limits.chain(self.look_ups.iter().map(|(source, _)| source))
     }
 
     /// The policies that do not depend on the request, as they are charged.
     pub(super) fn policies(&self) -> impl Iterator<Item = Policy> {
-        let fixed = self.sources().filter_map(PolicySource::fixed).cloned();
+        let fixed = self.sources().filter_map(PolicySelector::fixed).cloned();
         fixed.map(|policy| if self.shadow { policy.shadow() } else { policy })
     }
 
@@ -106,7 +107,7 @@ impl Plan {
     #[cold]
     fn excuse(
         &self,
-        source: &PolicySource,
+        source: &PolicySelector,
         head: &Parts,
         rejection: Rejection,
     ) -> Result<(), Rejection> {
@@ -119,7 +120,7 @@ impl Plan {
             return self.ask_in_turn(check);
         }
         let (pass, answer) = self.limiter.ask(&check);
-        let answer = self.limiter.within_deadline(answer);
+        let answer = self.limiter.with_timeout(answer);
         Deciding::Asking {
             check,
             pass,
@@ -138,7 +139,7 @@ impl Plan {
         })
     }
 
-    /// The store has a deadline of its own: a slow look-up must not cost the other limits theirs. What shadows look up has to
+    /// The store has a timeout of its own: a slow look-up must not cost the other limits theirs. What shadows look up has to
     /// wait until the others have decided, and to fit into what is left.
     #[cold]
     fn look_up(&self, mut charges: Charges, head: &Parts, cost: u64) -> Deciding {
@@ -159,7 +160,7 @@ impl Plan {
         })
     }
 
-    /// One deadline covers the look-ups; then there is time to wait for room.
+    /// One timeout covers the look-ups; then there is time to wait for room.
     fn look_up_and_wait(
         &self,
         mut charges: Charges,
@@ -229,11 +230,11 @@ pub(super) fn add<'a>(
 pub(super) type Outcome = Result<Option<Decision>, Rejection>;
 
 pin_project! {
-    /// An outcome that is known at once, or to be waited for under the deadline.
+    /// An outcome that is known at once, or to be waited for under the timeout.
     #[project = DecidingProj]
     pub(super) enum Deciding {
         Known { outcome: Option<Outcome> },
-        Asking { check: Check, pass: Option<Pass>, #[pin] answer: WithinDeadline<Decision> },
+        Asking { check: Check, pass: Option<Pass>, #[pin] answer: WithTimeout<Decision> },
         Waiting { outcome: Pin<Box<dyn Future<Output = Outcome> + Send>> },
     }
 }

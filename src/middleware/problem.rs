@@ -98,7 +98,7 @@ fn push_violated(json: &mut String, denial: &Denial) {
     }
     let mut names: Vec<String> = Vec::new();
     for of_policy in denial.usage().policies() {
-        for usage in of_policy.rules().iter().filter(|usage| usage.refuses()) {
+        for usage in of_policy.rules().iter().filter(|usage| usage.is_exceeded()) {
             let name = item_name(of_policy.policy(), &usage.rule());
             let name = ["\"", &name, "\""].concat();
             if !names.contains(&name) {

@@ -14,7 +14,7 @@ pub enum Rejection {
     /// A limit refuses the request.
     Denied(Denial),
     /// The request does not say who is asking, or that could not be found out and the failure policy is not `Open`.
-    Unidentified(ExtractError),
+    MissingKey(ExtractError),
     /// The request, or one of its keys, is on a list of those that are not served at all:
     /// [`block`](super::RateLimitLayer::block), [`block_keys`](super::RateLimitLayer::block_keys).
     Blocked,
@@ -30,11 +30,11 @@ impl Rejection {
         match self {
             Self::Denied(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Blocked => StatusCode::FORBIDDEN,
-            Self::Unidentified(error) if error.kind() == ExtractErrorKind::Unavailable => {
+            Self::MissingKey(error) if error.kind() == ExtractErrorKind::Unavailable => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            Self::Unidentified(_) => StatusCode::BAD_REQUEST,
-            Self::Undecided(error) if error.kind() == StoreErrorKind::Misuse => {
+            Self::MissingKey(_) => StatusCode::BAD_REQUEST,
+            Self::Undecided(error) if error.kind() == StoreErrorKind::InvalidRequest => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
             Self::Undecided(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -44,7 +44,7 @@ impl Rejection {
 
 impl From<ExtractError> for Rejection {
     fn from(error: ExtractError) -> Self {
-        Self::Unidentified(error)
+        Self::MissingKey(error)
     }
 }
 

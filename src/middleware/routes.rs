@@ -2,7 +2,7 @@ use std::{collections::HashMap, fmt};
 
 use http::{Method, request::Parts};
 
-use super::{PolicySource, source::Choice};
+use super::{PolicySelector, source::Choice};
 use crate::{error::ExtractError, policy::Policy};
 
 /// A policy for each route, by method and path: the first argument of a [`limit`](super::RateLimitLayer::limit).
@@ -33,20 +33,20 @@ use crate::{error::ExtractError, policy::Policy};
 /// # Ok::<(), sluicegate::PolicyError>(())
 /// ```
 pub struct Routes {
-    otherwise: Route,
+    default: Route,
     by_path: HashMap<Box<str>, Vec<(Option<Method>, Route)>>,
 }
 
 /// How one route is limited.
 #[derive(Clone, Debug)]
 pub struct Route {
-    limit: Option<(PolicySource, u64)>,
+    limit: Option<(PolicySelector, u64)>,
 }
 
 impl Route {
     /// Requests are charged under this policy.
     #[must_use]
-    pub fn new(policy: impl Into<PolicySource>) -> Self {
+    pub fn new(policy: impl Into<PolicySelector>) -> Self {
         Self {
             limit: Some((policy.into(), 1)),
         }
@@ -81,7 +81,7 @@ impl Route {
     }
 }
 
-impl<P: Into<PolicySource>> From<P> for Route {
+impl<P: Into<PolicySelector>> From<P> for Route {
     fn from(policy: P) -> Self {
         Self::new(policy)
     }
@@ -90,9 +90,9 @@ impl<P: Into<PolicySource>> From<P> for Route {
 impl Routes {
     /// Creates a table without entries: all requests are limited like this.
     #[must_use]
-    pub fn new(otherwise: impl Into<Route>) -> Self {
+    pub fn new(default: impl Into<Route>) -> Self {
         Self {
-            otherwise: otherwise.into(),
+            default: default.into(),
             by_path: HashMap::new(),
         }
     }
@@ -129,12 +129,12 @@ impl Routes {
         of(Some(method))
             .or_else(|| of(Some(&Method::GET)).filter(|_| method == Method::HEAD))
             .or_else(|| of(None))
-            .unwrap_or(&self.otherwise)
+            .unwrap_or(&self.default)
     }
 
     pub(super) fn known(&self) -> impl Iterator<Item = Policy> {
         let entries = self.by_path.values().flatten().map(|(_, route)| route);
-        entries.chain([&self.otherwise]).flat_map(Route::known)
+        entries.chain([&self.default]).flat_map(Route::known)
     }
 }
 
@@ -177,7 +177,7 @@ impl fmt::Debug for Routes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Routes")
             .field("by_path", &self.by_path)
-            .field("otherwise", &self.otherwise)
+            .field("default", &self.default)
             .finish()
     }
 }

@@ -13,7 +13,7 @@ use super::{
     HeaderStyle, MakeRejection, ProblemJson, Rejection, ResponseFuture, headers::Headers,
     plan::Plan,
 };
-use crate::{chance, decision::Decision};
+use crate::{decision::Decision, jitter};
 
 /// Middleware that limits how often somebody may call a service.
 ///
@@ -105,7 +105,7 @@ impl<R> Shared<R> {
         if self.jitter.is_zero() {
             return Cow::Borrowed(decision);
         }
-        Cow::Owned(decision.later(chance::up_to(self.jitter)))
+        Cow::Owned(decision.later(jitter::up_to(self.jitter)))
     }
 }
 

@@ -20,24 +20,24 @@ use crate::{
     limiter::Limiter,
 };
 
-/// More only when thousands of clients leave within one deadline, while the store is slow: then charges stay.
+/// More only when thousands of clients leave within one timeout, while the store is slow: then charges stay.
 const MAX_IN_BACKGROUND: usize = 1_024;
 
 /// What a request turned out to cost: a handler puts it into the extensions of its response.
 ///
 /// ```
-/// use sluicegate::{MemoryStore, RateLimitLayer, middleware::FinalCost};
+/// use sluicegate::{MemoryStore, RateLimitLayer, middleware::ActualCost};
 ///
-/// let layer = RateLimitLayer::new(MemoryStore::new()).settle(FinalCost::or_charged);
+/// let layer = RateLimitLayer::new(MemoryStore::new()).settle(ActualCost::or_charged);
 ///
 /// let mut response = http::Response::new("a long report");
-/// response.extensions_mut().insert(FinalCost(13));
+/// response.extensions_mut().insert(ActualCost(13));
 /// # let _ = layer;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FinalCost(pub u64);
+pub struct ActualCost(pub u64);
 
-impl FinalCost {
+impl ActualCost {
     /// What the handler has said, the same for each charge, or what was charged if it has said nothing. For
     /// [`settle`](super::RateLimitLayer::settle).
     #[must_use]
@@ -49,7 +49,7 @@ impl FinalCost {
 
 type CostOf = dyn Fn(&Parts, &Charge) -> u64 + Send + Sync;
 
-/// The future of a settlement, under the limiter's deadline.
+/// The future of a settlement, under the limiter's timeout.
 pub(super) type Settling = Pin<Box<dyn Future<Output = Result<Usage, StoreError>> + Send>>;
 
 /// What requests that were admitted finally cost.
@@ -177,7 +177,7 @@ fn settling(
     }))
 }
 
-/// Waits for two answers at once: so their deadlines, which begin together, are one for whoever waits.
+/// Waits for two answers at once: so their timeouts, which begin together, are one for whoever waits.
 async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
     let (mut a, mut b) = (pin!(a), pin!(b));
     let mut known = (Poll::Pending, Poll::Pending);

@@ -42,10 +42,10 @@ impl Meant {
         let policy = self.policy.as_ref();
         let open = limiter.failure_policy_of(policy) == FailurePolicy::Open;
         let passes = match &rejection {
-            Rejection::Unidentified(error) => {
+            Rejection::MissingKey(error) => {
                 let failed = error.kind() == ExtractErrorKind::Unavailable;
                 let passes = self.shadow || failed && open;
-                limiter.tell_unidentified(policy, self.shadow, error, passes);
+                limiter.tell_missing_key(policy, self.shadow, error, passes);
                 passes
             }
             Rejection::Undecided(error) => {

@@ -3,7 +3,7 @@ use std::{borrow::Cow, fmt, sync::Arc};
 use http::request::Parts;
 
 use super::Routes;
-use crate::{error::ExtractError, policies::LivePolicy, policy::Policy};
+use crate::{error::ExtractError, policies::PolicyHandle, policy::Policy};
 
 type Choose = dyn Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync;
 
@@ -12,7 +12,7 @@ type Choose = dyn Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync;
 /// Made from
 ///
 /// - a [`Policy`]: the same for all requests;
-/// - a [`LivePolicy`]: one that can be replaced while the service runs;
+/// - a [`PolicyHandle`]: one that can be replaced while the service runs;
 /// - a closure over the head of the request: a policy by caller, for instance by the tier that authentication has found;
 /// - [`Routes`]: a policy by method and path.
 ///
@@ -43,14 +43,14 @@ type Choose = dyn Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync;
 /// # Ok::<(), sluicegate::PolicyError>(())
 /// ```
 #[derive(Clone)]
-pub struct PolicySource {
+pub struct PolicySelector {
     source: Source,
 }
 
 #[derive(Clone)]
 enum Source {
     Fixed(Policy),
-    Live(LivePolicy),
+    Live(PolicyHandle),
     Chosen(Arc<Choose>),
     Routed(Arc<Routes>),
 }
@@ -58,7 +58,7 @@ enum Source {
 /// Under which policy a request is charged, and how many times its cost; `None` when this limit does not apply.
 pub(super) type Choice<'a> = Option<(Cow<'a, Policy>, u64)>;
 
-impl PolicySource {
+impl PolicySelector {
     pub(super) fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
         match &self.source {
             Source::Fixed(policy) => Ok(once(Cow::Borrowed(policy))),
@@ -91,28 +91,28 @@ const fn once(policy: Cow<'_, Policy>) -> Choice<'_> {
     Some((policy, 1))
 }
 
-impl From<Policy> for PolicySource {
+impl From<Policy> for PolicySelector {
     fn from(policy: Policy) -> Self {
         let source = Source::Fixed(policy);
         Self { source }
     }
 }
 
-impl From<LivePolicy> for PolicySource {
-    fn from(policy: LivePolicy) -> Self {
+impl From<PolicyHandle> for PolicySelector {
+    fn from(policy: PolicyHandle) -> Self {
         let source = Source::Live(policy);
         Self { source }
     }
 }
 
-impl From<Routes> for PolicySource {
+impl From<Routes> for PolicySelector {
     fn from(routes: Routes) -> Self {
         let source = Source::Routed(Arc::new(routes));
         Self { source }
     }
 }
 
-impl<F, R> From<F> for PolicySource
+impl<F, R> From<F> for PolicySelector
 where
     F: Fn(&Parts) -> R + Send + Sync + 'static,
     R: IntoPolicy,
@@ -151,7 +151,7 @@ impl IntoPolicy for Result<Policy, ExtractError> {
     }
 }
 
-impl fmt::Debug for PolicySource {
+impl fmt::Debug for PolicySelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
             Source::Fixed(policy) => policy.fmt(f),

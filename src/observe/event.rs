@@ -155,7 +155,7 @@ impl<'a> Decided<'a> {
     /// Every rule that refuses, with its policy; each as often as there are keys that it refuses.
     pub fn refusals(&self) -> impl Iterator<Item = (&'a Policy, &'a RuleUsage)> + use<'a> {
         self.policies().flat_map(|usage| {
-            let refusing = usage.rules().iter().filter(|rule| rule.refuses());
+            let refusing = usage.rules().iter().filter(|rule| rule.is_exceeded());
             refusing.map(move |rule| (usage.policy(), rule))
         })
     }
@@ -261,14 +261,14 @@ impl<'a> Switched<'a> {
 
 /// A request did not say who is asking, or that could not be found out.
 #[derive(Clone, Copy, Debug)]
-pub struct Unidentified<'a> {
+pub struct MissingKey<'a> {
     pub(super) policy: Option<&'a Policy>,
     pub(super) shadow: bool,
     pub(super) error: &'a ExtractError,
     pub(super) outcome: Outcome,
 }
 
-impl<'a> Unidentified<'a> {
+impl<'a> MissingKey<'a> {
     pub(crate) const fn new(
         policy: Option<&'a Policy>,
         shadow: bool,

@@ -2,7 +2,7 @@ use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use super::{Asked, Blocked, Decided, Done, Failed, Observer, Switched, Unidentified};
+use super::{Asked, Blocked, Decided, Done, Failed, MissingKey, Observer, Switched};
 use crate::{error::StoreErrorKind, policy::Policy, rule::Rule};
 
 const DECISIONS: &str = "sluicegate_decisions_total";
@@ -11,7 +11,7 @@ const REFUSALS: &str = "sluicegate_refusals_total";
 const FAILURES: &str = "sluicegate_failures_total";
 const SWITCHES: &str = "sluicegate_breaker_switches_total";
 const OPEN: &str = "sluicegate_breakers_open";
-const UNIDENTIFIED: &str = "sluicegate_unidentified_total";
+const MISSING_KEYS: &str = "sluicegate_missing_keys_total";
 const BLOCKED: &str = "sluicegate_blocked_total";
 const LATENCY: &str = "sluicegate_store_seconds";
 
@@ -22,7 +22,7 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// | `sluicegate_decisions_total` | counter | `policy`, `outcome`: `allowed`, `denied`, `shadow_denied` | checks; a refused one counts only under the policies that refuse |
 /// | `sluicegate_local_decisions_total` | counter | the same | those of them that the memory of this process has decided |
 /// | `sluicegate_refusals_total` | counter | `policy`, `rule` (`10/1s`), `shadow`: `true`, `false` | every rule that refuses a check |
-/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`; `kind`: `timeout`, `unavailable`, `not_asked`, `refused`, `protocol`, `misuse`; `outcome`: `passed`, `local`, `refused`, `lost` | calls without an answer, and what became of the request |
+/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`; `kind`: `timeout`, `unavailable`, `circuit_open`, `refused`, `protocol`, `invalid_request`; `outcome`: `passed`, `local`, `refused`, `lost` | calls without an answer, and what became of the request |
 /// | `sluicegate_breaker_switches_total` | counter | `state`: `open`, `closed` | how often the breaker before the store has opened and closed |
 /// | `sluicegate_breakers_open` | gauge | | breakers that are open: one for each limiter of this process that cannot use its store |
 /// | `sluicegate_unidentified_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `malformed`, `unavailable`; `outcome`: `passed`, `refused` | requests that do not say who is asking |
@@ -63,7 +63,7 @@ impl MetricsObserver {
         describe_counter!(FAILURES, "Calls that the store could not answer");
         describe_counter!(SWITCHES, "How often the breaker has opened and closed");
         describe_gauge!(OPEN, "Breakers that are open");
-        describe_counter!(UNIDENTIFIED, "Requests that do not say who is asking");
+        describe_counter!(MISSING_KEYS, "Requests that do not say who is asking");
         describe_counter!(BLOCKED, "Requests on a deny list");
         describe_histogram!(LATENCY, Unit::Seconds, "How long the store took");
         Self { _private: () }
@@ -107,7 +107,7 @@ impl Observer for MetricsObserver {
 
     fn failed(&self, failed: &Failed<'_>) {
         let kind = failed.error().kind();
-        if kind != StoreErrorKind::NotAsked {
+        if kind != StoreErrorKind::CircuitOpen {
             time(failed.asked(), failed.latency());
         }
         let (call, kind) = (failed.asked().call().as_str(), kind.as_str());
@@ -125,11 +125,11 @@ impl Observer for MetricsObserver {
         }
     }
 
-    fn unidentified(&self, unidentified: &Unidentified<'_>) {
-        let policy = unidentified.policy().map_or("", Policy::name).to_owned();
-        let kind = unidentified.error().kind().as_str();
-        let outcome = unidentified.outcome().as_str();
-        counter!(UNIDENTIFIED, "policy" => policy, "kind" => kind, "outcome" => outcome)
+    fn on_missing_key(&self, missing: &MissingKey<'_>) {
+        let policy = missing.policy().map_or("", Policy::name).to_owned();
+        let kind = missing.error().kind().as_str();
+        let outcome = missing.outcome().as_str();
+        counter!(MISSING_KEYS, "policy" => policy, "kind" => kind, "outcome" => outcome)
             .increment(1);
     }
 

@@ -43,7 +43,7 @@
 //! | another call of the store was answered | [`done`](Observer::done) |
 //! | the store could not answer in time, or at all | [`failed`](Observer::failed) |
 //! | the store is [asked no more, or again](crate::limiter#when-the-store-cannot-decide) | [`switched`](Observer::switched) |
-//! | a request did not say who is asking | [`unidentified`](Observer::unidentified) |
+//! | a request did not say who is asking | [`on_missing_key`](Observer::on_missing_key) |
 //! | a request, or one of its keys, was on a deny list | [`blocked`](Observer::blocked) |
 //!
 //! A check that the memory of this process decides, since the store could not, is told of twice: as `failed`, and then as
@@ -58,7 +58,7 @@ mod watch;
 
 use std::sync::Arc;
 
-pub use event::{Asked, Blocked, Call, Decided, Done, Failed, Outcome, Switched, Unidentified};
+pub use event::{Asked, Blocked, Call, Decided, Done, Failed, MissingKey, Outcome, Switched};
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::MetricsObserver;
@@ -87,7 +87,7 @@ pub trait Observer: Send + Sync + 'static {
         let _ = done;
     }
 
-    /// The store could not answer within the deadline.
+    /// The store could not answer within the timeout.
     fn failed(&self, failed: &Failed<'_>) {
         let _ = failed;
     }
@@ -101,8 +101,8 @@ pub trait Observer: Send + Sync + 'static {
     }
 
     /// A request did not say who is asking, or that could not be found out.
-    fn unidentified(&self, unidentified: &Unidentified<'_>) {
-        let _ = unidentified;
+    fn on_missing_key(&self, missing: &MissingKey<'_>) {
+        let _ = missing;
     }
 
     /// A request, or one of its keys, was on a deny list.
@@ -139,8 +139,8 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
         (**self).switched(switched);
     }
 
-    fn unidentified(&self, unidentified: &Unidentified<'_>) {
-        (**self).unidentified(unidentified);
+    fn on_missing_key(&self, missing: &MissingKey<'_>) {
+        (**self).on_missing_key(missing);
     }
 
     fn blocked(&self, blocked: &Blocked<'_>) {
@@ -177,9 +177,9 @@ impl<A: Observer, B: Observer> Observer for (A, B) {
         self.1.switched(switched);
     }
 
-    fn unidentified(&self, unidentified: &Unidentified<'_>) {
-        self.0.unidentified(unidentified);
-        self.1.unidentified(unidentified);
+    fn on_missing_key(&self, missing: &MissingKey<'_>) {
+        self.0.on_missing_key(missing);
+        self.1.on_missing_key(missing);
     }
 
     fn blocked(&self, blocked: &Blocked<'_>) {

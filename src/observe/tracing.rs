@@ -6,7 +6,7 @@ use std::sync::{
 use tokio::time::{Duration, Instant};
 use tracing::{Level, debug, debug_span, event_enabled, info, trace, warn};
 
-use super::{Asked, Blocked, Decided, Done, Failed, Observer, Span, Switched, Unidentified};
+use super::{Asked, Blocked, Decided, Done, Failed, MissingKey, Observer, Span, Switched};
 use crate::{
     error::{StoreError, StoreErrorKind},
     policy::Policy,
@@ -136,7 +136,7 @@ impl Observer for TracingObserver {
 
     fn failed(&self, failed: &Failed<'_>) {
         let (asked, error) = (failed.asked(), failed.error());
-        if error.kind() == StoreErrorKind::NotAsked {
+        if error.kind() == StoreErrorKind::CircuitOpen {
             return;
         }
         if !event_enabled!(target: "sluicegate", Level::WARN) {
@@ -173,15 +173,15 @@ impl Observer for TracingObserver {
         }
     }
 
-    fn unidentified(&self, unidentified: &Unidentified<'_>) {
-        let (policy, error) = (unidentified.policy(), unidentified.error());
+    fn on_missing_key(&self, missing: &MissingKey<'_>) {
+        let (policy, error) = (missing.policy(), missing.error());
         debug!(
             target: "sluicegate",
             policy = policy.map(Policy::name),
-            shadow = unidentified.is_shadow(),
+            shadow = missing.is_shadow(),
             kind = error.kind().as_str(),
             %error,
-            outcome = unidentified.outcome().as_str(),
+            outcome = missing.outcome().as_str(),
             "unidentified"
         );
     }

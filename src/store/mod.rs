@@ -4,21 +4,21 @@
 //! semantics, to the millisecond. Anything that makes a store better is a store around a store:
 //!
 //! ```
-//! use sluicegate::{Answer, Check, Decision, Key, MemoryStore, Policy, Settlement, Store, Usage};
+//! use sluicegate::{StoreFuture, Check, Decision, Key, MemoryStore, Policy, Settlement, Store, Usage};
 //!
 //! /// Counts how often the store is asked.
 //! #[derive(Debug)]
 //! struct Counting<S>(S, std::sync::atomic::AtomicU64);
 //!
 //! impl<S: Store> Store for Counting<S> {
-//!     fn check(&self, check: &Check) -> Answer<Decision> {
+//!     fn check(&self, check: &Check) -> StoreFuture<Decision> {
 //!         self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
 //!         self.0.check(check)
 //!     }
-//!     fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+//!     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
 //!         self.0.settle(settlement)
 //!     }
-//!     fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+//!     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
 //!         self.0.reset(policy, key)
 //!     }
 //! }
@@ -59,51 +59,51 @@ pub(crate) use share::Share;
 /// - The store's own clock decides, in whole milliseconds; no caller's.
 /// - `Err` means that the store could not decide. It is never a refusal, and a refusal is never an `Err`.
 /// - A future that is dropped leaves the check either wholly charged or not at all.
-/// - A store need not bound its waiting: the [`Limiter`](crate::Limiter) holds the deadline.
+/// - A store need not bound its waiting: the [`Limiter`](crate::Limiter) holds the timeout.
 ///
 /// Futures own what they need, so that a caller can keep them without keeping the store.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Decides a check and charges it if it is allowed.
-    fn check(&self, check: &Check) -> Answer<Decision>;
+    fn check(&self, check: &Check) -> StoreFuture<Decision>;
 
     /// Gives each charge of an admitted check its final cost, in the step that it was charged to, and answers what is left.
-    fn settle(&self, settlement: &Settlement) -> Answer<Usage>;
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage>;
 
     /// Forgets everything that was charged to this key under this policy.
-    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()>;
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()>;
 
     /// Whether a store that fails one check would fail the others too. The default is yes.
     ///
     /// A store of several parts that fail apart, such as a cluster, says no: then the limiter's
     /// [breaker](crate::limiter#when-the-store-cannot-decide) stays out of it, unless the limiter is told otherwise.
-    fn fails_as_one(&self) -> bool {
+    fn single_failure_domain(&self) -> bool {
         true
     }
 }
 
 /// A shared store is a store.
 impl<S: Store + ?Sized> Store for Arc<S> {
-    fn check(&self, check: &Check) -> Answer<Decision> {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
         (**self).check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         (**self).settle(settlement)
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         (**self).reset(policy, key)
     }
 
-    fn fails_as_one(&self) -> bool {
-        (**self).fails_as_one()
+    fn single_failure_domain(&self) -> bool {
+        (**self).single_failure_domain()
     }
 }
 
 /// The future of a store's answer: known at once, or to be waited for.
 ///
 /// A store that answers at once allocates nothing for it.
-pub struct Answer<T> {
+pub struct StoreFuture<T> {
     state: State<T>,
 }
 
@@ -112,7 +112,7 @@ enum State<T> {
     Pending(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>),
 }
 
-impl<T> Answer<T> {
+impl<T> StoreFuture<T> {
     /// An answer that is known already.
     #[must_use]
     pub const fn ready(result: Result<T, StoreError>) -> Self {
@@ -130,7 +130,7 @@ impl<T> Answer<T> {
     }
 }
 
-impl<T> Answer<T> {
+impl<T> StoreFuture<T> {
     /// The answer if it is known already.
     pub(crate) fn known(self) -> Option<Result<T, StoreError>> {
         match self.state {
@@ -140,9 +140,9 @@ impl<T> Answer<T> {
     }
 }
 
-impl<T> Unpin for Answer<T> {}
+impl<T> Unpin for StoreFuture<T> {}
 
-impl<T> Future for Answer<T> {
+impl<T> Future for StoreFuture<T> {
     type Output = Result<T, StoreError>;
 
     /// # Panics
@@ -160,7 +160,7 @@ impl<T> Future for Answer<T> {
     }
 }
 
-impl<T> fmt::Debug for Answer<T> {
+impl<T> fmt::Debug for StoreFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ready = matches!(self.state, State::Ready(_));
         f.debug_struct("Answer")

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use super::{Answer, MemoryStore, Store};
+use super::{MemoryStore, Store, StoreFuture};
 use crate::{
     charge::{Check, Settlement},
     decision::{Decision, Usage},
@@ -22,7 +22,7 @@ pub(crate) struct Share {
 }
 
 impl Store for Share {
-    fn check(&self, check: &Check) -> Answer<Decision> {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
         if self.replicas == NonZeroU32::MIN {
             return self.store.check(check);
         }
@@ -30,11 +30,11 @@ impl Store for Share {
             .check(&check.under(|policy| policy.share(self.replicas)))
     }
 
-    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         self.store.settle(settlement)
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         self.store.reset(policy, key)
     }
 }

@@ -171,9 +171,9 @@ fn port(node: &Server) -> u16 {
 }
 
 pub(crate) fn wait(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let timeout = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        assert!(Instant::now() < timeout, "waited in vain until {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

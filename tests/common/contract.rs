@@ -79,7 +79,7 @@ macro_rules! contract {
 
 /// A limiter for tests on a busy machine.
 pub(crate) fn patient(store: impl Store) -> Limiter {
-    Limiter::new(store).deadline(Duration::from_secs(30))
+    Limiter::new(store).timeout(Duration::from_secs(30))
 }
 
 fn policy(name: &str, rules: &str) -> Policy {
@@ -95,7 +95,7 @@ async fn check(gate: &Limiter, policy: &Policy, key: &str, cost: u64) -> Decisio
     gate.check([charge]).await.unwrap()
 }
 
-async fn admits(gate: &Limiter, policy: &Policy, key: &str, cost: u64) -> bool {
+async fn try_acquire(gate: &Limiter, policy: &Policy, key: &str, cost: u64) -> bool {
     check(gate, policy, key, cost).await.is_allowed()
 }
 
@@ -119,7 +119,7 @@ fn retry_after(decision: &Decision) -> Option<u64> {
 
 pub(crate) async fn a_refused_check_is_charged_nowhere(gate: &Limiter, _: TestClock) {
     let (wide, narrow) = (policy("wide", "10/1m,5/1h"), policy("narrow", "10/1m,1/1h"));
-    assert!(admits(gate, &narrow, "bob", 1).await);
+    assert!(try_acquire(gate, &narrow, "bob", 1).await);
     let charges = || {
         [
             Charge::new(&wide, user("alice"), 1),
@@ -166,7 +166,7 @@ pub(crate) async fn duplicates_are_added_up_before_they_are_checked(gate: &Limit
 
 pub(crate) async fn a_cost_of_zero_looks_without_charging(gate: &Limiter, _: TestClock) {
     let policy = policy("p", "2/1m");
-    assert!(admits(gate, &policy, "alice", 2).await);
+    assert!(try_acquire(gate, &policy, "alice", 2).await);
     let decision = check(gate, &policy, "alice", 0).await;
     assert!(decision.is_allowed());
     assert_eq!(remaining(decision.usage()), [0]);
@@ -177,7 +177,7 @@ pub(crate) async fn a_cost_of_zero_looks_without_charging(gate: &Limiter, _: Tes
 
 pub(crate) async fn a_peek_changes_nothing(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "2/1s@exact,3/1m");
-    assert!(admits(gate, &policy, "alice", 1).await);
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.advance(Duration::from_millis(500));
     let decision = check(gate, &policy, "alice", 1).await;
     let peek = || gate.peek([Charge::new(&policy, user("alice"), 7)]);
@@ -201,18 +201,18 @@ pub(crate) async fn a_limit_of_zero_refuses_every_cost_above_zero(gate: &Limiter
     let policy = policy("p", "5/1s,0/1m");
     let decision = check(gate, &policy, "alice", 1).await;
     assert_eq!(retry_after(&decision), None);
-    assert!(admits(gate, &policy, "alice", 0).await);
+    assert!(try_acquire(gate, &policy, "alice", 0).await);
     assert_eq!(left(gate, &policy, "alice").await, [5, 0]);
 }
 
 pub(crate) async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "9007199254740991/1s@exact");
     for _ in 0..3 {
-        assert!(admits(gate, &policy, "alice", MAX_UNITS - 1).await);
+        assert!(try_acquire(gate, &policy, "alice", MAX_UNITS - 1).await);
         assert_eq!(left(gate, &policy, "alice").await, [1]);
-        assert!(!admits(gate, &policy, "alice", 2).await);
+        assert!(!try_acquire(gate, &policy, "alice", 2).await);
         clock.advance(Duration::from_millis(1));
-        assert!(admits(gate, &policy, "alice", 1).await);
+        assert!(try_acquire(gate, &policy, "alice", 1).await);
         let decision = check(gate, &policy, "alice", 1).await;
         assert_eq!(retry_after(&decision), Some(1_000));
         clock.advance(Duration::from_millis(1_000));
@@ -222,7 +222,7 @@ pub(crate) async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: 
     // Running totals of such numbers soon leave 64 bits.
     for _ in 0..3_000 {
         clock.advance(Duration::from_millis(1_001));
-        assert!(admits(gate, &policy, "alice", MAX_UNITS).await);
+        assert!(try_acquire(gate, &policy, "alice", MAX_UNITS).await);
     }
     assert_eq!(left(gate, &policy, "alice").await, [0]);
 }
@@ -230,9 +230,9 @@ pub(crate) async fn the_largest_limit_is_counted_exactly(gate: &Limiter, clock: 
 /// What counts and the cost together are above 2^53 here, where the script's numbers are no longer exact.
 pub(crate) async fn a_wait_for_almost_the_largest_limit_is_exact(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "9007199254740991/1s@exact");
-    assert!(admits(gate, &policy, "alice", 1).await);
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.advance(Duration::from_millis(1));
-    assert!(admits(gate, &policy, "alice", MAX_UNITS - 1).await);
+    assert!(try_acquire(gate, &policy, "alice", MAX_UNITS - 1).await);
     for (cost, wait) in [(1, 1_000), (2, 1_001), (3, 1_001)] {
         let decision = check(gate, &policy, "alice", cost).await;
         assert_eq!(retry_after(&decision), Some(wait), "{cost}");
@@ -246,7 +246,7 @@ pub(crate) async fn running_totals_may_outgrow_32_and_53_bits(gate: &Limiter, cl
         let key = cost.to_string();
         // Eleven steps count at a time.
         for step in 0..300_u64 {
-            assert!(admits(gate, &policy, &key, cost).await, "{step}");
+            assert!(try_acquire(gate, &policy, &key, cost).await, "{step}");
             let room = cost * 10_u64.saturating_sub(step);
             assert_eq!(left(gate, &policy, &key).await, [room], "{step}");
             if room == 0 {
@@ -269,50 +269,50 @@ pub(crate) async fn a_cost_above_the_limit_never_fits(gate: &Limiter, _: TestClo
 
 pub(crate) async fn a_window_of_one_millisecond_slides(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "1/1ms");
-    assert!(admits(gate, &policy, "alice", 1).await);
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
     assert_eq!(
         retry_after(&check(gate, &policy, "alice", 1).await),
         Some(2)
     );
     clock.advance(Duration::from_millis(1));
-    assert!(!admits(gate, &policy, "alice", 1).await);
+    assert!(!try_acquire(gate, &policy, "alice", 1).await);
     clock.advance(Duration::from_millis(1));
-    assert!(admits(gate, &policy, "alice", 1).await);
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
 }
 
 pub(crate) async fn a_window_of_a_year_slides(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "2/365d@1h");
     let year = Duration::from_secs(365 * 86_400);
-    assert!(admits(gate, &policy, "alice", 1).await);
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.advance(year / 2);
-    assert!(admits(gate, &policy, "alice", 1).await);
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
     let half_and_a_step = ms(year / 2) + 3_600_000;
     assert_eq!(
         retry_after(&check(gate, &policy, "alice", 1).await),
         Some(half_and_a_step)
     );
     clock.advance(Duration::from_millis(half_and_a_step - 1));
-    assert!(!admits(gate, &policy, "alice", 1).await);
+    assert!(!try_acquire(gate, &policy, "alice", 1).await);
     clock.advance(Duration::from_millis(1));
-    assert!(admits(gate, &policy, "alice", 1).await);
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
 }
 
 pub(crate) async fn a_fixed_window_begins_at_the_epoch(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "2/1m@fixed");
     clock.advance(Duration::from_millis(59_998));
-    assert!(admits(gate, &policy, "alice", 2).await);
+    assert!(try_acquire(gate, &policy, "alice", 2).await);
     assert_eq!(
         retry_after(&check(gate, &policy, "alice", 1).await),
         Some(2)
     );
     clock.advance(Duration::from_millis(2));
-    assert!(admits(gate, &policy, "alice", 2).await);
+    assert!(try_acquire(gate, &policy, "alice", 2).await);
 }
 
 pub(crate) async fn a_year_of_silence_is_forgotten(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "3/1s@exact,5/1h,7/1d@fixed");
     for _ in 0..3 {
-        assert!(admits(gate, &policy, "alice", 1).await);
+        assert!(try_acquire(gate, &policy, "alice", 1).await);
         clock.advance(Duration::from_millis(1));
     }
     clock.advance(Duration::from_secs(365 * 86_400));
@@ -325,7 +325,7 @@ pub(crate) async fn settling_goes_to_the_step_that_was_charged(gate: &Limiter, c
     let early = check(gate, &policy, "alice", 4).await;
     let unused = check(gate, &policy, "alice", 0).await;
     clock.advance(Duration::from_millis(600));
-    assert!(admits(gate, &policy, "alice", 3).await);
+    assert!(try_acquire(gate, &policy, "alice", 3).await);
 
     let usage = gate.settle(early.usage(), [1]).await.unwrap();
     assert_eq!(remaining(&usage), [6, 6]);
@@ -352,7 +352,7 @@ pub(crate) async fn settling_upward_may_exceed_the_limit(gate: &Limiter, clock: 
 
 pub(crate) async fn settling_stops_at_the_largest_number(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "9007199254740991/1s@exact");
-    assert!(admits(gate, &policy, "alice", 5).await);
+    assert!(try_acquire(gate, &policy, "alice", 5).await);
     clock.advance(Duration::from_millis(1));
     let decision = check(gate, &policy, "alice", 10).await;
     let usage = gate.settle(decision.usage(), [u64::MAX]).await.unwrap();
@@ -389,13 +389,13 @@ pub(crate) async fn settling_a_step_far_ahead_releases_the_oldest(
     let ahead = check(gate, &policy, "alice", 1).await;
     for (at, left_then) in [(0, 99), (1, 98), (39, 97)] {
         clock.set(day(at));
-        assert!(admits(gate, &policy, "alice", 1).await);
+        assert!(try_acquire(gate, &policy, "alice", 1).await);
         assert_eq!(left(gate, &policy, "alice").await, [left_then]);
     }
     // The first two are released before the step ahead begins, where time stands still now.
     gate.settle(ahead.usage(), [3]).await.unwrap();
     assert_eq!(left(gate, &policy, "alice").await, [97]);
-    assert!(admits(gate, &policy, "alice", 1).await);
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
     assert_eq!(left(gate, &policy, "alice").await, [96]);
     // They stay released when the clock steps back and the step ahead is believed no longer.
     clock.set(day(38));
@@ -409,7 +409,7 @@ pub(crate) async fn the_newest_step_is_taken_back_however_much_was_charged_befor
 ) {
     let policy = policy("p", "60000/1m");
     for _ in 0..4 {
-        assert!(admits(gate, &policy, "alice", 20_000).await);
+        assert!(try_acquire(gate, &policy, "alice", 20_000).await);
         clock.advance(Duration::from_secs(30));
     }
     let newest = check(gate, &policy, "alice", 20_000).await;
@@ -424,15 +424,15 @@ pub(crate) async fn settling_twice_is_refused(gate: &Limiter, _: TestClock) {
     let decision = check(gate, &policy, "alice", 4).await;
     gate.settle(decision.usage(), [0]).await.unwrap();
     let again = gate.settle(decision.usage(), [0]).await.unwrap_err();
-    assert_eq!(again.kind(), StoreErrorKind::Misuse);
+    assert_eq!(again.kind(), StoreErrorKind::InvalidRequest);
     assert_eq!(left(gate, &policy, "alice").await, [10]);
 }
 
 pub(crate) async fn reset_forgets_one_key_under_one_policy(gate: &Limiter, _: TestClock) {
     let (first, second) = (policy("first", "10/1m"), policy("second", "10/1m"));
     for key in ["alice", "bob"] {
-        assert!(admits(gate, &first, key, 4).await);
-        assert!(admits(gate, &second, key, 4).await);
+        assert!(try_acquire(gate, &first, key, 4).await);
+        assert!(try_acquire(gate, &second, key, 4).await);
     }
     gate.reset(&first, &user("alice")).await.unwrap();
     gate.reset(&first, &user("nobody")).await.unwrap();
@@ -479,21 +479,21 @@ pub(crate) async fn hostile_keys_never_meet(gate: &Limiter, _: TestClock) {
 pub(crate) async fn policies_do_not_meet(gate: &Limiter, _: TestClock) {
     for name in ["p", "P", "p.", "p-q", "pp", "user"] {
         let policy = policy(name, "1/1h");
-        assert!(admits(gate, &policy, "p", 1).await, "{name}");
-        assert!(!admits(gate, &policy, "p", 1).await, "{name}");
+        assert!(try_acquire(gate, &policy, "p", 1).await, "{name}");
+        assert!(!try_acquire(gate, &policy, "p", 1).await, "{name}");
     }
 }
 
 pub(crate) async fn a_new_limit_takes_effect_on_existing_counts(gate: &Limiter, _: TestClock) {
     let (few, many) = (policy("p", "5/1m"), policy("p", "20/1m"));
-    assert!(admits(gate, &many, "alice", 8).await);
+    assert!(try_acquire(gate, &many, "alice", 8).await);
     assert_eq!(left(gate, &few, "alice").await, [0]);
-    assert!(!admits(gate, &few, "alice", 1).await);
+    assert!(!try_acquire(gate, &few, "alice", 1).await);
     assert_eq!(left(gate, &many, "alice").await, [12]);
 }
 
 pub(crate) async fn a_new_window_starts_empty(gate: &Limiter, _: TestClock) {
-    assert!(admits(gate, &policy("p", "10/1m"), "alice", 8).await);
+    assert!(try_acquire(gate, &policy("p", "10/1m"), "alice", 8).await);
     for rules in ["10/2m", "10/1m@2s", "10/1m@fixed"] {
         assert_eq!(
             left(gate, &policy("p", rules), "alice").await,
@@ -511,8 +511,8 @@ pub(crate) async fn sections_of_other_rules_are_carried_until_they_are_released(
         policy("p", "10/1s@exact,10/1h,10/2h"),
         policy("p", "10/2h,10/1m"),
     );
-    assert!(admits(gate, &old, "alice", 3).await);
-    assert!(admits(gate, &new, "alice", 1).await);
+    assert!(try_acquire(gate, &old, "alice", 3).await);
+    assert!(try_acquire(gate, &new, "alice", 1).await);
     assert_eq!(left(gate, &old, "alice").await, [7, 7, 6]);
     let decision = check(gate, &new, "alice", 1).await;
     gate.settle(decision.usage(), [2]).await.unwrap();
@@ -520,14 +520,14 @@ pub(crate) async fn sections_of_other_rules_are_carried_until_they_are_released(
 
     // A second later the shortest section is dropped with the next write: no clock that steps back brings it back.
     clock.advance(Duration::from_millis(1_001));
-    assert!(admits(gate, &new, "alice", 1).await);
+    assert!(try_acquire(gate, &new, "alice", 1).await);
     clock.set(START_MS);
     assert_eq!(left(gate, &old, "alice").await, [10, 7, 3]);
 }
 
 pub(crate) async fn time_stands_still_while_the_clock_is_behind(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "2/1s@100ms");
-    assert!(admits(gate, &policy, "alice", 1).await);
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.set(START_MS - 1_000);
     // Charged to the newest step, not to an older one that would be released too early.
     let decision = check(gate, &policy, "alice", 1).await;
@@ -538,9 +538,9 @@ pub(crate) async fn time_stands_still_while_the_clock_is_behind(gate: &Limiter, 
         Some(2_100)
     );
     clock.set(START_MS + 1_099);
-    assert!(!admits(gate, &policy, "alice", 1).await);
+    assert!(!try_acquire(gate, &policy, "alice", 1).await);
     clock.set(START_MS + 1_100);
-    assert!(admits(gate, &policy, "alice", 2).await);
+    assert!(try_acquire(gate, &policy, "alice", 2).await);
 }
 
 /// Without units there is no newest step, even if there was one.
@@ -550,7 +550,7 @@ pub(crate) async fn time_does_not_stand_still_for_what_was_taken_back(
 ) {
     let policy = policy("p", "5/1s@100ms,5/1m");
     clock.set(START_MS - 30_000);
-    assert!(admits(gate, &policy, "alice", 1).await);
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.set(START_MS);
     let early = check(gate, &policy, "alice", 0).await;
     clock.set(START_MS + 1_250);
@@ -563,7 +563,7 @@ pub(crate) async fn time_does_not_stand_still_for_what_was_taken_back(
 
 pub(crate) async fn a_step_far_ahead_is_not_believed(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "2/1s@100ms");
-    assert!(admits(gate, &policy, "alice", 2).await);
+    assert!(try_acquire(gate, &policy, "alice", 2).await);
     clock.set(START_MS - 1_100);
     assert_eq!(left(gate, &policy, "alice").await, [0]);
     clock.set(START_MS - 1_101);
@@ -572,7 +572,7 @@ pub(crate) async fn a_step_far_ahead_is_not_believed(gate: &Limiter, clock: Test
     clock.set(START_MS);
     assert_eq!(left(gate, &policy, "alice").await, [0]);
     clock.set(START_MS - 1_101);
-    assert!(admits(gate, &policy, "alice", 1).await);
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
     clock.set(START_MS);
     assert_eq!(left(gate, &policy, "alice").await, [2]);
 }
@@ -586,7 +586,7 @@ pub(crate) async fn the_clock_may_show_the_epoch_or_its_latest_time(
         let now_ms = clock.now_ms();
         for window in ["1ms", "1s@exact", "36525d@1d", "1d@fixed"] {
             let policy = policy(window.split('@').next().unwrap(), &format!("2/{window}"));
-            assert!(admits(gate, &policy, key, 2).await);
+            assert!(try_acquire(gate, &policy, key, 2).await);
             let decision = check(gate, &policy, key, 1).await;
             let step = ms(policy.rules()[0].step());
             let hold = ms(policy.rules()[0].window());
@@ -618,9 +618,9 @@ pub(crate) async fn the_largest_check_is_decided_and_settled(gate: &Limiter, _: 
 
 pub(crate) async fn clones_of_a_limiter_share_their_counts(gate: &Limiter, _: TestClock) {
     let policy = policy("p", "2/1m");
-    assert!(admits(&gate.clone(), &policy, "alice", 1).await);
-    assert!(admits(&gate.clone(), &policy, "alice", 1).await);
-    assert!(!admits(gate, &policy, "alice", 1).await);
+    assert!(try_acquire(&gate.clone(), &policy, "alice", 1).await);
+    assert!(try_acquire(&gate.clone(), &policy, "alice", 1).await);
+    assert!(!try_acquire(gate, &policy, "alice", 1).await);
 }
 
 pub(crate) async fn exactly_the_limit_is_admitted_under_concurrency(gate: &Limiter, _: TestClock) {

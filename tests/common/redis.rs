@@ -143,8 +143,8 @@ impl Server {
 
     /// Starts a killed server again at the same address; empty, unless its arguments let it keep its data.
     pub(crate) fn restart(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while Instant::now() < deadline {
+        let timeout = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < timeout {
             let _ = fs::remove_file(socket(&self.folder));
             self.child = spawn(&self.folder, self.port, &self.args, &self.env);
             if listens(&mut self.child, &socket(&self.folder), || log(&self.folder)) {
@@ -210,12 +210,12 @@ fn spawn(folder: &TempDir, port: u16, args: &[String], env: &[(String, String)])
 /// Waits until a program listens at its socket, or has ended. A server takes its port before it makes its socket, and ends
 /// when the port is taken.
 pub(crate) fn listens(child: &mut Child, socket: &str, log: impl Fn() -> String) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let timeout = Instant::now() + Duration::from_secs(10);
     while child.try_wait().unwrap().is_none() {
         if UnixStream::connect(socket).is_ok() {
             return true;
         }
-        assert!(Instant::now() < deadline, "{socket} is deaf:\n{}", log());
+        assert!(Instant::now() < timeout, "{socket} is deaf:\n{}", log());
         std::thread::sleep(Duration::from_millis(1));
     }
     false

@@ -8,11 +8,11 @@ use std::{
 };
 
 use sluicegate::{
-    Answer, Check, Count, Decision, Key, MemoryStore, Policy, Settlement, Store, StoreError,
-    StoreErrorKind, Usage,
+    Check, Count, Decision, Key, MemoryStore, Policy, Settlement, Store, StoreError,
+    StoreErrorKind, StoreFuture, Usage,
 };
 
-type Script = dyn Fn(&Check) -> Answer<Decision> + Send + Sync;
+type Script = dyn Fn(&Check) -> StoreFuture<Decision> + Send + Sync;
 
 pub(crate) struct Scripted {
     script: Box<Script>,
@@ -21,7 +21,7 @@ pub(crate) struct Scripted {
 
 impl Scripted {
     pub(crate) fn new(
-        script: impl Fn(&Check) -> Answer<Decision> + Send + Sync + 'static,
+        script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
             script: Box::new(script),
@@ -31,12 +31,12 @@ impl Scripted {
 
     /// Allows everything, of which one unit counts, for 60 s from the end of a step that ends now.
     pub(crate) fn allowing() -> Arc<Self> {
-        Self::new(|check| Answer::ready(allowed(check)))
+        Self::new(|check| StoreFuture::ready(allowed(check)))
     }
 
     /// Refuses everything: every rule for this long.
     pub(crate) fn refusing_for(ms: u64) -> Arc<Self> {
-        Self::new(move |check| Answer::ready(denied(check, ms)))
+        Self::new(move |check| StoreFuture::ready(denied(check, ms)))
     }
 
     /// A memory store at the end of a long wire.
@@ -44,7 +44,7 @@ impl Scripted {
         let memory = MemoryStore::new();
         Self::new(move |check| {
             let answer = memory.check(check);
-            Answer::pending(async move {
+            StoreFuture::pending(async move {
                 tokio::time::sleep(latency).await;
                 answer.await
             })
@@ -53,12 +53,12 @@ impl Scripted {
 
     /// Never answers.
     pub(crate) fn silent() -> Arc<Self> {
-        Self::new(|_| Answer::pending(std::future::pending()))
+        Self::new(|_| StoreFuture::pending(std::future::pending()))
     }
 
     /// Cannot decide.
     pub(crate) fn failing() -> Arc<Self> {
-        Self::new(|_| Answer::ready(Err(unavailable())))
+        Self::new(|_| StoreFuture::ready(Err(unavailable())))
     }
 
     pub(crate) fn checks(&self) -> Vec<Check> {
@@ -77,17 +77,17 @@ impl Scripted {
 }
 
 impl Store for Scripted {
-    fn check(&self, check: &Check) -> Answer<Decision> {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
         self.checks.lock().unwrap().push(check.clone());
         (self.script)(check)
     }
 
-    fn settle(&self, _: &Settlement) -> Answer<Usage> {
-        Answer::ready(Err(unavailable()))
+    fn settle(&self, _: &Settlement) -> StoreFuture<Usage> {
+        StoreFuture::ready(Err(unavailable()))
     }
 
-    fn reset(&self, _: &Policy, _: &Key) -> Answer<()> {
-        Answer::ready(Err(unavailable()))
+    fn reset(&self, _: &Policy, _: &Key) -> StoreFuture<()> {
+        StoreFuture::ready(Err(unavailable()))
     }
 }
 

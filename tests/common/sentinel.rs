@@ -155,8 +155,8 @@ impl Sentinel {
     }
 
     fn becomes_ready(&mut self) -> bool {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while self.child.try_wait().unwrap().is_none() && Instant::now() < deadline {
+        let timeout = Instant::now() + Duration::from_secs(10);
+        while self.child.try_wait().unwrap().is_none() && Instant::now() < timeout {
             if self.ask::<String>("PING").is_ok() {
                 return true;
             }
@@ -270,9 +270,9 @@ fn repeat(stream: &TcpStream, server: SocketAddr) {
 
 /// Waits for a condition, which a failover on a busy machine may take long to reach.
 pub(crate) fn eventually(complaint: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let timeout = Instant::now() + Duration::from_secs(60);
     while !condition() {
-        assert!(Instant::now() < deadline, "{complaint}");
+        assert!(Instant::now() < timeout, "{complaint}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use sluicegate::{
-    Answer, Check, Decision, Key, Policy, RedisStore, Settlement, Store, Usage,
+    Check, Decision, Key, Policy, RedisStore, Settlement, Store, StoreFuture, Usage,
     test_util::TestClock,
 };
 
@@ -88,15 +88,15 @@ pub(crate) async fn fresh(server: &Server) -> (RedisStore, TestClock) {
 }
 
 impl<T: fmt::Debug + Send + Sync + 'static> Store for Served<T> {
-    fn check(&self, check: &Check) -> Answer<Decision> {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
         self.store.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         self.store.settle(settlement)
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         self.store.reset(policy, key)
     }
 }

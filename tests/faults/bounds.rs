@@ -38,7 +38,7 @@ async fn what_waits_for_a_mute_server_takes_no_more_memory_with_time() {
         RedisStore::connect(proxy.url()).await.unwrap(),
         pool(&proxy.url(), 2).await.into(),
     ] {
-        let limiter = Limiter::new(store).deadline(Duration::from_millis(20));
+        let limiter = Limiter::new(store).timeout(Duration::from_millis(20));
         proxy.set_weather(Weather::HalfOpen);
         let mut grown = Vec::new();
         for _ in 0..3 {
@@ -59,7 +59,7 @@ async fn a_large_pool_whose_connections_are_all_half_open_works_within_a_second(
     let server = Server::start();
     let proxy = Proxy::new(server.address()).await;
     let pool = pool(&proxy.url(), SLOTS).await;
-    let limiter = Limiter::new(RedisStore::from(pool)).deadline(Duration::from_millis(300));
+    let limiter = Limiter::new(RedisStore::from(pool)).timeout(Duration::from_millis(300));
     assert_eq!(wave(&limiter, 100).await, 100);
 
     // Each strikes another slot.

@@ -1,4 +1,4 @@
-//! Whatever befalls the server, the network and the clocks: no request waits longer than its deadline, never more than the
+//! Whatever befalls the server, the network and the clocks: no request waits longer than its timeout, never more than the
 //! limit is admitted, and all works again by itself.
 //!
 //! `plain` looks at single answers. The rest runs traffic through a proxy while faults are done to the server, and prints

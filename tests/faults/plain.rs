@@ -1,4 +1,4 @@
-//! Single answers: each request ends within the deadline, as the failure policy says, and all works again by itself.
+//! Single answers: each request ends within the timeout, as the failure policy says, and all works again by itself.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -10,7 +10,7 @@ use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore, StoreErrorKind,
 };
 
-/// Much more than the deadline of 100 ms on a busy machine, and less than any wait of a library.
+/// Much more than the timeout of 100 ms on a busy machine, and less than any wait of a library.
 const SOON: Duration = Duration::from_secs(1);
 
 fn charge(user: &str, limit: u64) -> [Charge; 1] {
@@ -19,8 +19,8 @@ fn charge(user: &str, limit: u64) -> [Charge; 1] {
 }
 
 async fn works(store: &RedisStore) -> bool {
-    // A busy machine may take longer than the default deadline; what libraries wait before they try again is longer still.
-    let limiter = Limiter::new(store.clone()).deadline(Duration::from_millis(300));
+    // A busy machine may take longer than the default timeout; what libraries wait before they try again is longer still.
+    let limiter = Limiter::new(store.clone()).timeout(Duration::from_millis(300));
     limiter
         .check(charge("alice", 1_000_000))
         .await
@@ -32,8 +32,8 @@ async fn fails(store: &RedisStore) -> StoreErrorKind {
     let open = Limiter::new(store.clone());
     let closed = open.clone().on_failure(FailurePolicy::Closed);
     let start = Instant::now();
-    assert!(open.admits(charge("alice", 1_000_000)).await);
-    assert!(!closed.admits(charge("alice", 1_000_000)).await);
+    assert!(open.try_acquire(charge("alice", 1_000_000)).await);
+    assert!(!closed.try_acquire(charge("alice", 1_000_000)).await);
     let error = open.check(charge("alice", 1_000_000)).await.unwrap_err();
     assert!(start.elapsed() < 3 * SOON, "{:?}", start.elapsed());
 
@@ -60,7 +60,7 @@ async fn flushed_scripts_are_not_noticed_and_every_request_counts_once() {
     const REQUESTS: u64 = 250;
     let server = Server::start();
     for (name, store) in stores::all(&server).await {
-        let limiter = Limiter::new(store).deadline(5 * SOON);
+        let limiter = Limiter::new(store).timeout(5 * SOON);
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let flushing = scope.spawn(|| {
@@ -257,13 +257,13 @@ async fn with_a_wrong_password() {
     let server = Server::with(&["--requirepass", "mellon"]);
     let url = server.url().replace("//", "//:sesame@");
     let error = RedisStore::connect(url.as_str()).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Refused);
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
     let error = RedisStore::connect(server.url()).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Refused);
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
 
-    let store = RedisStore::lazy(url.as_str()).unwrap();
+    let store = RedisStore::connect_lazy(url.as_str()).unwrap();
     assert!(!format!("{store:?}").contains("sesame"));
-    assert_eq!(fails(&store).await, StoreErrorKind::Refused);
+    assert_eq!(fails(&store).await, StoreErrorKind::AccessDenied);
     server.run::<()>("CONFIG SET requirepass sesame");
     assert!(works(&store).await);
 }
@@ -274,7 +274,7 @@ async fn with_a_wrong_password_in_a_pool() {
     let url = server.url().replace("//", "//:sesame@");
     let manager = bb8_redis::RedisConnectionManager::new(url).unwrap();
     let store = RedisStore::from(bb8::Pool::builder().build(manager).await.unwrap());
-    assert_eq!(fails(&store).await, StoreErrorKind::Refused);
+    assert_eq!(fails(&store).await, StoreErrorKind::AccessDenied);
     server.run::<()>("CONFIG SET requirepass sesame");
     assert!(works(&store).await);
 }
@@ -299,7 +299,7 @@ async fn without_the_rights_it_needs() {
     server.run::<()>("ACL SETUSER limiter on >sesame resetkeys ~other:* +@all");
     let url = server.url().replace("//", "//limiter:sesame@");
     let store = RedisStore::connect(url.as_str()).await.unwrap();
-    assert_eq!(fails(&store).await, StoreErrorKind::Refused);
+    assert_eq!(fails(&store).await, StoreErrorKind::AccessDenied);
     server.run::<()>("ACL SETUSER limiter ~sluicegate:*");
     assert!(works(&store).await);
 }

@@ -18,7 +18,7 @@ use super::{
     setup::Setup,
     site::Site,
     table::Row,
-    traffic::{DEADLINE, Traffic},
+    traffic::{TIMEOUT, Traffic},
 };
 
 /// Longer than a connection may owe an answer before it is given up.
@@ -79,7 +79,7 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     let too_many_of = format!("{too_many} too many of {whose}");
     // A task is late when its timer fires late, and again when it is polled late; and the thread that polls it may be held up
     // while all who measure are in another.
-    let allowed_wait = DEADLINE + 3 * tally.worst_lateness + Duration::from_millis(150);
+    let allowed_wait = TIMEOUT + 3 * tally.worst_lateness + Duration::from_millis(150);
     let undecided = tally.local + tally.errors.values().sum::<u64>();
     let complaints = [
         (crashed > 0 || panics() > before, "panicked"),

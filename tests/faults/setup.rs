@@ -63,7 +63,7 @@ impl Setup {
     /// A limiter over this server, and the pool if there is one.
     pub(crate) async fn limiter(self, url: &str) -> (Limiter, Option<Pool>) {
         let (store, pool) = match self.kind {
-            Kind::Url => (RedisStore::lazy(url).unwrap(), None),
+            Kind::Url => (RedisStore::connect_lazy(url).unwrap(), None),
             Kind::Pool => {
                 let pool = pool(url, SLOTS).await;
                 (pool.clone().into(), Some(pool))

@@ -23,7 +23,7 @@ fn charge() -> [Charge; 1] {
 
 async fn admissions(url: &str, requests: usize) -> usize {
     let store = RedisStore::connect(url).await.unwrap();
-    let limiter = Limiter::new(store).deadline(Duration::from_secs(10));
+    let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
     let mut admitted = 0;
     for _ in 0..requests {
         admitted += usize::from(limiter.check(charge()).await.unwrap().is_allowed());
@@ -92,8 +92,8 @@ async fn a_client_with_a_clock_of_its_own() {
 async fn nothing_that_is_sent_depends_on_a_client_s_clock() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
-    let limiter =
-        Limiter::new(RedisStore::lazy(url.as_str()).unwrap()).deadline(Duration::from_secs(10));
+    let limiter = Limiter::new(RedisStore::connect_lazy(url.as_str()).unwrap())
+        .timeout(Duration::from_secs(10));
     let asking = tokio::spawn(async move {
         for _ in 0..2 {
             let _ = limiter.check(charge()).await;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use super::traffic::DEADLINE;
+use super::traffic::TIMEOUT;
 
 pub(crate) struct Row {
     pub(crate) setup: String,
@@ -77,12 +77,12 @@ pub(crate) fn judge(rows: &[Row]) {
     }
     let most = |figure: fn(&Row) -> u128| rows.iter().map(figure).max().unwrap_or(0);
     println!(
-        "\n{} runs, {} requests. Worst wait beyond the deadline and the runtime's own lateness: {} ms. Slowest recovery: {} ms.",
+        "\n{} runs, {} requests. Worst wait beyond the timeout and the runtime's own lateness: {} ms. Slowest recovery: {} ms.",
         rows.len(),
         rows.iter().map(|row| row.requests).sum::<u64>(),
         most(|row| row
             .worst_wait
-            .saturating_sub(DEADLINE + row.worst_lateness)
+            .saturating_sub(TIMEOUT + row.worst_lateness)
             .as_millis()),
         most(|row| row.recovery.unwrap_or(Duration::MAX).as_millis()),
     );

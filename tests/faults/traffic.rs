@@ -14,7 +14,7 @@ use tokio::{runtime::Handle, task::JoinHandle};
 
 use super::tally::Tally;
 
-pub(crate) const DEADLINE: Duration = Duration::from_millis(100);
+pub(crate) const TIMEOUT: Duration = Duration::from_millis(100);
 
 const TASKS: usize = 32;
 const KEYS: usize = 8;
@@ -50,7 +50,7 @@ impl Traffic {
             )
         });
         Self {
-            limiter: limiter.deadline(DEADLINE),
+            limiter: limiter.timeout(TIMEOUT),
             tally: Arc::default(),
             is_over: Arc::default(),
             policies: small.chain([policy("daily".into(), DAILY)]).collect(),
@@ -79,13 +79,13 @@ impl Traffic {
         asking.chain([measuring]).collect()
     }
 
-    /// As many requests at once, each in a task of its own; among them some that wait for their deadline and nothing else.
+    /// As many requests at once, each in a task of its own; among them some that wait for their timeout and nothing else.
     pub(crate) fn crowd(&self, runtime: &Handle, tasks: usize) -> Vec<JoinHandle<()>> {
         let spawn = |task: usize| {
             let this = self.clone();
             runtime.spawn(async move {
                 match task % 20 {
-                    0 => this.measure(DEADLINE).await,
+                    0 => this.measure(TIMEOUT).await,
                     _ => this.ask(task).await,
                 }
             })

@@ -110,7 +110,7 @@ pub(crate) fn script_reply(data: &[u8]) {
         let settlement = Settlement::new(decision.usage(), costs);
         let _ = settlement.map(|settlement| block_on(store.settle(&settlement)));
     }
-    let _ = block_on(store.check_many([check.clone(), check]));
+    let _ = block_on(store.check_batch([check.clone(), check]));
 }
 
 fn check(choice: u8) -> Check {

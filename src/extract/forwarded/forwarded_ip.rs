@@ -97,7 +97,7 @@ impl ForwardedIp {
     ///
     /// When `bits` is below 32 or above 128.
     #[must_use]
-    pub const fn width(mut self, bits: u8) -> Self {
+    pub const fn ipv6_prefix(mut self, bits: u8) -> Self {
         self.width = ip::checked_width(bits);
         self
     }

@@ -96,7 +96,7 @@
 //! | a direct connection, past the proxy | with networks, the header is ignored; with a count, close the way |
 //! | an account of one's own at the same CDN, pointed at your service | *not met here*: its networks are the trusted ones. Let the CDN authenticate itself (mTLS, a secret header that you check further out) |
 //! | an address that a vendor gave back | no networks are built in |
-//! | a new IPv6 address for each request | IPv6 counts by network: [`width`](ForwardedIp::width) |
+//! | a new IPv6 address for each request | IPv6 counts by network: [`ipv6_prefix`](ForwardedIp::ipv6_prefix) |
 //! | one IPv4 address, plain and mapped into IPv6 | one form, made before networks are compared |
 //! | ports, zones, upper case, other ways to write zeros | parsed, and written in one form |
 //! | thousands of entries | at most 64 entries and 4 KiB are read, from the right |
@@ -112,8 +112,8 @@
 //! let ip = ForwardedIp::x_forwarded_for(TrustedProxies::count_including_peer(1));
 //! let layer = RateLimitLayer::new(MemoryStore::new())
 //!     .limit(Policy::parse("ip-64", "100/1m")?, ip.clone())
-//!     .limit(Policy::parse("ip-56", "400/1m")?, ip.clone().width(56))
-//!     .limit(Policy::parse("ip-48", "1600/1m")?, ip.width(48));
+//!     .limit(Policy::parse("ip-56", "400/1m")?, ip.clone().ipv6_prefix(56))
+//!     .limit(Policy::parse("ip-48", "1600/1m")?, ip.ipv6_prefix(48));
 //! # assert!(format!("{layer:?}").contains("ip-48"));
 //! # Ok::<(), sluicegate::PolicyError>(())
 //! ```

@@ -25,7 +25,7 @@ use crate::{
     error::StoreError,
     key::Key,
     policy::Policy,
-    store::{Answer, Store},
+    store::{Store, StoreFuture},
 };
 
 mod clock;
@@ -231,24 +231,26 @@ fn room<'a, T: Clone + Default>(
 }
 
 impl Store for MemoryStore {
-    fn check(&self, check: &Check) -> Answer<Decision> {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
         let inner = &self.inner;
-        Answer::ready(inner.with_tokens(check, |tokens, counts| inner.check(check, tokens, counts)))
+        StoreFuture::ready(
+            inner.with_tokens(check, |tokens, counts| inner.check(check, tokens, counts)),
+        )
     }
 
-    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         let inner = &self.inner;
-        Answer::ready(inner.with_tokens(settlement.check(), |tokens, counts| {
+        StoreFuture::ready(inner.with_tokens(settlement.check(), |tokens, counts| {
             inner.settle(settlement, tokens, counts)
         }))
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         let token = self.inner.tokens.token(policy, key);
         Locked::new(&self.inner.shards, &[token])
             .shard(token)
             .remove(token);
-        Answer::ready(Ok(()))
+        StoreFuture::ready(Ok(()))
     }
 }
 

@@ -36,9 +36,9 @@ impl RedisStore {
     /// # Errors
     ///
     /// When the URL makes no sense, or when the server cannot be reached, refuses the user or cannot work, after one second
-    /// at most. Use [`lazy`](Self::lazy) where the service must start without it.
+    /// at most. Use [`lazy`](Self::connect_lazy) where the service must start without it.
     pub async fn connect(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
-        greeted(Self::lazy(server)?).await
+        greeted(Self::connect_lazy(server)?).await
     }
 
     /// Like [`connect`](Self::connect), but does not wait for the server: the first check connects.
@@ -46,7 +46,7 @@ impl RedisStore {
     /// # Errors
     ///
     /// When the URL makes no sense.
-    pub fn lazy(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
+    pub fn connect_lazy(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
         let client = client(server).map_err(|_| bad_url())?;
         Ok(Self::keeping(Source::Client(client.into())))
     }
@@ -76,7 +76,7 @@ impl RedisStore {
         sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
         primary: impl Into<Primary>,
     ) -> Result<Self, StoreError> {
-        greeted(Self::lazy_sentinel(sentinels, primary)?).await
+        greeted(Self::connect_lazy_sentinel(sentinels, primary)?).await
     }
 
     /// Like [`sentinel`](Self::sentinel), but does not wait for anybody: the first check asks and connects.
@@ -85,7 +85,7 @@ impl RedisStore {
     ///
     /// When there are no sentinels, or a URL makes no sense.
     #[cfg(feature = "sentinel")]
-    pub fn lazy_sentinel(
+    pub fn connect_lazy_sentinel(
         sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
         primary: impl Into<Primary>,
     ) -> Result<Self, StoreError> {
@@ -109,7 +109,7 @@ impl RedisStore {
     /// # Errors
     ///
     /// When a URL makes no sense or there is none; when no node can be reached, or none of them is of a cluster, after one
-    /// second at most. Use [`lazy_cluster`](Self::lazy_cluster) where the service must start without it.
+    /// second at most. Use [`connect_lazy_cluster`](Self::connect_lazy_cluster) where the service must start without it.
     #[cfg(feature = "cluster")]
     pub async fn cluster<T: IntoConnectionInfo>(
         nodes: impl IntoIterator<Item = T>,
@@ -128,7 +128,7 @@ impl RedisStore {
     ///
     /// When a URL makes no sense, or there is none.
     #[cfg(feature = "cluster")]
-    pub fn lazy_cluster<T: IntoConnectionInfo>(
+    pub fn connect_lazy_cluster<T: IntoConnectionInfo>(
         nodes: impl IntoIterator<Item = T>,
     ) -> Result<Self, StoreError> {
         Ok(Self::over(Link::Cluster(cluster_of(nodes)?)))
@@ -137,7 +137,7 @@ impl RedisStore {
     /// Uses a connection whose own business it is to heal.
     ///
     /// A bare `MultiplexedConnection` does not: after its server was gone once, every check fails until the process is
-    /// started again. Give the store a URL or a `Client` instead. Timeouts are the connection's, and the limiter's deadline. For a
+    /// started again. Give the store a URL or a `Client` instead. Timeouts are the connection's, and the limiter's timeout. For a
     /// cluster connection use `From`: it may not be sent keys of several slots in one call.
     pub fn from_connection(
         connection: impl ConnectionLike + Clone + Send + Sync + 'static,
@@ -175,7 +175,7 @@ fn client(server: impl IntoConnectionInfo) -> RedisResult<Client> {
 }
 
 fn bad_url() -> StoreError {
-    StoreError::new(StoreErrorKind::Refused, BAD_URL)
+    StoreError::new(StoreErrorKind::AccessDenied, BAD_URL)
 }
 
 async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {

@@ -67,7 +67,7 @@ fn is_of_proxy(error: &RedisError) -> bool {
 }
 
 fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
-    use StoreErrorKind::{Protocol, Refused, Unavailable};
+    use StoreErrorKind::{AccessDenied, Protocol, Unavailable};
     match code {
         "LOADING" => (Unavailable, "the Redis server is loading its data"),
         "BUSY" => (Unavailable, "the Redis server is busy running a script"),
@@ -88,8 +88,14 @@ fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
         "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" => {
             (Unavailable, "the Redis cluster cannot serve this slot now")
         }
-        "NOAUTH" | "WRONGPASS" => (Refused, "the Redis server wants another user or password"),
-        "NOPERM" => (Refused, "the Redis user lacks rights that this store needs"),
+        "NOAUTH" | "WRONGPASS" => (
+            AccessDenied,
+            "the Redis server wants another user or password",
+        ),
+        "NOPERM" => (
+            AccessDenied,
+            "the Redis user lacks rights that this store needs",
+        ),
         "CROSSSLOT" => (
             Protocol,
             "the keys of one call are in different slots of the Redis cluster",
@@ -98,31 +104,32 @@ fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
             Protocol,
             "a key holds a value of another type, not written by this crate",
         ),
-        "NOCLUSTER" => (Refused, "the Redis server is not of a cluster"),
+        "NOCLUSTER" => (AccessDenied, "the Redis server is not of a cluster"),
         "NOSCRIPT" => (Protocol, "the Redis server does not keep the script"),
         _ => (Protocol, "the Redis server answered with an error"),
     }
 }
 
 fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
-    use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
+    use StoreErrorKind::{AccessDenied, Protocol, Timeout, Unavailable};
     #[cfg(feature = "tls")]
     if let Some(message) = super::tls::refusal(error) {
-        return (Refused, message);
+        return (AccessDenied, message);
     }
     match error.kind() {
-        ErrorKind::AuthenticationFailed => {
-            (Refused, "the Redis server refuses this user or password")
-        }
+        ErrorKind::AuthenticationFailed => (
+            AccessDenied,
+            "the Redis server refuses this user or password",
+        ),
         ErrorKind::InvalidClientConfig => (
-            Refused,
+            AccessDenied,
             "the Redis URL makes no sense, or needs a feature of the redis crate",
         ),
         ErrorKind::MasterNameNotFoundBySentinel => (
-            Refused,
+            AccessDenied,
             "no Redis Sentinel asked knows a primary of this name",
         ),
-        ErrorKind::RESP3NotSupported => (Refused, "the Redis server does not speak RESP3"),
+        ErrorKind::RESP3NotSupported => (AccessDenied, "the Redis server does not speak RESP3"),
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
             (Protocol, "the Redis server's answer makes no sense")
         }
@@ -150,7 +157,7 @@ mod tests {
 
     #[test]
     fn error_replies_are_told_apart_by_their_code() {
-        use StoreErrorKind::{Protocol, Refused, Unavailable};
+        use StoreErrorKind::{AccessDenied, Protocol, Unavailable};
         for (reply, kind) in [
             (
                 "LOADING Redis is loading the dataset in memory",
@@ -169,16 +176,19 @@ mod tests {
             ("MASTERDOWN Link with MASTER is down", Unavailable),
             ("NOREPLICAS Not enough good replicas to write", Unavailable),
             ("CLUSTERDOWN Hash slot not served", Unavailable),
-            ("NOAUTH Authentication required", Refused),
-            ("WRONGPASS invalid username-password pair", Refused),
-            ("NOPERM No permissions to access the key alice", Refused),
+            ("NOAUTH Authentication required", AccessDenied),
+            ("WRONGPASS invalid username-password pair", AccessDenied),
+            (
+                "NOPERM No permissions to access the key alice",
+                AccessDenied,
+            ),
             (
                 "ERR The user executing the script can't run this command or subcommand script: alice",
-                Refused,
+                AccessDenied,
             ),
             (
                 "ERR ACL failure in script: User alice has no permissions to run the 'get' command",
-                Refused,
+                AccessDenied,
             ),
             (
                 "WRONGTYPE Operation against a key holding the wrong kind of value",
@@ -193,7 +203,10 @@ mod tests {
                 Protocol,
             ),
             ("WHATEVER alice", Protocol),
-            ("ERR This instance has cluster support disabled", Refused),
+            (
+                "ERR This instance has cluster support disabled",
+                AccessDenied,
+            ),
             ("ERR Connection timed out", Unavailable),
             (
                 "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -OOM command not allowed",

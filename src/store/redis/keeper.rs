@@ -35,7 +35,7 @@ pub(super) enum Source {
 /// One connection that callers share.
 ///
 /// A caller who finds it lost starts one attempt to replace it, which all others wait for: it runs in a task of its own, so
-/// that it outlives callers who leave at their deadline. No command is ever sent twice.
+/// that it outlives callers who leave at their timeout. No command is ever sent twice.
 pub(super) struct Keeper {
     source: Source,
     latest: Mutex<Attempt>,
@@ -192,7 +192,7 @@ impl Attempt {
 
 impl Source {
     async fn connect(&self) -> Result<MultiplexedConnection, RedisError> {
-        // No timeout for answers: the limiter's deadline and `Pulse` see to that, without a timer for each command.
+        // No timeout for answers: the limiter's timeout and `Pulse` see to that, without a timer for each command.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(None)

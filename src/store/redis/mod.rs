@@ -7,15 +7,15 @@
 //! use sluicegate::{Charge, FailurePolicy, Key, Limiter, Policy, RedisStore};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-//! let store = RedisStore::lazy("redis://127.0.0.1:1/")?.prefix("shop").secret("from your configuration");
+//! let store = RedisStore::connect_lazy("redis://127.0.0.1:1/")?.prefix("shop").secret("from your configuration");
 //! let limiter = Limiter::new(store);
 //! let policy = Policy::parse("api", "10/1s,120/1m")?;
 //! let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
 //!
 //! // Nobody listens at port 1, so the failure policy decides, at once.
 //! assert!(limiter.check(charge()).await.is_err());
-//! assert!(limiter.admits(charge()).await);
-//! assert!(!limiter.on_failure(FailurePolicy::Closed).admits(charge()).await);
+//! assert!(limiter.try_acquire(charge()).await);
+//! assert!(!limiter.on_failure(FailurePolicy::Closed).try_acquire(charge()).await);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # }).unwrap();
 //! # Ok::<(), std::io::Error>(())
@@ -63,7 +63,7 @@
 //! # }
 //! ```
 //!
-//! A server that cannot be trusted, or is not who the URL says, is [`Refused`](crate::StoreErrorKind::Refused): by `connect`
+//! A server that cannot be trusted, or is not who the URL says, is [`Refused`](crate::StoreErrorKind::AccessDenied): by `connect`
 //! when the service starts, and by each check of a store that was made lazily. A server that speaks no TLS at that port just
 //! does not answer.
 //!
@@ -141,7 +141,7 @@
 //! ```
 //!
 //! Where no check charges more than one identity, `hash_tag: "{}"` spreads identities over the servers, whatever the prefix.
-//! Let the limiter [ask for every request](crate::Limiter::probe_every), since one of the servers may be away and the others not.
+//! Let the limiter [ask for every request](crate::Limiter::probe_interval), since one of the servers may be away and the others not.
 //!
 //! A URL or a `Client` works as it is. A pool or a manager must be told to keep silent, because the proxy hangs up on commands that it
 //! does not know: [`RedisConnectionInfo::set_skip_set_lib_name`](redis::RedisConnectionInfo::set_skip_set_lib_name). Users, databases
@@ -157,7 +157,7 @@ use crate::{
     error::StoreError,
     key::Key,
     policy::Policy,
-    store::{Answer, Store},
+    store::{Store, StoreFuture},
 };
 
 #[cfg(feature = "cluster")]
@@ -240,31 +240,31 @@ impl RedisStore {
     /// one slot.
     ///
     /// An error is one for all: what has been decided before it stays charged.
-    pub fn check_many(&self, checks: impl Into<Vec<Check>>) -> Answer<Vec<Decision>> {
+    pub fn check_batch(&self, checks: impl Into<Vec<Check>>) -> StoreFuture<Vec<Decision>> {
         let checks = checks.into();
         #[cfg(feature = "cluster")]
-        if let Some(answer) = self.check_many_apart(&checks) {
+        if let Some(answer) = self.check_batch_apart(&checks) {
             return answer;
         }
-        self.check_many_at_once(checks)
+        self.check_batch_at_once(checks)
     }
 
-    fn check_many_at_once(&self, checks: Vec<Check>) -> Answer<Vec<Decision>> {
+    fn check_batch_at_once(&self, checks: Vec<Check>) -> StoreFuture<Vec<Decision>> {
         let call = script::check_call(&self.names, self.now_ms(), &checks);
         let link = self.link.clone();
-        Answer::pending(async move { script::decisions(&checks, &run(&link, &call).await?) })
+        StoreFuture::pending(async move { script::decisions(&checks, &run(&link, &call).await?) })
     }
 
-    fn check_at_once(&self, check: &Check) -> Answer<Decision> {
+    fn check_at_once(&self, check: &Check) -> StoreFuture<Decision> {
         let call = script::check_call(&self.names, self.now_ms(), [check]);
         let (link, check) = (self.link.clone(), check.clone());
-        Answer::pending(async move { script::decision(&check, &run(&link, &call).await?) })
+        StoreFuture::pending(async move { script::decision(&check, &run(&link, &call).await?) })
     }
 
-    fn settle_at_once(&self, settlement: &Settlement) -> Answer<Usage> {
+    fn settle_at_once(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         let call = script::settle_call(&self.names, self.now_ms(), settlement);
         let (link, settlement) = (self.link.clone(), settlement.clone());
-        Answer::pending(async move { script::usage(&settlement, &run(&link, &call).await?) })
+        StoreFuture::pending(async move { script::usage(&settlement, &run(&link, &call).await?) })
     }
 
     #[cfg(feature = "test-util")]
@@ -297,7 +297,7 @@ fn is_unknown_script(error: &RedisError) -> bool {
 }
 
 impl Store for RedisStore {
-    fn check(&self, check: &Check) -> Answer<Decision> {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
         #[cfg(feature = "cluster")]
         if let Some(answer) = self.check_apart(check) {
             return answer;
@@ -305,7 +305,7 @@ impl Store for RedisStore {
         self.check_at_once(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> Answer<Usage> {
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         #[cfg(feature = "cluster")]
         if let Some(answer) = self.settle_apart(settlement) {
             return answer;
@@ -313,15 +313,15 @@ impl Store for RedisStore {
         self.settle_at_once(settlement)
     }
 
-    fn fails_as_one(&self) -> bool {
+    fn single_failure_domain(&self) -> bool {
         !self.link.is_cluster()
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> Answer<()> {
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         let link = self.link.clone();
         let mut delete = redis::cmd("DEL");
         delete.arg(self.names.name(policy.name(), key));
-        Answer::pending(async move {
+        StoreFuture::pending(async move {
             link.send(&delete)
                 .await
                 .map(drop)

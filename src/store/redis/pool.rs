@@ -95,7 +95,7 @@ impl Pool {
         self.heal(slot).await
     }
 
-    /// Puts a new connection into the slot, in a task of its own: it outlives a caller who leaves at the deadline.
+    /// Puts a new connection into the slot, in a task of its own: it outlives a caller who leaves at the timeout.
     async fn heal(self: &Arc<Self>, mut slot: Slot) -> Result<MultiplexedConnection, RedisError> {
         let this = Arc::clone(self);
         let healing = tokio::spawn(async move {

@@ -11,7 +11,7 @@ use tokio::task::yield_now;
 
 use super::error::code;
 
-/// A connection that owes an answer for so long is given up. Callers leave at their own deadline and never see a timeout of
+/// A connection that owes an answer for so long is given up. Callers leave at their own timeout and never see a timeout of
 /// the connection's, so somebody has to count for them.
 pub(super) const MUTE: Duration = Duration::from_millis(500);
 

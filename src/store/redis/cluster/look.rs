@@ -35,7 +35,7 @@ impl Cluster {
     }
 
     /// The look that is under way or was taken just now; else a new one, in a task of its own: it outlives callers who leave
-    /// at their deadline.
+    /// at their timeout.
     fn latest_look(self: &Arc<Self>) -> watch::Receiver<Option<Result<(), RedisError>>> {
         let mut latest = self.look.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(look) = &*latest

@@ -21,7 +21,7 @@ use crate::{
     charge::{Check, Settlement},
     decision::{Decision, RuleUsage, Usage},
     error::{StoreError, StoreErrorKind},
-    store::{Answer, redis::RedisStore},
+    store::{StoreFuture, redis::RedisStore},
 };
 
 /// How long the call for one slot may take. Twice that is how long a part can stay charged that has to be settled back.
@@ -39,10 +39,13 @@ type Slots = Vec<(Slot, Vec<usize>)>;
 
 /// Each answers `None` where one call will do.
 impl RedisStore {
-    pub(in crate::store::redis) fn check_apart(&self, check: &Check) -> Option<Answer<Decision>> {
+    pub(in crate::store::redis) fn check_apart(
+        &self,
+        check: &Check,
+    ) -> Option<StoreFuture<Decision>> {
         let (store, slots) = (self.clone(), self.several_slots(check)?);
         let decision = decide(store, check.clone(), slots);
-        Some(Answer::pending(async {
+        Some(StoreFuture::pending(async {
             // A caller who leaves takes nothing along.
             tokio::spawn(decision)
                 .await
@@ -53,10 +56,10 @@ impl RedisStore {
     pub(in crate::store::redis) fn settle_apart(
         &self,
         settlement: &Settlement,
-    ) -> Option<Answer<Usage>> {
+    ) -> Option<StoreFuture<Usage>> {
         let slots = self.several_slots(settlement.check())?;
         let (store, settlement) = (self.clone(), settlement.clone());
-        Some(Answer::pending(async move {
+        Some(StoreFuture::pending(async move {
             let parts = slots.iter().map(|(_, charges)| settlement.pick(charges));
             let answers = parts.map(|part| store.settle_at_once(&part)).collect();
             let usages = together(answers).await.into_iter();
@@ -66,10 +69,10 @@ impl RedisStore {
         }))
     }
 
-    pub(in crate::store::redis) fn check_many_apart(
+    pub(in crate::store::redis) fn check_batch_apart(
         &self,
         checks: &[Check],
-    ) -> Option<Answer<Vec<Decision>>> {
+    ) -> Option<StoreFuture<Vec<Decision>>> {
         if !self.link.is_cluster() {
             return None;
         }
@@ -83,17 +86,17 @@ impl RedisStore {
                     .push(index),
                 Some(answer) => {
                     let answer = async { Ok(vec![answer.await?]) };
-                    calls.push((vec![index], Answer::pending(answer)));
+                    calls.push((vec![index], StoreFuture::pending(answer)));
                 }
             }
         }
         for indices in at_once.into_values() {
             let checks = indices.iter().map(|index| checks[*index].clone());
-            let answer = self.check_many_at_once(checks.collect());
+            let answer = self.check_batch_at_once(checks.collect());
             calls.push((indices, answer));
         }
         let mut decisions = vec![None; checks.len()];
-        Some(Answer::pending(async move {
+        Some(StoreFuture::pending(async move {
             let (indices, answers): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
             for (indices, answer) in indices.into_iter().zip(together(answers).await) {
                 for (index, decision) in indices.into_iter().zip(answer?) {
@@ -158,7 +161,7 @@ async fn decide(store: RedisStore, check: Check, slots: Slots) -> Result<Decisio
 }
 
 /// Begins all at once. Each goes on by itself when nobody waits any more, until [`PATIENCE`] ends.
-fn begin(parts: impl Iterator<Item = Answer<Decision>>) -> Answers {
+fn begin(parts: impl Iterator<Item = StoreFuture<Decision>>) -> Answers {
     let (sender, answers) = mpsc::unbounded_channel();
     for (index, part) in parts.enumerate() {
         let sender = sender.clone();
@@ -204,18 +207,21 @@ async fn give_back_the_late(store: RedisStore, mut answers: Answers) {
 }
 
 /// Settles a part to 0 if it was admitted. Answers its usage.
-fn give_back(store: &RedisStore, part: &Option<Result<Decision, StoreError>>) -> Answer<Usage> {
+fn give_back(
+    store: &RedisStore,
+    part: &Option<Result<Decision, StoreError>>,
+) -> StoreFuture<Usage> {
     match part {
         Some(Ok(Decision::Allowed(usage))) => {
             let costs = usage.policies().map(|_| 0);
             match Settlement::new(usage, costs) {
                 Ok(settlement) => store.settle_at_once(&settlement),
-                Err(error) => Answer::ready(Err(error)),
+                Err(error) => StoreFuture::ready(Err(error)),
             }
         }
-        Some(Ok(Decision::Denied(denial))) => Answer::ready(Ok(denial.usage().clone())),
-        Some(Err(error)) => Answer::ready(Err(error.clone())),
-        None => Answer::ready(Err(too_late())),
+        Some(Ok(Decision::Denied(denial))) => StoreFuture::ready(Ok(denial.usage().clone())),
+        Some(Err(error)) => StoreFuture::ready(Err(error.clone())),
+        None => StoreFuture::ready(Err(too_late())),
     }
 }
 
@@ -232,7 +238,7 @@ fn in_order(check: &Check, slots: &Slots, usages: &[Usage]) -> Vec<RuleUsage> {
 
 /// Begins all at once, and waits for all. Each goes on by itself when nobody waits any more, until [`PATIENCE`] ends.
 fn together<T: Send + 'static>(
-    answers: Vec<Answer<T>>,
+    answers: Vec<StoreFuture<T>>,
 ) -> impl Future<Output = Vec<Result<T, StoreError>>> {
     let answers = answers.into_iter();
     let tasks: Vec<_> = answers

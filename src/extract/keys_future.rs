@@ -6,14 +6,14 @@ use super::{IntoKeys, Keys};
 use crate::error::ExtractError;
 
 /// The future of an [`AsyncKeyExtractor`]'s answer.
-pub type LookUp = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + Send>>;
+pub type KeysFuture = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + Send>>;
 
 /// Looks up who is to be charged, where the head of the request alone does not say it.
 ///
 /// Closures `Fn(&Parts) -> F` are such extractors, where the future's output is anything that a
 /// [`KeyExtractor`](super::KeyExtractor) closure may answer. The future owns what it needs: copy it from the head.
 ///
-/// Look-ups of one layer run one after the other, after all extractors that answer at once, and under a deadline that is as
+/// Look-ups of one layer run one after the other, after all extractors that answer at once, and under a timeout that is as
 /// long as the store's: one that takes longer ends as a store that cannot decide does. The store then has its own time. One
 /// that has failed answers [`ExtractError::unavailable`].
 ///
@@ -33,13 +33,13 @@ pub type LookUp = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + Send
 /// };
 /// # let head = http::Request::get("/compiler").body(()).unwrap().into_parts().0;
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
-/// assert_eq!(owner.look_up(&head).await, Ok(Key::new("user", "alice").into()));
+/// assert_eq!(owner.extract(&head).await, Ok(Key::new("user", "alice").into()));
 /// # });
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait AsyncKeyExtractor: Send + Sync + 'static {
     /// Looks up the keys of a request.
-    fn look_up(&self, head: &Parts) -> LookUp;
+    fn extract(&self, head: &Parts) -> KeysFuture;
 }
 
 impl<F, Fut> AsyncKeyExtractor for F
@@ -47,7 +47,7 @@ where
     F: Fn(&Parts) -> Fut + Send + Sync + 'static,
     Fut: Future<Output: IntoKeys> + Send + 'static,
 {
-    fn look_up(&self, head: &Parts) -> LookUp {
+    fn extract(&self, head: &Parts) -> KeysFuture {
         let answer = self(head);
         Box::pin(async { answer.await.into_keys() })
     }

@@ -1,4 +1,4 @@
-//! The one deadline around all that a call waits for.
+//! The one timeout around all that a call waits for.
 
 use std::{
     future::poll_fn,
@@ -12,33 +12,33 @@ use tokio::time::{Instant, Sleep, timeout_at};
 
 use crate::{
     error::{StoreError, StoreErrorKind},
-    store::Answer,
+    store::StoreFuture,
 };
 
 pin_project! {
-    /// An answer, or [`Timeout`](StoreErrorKind::Timeout) when the deadline comes first.
+    /// An answer, or [`Timeout`](StoreErrorKind::Timeout) when the timeout comes first.
     ///
     /// The timer is made when the answer is first waited for, so that an answer that is known at once costs none.
     #[derive(Debug)]
-    pub(crate) struct WithinDeadline<T> {
-        answer: Answer<T>,
-        deadline: Duration,
+    pub(crate) struct WithTimeout<T> {
+        answer: StoreFuture<T>,
+        timeout: Duration,
         #[pin]
         sleep: Option<Sleep>,
     }
 }
 
-impl<T> WithinDeadline<T> {
-    pub(super) const fn new(answer: Answer<T>, deadline: Duration) -> Self {
+impl<T> WithTimeout<T> {
+    pub(super) const fn new(answer: StoreFuture<T>, timeout: Duration) -> Self {
         Self {
             answer,
-            deadline,
+            timeout,
             sleep: None,
         }
     }
 }
 
-impl<T> Future for WithinDeadline<T> {
+impl<T> Future for WithTimeout<T> {
     type Output = Result<T, StoreError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -47,7 +47,7 @@ impl<T> Future for WithinDeadline<T> {
             return Poll::Ready(result);
         }
         if this.sleep.is_none() {
-            this.sleep.set(Some(tokio::time::sleep(*this.deadline)));
+            this.sleep.set(Some(tokio::time::sleep(*this.timeout)));
         }
         match this.sleep.as_pin_mut().map(|sleep| sleep.poll(cx)) {
             Some(Poll::Ready(())) => Poll::Ready(Err(too_late())),
@@ -66,5 +66,5 @@ pub(crate) async fn by<F: Future + Unpin>(until: Instant, mut future: F) -> Opti
 }
 
 pub(super) const fn too_late() -> StoreError {
-    StoreError::new(StoreErrorKind::Timeout, "no answer within the deadline")
+    StoreError::new(StoreErrorKind::Timeout, "no answer within the timeout")
 }
