@@ -68,12 +68,12 @@
 //! |---|---|---|
 //! | `redis` | yes | [`RedisStore`](store::redis) |
 //! | `bb8` | yes | `RedisStore` over a `bb8_redis` pool |
-//! | `cluster` | | [`RedisStore`](store::redis#on-a-cluster) over a Redis Cluster |
+//! | `cluster` | | [`RedisStore`](store::redis::deployment#cluster) over a Redis Cluster |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
-//! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis#sentinel-and-replication) |
+//! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis::deployment#sentinel-and-replication) |
 //! | `serde` | | [`Rule`], [`Policy`] and [`Policies`] in configuration files |
-//! | `tls` | | `RedisStore` over [`rediss://`](store::redis#tls), by rustls |
+//! | `tls` | | `RedisStore` over [`rediss://`](store::redis::deployment#tls), by rustls |
 //! | `tonic` | | gRPC: [`Grpc`](middleware::Grpc) rejections, and `PeerIp` reads tonic's `TcpConnectInfo` |
 //! | `tracing` | | `TracingObserver`: spans and events of the crate `tracing` |
 //! | `test-util` | | a clock to move by hand |
@@ -83,9 +83,9 @@
 //! - It does not slow requests down, unless it is [told to let them wait](middleware#around-a-client); it refuses them.
 //! - It does not limit how many requests run at once: use tower's `ConcurrencyLimit`.
 //! - On a cluster, the policies of one identity are decided in one atomic step, several identities are not: a request that is
-//!   about to be refused may for one round trip [make another look refused](store::redis#on-a-cluster).
+//!   about to be refused may for one round trip [make another look refused](store::redis::deployment#cluster).
 //! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten. How much that is
-//!   stands [there](store::redis#sentinel-and-replication).
+//!   stands [there](store::redis::deployment#sentinel-and-replication).
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)

@@ -165,6 +165,7 @@ impl Limiter {
         } else {
             Duration::ZERO
         };
+        store.set_timeout(DEFAULT_TIMEOUT);
         Self {
             store: Arc::new(store),
             breaker: Arc::new(Breaker::new(interval)),
@@ -194,6 +195,7 @@ impl Limiter {
             "a timeout of zero leaves no time to decide"
         );
         self.timeout = timeout.min(FOR_EVER);
+        self.store.set_timeout(self.timeout);
         self
     }
 

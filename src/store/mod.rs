@@ -32,6 +32,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use crate::{
@@ -79,6 +80,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn single_failure_domain(&self) -> bool {
         true
     }
+
+    /// Tells how long a limiter waits for this store. Several limiters may share a store. The default does nothing.
+    fn set_timeout(&self, timeout: Duration) {
+        let _ = timeout;
+    }
 }
 
 /// A shared store is a store.
@@ -97,6 +103,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn single_failure_domain(&self) -> bool {
         (**self).single_failure_domain()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        (**self).set_timeout(timeout);
     }
 }
 

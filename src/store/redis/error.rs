@@ -1,15 +1,16 @@
 //! What an error of Redis means to a caller.
 
-use std::io;
+use std::{error::Error, fmt, io};
 
 use redis::{ErrorKind, RedisError};
 
 use crate::error::{StoreError, StoreErrorKind};
 
-/// Tells apart by the code, as far as there is one: texts differ between servers, and may name keys, users and addresses. None
-/// of them is kept.
+/// Tells errors apart by the code, as far as there is one: texts differ between servers, and may name keys, users and
+/// addresses. None of them is kept.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
-    let (kind, message) = match code(error) {
+    let code = code(error);
+    let (kind, message) = match code {
         Some("ERR") if is_of_proxy(error) => (
             StoreErrorKind::Unavailable,
             "the proxy cannot reach its Redis server",
@@ -19,8 +20,49 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
         Some(code) => of_server(code),
         None => of_connection(error),
     };
-    StoreError::new(kind, message)
+    let store_error = StoreError::new(kind, message).with_source(Cause::of(error));
+    match code {
+        Some(code) => store_error.with_code(code),
+        None => store_error,
+    }
 }
+
+/// What redis-rs says of an error, without its texts.
+#[derive(Debug)]
+enum Cause {
+    Io(io::ErrorKind),
+    Redis(ErrorKind),
+}
+
+impl Cause {
+    fn of(error: &RedisError) -> Self {
+        let source = error.source();
+        // redis-rs keeps the cause behind an `Arc`.
+        let io = source.and_then(|source| {
+            let shared = source.downcast_ref::<std::sync::Arc<dyn Error + Send + Sync>>();
+            shared.map_or_else(
+                || source.downcast_ref(),
+                |it| it.downcast_ref::<io::Error>(),
+            )
+        });
+        match io {
+            Some(io) => Self::Io(io.kind()),
+            None => Self::Redis(error.kind()),
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(kind) => kind.fmt(f),
+            Self::Redis(ErrorKind::Server(_)) => f.write_str("error reply of the server"),
+            Self::Redis(kind) => write!(f, "{kind:?}"),
+        }
+    }
+}
+
+impl Error for Cause {}
 
 /// The code of an error reply. Redis 6.2 hides that of an error within a script behind an `ERR`:
 ///
@@ -52,7 +94,7 @@ fn is_no_cluster(error: &RedisError) -> bool {
         .is_some_and(|text| text.contains("cluster support disabled"))
 }
 
-/// twemproxy answers with the system's words for what befell it.
+/// twemproxy answers with the system's text of the error that it met.
 fn is_of_proxy(error: &RedisError) -> bool {
     matches!(
         error.detail(),
@@ -123,7 +165,7 @@ fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
         ),
         ErrorKind::InvalidClientConfig => (
             AccessDenied,
-            "the Redis URL makes no sense, or needs a feature of the redis crate",
+            "the Redis URL is invalid, or needs a feature of the redis crate",
         ),
         ErrorKind::MasterNameNotFoundBySentinel => (
             AccessDenied,
@@ -131,7 +173,7 @@ fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
         ),
         ErrorKind::RESP3NotSupported => (AccessDenied, "the Redis server does not speak RESP3"),
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
-            (Protocol, "the Redis server's answer makes no sense")
+            (Protocol, "the Redis server's reply cannot be read")
         }
         ErrorKind::Io if error.is_timeout() => (Timeout, "the Redis server did not answer in time"),
         ErrorKind::Io if error.is_connection_refusal() => {

@@ -1,0 +1,138 @@
+//! [`Transport`]: where commands go.
+
+use std::{any::Any, fmt, sync::Arc, time::Duration};
+
+use redis::{Cmd, RedisFuture, RedisResult, Value, aio::ConnectionLike};
+
+#[cfg(feature = "cluster")]
+use super::cluster::Cluster;
+use super::connection::{ReconnectingConnection, ReplyTimeout};
+
+/// Where commands go; cheap to clone.
+#[derive(Clone)]
+pub(super) struct Transport {
+    route: Route,
+    timeout: ReplyTimeout,
+}
+
+#[derive(Clone)]
+enum Route {
+    Server(Arc<ReconnectingConnection>),
+    #[cfg(feature = "cluster")]
+    Cluster(Arc<Cluster>),
+    /// A user's own.
+    Custom {
+        connection: Arc<dyn CustomConnection>,
+        is_cluster: bool,
+    },
+}
+
+impl Transport {
+    pub(super) fn server(connection: Arc<ReconnectingConnection>, timeout: ReplyTimeout) -> Self {
+        Self {
+            route: Route::Server(connection),
+            timeout,
+        }
+    }
+
+    #[cfg(feature = "cluster")]
+    pub(super) fn cluster(cluster: Arc<Cluster>, timeout: ReplyTimeout) -> Self {
+        Self {
+            route: Route::Cluster(cluster),
+            timeout,
+        }
+    }
+
+    /// Over a connection that heals by itself, or not at all.
+    pub(super) fn custom(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
+        Self {
+            route: Route::Custom {
+                is_cluster: is_cluster(&connection),
+                connection: Arc::new(connection),
+            },
+            timeout: ReplyTimeout::new(),
+        }
+    }
+
+    /// Whether the keys of one call have to share a slot.
+    pub(super) const fn is_cluster(&self) -> bool {
+        match self.route {
+            Route::Server(_) => false,
+            #[cfg(feature = "cluster")]
+            Route::Cluster(_) => true,
+            Route::Custom { is_cluster, .. } => is_cluster,
+        }
+    }
+
+    /// Whether the node of this slot is known not to answer.
+    #[cfg(feature = "cluster")]
+    pub(super) fn is_unresponsive(&self, slot: redis::cluster_routing::Slot) -> bool {
+        match &self.route {
+            Route::Cluster(cluster) => cluster.is_unresponsive(slot),
+            Route::Server(_) | Route::Custom { .. } => false,
+        }
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout.get()
+    }
+
+    /// Lets a server take at least so long to answer before its connection counts as lost.
+    pub(super) fn raise_timeout(&self, timeout: Duration) {
+        self.timeout.raise(timeout);
+    }
+
+    /// Sends one command, once, to the server of this key, and waits for its reply; an error reply is an error.
+    ///
+    /// Not bounded in time while a server keeps its connection open and says nothing.
+    ///
+    /// Cancellation: what was sent is executed, and its reply dropped.
+    #[cfg_attr(
+        not(feature = "cluster"),
+        expect(unused_variables, reason = "there is one server")
+    )]
+    pub(super) async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
+        match &self.route {
+            Route::Server(connection) => connection.send(cmd).await,
+            // In a box of its own: the largest variant would be the size of all.
+            #[cfg(feature = "cluster")]
+            Route::Cluster(cluster) => Box::pin(cluster.send(cmd, routing_key)).await,
+            Route::Custom { connection, .. } => {
+                connection.send(cmd).await.and_then(Value::extract_error)
+            }
+        }
+    }
+}
+
+#[cfg(feature = "cluster")]
+fn is_cluster(connection: &dyn Any) -> bool {
+    connection.is::<redis::cluster_async::ClusterConnection>()
+}
+
+#[cfg(not(feature = "cluster"))]
+fn is_cluster(_: &dyn Any) -> bool {
+    false
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.route {
+            Route::Server(_) => "Transport::Server",
+            #[cfg(feature = "cluster")]
+            Route::Cluster(_) => "Transport::Cluster",
+            Route::Custom { .. } => "Transport::Custom",
+        })
+    }
+}
+
+/// A user's own connection, its type forgotten.
+trait CustomConnection: Send + Sync {
+    fn send<'a>(&self, cmd: &'a Cmd) -> RedisFuture<'a, Value>;
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> CustomConnection for C {
+    fn send<'a>(&self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        let mut connection = self.clone();
+        Box::pin(async move { connection.req_packed_command(cmd).await })
+    }
+}
