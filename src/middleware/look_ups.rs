@@ -13,7 +13,7 @@ use super::{
     source::Choice,
 };
 use crate::{
-    charge::Charges,
+    check::CheckBuilder,
     error::ExtractError,
     extract::KeysFuture,
     limiter::{Limiter, by},
@@ -24,6 +24,8 @@ pub(super) struct LookUps {
     pending: Vec<Pending>,
     exceptions: Arc<Exceptions>,
     cost: u64,
+    /// Whether the whole layer is a shadow.
+    shadow: bool,
 }
 
 struct Pending {
@@ -48,6 +50,7 @@ impl Plan {
             pending,
             exceptions: self.exceptions.clone(),
             cost,
+            shadow: self.shadow,
         };
         (of(shadows), of(others))
     }
@@ -58,13 +61,14 @@ impl LookUps {
     pub(super) async fn run(
         self,
         limiter: &Limiter,
-        charges: &mut Charges,
+        charges: &mut CheckBuilder,
         until: Instant,
     ) -> Result<(), Rejection> {
         for it in self.pending {
             let found = by(until, it.look_up).await;
             let keys = self.exceptions.charged(found.unwrap_or(Err(TOO_LATE)));
-            let added = keys.and_then(|keys| add(charges, || it.choice, keys, self.cost));
+            let added =
+                keys.and_then(|keys| add(charges, || it.choice, keys, self.cost, self.shadow));
             if let Err(rejection) = added {
                 it.meant.excuse(limiter, rejection, it.meant.is_shadow())?;
             }
