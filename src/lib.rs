@@ -93,8 +93,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod charge;
-#[cfg(feature = "serde")]
-mod config;
 pub mod decision;
 pub mod error;
 pub mod extract;
@@ -107,6 +105,8 @@ pub mod observe;
 pub mod policies;
 pub mod policy;
 pub mod rule;
+#[cfg(feature = "serde")]
+mod serde;
 pub mod store;
 #[cfg(feature = "test-util")]
 pub mod test_util;

@@ -7,10 +7,9 @@ use tokio::time::Instant;
 
 use super::{
     Rejection,
-    exceptions::Exceptions,
+    decide::{AccessLists, Choice},
     plan::{Plan, add},
     shadow::Meant,
-    source::Choice,
 };
 use crate::{
     charge::Charges,
@@ -22,7 +21,7 @@ use crate::{
 /// Look-ups that are to be made for one request.
 pub(super) struct LookUps {
     pending: Vec<Pending>,
-    exceptions: Arc<Exceptions>,
+    access_lists: Arc<AccessLists>,
     cost: u64,
 }
 
@@ -46,7 +45,7 @@ impl Plan {
         let (shadows, others) = pending.partition(|it| it.meant.is_shadow());
         let of = |pending| LookUps {
             pending,
-            exceptions: self.exceptions.clone(),
+            access_lists: self.access_lists.clone(),
             cost,
         };
         (of(shadows), of(others))
@@ -63,7 +62,7 @@ impl LookUps {
     ) -> Result<(), Rejection> {
         for it in self.pending {
             let found = by(until, it.look_up).await;
-            let keys = self.exceptions.charged(found.unwrap_or(Err(TOO_LATE)));
+            let keys = self.access_lists.charged(found.unwrap_or(Err(TOO_LATE)));
             let added = keys.and_then(|keys| add(charges, || it.choice, keys, self.cost));
             if let Err(rejection) = added {
                 it.meant.excuse(limiter, rejection, it.meant.is_shadow())?;
