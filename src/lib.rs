@@ -94,8 +94,6 @@
 
 pub mod charge;
 mod check;
-#[cfg(feature = "serde")]
-mod config;
 pub mod decision;
 pub mod error;
 pub mod extract;
@@ -109,6 +107,8 @@ mod operation;
 pub mod policies;
 pub mod policy;
 pub mod rule;
+#[cfg(feature = "serde")]
+mod serde;
 mod settlement;
 pub mod store;
 #[cfg(feature = "test-util")]

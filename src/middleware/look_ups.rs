@@ -7,10 +7,9 @@ use tokio::time::Instant;
 
 use super::{
     Rejection,
-    exceptions::Exceptions,
+    decide::{AccessLists, Choice},
     plan::{Plan, add},
     shadow::Meant,
-    source::Choice,
 };
 use crate::{
     check::CheckBuilder,
@@ -22,7 +21,7 @@ use crate::{
 /// Look-ups that are to be made for one request.
 pub(super) struct LookUps {
     pending: Vec<Pending>,
-    exceptions: Arc<Exceptions>,
+    access_lists: Arc<AccessLists>,
     cost: u64,
     /// Whether the whole layer is a shadow.
     shadow: bool,
@@ -48,7 +47,7 @@ impl Plan {
         let (shadows, others) = pending.partition(|it| it.meant.is_shadow());
         let of = |pending| LookUps {
             pending,
-            exceptions: self.exceptions.clone(),
+            access_lists: self.access_lists.clone(),
             cost,
             shadow: self.shadow,
         };
@@ -66,7 +65,7 @@ impl LookUps {
     ) -> Result<(), Rejection> {
         for it in self.pending {
             let found = by(until, it.look_up).await;
-            let keys = self.exceptions.charged(found.unwrap_or(Err(TOO_LATE)));
+            let keys = self.access_lists.charged(found.unwrap_or(Err(TOO_LATE)));
             let added =
                 keys.and_then(|keys| add(charges, || it.choice, keys, self.cost, self.shadow));
             if let Err(rejection) = added {

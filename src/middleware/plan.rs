@@ -13,8 +13,11 @@ use http::request::Parts;
 use pin_project_lite::pin_project;
 
 use super::{
-    PolicySelector, Rejection, exceptions::Exceptions, settle::Settle, shadow::Meant,
-    source::Choice,
+    HeaderStyle, PolicySelector, Rejection,
+    decide::{AccessLists, Choice},
+    response::Headers,
+    settle::Settle,
+    shadow::Meant,
 };
 use crate::{
     charge::Charge,
@@ -34,7 +37,7 @@ pub(super) struct Plan {
     pub(super) limits: Vec<(PolicySelector, Arc<dyn KeyExtractor>)>,
     pub(super) look_ups: Vec<(PolicySelector, Arc<dyn AsyncKeyExtractor>)>,
     pub(super) cost: Option<Arc<Cost>>,
-    pub(super) exceptions: Arc<Exceptions>,
+    pub(super) access_lists: Arc<AccessLists>,
     pub(super) settle: Settle,
     pub(super) shadow: bool,
     pub(super) wait: Option<Duration>,
@@ -55,7 +58,7 @@ impl Plan {
             limits: Vec::new(),
             look_ups: Vec::new(),
             cost: None,
-            exceptions: Arc::default(),
+            access_lists: Arc::default(),
             settle: Settle::default(),
             shadow: false,
             wait: None,
@@ -74,9 +77,15 @@ impl Plan {
         fixed.map(|policy| if self.shadow { policy.shadow() } else { policy })
     }
 
+    /// The headers of a style, with all that is known of the policies.
+    pub(super) fn headers(&self, style: HeaderStyle) -> Headers {
+        let all_known = self.sources().all(|source| source.fixed().is_some());
+        style.prepare(self.policies(), all_known)
+    }
+
     /// Finds out who is asking, and asks the store.
     pub(super) fn decide(&self, head: &Parts) -> Deciding {
-        match self.exceptions.skips(head) {
+        match self.access_lists.skips(head) {
             Err(rejection) => {
                 self.limiter.tell_blocked(None, self.shadow);
                 return Deciding::known(Err(rejection));
@@ -98,7 +107,7 @@ impl Plan {
 
     fn charge(&self, charges: &mut CheckBuilder, head: &Parts, cost: u64) -> Result<(), Rejection> {
         for (source, extractor) in &self.limits {
-            let keys = self.exceptions.charged(extractor.extract(head));
+            let keys = self.access_lists.charged(extractor.extract(head));
             let choose = || source.choose(head);
             if let Err(rejection) =
                 keys.and_then(|keys| add(charges, choose, keys, cost, self.shadow))

@@ -16,7 +16,7 @@ pub enum Rejection {
     /// The request does not say who is asking, or that could not be found out and the failure policy is not `Open`.
     MissingKey(ExtractError),
     /// The request, or one of its keys, is on a list of those that are not served at all:
-    /// [`block`](super::RateLimitLayer::block), [`block_keys`](super::RateLimitLayer::block_keys).
+    /// [`block`](crate::RateLimitLayer::block), [`block_keys`](crate::RateLimitLayer::block_keys).
     Blocked,
     /// The store could not decide and the failure policy is `Closed`, or an extractor answered too many keys.
     Undecided(StoreError),

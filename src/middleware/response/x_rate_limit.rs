@@ -1,13 +1,35 @@
 //! `X-RateLimit-*`: what came before the standard, of one rule.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::headers::Reset;
+use super::seconds::seconds;
 use crate::decision::{Decision, RuleUsage, Usage};
 
 pub(super) const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 pub(super) const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 pub(super) const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+
+/// What `X-RateLimit-Reset` counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Reset {
+    Delta,
+    Epoch,
+}
+
+impl Reset {
+    /// Whole seconds, rounded up, as this kind counts them.
+    fn after(self, time: Duration) -> u64 {
+        match self {
+            Self::Delta => seconds(time),
+            Self::Epoch => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH);
+                seconds(now.unwrap_or_default().saturating_add(time))
+            }
+        }
+    }
+}
 
 pub(super) fn insert(headers: &mut HeaderMap, decision: &Decision, reset: Reset) {
     let Some((usage, time)) = (match decision {

@@ -2,10 +2,10 @@ use std::{collections::HashMap, fmt};
 
 use http::{Method, request::Parts};
 
-use super::{PolicySelector, source::Choice};
+use super::policy_selector::{Choice, Choose, PolicySelector};
 use crate::{error::ExtractError, policy::Policy};
 
-/// A policy for each route, by method and path: the first argument of a [`limit`](super::RateLimitLayer::limit).
+/// A policy for each route, by method and path: the first argument of a [`limit`](crate::RateLimitLayer::limit).
 ///
 /// A route is written as its path, or as a method and a path. The path is the *template* that the router has matched, with the
 /// prefixes of all nested routers: `/api/items/{id}`. So one entry holds for all items, and no client chooses among entries
@@ -116,10 +116,6 @@ impl Routes {
         self
     }
 
-    pub(super) fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
-        self.find(&head.method, path(head)).choose(head)
-    }
-
     fn find(&self, method: &Method, path: &str) -> &Route {
         let entries = self.by_path.get(path).map_or(&[][..], Vec::as_slice);
         let of = |method: Option<&Method>| {
@@ -131,10 +127,25 @@ impl Routes {
             .or_else(|| of(None))
             .unwrap_or(&self.default)
     }
+}
 
-    pub(super) fn known(&self) -> impl Iterator<Item = Policy> {
+impl Choose for Routes {
+    fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
+        self.find(&head.method, path(head)).choose(head)
+    }
+
+    fn known(&self) -> Vec<Policy> {
         let entries = self.by_path.values().flatten().map(|(_, route)| route);
-        entries.chain([&self.default]).flat_map(Route::known)
+        entries
+            .chain([&self.default])
+            .flat_map(Route::known)
+            .collect()
+    }
+}
+
+impl From<Routes> for PolicySelector {
+    fn from(routes: Routes) -> Self {
+        Self::chosen(routes)
     }
 }
 

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::headers::seconds;
+use super::seconds::seconds;
 use crate::{
     decision::{Decision, RuleUsage, Usage},
     policy::Policy,

@@ -2,10 +2,7 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::request::Parts;
 
-use super::Routes;
 use crate::{error::ExtractError, policies::PolicyHandle, policy::Policy};
-
-type Choose = dyn Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync;
 
 /// Where a limit's policy comes from.
 ///
@@ -14,7 +11,7 @@ type Choose = dyn Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync;
 /// - a [`Policy`]: the same for all requests;
 /// - a [`PolicyHandle`]: one that can be replaced while the service runs;
 /// - a closure over the head of the request: a policy by caller, for instance by the tier that authentication has found;
-/// - [`Routes`]: a policy by method and path.
+/// - [`Routes`](super::Routes): a policy by method and path.
 ///
 /// A closure answers a `Policy`, an `Option` or a `Result` of one. *No policy never means no limit:* `None` refuses the
 /// request with a 400, as a missing identity does, and so does an error, unless it is
@@ -51,25 +48,36 @@ pub struct PolicySelector {
 enum Source {
     Fixed(Policy),
     Live(PolicyHandle),
-    Chosen(Arc<Choose>),
-    Routed(Arc<Routes>),
+    Chosen(Arc<dyn Choose>),
+}
+
+/// A policy by the head of the request.
+pub(super) trait Choose: fmt::Debug + Send + Sync {
+    fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError>;
+
+    /// All policies that are known before the first request.
+    fn known(&self) -> Vec<Policy>;
 }
 
 /// Under which policy a request is charged, and how many times its cost; `None` when this limit does not apply.
-pub(super) type Choice<'a> = Option<(Cow<'a, Policy>, u64)>;
+pub(in crate::middleware) type Choice<'a> = Option<(Cow<'a, Policy>, u64)>;
 
 impl PolicySelector {
-    pub(super) fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
+    pub(super) fn chosen(chooser: impl Choose + 'static) -> Self {
+        let source = Source::Chosen(Arc::new(chooser));
+        Self { source }
+    }
+
+    pub(in crate::middleware) fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
         match &self.source {
             Source::Fixed(policy) => Ok(once(Cow::Borrowed(policy))),
             Source::Live(policy) => Ok(once(Cow::Owned(policy.load()))),
-            Source::Chosen(choose) => choose(head).map(|policy| once(Cow::Owned(policy))),
-            Source::Routed(routes) => routes.choose(head),
+            Source::Chosen(chooser) => chooser.choose(head),
         }
     }
 
     /// The policy that all requests are charged under.
-    pub(super) const fn fixed(&self) -> Option<&Policy> {
+    pub(in crate::middleware) const fn fixed(&self) -> Option<&Policy> {
         match &self.source {
             Source::Fixed(policy) => Some(policy),
             _ => None,
@@ -77,12 +85,11 @@ impl PolicySelector {
     }
 
     /// All policies that are known before the first request.
-    pub(super) fn known(&self) -> Vec<Policy> {
+    pub(in crate::middleware) fn known(&self) -> Vec<Policy> {
         match &self.source {
             Source::Fixed(policy) => vec![policy.clone()],
             Source::Live(policy) => vec![policy.load()],
-            Source::Chosen(_) => Vec::new(),
-            Source::Routed(routes) => routes.known().collect(),
+            Source::Chosen(chooser) => chooser.known(),
         }
     }
 }
@@ -105,21 +112,34 @@ impl From<PolicyHandle> for PolicySelector {
     }
 }
 
-impl From<Routes> for PolicySelector {
-    fn from(routes: Routes) -> Self {
-        let source = Source::Routed(Arc::new(routes));
-        Self { source }
-    }
-}
-
 impl<F, R> From<F> for PolicySelector
 where
     F: Fn(&Parts) -> R + Send + Sync + 'static,
     R: IntoPolicy,
 {
     fn from(choose: F) -> Self {
-        let source = Source::Chosen(Arc::new(move |head| choose(head).into_policy()));
-        Self { source }
+        Self::chosen(Closure(move |head: &Parts| choose(head).into_policy()))
+    }
+}
+
+struct Closure<F>(F);
+
+impl<F> Choose for Closure<F>
+where
+    F: Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync,
+{
+    fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
+        (self.0)(head).map(|policy| once(Cow::Owned(policy)))
+    }
+
+    fn known(&self) -> Vec<Policy> {
+        Vec::new()
+    }
+}
+
+impl<F> fmt::Debug for Closure<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Closure")
     }
 }
 
@@ -156,8 +176,7 @@ impl fmt::Debug for PolicySelector {
         match &self.source {
             Source::Fixed(policy) => policy.fmt(f),
             Source::Live(policy) => policy.fmt(f),
-            Source::Chosen(_) => f.write_str("Chosen"),
-            Source::Routed(routes) => routes.fmt(f),
+            Source::Chosen(chooser) => chooser.fmt(f),
         }
     }
 }

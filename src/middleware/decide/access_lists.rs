@@ -2,23 +2,22 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use super::Rejection;
-use crate::{error::ExtractError, extract::Keys, key::Key};
+use crate::{error::ExtractError, extract::Keys, key::Key, middleware::Rejection};
 
 type Test<T> = Arc<dyn Fn(&T) -> bool + Send + Sync>;
 
 /// The requests and keys that no limit decides about: those that are let pass, and those that are refused.
 #[derive(Clone, Default)]
-pub(super) struct Exceptions {
-    pub(super) skipped: Vec<Test<Parts>>,
-    pub(super) blocked: Vec<Test<Parts>>,
-    pub(super) skipped_keys: Vec<Test<Key>>,
-    pub(super) blocked_keys: Vec<Test<Key>>,
+pub(in crate::middleware) struct AccessLists {
+    pub(in crate::middleware) skipped: Vec<Test<Parts>>,
+    pub(in crate::middleware) blocked: Vec<Test<Parts>>,
+    pub(in crate::middleware) skipped_keys: Vec<Test<Key>>,
+    pub(in crate::middleware) blocked_keys: Vec<Test<Key>>,
 }
 
-impl Exceptions {
+impl AccessLists {
     /// Whether the request passes at once, without a key, a charge or a header. What is blocked is not skipped.
-    pub(super) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
+    pub(in crate::middleware) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
         if any(&self.blocked, head) {
             return Err(Rejection::Blocked);
         }
@@ -27,7 +26,10 @@ impl Exceptions {
 
     /// The keys that are to be charged. Inlined, since keys are large to hand over and seldom filtered.
     #[inline]
-    pub(super) fn charged(&self, keys: Result<Keys, ExtractError>) -> Result<Keys, Rejection> {
+    pub(in crate::middleware) fn charged(
+        &self,
+        keys: Result<Keys, ExtractError>,
+    ) -> Result<Keys, Rejection> {
         let keys = keys?;
         if self.skipped_keys.is_empty() && self.blocked_keys.is_empty() {
             return Ok(keys);

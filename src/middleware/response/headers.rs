@@ -1,13 +1,13 @@
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Response, header};
 
 use super::{
     draft11::{self, Draft11},
-    plan::Plan,
-    x_rate_limit,
+    seconds::seconds,
+    x_rate_limit::{self, Reset},
 };
-use crate::decision::Decision;
+use crate::{decision::Decision, policy::Policy};
 
 /// What browsers hide from a page of another origin unless the response exposes it: every header that a [`HeaderStyle`] sends,
 /// and `Retry-After`.
@@ -39,13 +39,6 @@ pub struct HeaderStyle {
     draft11: bool,
     x_rate_limit: Option<Reset>,
     below: Option<u8>,
-}
-
-/// What `X-RateLimit-Reset` counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Reset {
-    Delta,
-    Epoch,
 }
 
 impl HeaderStyle {
@@ -122,14 +115,17 @@ impl HeaderStyle {
         self
     }
 
-    pub(super) fn prepare(self, plan: &Plan) -> Headers {
-        let draft11 = self.draft11.then(|| {
-            let all_known = plan.sources().all(|source| source.fixed().is_some());
-            let policies: Vec<_> = plan.policies().collect();
-            Draft11::new(policies.iter(), all_known)
-        });
+    /// Makes all that can be made before the first request. `all_known` when no request is charged under another policy than these.
+    pub(in crate::middleware) fn prepare(
+        self,
+        policies: impl Iterator<Item = Policy>,
+        all_known: bool,
+    ) -> Headers {
         Headers {
-            draft11,
+            draft11: self.draft11.then(|| {
+                let policies: Vec<_> = policies.collect();
+                Draft11::new(policies.iter(), all_known)
+            }),
             x_rate_limit: self.x_rate_limit,
             below: self.below,
         }
@@ -144,14 +140,14 @@ impl Default for HeaderStyle {
 
 /// A style, with all that can be known before the first request.
 #[derive(Clone)]
-pub(super) struct Headers {
+pub(in crate::middleware) struct Headers {
     draft11: Option<Draft11>,
     x_rate_limit: Option<Reset>,
     below: Option<u8>,
 }
 
 impl Headers {
-    pub(super) fn add<B>(&self, response: &mut Response<B>, decision: &Decision) {
+    pub(in crate::middleware) fn add<B>(&self, response: &mut Response<B>, decision: &Decision) {
         let redirects = response.status().is_redirection();
         let headers = response.headers_mut();
         if !redirects && self.below.is_none_or(|percent| tells(percent, decision)) {
@@ -181,28 +177,9 @@ fn tells(percent: u8, decision: &Decision) -> bool {
     }
 }
 
-impl Reset {
-    /// Whole seconds, rounded up, as this kind counts them.
-    pub(super) fn after(self, time: Duration) -> u64 {
-        match self {
-            Self::Delta => seconds(time),
-            Self::Epoch => {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH);
-                seconds(now.unwrap_or_default().saturating_add(time))
-            }
-        }
-    }
-}
-
 /// At least 1: clients take 0 for "at once", or for nothing.
 fn delay(wait: Duration) -> HeaderValue {
     HeaderValue::from(seconds(wait).max(1))
-}
-
-/// Whole seconds, rounded up: a client that comes back early is refused again.
-pub(super) const fn seconds(time: Duration) -> u64 {
-    let partial = time.subsec_nanos() > 0;
-    time.as_secs().saturating_add(partial as u64)
 }
 
 #[cfg(test)]
