@@ -4,7 +4,7 @@ use http::{request::Parts, response};
 use tower_layer::Layer;
 
 use super::{
-    HeaderStyle, PolicySelector, ProblemJson, RateLimit, exceptions::Exceptions, plan::Plan,
+    HeaderStyle, PolicySelector, ProblemJson, RateLimit, decide::AccessLists, plan::Plan,
     service::Shared,
 };
 use crate::{
@@ -31,7 +31,7 @@ impl RateLimitLayer {
         let style = HeaderStyle::default();
         let plan = Plan::new(limiter.into());
         let shared = Shared {
-            headers: style.prepare(&plan),
+            headers: plan.headers(style),
             plan,
             style,
             jitter: Duration::ZERO,
@@ -93,7 +93,7 @@ impl<R> RateLimitLayer<R> {
     /// [`ForwardedIp::address`](crate::ForwardedIp::address).
     #[must_use]
     pub fn skip(self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.except(|exceptions| exceptions.skipped.push(Arc::new(skips)))
+        self.except(|lists| lists.skipped.push(Arc::new(skips)))
     }
 
     /// Lets keys pass, such as those on an allow list: they are charged under no policy of this layer.
@@ -104,7 +104,7 @@ impl<R> RateLimitLayer<R> {
     /// from the limit by API key. Use [`skip`](Self::skip) to let the whole request pass.
     #[must_use]
     pub fn skip_keys(self, skips: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
-        self.except(|exceptions| exceptions.skipped_keys.push(Arc::new(skips)))
+        self.except(|lists| lists.skipped_keys.push(Arc::new(skips)))
     }
 
     /// Refuses requests with a 403, before anybody's identity is looked at or anything is charged.
@@ -112,7 +112,7 @@ impl<R> RateLimitLayer<R> {
     /// It goes before [`skip`](Self::skip). The response is made from [`Rejection::Blocked`](super::Rejection::Blocked).
     #[must_use]
     pub fn block(self, blocks: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.except(|exceptions| exceptions.blocked.push(Arc::new(blocks)))
+        self.except(|lists| lists.blocked.push(Arc::new(blocks)))
     }
 
     /// Refuses requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is charged to any of
@@ -122,11 +122,11 @@ impl<R> RateLimitLayer<R> {
     /// that only a shadow [looks up](Self::limit_async) is known too late to refuse anybody.
     #[must_use]
     pub fn block_keys(self, blocks: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
-        self.except(|exceptions| exceptions.blocked_keys.push(Arc::new(blocks)))
+        self.except(|lists| lists.blocked_keys.push(Arc::new(blocks)))
     }
 
-    fn except(self, add: impl FnOnce(&mut Exceptions)) -> Self {
-        self.change(|shared| add(Arc::make_mut(&mut shared.plan.exceptions)))
+    fn except(self, add: impl FnOnce(&mut AccessLists)) -> Self {
+        self.change(|shared| add(Arc::make_mut(&mut shared.plan.access_lists)))
     }
 
     /// Sets what a request costs under each of its limits. The default is 1; 0 looks without charging.
@@ -268,7 +268,7 @@ impl<R> RateLimitLayer<R> {
     fn change(mut self, change: impl FnOnce(&mut Shared<R>)) -> Self {
         let shared = Arc::make_mut(&mut self.shared);
         change(shared);
-        shared.headers = shared.style.prepare(&shared.plan);
+        shared.headers = shared.plan.headers(shared.style);
         self
     }
 }

@@ -7,13 +7,12 @@ use tokio::time::Instant;
 
 use super::{
     Rejection,
-    exceptions::Exceptions,
+    decide::{AccessLists, Choice},
     plan::{Plan, add},
     shadow::Meant,
-    source::Choice,
 };
 use crate::{
-    charge::Charges,
+    check::CheckBuilder,
     error::ExtractError,
     extract::KeysFuture,
     limiter::{Limiter, by},
@@ -22,8 +21,10 @@ use crate::{
 /// Look-ups that are to be made for one request.
 pub(super) struct LookUps {
     pending: Vec<Pending>,
-    exceptions: Arc<Exceptions>,
+    access_lists: Arc<AccessLists>,
     cost: u64,
+    /// Whether the whole layer is a shadow.
+    shadow: bool,
 }
 
 struct Pending {
@@ -46,8 +47,9 @@ impl Plan {
         let (shadows, others) = pending.partition(|it| it.meant.is_shadow());
         let of = |pending| LookUps {
             pending,
-            exceptions: self.exceptions.clone(),
+            access_lists: self.access_lists.clone(),
             cost,
+            shadow: self.shadow,
         };
         (of(shadows), of(others))
     }
@@ -58,13 +60,14 @@ impl LookUps {
     pub(super) async fn run(
         self,
         limiter: &Limiter,
-        charges: &mut Charges,
+        charges: &mut CheckBuilder,
         until: Instant,
     ) -> Result<(), Rejection> {
         for it in self.pending {
             let found = by(until, it.look_up).await;
-            let keys = self.exceptions.charged(found.unwrap_or(Err(TOO_LATE)));
-            let added = keys.and_then(|keys| add(charges, || it.choice, keys, self.cost));
+            let keys = self.access_lists.charged(found.unwrap_or(Err(TOO_LATE)));
+            let added =
+                keys.and_then(|keys| add(charges, || it.choice, keys, self.cost, self.shadow));
             if let Err(rejection) = added {
                 it.meant.excuse(limiter, rejection, it.meant.is_shadow())?;
             }

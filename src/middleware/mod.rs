@@ -139,11 +139,7 @@
 //! or no answer in time, is left out. In the headers, its items have the parameter `sluicegate-shadow`; what it decided is
 //! [`Usage::shadow`](crate::Usage::shadow) of the `Decision` in the extensions.
 //!
-//! # Where the layer goes
-//!
-//! Limits by address go outside authentication, limits by user inside it: two layers over clones of one
-//! [`Limiter`](crate::Limiter) share the store. CORS goes outside both, so that browsers may see a 429, and exposes
-//! [these headers](EXPOSED_HEADERS). The page of [`order`] has it for every kind of layer.
+#![doc = include_str!("order.md")]
 //!
 //! # Around a client
 //!
@@ -193,33 +189,23 @@
 //! answered at once, whatever the answer is. It is also `Clone`, as axum and hyper want it. `tower::limit::ConcurrencyLimit` limits
 //! how many requests run at the same time, which no rate does.
 
-mod draft11;
-mod exceptions;
+mod decide;
 mod future;
-#[cfg(feature = "tonic")]
-mod grpc;
-mod headers;
 mod layer;
 mod look_ups;
-pub mod order;
 mod plan;
-mod problem;
-mod rejection;
-mod routes;
+mod response;
 mod service;
 mod settle;
 mod shadow;
-mod source;
-mod x_rate_limit;
 
+pub use decide::{IntoPolicy, PolicySelector, Route, Routes};
 pub use future::ResponseFuture;
-#[cfg(feature = "tonic")]
-pub use grpc::Grpc;
-pub use headers::{EXPOSED_HEADERS, HeaderStyle};
 pub use layer::RateLimitLayer;
-pub use problem::ProblemJson;
-pub use rejection::{EmptyBody, MakeRejection, Rejection};
-pub use routes::{Route, Routes};
+#[cfg(feature = "tonic")]
+pub use response::Grpc;
+pub use response::{
+    EXPOSED_HEADERS, EmptyBody, HeaderStyle, MakeRejection, ProblemJson, Rejection,
+};
 pub use service::RateLimit;
 pub use settle::ActualCost;
-pub use source::{IntoPolicy, PolicySelector};

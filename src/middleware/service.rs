@@ -10,8 +10,8 @@ use http::{HeaderValue, Request, Response, header, request::Parts};
 use tower_service::Service;
 
 use super::{
-    HeaderStyle, MakeRejection, ProblemJson, Rejection, ResponseFuture, headers::Headers,
-    plan::Plan,
+    HeaderStyle, MakeRejection, ProblemJson, Rejection, ResponseFuture, plan::Plan,
+    response::Headers,
 };
 use crate::{decision::Decision, jitter};
 

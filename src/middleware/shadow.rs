@@ -1,6 +1,6 @@
 //! Limits that cannot be charged to a request, and do not refuse it for that.
 
-use super::{Rejection, source::Choice};
+use super::{Rejection, decide::Choice};
 use crate::{
     error::{ExtractError, ExtractErrorKind},
     failure::FailurePolicy,

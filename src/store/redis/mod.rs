@@ -44,12 +44,13 @@ use std::{sync::Arc, time::Duration};
 use redis::{Cmd, RedisError, Value};
 
 use crate::{
-    charge::{Check, Settlement},
+    check::Check,
     decision::{Decision, Usage},
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     key::Key,
     policy::Policy,
-    store::{Store, StoreFuture},
+    settlement::Settlement,
+    store::{CallFuture, Operation, Reply, Store, StoreFuture},
 };
 
 #[cfg(feature = "cluster")]
@@ -130,19 +131,22 @@ impl RedisStore {
     /// An error is one for all: what has been decided before it stays charged.
     pub fn check_batch(&self, checks: impl Into<Vec<Check>>) -> StoreFuture<Vec<Decision>> {
         let checks = checks.into();
-        #[cfg(feature = "cluster")]
-        if let Some(answer) = self.check_batch_several_slots(&checks) {
-            return answer;
+        let has_shadows = checks.iter().any(|it| !it.shadow_charges().is_empty());
+        if self.transport.is_cluster() || has_shadows {
+            let call = self.call(checks.into_iter().map(Operation::Check).collect());
+            return StoreFuture::pending(async { call.await?.into_iter().map(decision).collect() });
         }
-        self.check_batch_one_slot(checks)
+        let call = script::check_call(&self.names, self.now_ms(), &checks);
+        let transport = self.transport.clone();
+        StoreFuture::pending(async move {
+            script::decisions(&checks, &run(&transport, &call, b"").await?)
+        })
     }
 
-    fn check_batch_one_slot(&self, checks: Vec<Check>) -> StoreFuture<Vec<Decision>> {
-        let call = script::check_call(&self.names, self.now_ms(), &checks);
-        let (transport, key) = (self.transport.clone(), self.routing_key(checks.first()));
-        StoreFuture::pending(async move {
-            script::decisions(&checks, &run(&transport, &call, &key).await?)
-        })
+    /// Does several operations whose keys share a slot, in this order.
+    #[cfg(feature = "cluster")]
+    fn call_one_slot(&self, operations: Vec<Operation>) -> CallFuture {
+        one_by_one(self.clone(), operations)
     }
 
     fn check_one_slot(&self, check: &Check) -> StoreFuture<Decision> {
@@ -154,12 +158,52 @@ impl RedisStore {
         })
     }
 
+    /// Decides the charges that count, and then the shadows in a call of their own. What goes wrong with them is dropped.
+    fn check_then_shadows(&self, counting: Check, shadows: Check) -> StoreFuture<Decision> {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            let decision = store.check(&counting).await?;
+            if !decision.is_allowed() {
+                return Ok(decision);
+            }
+            Ok(match store.check(&shadows).await {
+                Ok(shadow) => decision.with_shadow(shadow),
+                Err(_) => decision,
+            })
+        })
+    }
+
     fn settle_one_slot(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         let call = script::settle_call(&self.names, self.now_ms(), settlement);
         let key = self.routing_key(Some(settlement.check()));
         let (transport, settlement) = (self.transport.clone(), settlement.clone());
         StoreFuture::pending(async move {
             script::usage(&settlement, &run(&transport, &call, &key).await?)
+        })
+    }
+
+    fn call_one(&self, operation: Operation) -> StoreFuture<Reply> {
+        match operation {
+            Operation::Check(check) => self.check(&check).map(Reply::Check),
+            Operation::Fill { check, count } => self.fill(check, count).map(Reply::Fill),
+            Operation::Settle(settlement) => self.settle(&settlement).map(Reply::Settle),
+            Operation::Reset { policy, key } => self.reset(&policy, &key).map(|()| Reply::Reset),
+        }
+    }
+
+    /// Decides identical checks one by one: after the first denial all are denied as it was.
+    fn fill(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            let mut decisions: Vec<Decision> = Vec::with_capacity(count.into());
+            while decisions.len() < count.into() {
+                let decision = match decisions.last() {
+                    Some(denied @ Decision::Denied(_)) => denied.clone(),
+                    _ => store.check(&check).await?,
+                };
+                decisions.push(decision);
+            }
+            Ok(decisions)
         })
     }
 
@@ -208,13 +252,48 @@ fn is_unknown_script(error: &RedisError) -> bool {
     error.code() == Some("NOSCRIPT")
 }
 
+/// Does one operation after the other.
+fn one_by_one(store: RedisStore, operations: Vec<Operation>) -> CallFuture {
+    StoreFuture::pending(async move {
+        let mut results = Vec::with_capacity(operations.len());
+        for operation in operations {
+            results.push(store.call_one(operation).await);
+        }
+        Ok(results)
+    })
+}
+
+fn decision(result: Result<Reply, StoreError>) -> Result<Decision, StoreError> {
+    match result? {
+        Reply::Check(decision) => Ok(decision),
+        _ => Err(StoreError::new(
+            StoreErrorKind::Protocol,
+            "a check was answered as another operation",
+        )),
+    }
+}
+
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        if check.is_empty() {
+            return StoreFuture::ready(Decision::new(check, true, 0, &[]));
+        }
         #[cfg(feature = "cluster")]
         if let Some(answer) = self.check_several_slots(check) {
             return answer;
         }
+        if let Some(shadows) = check.shadow_check() {
+            return self.check_then_shadows(check.without_shadows(), shadows);
+        }
         self.check_one_slot(check)
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        #[cfg(feature = "cluster")]
+        if self.transport.is_cluster() {
+            return self.call_by_slot(operations);
+        }
+        one_by_one(self.clone(), operations)
     }
 
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {

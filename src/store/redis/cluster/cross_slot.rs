@@ -18,11 +18,12 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::slots::{Slots, in_order};
+use super::slots::{Slots, in_order, time_of};
 use crate::{
-    charge::{Check, Settlement},
+    check::Check,
     decision::{Decision, Usage},
     error::{StoreError, StoreErrorKind},
+    settlement::Settlement,
     store::{StoreFuture, redis::RedisStore},
 };
 
@@ -259,6 +260,7 @@ impl CrossSlotCheck {
                 Decision::joined(
                     &self.check,
                     !failed,
+                    time_of(&usages),
                     in_order(&self.check, &self.slots, &usages),
                 )
             }

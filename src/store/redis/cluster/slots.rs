@@ -1,16 +1,16 @@
 //! Which charges of a check share a slot, and what several slots answer together.
 
-use std::collections::HashMap;
-
 use redis::cluster_routing::Slot;
 use tokio::time::timeout;
 
 use super::cross_slot::{self, too_late};
 use crate::{
-    charge::{Check, Settlement},
+    check::Check,
     decision::{Decision, RuleUsage, Usage},
     error::StoreError,
-    store::{StoreFuture, redis::RedisStore},
+    key::Key,
+    settlement::Settlement,
+    store::{CallFuture, Operation, Reply, StoreFuture, redis::RedisStore},
 };
 
 /// The charges of a check in each slot: their indices.
@@ -23,7 +23,10 @@ impl RedisStore {
         check: &Check,
     ) -> Option<StoreFuture<Decision>> {
         let slots = self.several_slots(check)?;
-        Some(cross_slot::check(self.clone(), check.clone(), slots))
+        Some(match check.shadow_check() {
+            Some(shadows) => self.check_then_shadows(check.without_shadows(), shadows),
+            None => cross_slot::check(self.clone(), check.clone(), slots),
+        })
     }
 
     pub(in crate::store::redis) fn settle_several_slots(
@@ -38,65 +41,76 @@ impl RedisStore {
             let usages = store.join(answers).await.into_iter();
             let usages: Vec<Usage> = usages.collect::<Result<_, _>>()?;
             let check = settlement.check();
-            Ok(Usage::joined(check, in_order(check, &slots, &usages)))
+            Ok(Usage::joined(
+                check,
+                time_of(&usages),
+                in_order(check, &slots, &usages),
+            ))
         }))
     }
 
-    pub(in crate::store::redis) fn check_batch_several_slots(
-        &self,
-        checks: &[Check],
-    ) -> Option<StoreFuture<Vec<Decision>>> {
-        if !self.transport.is_cluster() {
-            return None;
-        }
-        let mut one_slot: HashMap<Option<Slot>, Vec<usize>> = HashMap::new();
-        let mut calls = Vec::new();
-        for (index, check) in checks.iter().enumerate() {
-            match self.check_several_slots(check) {
-                None => one_slot
-                    .entry(self.slots(check).first().map(|(slot, _)| *slot))
-                    .or_default()
-                    .push(index),
-                Some(answer) => {
-                    let answer = async { Ok(vec![answer.await?]) };
-                    calls.push((vec![index], StoreFuture::pending(answer)));
+    /// Does the operations of each slot in one call, in their order, and those of several slots on their own.
+    pub(in crate::store::redis) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
+        let count = operations.len();
+        let mut by_slot: Vec<(Slot, Vec<usize>, Vec<Operation>)> = Vec::new();
+        let (mut places, mut calls) = (Vec::new(), Vec::new());
+        for (place, operation) in operations.into_iter().enumerate() {
+            let slot = match &operation {
+                Operation::Reset { policy, key } => Some(self.slot(policy.name(), key)),
+                Operation::Check(check) | Operation::Fill { check, .. } => self.slot_of(check),
+                Operation::Settle(settlement) => self.slot_of(settlement.check()),
+            };
+            let Some(slot) = slot else {
+                places.push(vec![place]);
+                let answer = self.call_one(operation);
+                calls.push(StoreFuture::pending(async { Ok(vec![answer.await]) }));
+                continue;
+            };
+            match by_slot.iter_mut().find(|(other, ..)| *other == slot) {
+                Some((_, places, operations)) => {
+                    places.push(place);
+                    operations.push(operation);
                 }
+                None => by_slot.push((slot, vec![place], vec![operation])),
             }
         }
-        for indices in one_slot.into_values() {
-            let checks = indices.iter().map(|index| checks[*index].clone());
-            let answer = self.check_batch_one_slot(checks.collect());
-            calls.push((indices, answer));
+        for (_, of_slot, operations) in by_slot {
+            places.push(of_slot);
+            calls.push(self.call_one_slot(operations));
         }
-        let (store, mut decisions) = (self.clone(), vec![None; checks.len()]);
-        Some(StoreFuture::pending(async move {
-            let (indices, answers): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
-            for (indices, answer) in indices.into_iter().zip(store.join(answers).await) {
-                for (index, decision) in indices.into_iter().zip(answer?) {
-                    decisions[index] = Some(decision);
-                }
-            }
-            Ok(decisions.into_iter().flatten().collect())
-        }))
+        let answers = self.join(calls);
+        StoreFuture::pending(async move { Ok(in_places(count, &places, answers.await)) })
     }
 
+    /// The slots of the charges that count, if the keys of the check, shadows among them, are in several.
     fn several_slots(&self, check: &Check) -> Option<Slots> {
-        let may_be = self.transport.is_cluster() && check.charges().len() > 1;
-        may_be
-            .then(|| self.slots(check))
-            .filter(|slots| slots.len() > 1)
+        let charges = check.charges().len() + check.shadow_charges().len();
+        let may_be = self.transport.is_cluster() && charges > 1;
+        (may_be && self.slot_of(check).is_none()).then(|| self.slots(check))
     }
 
     fn slots(&self, check: &Check) -> Slots {
         let mut slots = Slots::new();
         for (index, charge) in check.charges().iter().enumerate() {
-            let slot = Slot::for_key(self.names.name(charge.policy().name(), charge.key()));
+            let slot = self.slot(charge.policy().name(), charge.key());
             match slots.iter_mut().find(|(other, _)| *other == slot) {
                 Some((_, charges)) => charges.push(index),
                 None => slots.push((slot, vec![index])),
             }
         }
         slots
+    }
+
+    /// The slot that all keys of a check share, shadows among them.
+    fn slot_of(&self, check: &Check) -> Option<Slot> {
+        let charges = check.charges().iter().chain(check.shadow_charges());
+        let mut slots = charges.map(|it| self.slot(it.policy().name(), it.key()));
+        let first = slots.next()?;
+        slots.all(|slot| slot == first).then_some(first)
+    }
+
+    fn slot(&self, policy: &str, key: &Key) -> Slot {
+        Slot::for_key(self.names.name(policy, key))
     }
 
     /// Begins all at once, and waits for all. Each goes on by itself when nobody waits any more, until its time has passed.
@@ -120,6 +134,34 @@ impl RedisStore {
             results
         }
     }
+}
+
+/// Puts what calls have answered where their operations stood.
+fn in_places(
+    count: usize,
+    places: &[Vec<usize>],
+    answers: Vec<Result<Vec<Result<Reply, StoreError>>, StoreError>>,
+) -> Vec<Result<Reply, StoreError>> {
+    let mut results: Vec<_> = (0..count).map(|_| Err(too_late())).collect();
+    for (places, answer) in places.iter().zip(answers) {
+        match answer {
+            Ok(replies) => {
+                for (place, reply) in places.iter().zip(replies) {
+                    results[*place] = reply;
+                }
+            }
+            Err(error) => places
+                .iter()
+                .for_each(|it| results[*it] = Err(error.clone())),
+        }
+    }
+    results
+}
+
+/// The time of the decision: that of the first part of which it is known.
+pub(super) fn time_of(usages: &[Usage]) -> u64 {
+    let mut times = usages.iter().map(Usage::decided_at_ms);
+    times.find(|time| *time > 0).unwrap_or(0)
 }
 
 /// The usage of a whole check: that of its parts, in the order of its charges.

@@ -1,0 +1,182 @@
+use std::{borrow::Cow, fmt, sync::Arc};
+
+use http::request::Parts;
+
+use crate::{error::ExtractError, policies::PolicyHandle, policy::Policy};
+
+/// Where a limit's policy comes from.
+///
+/// Made from
+///
+/// - a [`Policy`]: the same for all requests;
+/// - a [`PolicyHandle`]: one that can be replaced while the service runs;
+/// - a closure over the head of the request: a policy by caller, for instance by the tier that authentication has found;
+/// - [`Routes`](super::Routes): a policy by method and path.
+///
+/// A closure answers a `Policy`, an `Option` or a `Result` of one. *No policy never means no limit:* `None` refuses the
+/// request with a 400, as a missing identity does, and so does an error, unless it is
+/// [`Unavailable`](crate::ExtractErrorKind::Unavailable), which follows the failure policy. A caller who is not limited at all is one
+/// whose extractor answers [`Keys::skip`](crate::extract::Keys::skip): then no policy is asked for.
+///
+/// Counts belong to the policy's name. Tiers of different names count apart; policies of one name share what is counted, so that
+/// a caller who moves up within the minute has used what it used. Two policies of one name and different rules must not be
+/// charged to one key by one request: that is answered with a 500.
+///
+/// ```
+/// use http::request::Parts;
+/// use sluicegate::{Header, MemoryStore, Policies, Policy, RateLimitLayer};
+///
+/// /// Put into the extensions by the layer that authenticates.
+/// #[derive(Clone)]
+/// struct Tier(String);
+///
+/// let tiers = Policies::new([Policy::parse("free", "60/1m")?, Policy::parse("pro", "600/1m")?])?;
+/// let tier = move |head: &Parts| {
+///     let Tier(name) = head.extensions.get()?;
+///     tiers.get(name).cloned()
+/// };
+/// let layer = RateLimitLayer::new(MemoryStore::new()).limit(tier, Header::new("x-api-key"));
+/// # let _ = layer;
+/// # Ok::<(), sluicegate::PolicyError>(())
+/// ```
+#[derive(Clone)]
+pub struct PolicySelector {
+    source: Source,
+}
+
+#[derive(Clone)]
+enum Source {
+    Fixed(Policy),
+    Live(PolicyHandle),
+    Chosen(Arc<dyn Choose>),
+}
+
+/// A policy by the head of the request.
+pub(super) trait Choose: fmt::Debug + Send + Sync {
+    fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError>;
+
+    /// All policies that are known before the first request.
+    fn known(&self) -> Vec<Policy>;
+}
+
+/// Under which policy a request is charged, and how many times its cost; `None` when this limit does not apply.
+pub(in crate::middleware) type Choice<'a> = Option<(Cow<'a, Policy>, u64)>;
+
+impl PolicySelector {
+    pub(super) fn chosen(chooser: impl Choose + 'static) -> Self {
+        let source = Source::Chosen(Arc::new(chooser));
+        Self { source }
+    }
+
+    pub(in crate::middleware) fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
+        match &self.source {
+            Source::Fixed(policy) => Ok(once(Cow::Borrowed(policy))),
+            Source::Live(policy) => Ok(once(Cow::Owned(policy.load()))),
+            Source::Chosen(chooser) => chooser.choose(head),
+        }
+    }
+
+    /// The policy that all requests are charged under.
+    pub(in crate::middleware) const fn fixed(&self) -> Option<&Policy> {
+        match &self.source {
+            Source::Fixed(policy) => Some(policy),
+            _ => None,
+        }
+    }
+
+    /// All policies that are known before the first request.
+    pub(in crate::middleware) fn known(&self) -> Vec<Policy> {
+        match &self.source {
+            Source::Fixed(policy) => vec![policy.clone()],
+            Source::Live(policy) => vec![policy.load()],
+            Source::Chosen(chooser) => chooser.known(),
+        }
+    }
+}
+
+const fn once(policy: Cow<'_, Policy>) -> Choice<'_> {
+    Some((policy, 1))
+}
+
+impl From<Policy> for PolicySelector {
+    fn from(policy: Policy) -> Self {
+        let source = Source::Fixed(policy);
+        Self { source }
+    }
+}
+
+impl From<PolicyHandle> for PolicySelector {
+    fn from(policy: PolicyHandle) -> Self {
+        let source = Source::Live(policy);
+        Self { source }
+    }
+}
+
+impl<F, R> From<F> for PolicySelector
+where
+    F: Fn(&Parts) -> R + Send + Sync + 'static,
+    R: IntoPolicy,
+{
+    fn from(choose: F) -> Self {
+        Self::chosen(Closure(move |head: &Parts| choose(head).into_policy()))
+    }
+}
+
+struct Closure<F>(F);
+
+impl<F> Choose for Closure<F>
+where
+    F: Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync,
+{
+    fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
+        (self.0)(head).map(|policy| once(Cow::Owned(policy)))
+    }
+
+    fn known(&self) -> Vec<Policy> {
+        Vec::new()
+    }
+}
+
+impl<F> fmt::Debug for Closure<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Closure")
+    }
+}
+
+/// What a closure that chooses a policy may answer.
+pub trait IntoPolicy {
+    /// Converts the answer.
+    ///
+    /// # Errors
+    ///
+    /// When the answer is an error, or `None`, which is [`Missing`](crate::ExtractErrorKind::Missing).
+    fn into_policy(self) -> Result<Policy, ExtractError>;
+}
+
+impl IntoPolicy for Policy {
+    fn into_policy(self) -> Result<Policy, ExtractError> {
+        Ok(self)
+    }
+}
+
+impl IntoPolicy for Option<Policy> {
+    fn into_policy(self) -> Result<Policy, ExtractError> {
+        self.ok_or_else(|| ExtractError::missing("there is no policy for the request"))
+    }
+}
+
+impl IntoPolicy for Result<Policy, ExtractError> {
+    fn into_policy(self) -> Result<Policy, ExtractError> {
+        self
+    }
+}
+
+impl fmt::Debug for PolicySelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.source {
+            Source::Fixed(policy) => policy.fmt(f),
+            Source::Live(policy) => policy.fmt(f),
+            Source::Chosen(chooser) => chooser.fmt(f),
+        }
+    }
+}

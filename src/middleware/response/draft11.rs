@@ -1,0 +1,215 @@
+//! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-11.
+
+use std::cmp::Reverse;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::seconds::seconds;
+use crate::{
+    decision::{Decision, RuleUsage, Usage},
+    policy::Policy,
+    rule::Rule,
+};
+
+pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+
+/// The largest integer of a structured field.
+const MAX_INTEGER: u64 = 999_999_999_999_999;
+const MAX_DIGITS: usize = 15;
+
+/// Room for `r` and `t`, with what stands around them.
+const NUMBERS: usize = 40;
+
+/// The fields of one layer: the static one made once, the items of the other prepared.
+#[derive(Clone)]
+pub(super) struct Draft11 {
+    policy_field: Option<HeaderValue>,
+    policies: Vec<(Policy, Vec<Item>)>,
+    all_known: bool,
+    capacity: usize,
+}
+
+/// The beginning of a rule's item: `"name";r=`.
+type Item = Box<str>;
+
+impl Draft11 {
+    /// `all_known` when no request is charged under another policy than these.
+    pub(super) fn new<'a>(policies: impl Iterator<Item = &'a Policy>, all_known: bool) -> Self {
+        let mut distinct: Vec<(Policy, Vec<Item>)> = Vec::new();
+        let mut field = Vec::new();
+        for policy in policies {
+            if distinct.iter().any(|(twin, _)| twin.is_same(policy)) {
+                continue;
+            }
+            let items = policy.rules().iter().map(|rule| {
+                let name = item_name(policy, rule);
+                push_policy_item(&mut field, &name, rule, policy);
+                format!(r#""{name}";r="#).into()
+            });
+            distinct.push((policy.clone(), items.collect()));
+        }
+        let items = distinct.iter().flat_map(|(_, items)| items);
+        Self {
+            capacity: items.map(|item| item.len() + NUMBERS).sum(),
+            policy_field: value(&field),
+            policies: distinct,
+            all_known,
+        }
+    }
+
+    /// Appends, since layers around each other each have something to say.
+    ///
+    /// Policies that were chosen for this request follow in a line of their own: a list may have several.
+    pub(super) fn append(&self, headers: &mut HeaderMap, decision: &Decision) {
+        // A local decision goes by other limits than these, all of them.
+        let local = decision.usage().is_local();
+        if !local {
+            self.append_known(headers, decision);
+        }
+        if local || !self.all_known {
+            self.append_chosen(headers, decision, local);
+        }
+    }
+
+    #[cold]
+    fn append_chosen(&self, headers: &mut HeaderMap, decision: &Decision, local: bool) {
+        let shadows = decision.usage().shadow().map(|it| it.usage().policies());
+        let checked = decision.usage().policies();
+        let checked = checked
+            .chain(shadows.into_iter().flatten())
+            .map(|it| it.policy());
+        let mut chosen = checked.filter(|it| local || !self.knows(it)).peekable();
+        if chosen.peek().is_some() {
+            Self::new(chosen, true).append_known(headers, decision);
+        }
+    }
+
+    fn knows(&self, policy: &Policy) -> bool {
+        self.policies.iter().any(|(it, _)| it.is_same(policy))
+    }
+
+    fn append_known(&self, headers: &mut HeaderMap, decision: &Decision) {
+        if let Some(field) = value(&self.field(decision)) {
+            headers.append(RATELIMIT, field);
+        }
+        if let Some(field) = &self.policy_field {
+            headers.append(RATELIMIT_POLICY, field.clone());
+        }
+    }
+
+    fn field(&self, decision: &Decision) -> Vec<u8> {
+        let mut field = Vec::with_capacity(self.capacity);
+        for (policy, items) in &self.policies {
+            let Some(decision) = decision_of(policy, decision) else {
+                continue;
+            };
+            for (index, item) in items.iter().enumerate() {
+                if let Some(usage) = tightest(decision, policy, index) {
+                    push_item(&mut field, item, usage, decision.is_allowed());
+                    push_shadow(&mut field, policy);
+                }
+            }
+        }
+        field
+    }
+}
+
+/// A field without items is not sent.
+fn value(field: &[u8]) -> Option<HeaderValue> {
+    let value = HeaderValue::from_bytes(field).ok();
+    value.filter(|value| !value.is_empty())
+}
+
+/// The name of a rule's item, the same in both fields and in problem details: unique within a layer.
+///
+/// The limit is not part of it, so that a name stays the same when a limit changes.
+pub(super) fn item_name(policy: &Policy, rule: &Rule) -> String {
+    let name = policy.name();
+    if policy.rules().len() == 1 {
+        return name.to_owned();
+    }
+    let window = rule.window_text();
+    let kind = if rule.is_fixed() { "@fixed" } else { "" };
+    [name, "/", &window, kind].concat()
+}
+
+fn push_policy_item(field: &mut Vec<u8>, name: &str, rule: &Rule, policy: &Policy) {
+    separate(field);
+    field.extend_from_slice(format!(r#""{name}";q="#).as_bytes());
+    push_number(field, rule.limit());
+    if rule.window().as_secs() > 0 {
+        field.extend_from_slice(b";w=");
+        push_number(field, seconds(rule.window()));
+    }
+    push_shadow(field, policy);
+}
+
+fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage, allowed: bool) {
+    separate(field);
+    field.extend_from_slice(item.as_bytes());
+    push_number(field, usage.remaining());
+    let time = if allowed {
+        Some(usage.reset_after()).filter(|time| !time.is_zero())
+    } else {
+        usage.retry_after()
+    };
+    if let Some(time) = time {
+        field.extend_from_slice(b";t=");
+        push_number(field, seconds(time));
+    }
+}
+
+/// A parameter that clients who do not know it ignore.
+fn push_shadow(field: &mut Vec<u8>, policy: &Policy) {
+    if policy.is_shadow() {
+        field.extend_from_slice(b";sluicegate-shadow");
+    }
+}
+
+/// Shadows have one of their own.
+fn decision_of<'a>(policy: &Policy, decision: &'a Decision) -> Option<&'a Decision> {
+    if policy.is_shadow() {
+        decision.usage().shadow()
+    } else {
+        Some(decision)
+    }
+}
+
+fn separate(field: &mut Vec<u8>) {
+    if !field.is_empty() {
+        field.extend_from_slice(b", ");
+    }
+}
+
+/// The machinery of `write!` would take most of the time that a response's field does; copies at each call would crowd the cache.
+#[inline(never)]
+fn push_number(field: &mut Vec<u8>, number: u64) {
+    let mut digits = [b'0'; MAX_DIGITS];
+    let mut start = MAX_DIGITS;
+    let mut rest = number.min(MAX_INTEGER);
+    while rest > 0 || start == MAX_DIGITS {
+        start -= 1;
+        digits[start] += u8::try_from(rest % 10).unwrap_or_default();
+        rest /= 10;
+    }
+    field.extend_from_slice(&digits[start..]);
+}
+
+/// Of all keys that were checked under a policy: those that refuse if any does, the longest of them, or the least left.
+fn tightest<'a>(decision: &'a Decision, policy: &Policy, index: usize) -> Option<&'a RuleUsage> {
+    let of_policy = |usage: &'a Usage| {
+        let policies = usage.policies();
+        policies
+            .filter(|it| it.policy().is_same(policy))
+            .filter_map(move |it| it.rules().get(index))
+    };
+    match decision {
+        Decision::Allowed(usage) => {
+            of_policy(usage).min_by_key(|it| (it.remaining(), Reverse(it.reset_after())))
+        }
+        Decision::Denied(denial) => of_policy(denial.usage())
+            .filter(|it| it.is_exceeded())
+            .max_by_key(|it| (it.retry_after().is_none(), it.retry_after())),
+    }
+}

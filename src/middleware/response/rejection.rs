@@ -1,0 +1,84 @@
+use http::{Response, StatusCode, request::Parts};
+
+use crate::{
+    decision::Denial,
+    error::{ExtractError, ExtractErrorKind, StoreError, StoreErrorKind},
+};
+
+/// Why the middleware answers instead of the inner service.
+///
+/// It is also in the extensions of the response, for layers further out.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Rejection {
+    /// A limit refuses the request.
+    Denied(Denial),
+    /// The request does not say who is asking, or that could not be found out and the failure policy is not `Open`.
+    MissingKey(ExtractError),
+    /// The request, or one of its keys, is on a list of those that are not served at all:
+    /// [`block`](crate::RateLimitLayer::block), [`block_keys`](crate::RateLimitLayer::block_keys).
+    Blocked,
+    /// The store could not decide and the failure policy is `Closed`, or an extractor answered too many keys.
+    Undecided(StoreError),
+}
+
+impl Rejection {
+    /// 429 when a limit refuses, 403 when a list does, 400 when the client does not say who it is, 503 when the service cannot find out or
+    /// decide, 500 when the layer asked the store for nonsense.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Denied(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Blocked => StatusCode::FORBIDDEN,
+            Self::MissingKey(error) if error.kind() == ExtractErrorKind::Unavailable => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::MissingKey(_) => StatusCode::BAD_REQUEST,
+            Self::Undecided(error) if error.kind() == StoreErrorKind::InvalidRequest => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+            Self::Undecided(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
+impl From<ExtractError> for Rejection {
+    fn from(error: ExtractError) -> Self {
+        Self::MissingKey(error)
+    }
+}
+
+/// Makes the response to a request that is not passed on, in the body type of the inner service.
+///
+/// Closures `Fn(&Rejection, &Parts) -> Response<B>` do, and [`ProblemJson`](super::ProblemJson) and [`EmptyBody`] are shipped.
+/// `Cache-Control: no-store`, and on a refusal `Retry-After` and the quota headers, are set on whatever response is made.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` makes no response with a body of type `{B}`",
+    note = "`ProblemJson`, the default, needs `{B}: From<String>`; `EmptyBody` needs `{B}: Default`",
+    note = "a closure needs its arguments' types: `|rejection: &Rejection, head: &http::request::Parts| Response::new(…)`"
+)]
+pub trait MakeRejection<B> {
+    /// Makes the response to the request with this head.
+    fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B>;
+}
+
+impl<F, B> MakeRejection<B> for F
+where
+    F: Fn(&Rejection, &Parts) -> Response<B>,
+{
+    fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
+        self(rejection, head)
+    }
+}
+
+/// Answers with the status alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EmptyBody;
+
+impl<B: Default> MakeRejection<B> for EmptyBody {
+    fn make_rejection(&self, rejection: &Rejection, _head: &Parts) -> Response<B> {
+        let mut response = Response::new(B::default());
+        *response.status_mut() = rejection.status();
+        response
+    }
+}
