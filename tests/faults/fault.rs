@@ -18,7 +18,6 @@ const DAY: u64 = 86_400;
 /// In the order in which two of them can befall one server: of what needs a server that answers, before what makes it mute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    PoolExhausted,
     ScriptsFlushed,
     Ahead { seconds: u64 },
     Back { seconds: u64 },
@@ -38,7 +37,6 @@ pub(crate) enum Fault {
 /// Two faults that turn the same knob are no pair.
 #[derive(Debug, PartialEq, Eq)]
 enum Knob {
-    Pool,
     Scripts,
     Clock(Fault),
     Memory,
@@ -55,8 +53,7 @@ enum Knob {
 pub(crate) type Heal = Box<dyn FnOnce(&mut Site)>;
 
 impl Fault {
-    pub(crate) const ALL: [Self; 24] = [
-        Self::PoolExhausted,
+    pub(crate) const ALL: [Self; 23] = [
         Self::ScriptsFlushed,
         Self::Ahead { seconds: SECOND },
         Self::Ahead { seconds: HOUR },
@@ -88,7 +85,6 @@ impl Fault {
 
     pub(crate) fn name(self) -> String {
         match self {
-            Self::PoolExhausted => "pool exhausted".into(),
             Self::ScriptsFlushed => "scripts flushed in a loop".into(),
             Self::Ahead { seconds } => format!("clock +{}", span(seconds)),
             Self::Back { seconds } => format!("clock -{}", span(seconds)),
@@ -118,7 +114,6 @@ impl Fault {
 
     const fn knob(self) -> Knob {
         match self {
-            Self::PoolExhausted => Knob::Pool,
             Self::ScriptsFlushed => Knob::Scripts,
             Self::Ahead { .. } | Self::Back { .. } => Knob::Clock(self),
             Self::OutOfMemory | Self::Evicting { .. } => Knob::Memory,
@@ -166,14 +161,6 @@ impl Fault {
 
     pub(crate) fn inflict(self, site: &mut Site) -> Heal {
         match self {
-            Self::PoolExhausted => {
-                let pool = site.pool.clone().unwrap();
-                let mut held = Vec::new();
-                while held.len() < pool.state().connections as usize {
-                    held.push(site.runtime.block_on(pool.get_owned()).unwrap());
-                }
-                Box::new(|_| drop(held))
-            }
             Self::ScriptsFlushed => {
                 repeated(site.again_and_again(|server| cmd("SCRIPT").arg("FLUSH").exec(server)))
             }

@@ -40,9 +40,9 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     let with_replica = faults.contains(&Fault::FailedOver);
     let with_clock = faults.iter().any(|fault| fault.needs_clock());
     let mut site = Site::new(runtime.handle().clone(), with_replica, with_clock);
-    let (limiter, pool) = runtime.block_on(setup.limiter(&site.proxy.url()));
+    let limiter = runtime.block_on(setup.limiter(&site.proxy.url()));
     let traffic = Traffic::new(limiter.clone());
-    (site.pool, site.traffic) = (pool, Some(traffic.clone()));
+    site.traffic = Some(traffic.clone());
 
     let tasks = traffic.start(runtime.handle());
     assert!(traffic.flows_again(), "no traffic: {:?}", traffic.tally());

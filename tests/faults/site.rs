@@ -13,7 +13,7 @@ use std::{
 use redis::{Connection, RedisResult};
 use tokio::runtime::Handle;
 
-use super::{clock::Clock, proxy::Proxy, setup::Pool, traffic::Traffic};
+use super::{clock::Clock, proxy::Proxy, traffic::Traffic};
 use crate::common::redis::Server;
 
 /// It keeps its data when it is killed, to the last answer: what was answered has been handed to the kernel before.
@@ -33,8 +33,6 @@ pub(crate) struct Site {
     pub(crate) replica: Option<Server>,
     pub(crate) clock: Option<Clock>,
     pub(crate) proxy: Proxy,
-    /// Whose slots can be held.
-    pub(crate) pool: Option<Pool>,
     pub(crate) traffic: Option<Traffic>,
 }
 
@@ -56,7 +54,6 @@ impl Site {
             replica,
             clock,
             proxy,
-            pool: None,
             traffic: None,
         }
     }

@@ -699,7 +699,7 @@ async fn what_can_never_work_is_told_when_the_store_is_made() {
 async fn the_cluster_connection_of_redis_rs_serves_as_well() {
     let cluster = Cluster::start(NEVER);
     let client = redis::cluster::ClusterClient::new(cluster.urls()).unwrap();
-    let store = RedisStore::from(client.get_async_connection().await.unwrap());
+    let store = RedisStore::from_connection(client.get_async_connection().await.unwrap());
     let limiter = Limiter::new(store).timeout(NEVER);
     let two = policy("two", "2/1h");
     for allowed in [true, true, false] {

@@ -42,7 +42,6 @@ async fn a_private_authority_is_trusted_over_every_kind_of_connection() {
     let stores = [
         RedisStore::from(client.clone()),
         RedisStore::connect(info.clone()).await.unwrap(),
-        client.get_connection_manager().await.unwrap().into(),
         #[cfg(feature = "bb8")]
         pool(info).await,
     ];

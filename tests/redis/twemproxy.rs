@@ -118,7 +118,7 @@ async fn every_kind_of_connection_works() {
     for store in [
         RedisStore::connect_lazy(proxy.url()).unwrap(),
         RedisStore::from(Client::open(proxy.url()).unwrap()),
-        RedisStore::from(manager.unwrap()),
+        RedisStore::from_connection(manager.unwrap()),
         RedisStore::from(pool.unwrap()),
     ] {
         assert_eq!(charge_all(&patient(store)).await, []);
