@@ -16,6 +16,10 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
             "the proxy cannot reach its Redis server",
         ),
         Some("ERR") if lacks_rights_inside(error) => of_server("NOPERM"),
+        Some("ERR") if lacks_database(error) => (
+            StoreErrorKind::AccessDenied,
+            "the Redis server has no such database, or its user may not SELECT it",
+        ),
         Some("ERR") if is_no_cluster(error) => of_server("NOCLUSTER"),
         Some(code) => of_server(code),
         None => of_connection(error),
@@ -86,6 +90,11 @@ fn lacks_rights_inside(error: &RedisError) -> bool {
         text.contains("The user executing the script can't run")
             || text.contains("ACL failure in script")
     })
+}
+
+/// redis-rs keeps neither the code nor all of the text.
+fn lacks_database(error: &RedisError) -> bool {
+    error.to_string().contains("refused to switch database")
 }
 
 fn is_no_cluster(error: &RedisError) -> bool {
