@@ -1,7 +1,7 @@
 /// What to do with a request when the store cannot decide.
 ///
 /// A [limiter](crate::Limiter::on_failure) or a layer has one for all its policies, and a
-/// [policy](crate::Policy::on_failure) may have its own. Of policies that are checked together the strictest speaks for all:
+/// [policy](crate::Policy::on_failure) may have its own. Of policies that are checked together the strictest counts for all:
 /// `Closed`, else `Local`, else `Open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -31,7 +31,7 @@
 //! 3. *Allowed:* the inner service is called, and the response tells what is left.
 //! 4. *Denied:* the inner service is not called; the answer is a 429 that says when the same request would pass. Nothing was
 //!    charged, under any policy.
-//! 5. *The store could not decide* within the timeout: the [failure policy](FailurePolicy) speaks.
+//! 5. *The store could not decide* within the timeout: the [failure policy](FailurePolicy) decides.
 //!
 //! # Rules
 //!
@@ -50,9 +50,9 @@
 //! # Keys and proxies
 //!
 //! [`PeerIp`](struct@PeerIp) is the address at the other end of the connection: behind a proxy, the proxy's.
-//! [`ForwardedIp`] is the client's address on the word of proxies that you trust; [`extract::forwarded`] says which proxy needs
+//! [`ForwardedIp`] is the client's address as proxies that you trust report it; [`extract::forwarded`] says which proxy needs
 //! what. [`Header`] is whatever the client writes there. The page of [`extract`] says which extractor needs which order of layers, and what happens to a
-//! request that does not say who is asking.
+//! request that has no key.
 //!
 //! # When Redis is down
 //!
@@ -80,10 +80,10 @@
 //!
 //! # What this does not do
 //!
-//! - It does not slow requests down, unless it is [told to let them wait](middleware#around-a-client); it refuses them.
+//! - It does not slow requests down, unless it is [told to let them wait](middleware#around-a-client); it rejects them.
 //! - It does not limit how many requests run at once: use tower's `ConcurrencyLimit`.
 //! - On a cluster, the policies of one identity are decided in one atomic step, several identities are not: a request that is
-//!   about to be refused may for one round trip [make another look refused](store::redis::deployment#cluster).
+//!   about to be denied may for one round trip [make another one be denied](store::redis::deployment#cluster).
 //! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten. How much that is
 //!   stands [there](store::redis::deployment#sentinel-and-replication).
 #![cfg_attr(

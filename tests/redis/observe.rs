@@ -21,12 +21,16 @@ fn a_wrong_password_is_told_of_once_and_nothing_of_it_is_shown() {
                 .timeout(Duration::from_secs(2))
                 .observer((TracingObserver::new(), told.clone()));
             let api = Policy::parse("api", "1000000/1d").unwrap();
-            let refused =
-                |lines: &[String]| lines.iter().filter(|it| it.contains("refused")).count();
+            let denied = |lines: &[String]| {
+                lines
+                    .iter()
+                    .filter(|it| it.contains("access_denied"))
+                    .count()
+            };
             // The breaker opens, and probes are refused, too, for longer than one failure keeps others from being told of.
             let start = std::time::Instant::now();
             let pause = Duration::from_millis(1_100);
-            while refused(&told.lines()) < 12 || start.elapsed() < pause {
+            while denied(&told.lines()) < 12 || start.elapsed() < pause {
                 assert!(
                     limiter
                         .try_acquire([Charge::new(&api, Key::new("user", "alice"), 1)])
@@ -46,7 +50,7 @@ fn a_wrong_password_is_told_of_once_and_nothing_of_it_is_shown() {
             }
         });
     });
-    let error = r#"kind="refused" error=the Redis server refuses this user or password"#;
+    let error = r#"kind="access_denied" error=the Redis server refuses this user or password cause="AuthenticationFailed""#;
     assert_eq!(
         *trace.lines.lock().unwrap(),
         [

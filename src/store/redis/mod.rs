@@ -146,7 +146,7 @@ impl RedisStore {
     /// Does several operations whose keys share a slot, in this order.
     #[cfg(feature = "cluster")]
     fn call_one_slot(&self, operations: Vec<Operation>) -> CallFuture {
-        one_by_one(self.clone(), operations)
+        self.one_by_one(operations)
     }
 
     fn check_one_slot(&self, check: &Check) -> StoreFuture<Decision> {
@@ -179,6 +179,18 @@ impl RedisStore {
         let (transport, settlement) = (self.transport.clone(), settlement.clone());
         StoreFuture::pending(async move {
             script::usage(&settlement, &run(&transport, &call, &key).await?)
+        })
+    }
+
+    /// Does one operation after the other.
+    fn one_by_one(&self, operations: Vec<Operation>) -> CallFuture {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            let mut results = Vec::with_capacity(operations.len());
+            for operation in operations {
+                results.push(store.call_one(operation).await);
+            }
+            Ok(results)
         })
     }
 
@@ -252,17 +264,6 @@ fn is_unknown_script(error: &RedisError) -> bool {
     error.code() == Some("NOSCRIPT")
 }
 
-/// Does one operation after the other.
-fn one_by_one(store: RedisStore, operations: Vec<Operation>) -> CallFuture {
-    StoreFuture::pending(async move {
-        let mut results = Vec::with_capacity(operations.len());
-        for operation in operations {
-            results.push(store.call_one(operation).await);
-        }
-        Ok(results)
-    })
-}
-
 fn decision(result: Result<Reply, StoreError>) -> Result<Decision, StoreError> {
     match result? {
         Reply::Check(decision) => Ok(decision),
@@ -293,7 +294,7 @@ impl Store for RedisStore {
         if self.transport.is_cluster() {
             return self.call_by_slot(operations);
         }
-        one_by_one(self.clone(), operations)
+        self.one_by_one(operations)
     }
 
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {

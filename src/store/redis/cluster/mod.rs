@@ -5,6 +5,7 @@
 //! executed. So each primary has a [`ReconnectingConnection`](super::connection::ReconnectingConnection) here, the topology
 //! is refreshed beside the traffic, and only what was certainly not executed is sent again.
 
+mod calls;
 mod cross_slot;
 mod node;
 mod nodes;

@@ -10,7 +10,7 @@ use crate::{
     error::StoreError,
     key::Key,
     settlement::Settlement,
-    store::{CallFuture, Operation, Reply, StoreFuture, redis::RedisStore},
+    store::{StoreFuture, redis::RedisStore},
 };
 
 /// The charges of a check in each slot: their indices.
@@ -49,39 +49,6 @@ impl RedisStore {
         }))
     }
 
-    /// Does the operations of each slot in one call, in their order, and those of several slots on their own.
-    pub(in crate::store::redis) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
-        let count = operations.len();
-        let mut by_slot: Vec<(Slot, Vec<usize>, Vec<Operation>)> = Vec::new();
-        let (mut places, mut calls) = (Vec::new(), Vec::new());
-        for (place, operation) in operations.into_iter().enumerate() {
-            let slot = match &operation {
-                Operation::Reset { policy, key } => Some(self.slot(policy.name(), key)),
-                Operation::Check(check) | Operation::Fill { check, .. } => self.slot_of(check),
-                Operation::Settle(settlement) => self.slot_of(settlement.check()),
-            };
-            let Some(slot) = slot else {
-                places.push(vec![place]);
-                let answer = self.call_one(operation);
-                calls.push(StoreFuture::pending(async { Ok(vec![answer.await]) }));
-                continue;
-            };
-            match by_slot.iter_mut().find(|(other, ..)| *other == slot) {
-                Some((_, places, operations)) => {
-                    places.push(place);
-                    operations.push(operation);
-                }
-                None => by_slot.push((slot, vec![place], vec![operation])),
-            }
-        }
-        for (_, of_slot, operations) in by_slot {
-            places.push(of_slot);
-            calls.push(self.call_one_slot(operations));
-        }
-        let answers = self.join(calls);
-        StoreFuture::pending(async move { Ok(in_places(count, &places, answers.await)) })
-    }
-
     /// The slots of the charges that count, if the keys of the check, shadows among them, are in several.
     fn several_slots(&self, check: &Check) -> Option<Slots> {
         let charges = check.charges().len() + check.shadow_charges().len();
@@ -89,7 +56,7 @@ impl RedisStore {
         (may_be && self.slot_of(check).is_none()).then(|| self.slots(check))
     }
 
-    fn slots(&self, check: &Check) -> Slots {
+    pub(super) fn slots(&self, check: &Check) -> Slots {
         let mut slots = Slots::new();
         for (index, charge) in check.charges().iter().enumerate() {
             let slot = self.slot(charge.policy().name(), charge.key());
@@ -102,19 +69,19 @@ impl RedisStore {
     }
 
     /// The slot that all keys of a check share, shadows among them.
-    fn slot_of(&self, check: &Check) -> Option<Slot> {
+    pub(super) fn slot_of(&self, check: &Check) -> Option<Slot> {
         let charges = check.charges().iter().chain(check.shadow_charges());
         let mut slots = charges.map(|it| self.slot(it.policy().name(), it.key()));
         let first = slots.next()?;
         slots.all(|slot| slot == first).then_some(first)
     }
 
-    fn slot(&self, policy: &str, key: &Key) -> Slot {
+    pub(super) fn slot(&self, policy: &str, key: &Key) -> Slot {
         Slot::for_key(self.names.name(policy, key))
     }
 
     /// Begins all at once, and waits for all. Each goes on by itself when nobody waits any more, until its time has passed.
-    fn join<T: Send + 'static>(
+    pub(super) fn join<T: Send + 'static>(
         &self,
         answers: Vec<StoreFuture<T>>,
     ) -> impl Future<Output = Vec<Result<T, StoreError>>> + use<T> {
@@ -134,28 +101,6 @@ impl RedisStore {
             results
         }
     }
-}
-
-/// Puts what calls have answered where their operations stood.
-fn in_places(
-    count: usize,
-    places: &[Vec<usize>],
-    answers: Vec<Result<Vec<Result<Reply, StoreError>>, StoreError>>,
-) -> Vec<Result<Reply, StoreError>> {
-    let mut results: Vec<_> = (0..count).map(|_| Err(too_late())).collect();
-    for (places, answer) in places.iter().zip(answers) {
-        match answer {
-            Ok(replies) => {
-                for (place, reply) in places.iter().zip(replies) {
-                    results[*place] = reply;
-                }
-            }
-            Err(error) => places
-                .iter()
-                .for_each(|it| results[*it] = Err(error.clone())),
-        }
-    }
-    results
 }
 
 /// The time of the decision: that of the first part of which it is known.
