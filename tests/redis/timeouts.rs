@@ -166,7 +166,7 @@ async fn a_timeout_of_two_seconds_is_two_seconds() {
 #[cfg(feature = "sentinel")]
 #[tokio::test(start_paused = true)]
 async fn sentinels_and_the_primary_have_their_shares_of_the_timeout() {
-    let server = SlowServer::start(Duration::from_millis(700)).await;
+    let server = SlowServer::start(Duration::from_millis(500)).await;
     let store = RedisStore::connect_lazy_sentinel([server.url()], "mymaster").unwrap();
     let limiter = Limiter::new(store).timeout(Duration::from_secs(4));
     let error = limiter.check([charge("alice")]).await.unwrap_err();

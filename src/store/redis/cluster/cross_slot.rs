@@ -32,7 +32,7 @@ const HEAD_START: Duration = Duration::from_millis(20);
 
 /// How long a denial or an error waits for what the other slots answer and for what they admitted to be rolled back. Both
 /// together are well below the default timeout of a limiter.
-const GRACE: Duration = Duration::from_millis(40);
+const GRACE: Duration = Duration::from_millis(50);
 
 /// Decides a check of several slots. It goes on by itself when the caller leaves, until nothing is left charged.
 pub(super) fn check(store: RedisStore, check: Check, slots: Slots) -> StoreFuture<Decision> {
