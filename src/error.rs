@@ -1,7 +1,7 @@
-//! The errors, one type for each moment: [`RuleError`] and [`PolicyError`] when something is built, [`ExtractError`] when
-//! a request does not say who is asking, [`StoreError`] when the store could not decide.
+//! The errors, one type for each moment: [`RuleError`] and [`PolicyError`] when something is built, [`ExtractError`]
+//! when a request has no key, [`StoreError`] when the store could not decide.
 //!
-//! None of them ever means "access_denied": that is a [`Decision`](crate::Decision).
+//! None of them ever means "denied": that is a [`Decision`](crate::Decision).
 //!
 //! ```
 //! use sluicegate::{Policy, PolicyError};
@@ -208,8 +208,8 @@ impl Error for ExtractError {}
 /// The store could not decide: neither yes nor no.
 ///
 /// Opaque, because what can go wrong differs by store; [`kind`](Self::kind) says what a caller can act upon,
-/// [`code`](Self::code) what the server said, and `source` what caused it. None of them, nor the message, holds a key, a
-/// user, an address or a password.
+/// [`code`](Self::code) what the server said, and `source` what caused it. None of them, nor the message, holds a key,
+/// a user, an address or a password.
 #[derive(Clone)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -249,7 +249,8 @@ pub enum StoreErrorKind {
     Timeout,
     /// The store cannot be reached or cannot work now: down, loading, out of memory, busy, read-only.
     Unavailable,
-    /// The store was not asked: it has failed several times in a row. See [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    /// The store was not asked: it has failed several times in a row. See
+    /// [`limiter`](crate::limiter#when-the-store-cannot-decide).
     CircuitOpen,
     /// The store refuses this caller: wrong password, missing rights, wrong type of server. A person has to act.
     AccessDenied,
@@ -260,7 +261,8 @@ pub enum StoreErrorKind {
 }
 
 impl StoreErrorKind {
-    /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `invalid_request`.
+    /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `circuit_open`, `access_denied`,
+    /// `protocol`, `invalid_request`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -286,8 +288,8 @@ impl StoreError {
         }
     }
 
-    /// Adds the code of the server's error reply. One that is not 1 to 24 upper-case ASCII letters is left out: it could be
-    /// anything.
+    /// Adds the code of the server's error reply. One that is not 1 to 24 upper-case ASCII letters is left out: it
+    /// could be anything.
     #[must_use]
     pub fn with_code(mut self, code: &str) -> Self {
         self.code = Code::new(code);
@@ -301,8 +303,8 @@ impl StoreError {
         self
     }
 
-    /// The code of the server's error reply, for instance `OOM` or `NOPERM`: 1 to 24 upper-case ASCII letters. `None` when
-    /// the server did not answer with an error.
+    /// The code of the server's error reply, for instance `OOM` or `NOPERM`: 1 to 24 upper-case ASCII letters. `None`
+    /// when the server did not answer with an error.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
         self.code.as_ref().map(Code::as_str)

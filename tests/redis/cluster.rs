@@ -249,8 +249,8 @@ fn a_cluster_agrees_with_the_memory_store_whatever_happens() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let mut random = TestRunner::deterministic();
     for _ in 0..40 {
-        // By a clock that never steps back: what a refused check charges for a moment lets released steps be forgotten, and
-        // only such a clock could see them again.
+        // By a clock that never steps back: what a refused check charges for a moment lets released steps be forgotten,
+        // and only such a clock could see them again.
         let history = steady().new_tree(&mut random).unwrap().current();
         runtime.block_on(async {
             let clock = TestClock::new(START_MS);

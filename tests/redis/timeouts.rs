@@ -1,5 +1,5 @@
-//! How long a `RedisStore` waits for a server that takes its time, and what becomes of replies that nobody waits for. By the
-//! paused clock of the runtime, so that nothing is waited for.
+//! How long a `RedisStore` waits for a server that takes its time, and what becomes of replies that nobody waits for.
+//! By the paused clock of the runtime, so that nothing is waited for.
 
 use std::{
     net::SocketAddr,

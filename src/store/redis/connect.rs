@@ -25,11 +25,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// # Making one
 ///
-/// A store over a URL, a `redis::Client`, sentinels or a pool keeps one multiplexed connection, which all requests share, and
-/// replaces it by itself. A connection that has ended is noticed before the next command is sent. One that has owed a reply
-/// for as long as the longest [timeout](crate::Limiter::timeout) of the limiters over this store and its clones, and at
-/// least for 500 ms, is given up. An attempt to connect may take as long, and is shared by all who wait for it; attempts
-/// are at least 5 ms apart. A command is sent once, whatever happens to it.
+/// A store over a URL, a `redis::Client`, sentinels or a pool keeps one multiplexed connection, which all requests
+/// share, and replaces it by itself. A connection that has ended is noticed before the next command is sent. One that
+/// has owed a reply for as long as the longest [timeout](crate::Limiter::timeout) of the limiters over this store and
+/// its clones, and at least for 500 ms, is given up. An attempt to connect may take as long, and is shared by all who
+/// wait for it; attempts are at least 5 ms apart. A command is sent once, whatever happens to it.
 impl RedisStore {
     /// Connects to the server of this URL (`redis://`, `rediss://`, `unix://`) or `ConnectionInfo`.
     ///
@@ -37,8 +37,8 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// When the URL is invalid, or when the server cannot be reached, refuses the user or cannot work, after one second at
-    /// most. Use [`connect_lazy`](Self::connect_lazy) where the service must start without it.
+    /// When the URL is invalid, or when the server cannot be reached, refuses the user or cannot work, after one second
+    /// at most. Use [`connect_lazy`](Self::connect_lazy) where the service must start without it.
     pub async fn connect(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
         greeted(Self::connect_lazy(server)?).await
     }
@@ -106,15 +106,16 @@ impl RedisStore {
         Self::over(Transport::server(connection, timeout))
     }
 
-    /// Connects to the [cluster](super::deployment#cluster) that these servers are nodes of: URLs (`redis://`, `rediss://`)
-    /// or `ConnectionInfo`s. One that answers is enough; the others are found through it.
+    /// Connects to the [cluster](super::deployment#cluster) that these servers are nodes of: URLs (`redis://`,
+    /// `rediss://`) or `ConnectionInfo`s. One that answers is enough; the others are found through it.
     ///
     /// All nodes are connected to as the first one is: with its user, password and TLS settings.
     ///
     /// # Errors
     ///
     /// When a URL is invalid or there is none; when no node can be reached, or none of them is of a cluster, after one
-    /// second at most. Use [`connect_lazy_cluster`](Self::connect_lazy_cluster) where the service must start without it.
+    /// second at most. Use [`connect_lazy_cluster`](Self::connect_lazy_cluster) where the service must start without
+    /// it.
     #[cfg(feature = "cluster")]
     pub async fn cluster<T: IntoConnectionInfo>(
         nodes: impl IntoIterator<Item = T>,
@@ -140,11 +141,11 @@ impl RedisStore {
 
     /// Uses a connection that reconnects by itself, such as a `redis::aio::ConnectionManager`.
     ///
-    /// Prefer a URL or a `Client`: over a connection of your own the store does not find a lost connection before it sends,
-    /// does not replace one that is open and does not answer, and does not apply the limiter's timeout to attempts to connect.
-    /// A manager learns that its connection has ended from a command that fails, so at least one check fails after each
-    /// restart of the server; and with its defaults, callers wait for seconds until it has reconnected. These settings are
-    /// better (turn `TCP_NODELAY` on in the client's `TcpSettings` as well):
+    /// Prefer a URL or a `Client`: over a connection of your own the store does not find a lost connection before it
+    /// sends, does not replace one that is open and does not answer, and does not apply the limiter's timeout to
+    /// attempts to connect. A manager learns that its connection has ended from a command that fails, so at least one
+    /// check fails after each restart of the server; and with its defaults, callers wait for seconds until it has
+    /// reconnected. These settings are better (turn `TCP_NODELAY` on in the client's `TcpSettings` as well):
     ///
     /// ```
     /// use std::time::Duration;
@@ -159,11 +160,12 @@ impl RedisStore {
     ///
     /// A bare `MultiplexedConnection` never reconnects: after its server was gone once, every check fails.
     ///
-    /// A `redis::cluster_async::ClusterConnection` is recognised and sent the keys of one slot at a time; one inside a type
-    /// of your own is not, and its server then answers `CROSSSLOT` to a check of several identities. Prefer
-    /// [`cluster`](Self::cluster): this connection stops all slots while it looks at the topology, for as long as a node
-    /// does not answer, and its retries, of which it needs one to follow a redirect, also send again what a lost connection
-    /// may have executed. That charges a request twice; it never admits too much. By default it waits without end:
+    /// A `redis::cluster_async::ClusterConnection` is recognised and sent the keys of one slot at a time; one inside a
+    /// type of your own is not, and its server then answers `CROSSSLOT` to a check of several identities. Prefer
+    /// [`cluster`](Self::cluster): this connection stops all slots while it looks at the topology, for as long as a
+    /// node does not answer, and its retries, of which it needs one to follow a redirect, also send again what a lost
+    /// connection may have executed. That charges a request twice; it never admits too much. By default it waits
+    /// without end:
     ///
     #[cfg_attr(feature = "cluster", doc = "```")]
     #[cfg_attr(not(feature = "cluster"), doc = "```ignore")]
@@ -225,7 +227,8 @@ fn may_not_ping(error: &RedisError) -> bool {
 
 /// Connects at the first check, with `TCP_NODELAY` on and the client's other settings as they are.
 ///
-/// The name of the library is told only if the client has been given one: a proxy that does not know the command hangs up.
+/// The name of the library is told only if the client has been given one: a proxy that does not know the command hangs
+/// up.
 impl From<Client> for RedisStore {
     fn from(own: Client) -> Self {
         let client = client(own.get_connection_info().clone()).unwrap_or(own);
@@ -235,8 +238,8 @@ impl From<Client> for RedisStore {
 
 /// Connects at the first check, as the pool makes its connections; the connections in the pool stay free for others.
 ///
-/// The store's connection is one more than the pool's size allows. bb8-redis gives an attempt to connect one second, also
-/// where the limiter's timeout is longer.
+/// The store's connection is one more than the pool's size allows. bb8-redis gives an attempt to connect one second,
+/// also where the limiter's timeout is longer.
 #[cfg(feature = "bb8")]
 impl From<bb8::Pool<bb8_redis::RedisConnectionManager>> for RedisStore {
     fn from(pool: bb8::Pool<bb8_redis::RedisConnectionManager>) -> Self {

@@ -84,7 +84,8 @@ fn hidden_code(text: &str) -> Option<&str> {
     words.map(|word| word.trim_start_matches('-')).find(is_code)
 }
 
-/// A command that the script may not call fails without a code of its own; the texts are those before and from Redis 7.2.
+/// A command that the script may not call fails without a code of its own; the texts are those before and from Redis
+/// 7.2.
 fn lacks_rights_inside(error: &RedisError) -> bool {
     error.detail().is_some_and(|text| {
         text.contains("The user executing the script can't run")
@@ -164,7 +165,7 @@ fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
 fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{AccessDenied, Protocol, Timeout, Unavailable};
     #[cfg(feature = "tls")]
-    if let Some(message) = super::tls::refusal(error) {
+    if let Some(message) = super::tls::handshake_problem(error) {
         return (AccessDenied, message);
     }
     match error.kind() {

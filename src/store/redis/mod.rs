@@ -1,7 +1,7 @@
 //! [`RedisStore`]: one truth for all replicas, in Redis or Valkey.
 //!
-//! Each (policy, key) has one Redis key, and a check is one call of one script: one read, and at most one write, per key. A
-//! denied check writes nothing. The server's clock decides.
+//! Each (policy, key) has one Redis key, and a check is one call of one script: one read, and at most one write, per
+//! key. A denied check writes nothing. The server's clock decides.
 //!
 //! ```
 //! use sluicegate::{Charge, FailurePolicy, Key, Limiter, Policy, RedisStore};
@@ -25,23 +25,22 @@
 //!
 //! # What is stored
 //!
-//! Names are `<prefix>:{<kind>=<token>}:<policy>`, for instance `sluicegate:{ip=203.0.113.7}:api`. The token is the key's
-//! value if that is short and plain; if it is long, has unusual characters or is [secret](Key::secret), a keyed hash of it.
+//! Names are `<prefix>:{<kind>=<token>}:<policy>`, for instance `sluicegate:{ip=203.0.113.7}:api`. The token is the
+//! key's value if that is short and plain; if it is long, has unusual characters or is [secret](Key::secret), a keyed
+//! hash of it.
 //!
 //! Every key has a TTL that covers its longest live section. Give the limiter a server or database of its own, with
 //! `maxmemory-policy noeviction` or `volatile-ttl`: the limit of a key that is evicted starts anew.
 //!
 //! # Clocks
 //!
-//! The clocks of the services do not matter; the server's does. While it goes back, time stands still for a key. When it
-//! jumps forward, charges are released early by as much; a charge that then lies further ahead than its window and
-//! precision, since the clock was set right again, is dropped. After a failover the clock of the new primary decides: one
-//! that is ahead of its predecessor's releases charges early by the difference. So keep the clocks of all servers in step
-//! (NTP), by slewing and not by jumps.
+//! The clocks of the services do not matter; the server's does. While it goes back, time stands still for a key. When
+//! it jumps forward, charges are released early by as much; a charge that then lies further ahead than its window and
+//! precision, since the clock was set right again, is dropped. After a failover the clock of the new primary decides:
+//! one that is ahead of its predecessor's releases charges early by the difference. So keep the clocks of all servers
+//! in step (NTP), by slewing and not by jumps.
 
 use std::{sync::Arc, time::Duration};
-
-use redis::{Cmd, RedisError, Value};
 
 use crate::{
     check::Check,
@@ -53,6 +52,7 @@ use crate::{
     store::{CallFuture, Operation, Reply, Store, StoreFuture},
 };
 
+mod calls;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connect;
@@ -123,10 +123,10 @@ impl RedisStore {
 
     /// Decides several checks in one call of the script, each all or nothing on its own, in this order.
     ///
-    /// Cheaper than one call each, for those who have many checks at hand. The server does nothing else meanwhile, for some
-    /// 4 to 8 µs a check: hundreds are welcome, tens of thousands are better split. On a cluster it is one call for each
-    /// slot, checks of [several slots](deployment#cluster) are decided one by one, and the order is kept among the checks of
-    /// one slot.
+    /// Cheaper than one call each, for those who have many checks at hand. The server does nothing else meanwhile, for
+    /// some 4 to 8 µs a check: hundreds are welcome, tens of thousands are better split. On a cluster it is one call
+    /// for each slot, checks of [several slots](deployment#cluster) are decided one by one, and the order is kept among
+    /// the checks of one slot.
     ///
     /// An error is one for all: what has been decided before it stays charged.
     pub fn check_batch(&self, checks: impl Into<Vec<Check>>) -> StoreFuture<Vec<Decision>> {
@@ -136,103 +136,7 @@ impl RedisStore {
             let call = self.call(checks.into_iter().map(Operation::Check).collect());
             return StoreFuture::pending(async { call.await?.into_iter().map(decision).collect() });
         }
-        let call = script::check_call(&self.names, self.now_ms(), &checks);
-        let transport = self.transport.clone();
-        StoreFuture::pending(async move {
-            script::decisions(&checks, &run(&transport, &call, b"").await?)
-        })
-    }
-
-    /// Does several operations whose keys share a slot, in this order.
-    #[cfg(feature = "cluster")]
-    fn call_one_slot(&self, operations: Vec<Operation>) -> CallFuture {
-        self.one_by_one(operations)
-    }
-
-    fn check_one_slot(&self, check: &Check) -> StoreFuture<Decision> {
-        let call = script::check_call(&self.names, self.now_ms(), [check]);
-        let (transport, key) = (self.transport.clone(), self.routing_key(Some(check)));
-        let check = check.clone();
-        StoreFuture::pending(async move {
-            script::decision(&check, &run(&transport, &call, &key).await?)
-        })
-    }
-
-    /// Decides the charges that count, and then the shadows in a call of their own. What goes wrong with them is dropped.
-    fn check_then_shadows(&self, counting: Check, shadows: Check) -> StoreFuture<Decision> {
-        let store = self.clone();
-        StoreFuture::pending(async move {
-            let decision = store.check(&counting).await?;
-            if !decision.is_allowed() {
-                return Ok(decision);
-            }
-            Ok(match store.check(&shadows).await {
-                Ok(shadow) => decision.with_shadow(shadow),
-                Err(_) => decision,
-            })
-        })
-    }
-
-    fn settle_one_slot(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        let call = script::settle_call(&self.names, self.now_ms(), settlement);
-        let key = self.routing_key(Some(settlement.check()));
-        let (transport, settlement) = (self.transport.clone(), settlement.clone());
-        StoreFuture::pending(async move {
-            script::usage(&settlement, &run(&transport, &call, &key).await?)
-        })
-    }
-
-    /// Does one operation after the other.
-    fn one_by_one(&self, operations: Vec<Operation>) -> CallFuture {
-        let store = self.clone();
-        StoreFuture::pending(async move {
-            let mut results = Vec::with_capacity(operations.len());
-            for operation in operations {
-                results.push(store.call_one(operation).await);
-            }
-            Ok(results)
-        })
-    }
-
-    fn call_one(&self, operation: Operation) -> StoreFuture<Reply> {
-        match operation {
-            Operation::Check(check) => self.check(&check).map(Reply::Check),
-            Operation::Fill { check, count } => self.fill(check, count).map(Reply::Fill),
-            Operation::Settle(settlement) => self.settle(&settlement).map(Reply::Settle),
-            Operation::Reset { policy, key } => self.reset(&policy, &key).map(|()| Reply::Reset),
-        }
-    }
-
-    /// Decides identical checks one by one: after the first denial all are denied as it was.
-    fn fill(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
-        let store = self.clone();
-        StoreFuture::pending(async move {
-            let mut decisions: Vec<Decision> = Vec::with_capacity(count.into());
-            while decisions.len() < count.into() {
-                let decision = match decisions.last() {
-                    Some(denied @ Decision::Denied(_)) => denied.clone(),
-                    _ => store.check(&check).await?,
-                };
-                decisions.push(decision);
-            }
-            Ok(decisions)
-        })
-    }
-
-    /// The name of a key that a call has, which says where it belongs. Only a cluster needs to know.
-    fn routing_key(&self, check: Option<&Check>) -> Vec<u8> {
-        let charge = check.and_then(|check| check.charges().first());
-        match charge.filter(|_| self.transport.is_cluster()) {
-            Some(charge) => self.names.name(charge.policy().name(), charge.key()),
-            None => Vec::new(),
-        }
-    }
-
-    /// How long the call for one slot may take that is not the whole of what was asked: as long as an attempt to connect and
-    /// a reply.
-    #[cfg(feature = "cluster")]
-    fn part_timeout(&self) -> Duration {
-        2 * self.transport.timeout()
+        self.check_batch_in_one_call(checks)
     }
 
     #[cfg(feature = "test-util")]
@@ -248,20 +152,6 @@ impl RedisStore {
     const fn now_ms(&self) -> Option<u64> {
         None
     }
-}
-
-/// Runs the script: by its hash, and once by its source on a server that does not know it.
-async fn run(transport: &Transport, call: &Cmd, key: &[u8]) -> Result<Value, StoreError> {
-    let mut reply = transport.send(call, key).await;
-    if reply.as_ref().is_err_and(is_unknown_script) {
-        reply = Box::pin(transport.send(&script::with_source(call), key)).await;
-    }
-    reply.map_err(|error| store_error(&error))
-}
-
-/// Only this error makes it certain that nothing was executed.
-fn is_unknown_script(error: &RedisError) -> bool {
-    error.code() == Some("NOSCRIPT")
 }
 
 fn decision(result: Result<Reply, StoreError>) -> Result<Decision, StoreError> {

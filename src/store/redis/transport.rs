@@ -73,8 +73,11 @@ impl Transport {
         }
     }
 
-    pub(super) fn timeout(&self) -> Duration {
-        self.timeout.get()
+    /// How long the call for one slot may take that is not the whole of what was asked: as long as an attempt to
+    /// connect and a reply.
+    #[cfg(feature = "cluster")]
+    pub(super) fn part_timeout(&self) -> Duration {
+        2 * self.timeout.get()
     }
 
     /// Lets a server take at least so long to answer before its connection counts as lost.

@@ -30,8 +30,8 @@ struct LastUse {
 }
 
 impl RedisStore {
-    /// Does the operations of each slot in one call, in their order, and those of several slots on their own. All at the same
-    /// time, but for operations that have to wait for one before them which has the same slot.
+    /// Does the operations of each slot in one call, in their order, and those of several slots on their own. All at
+    /// the same time, but for operations that have to wait for one before them which has the same slot.
     pub(in crate::store::redis) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
         let mut replies: Replies = operations.iter().map(|_| Err(too_late())).collect();
         let rounds = self.rounds(operations);

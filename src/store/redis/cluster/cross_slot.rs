@@ -6,10 +6,10 @@
 //!         ──▶ slot 3: admitted ──▶ settled to 0 ─┘
 //! ```
 //!
-//! The first denial or error, and a caller who leaves, have all that was admitted rolled back at once, and what is admitted
-//! later when it is. So a node that does not answer keeps nothing charged in the slots of others for longer than its callers
-//! wait. As soon as it is known not to answer, its slots are asked first, so that what the others admit is rolled back within
-//! a round trip.
+//! The first denial or error, and a caller who leaves, have all that was admitted rolled back at once, and what is
+//! admitted later when it is. So a node that does not answer keeps nothing charged in the slots of others for longer
+//! than its callers wait. As soon as it is known not to answer, its slots are asked first, so that what the others
+//! admit is rolled back within a round trip.
 
 use std::time::Duration;
 
@@ -27,11 +27,12 @@ use crate::{
     store::{StoreFuture, redis::RedisStore},
 };
 
-/// How much earlier than the others a slot is asked whose node does not answer. If it still does not, the check has failed.
+/// How much earlier than the others a slot is asked whose node does not answer. If it still does not, the check has
+/// failed.
 const HEAD_START: Duration = Duration::from_millis(20);
 
-/// How long a denial or an error waits for what the other slots answer and for what they admitted to be rolled back. Both
-/// together are well below the default timeout of a limiter.
+/// How long a denial or an error waits for what the other slots answer and for what they admitted to be rolled back.
+/// Both together are well below the default timeout of a limiter.
 const GRACE: Duration = Duration::from_millis(50);
 
 /// Decides a check of several slots. It goes on by itself when the caller leaves, until nothing is left charged.
@@ -161,7 +162,7 @@ impl CrossSlotCheck {
         answer: StoreFuture<T>,
         event: impl FnOnce(Result<T, StoreError>) -> Event + Send + 'static,
     ) {
-        let (sender, patience) = (self.sender.clone(), self.store.part_timeout());
+        let (sender, patience) = (self.sender.clone(), self.store.transport.part_timeout());
         tokio::spawn(async move {
             let result = timeout(patience, answer).await;
             let _ = sender.send(event(result.unwrap_or_else(|_| Err(too_late()))));
@@ -199,7 +200,8 @@ impl CrossSlotCheck {
         }
     }
 
-    /// Rolls back what was admitted. The slots that were not asked yet may deny the check, which says more than an error.
+    /// Rolls back what was admitted. The slots that were not asked yet may deny the check, which says more than an
+    /// error.
     fn fail(&mut self) {
         if self.failed {
             return;

@@ -1,9 +1,9 @@
 //! [`Cluster`]: a connection for each primary, and which slot is whose.
 //!
-//! redis-rs' own `ClusterConnection` stops all slots while it looks at the topology, and waits there for each node, also for
-//! nodes that do not answer; and whoever lets it follow redirects lets it send again what a lost connection may have
-//! executed. So each primary has a [`ReconnectingConnection`](super::connection::ReconnectingConnection) here, the topology
-//! is refreshed beside the traffic, and only what was certainly not executed is sent again.
+//! redis-rs' own `ClusterConnection` stops all slots while it looks at the topology, and waits there for each node,
+//! also for nodes that do not answer; and whoever lets it follow redirects lets it send again what a lost connection
+//! may have executed. So each primary has a [`ReconnectingConnection`](super::connection::ReconnectingConnection) here,
+//! the topology is refreshed beside the traffic, and only what was certainly not executed is sent again.
 
 mod calls;
 mod cross_slot;
@@ -83,7 +83,8 @@ impl Cluster {
         Err(io::Error::other("the nodes of the cluster point at each other").into())
     }
 
-    /// The primary of a slot. Waits for a refresh of the topology only if none is known or the one that is may have failed.
+    /// The primary of a slot. Waits for a refresh of the topology only if none is known or the one that is may have
+    /// failed.
     async fn owner(self: &Arc<Self>, slot: Slot) -> RedisResult<Arc<Node>> {
         let known = self.nodes().owner(slot);
         match known {

@@ -34,8 +34,8 @@ impl Cluster {
         }
     }
 
-    /// The refresh that is under way or was done just now; else a new one, in a task of its own: it outlives callers who
-    /// leave at their timeout.
+    /// The refresh that is under way or was done just now; else a new one, in a task of its own: it outlives callers
+    /// who leave at their timeout.
     fn latest_refresh(self: &Arc<Self>) -> watch::Receiver<Option<RedisResult<()>>> {
         let mut latest = self.refresh.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(refresh) = &*latest

@@ -80,12 +80,13 @@ impl RedisStore {
         Slot::for_key(self.names.name(policy, key))
     }
 
-    /// Begins all at once, and waits for all. Each goes on by itself when nobody waits any more, until its time has passed.
+    /// Begins all at once, and waits for all. Each goes on by itself when nobody waits any more, until its time has
+    /// passed.
     pub(super) fn join<T: Send + 'static>(
         &self,
         answers: Vec<StoreFuture<T>>,
     ) -> impl Future<Output = Vec<Result<T, StoreError>>> + use<T> {
-        let part_timeout = self.part_timeout();
+        let part_timeout = self.transport.part_timeout();
         let answers = answers.into_iter();
         let tasks: Vec<_> = answers
             .map(|it| tokio::spawn(timeout(part_timeout, it)))

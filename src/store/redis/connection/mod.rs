@@ -108,8 +108,8 @@ impl Connection {
         self.is_surely_usable() || !self.is_lost() && is_open(&mut self.multiplexed.clone()).await
     }
 
-    /// Hears in the place of callers who left whether the server still answers: replies come in the order of their commands,
-    /// so the reply to a PING that is sent now says that all before it were answered.
+    /// Hears in the place of callers who left whether the server still answers: replies come in the order of their
+    /// commands, so the reply to a PING that is sent now says that all before it were answered.
     ///
     /// One at a time. It ends before its reply is noted: whoever sends after that, and leaves, starts another.
     fn probe(self: &Arc<Self>) {
@@ -161,14 +161,14 @@ impl Drop for Caller<'_> {
 
 /// Whether the connection is open as far as this side knows.
 ///
-/// The PING is polled once and dropped. A connection that has ended refuses it there and then; one that is open queues it,
-/// and does not send what nobody waits for. So this costs no round trip.
+/// The PING is polled once and dropped. A connection that has ended refuses it there and then; one that is open queues
+/// it, and does not send what nobody waits for. So this costs no round trip.
 async fn is_open(connection: &mut impl ConnectionLike) -> bool {
     thread_local! {
         static PING: Cmd = redis::cmd("PING");
     }
-    // A runtime that was busy, or suspended with its machine, looks at its sockets first, and then lets the connection's
-    // task read what is there: the end, perhaps.
+    // A runtime that was busy, or suspended with its machine, looks at its sockets first, and then lets the
+    // connection's task read what is there: the end, perhaps.
     yield_now().await;
     yield_now().await;
     PING.with(|ping| {

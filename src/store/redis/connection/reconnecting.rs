@@ -16,8 +16,8 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(5);
 
 /// One connection that callers share.
 ///
-/// A caller who finds it lost starts one attempt to replace it, which all others wait for: it runs in a task of its own, so
-/// that it outlives callers who leave at their timeout. No command is ever sent twice.
+/// A caller who finds it lost starts one attempt to replace it, which all others wait for: it runs in a task of its
+/// own, so that it outlives callers who leave at their timeout. No command is ever sent twice.
 pub(in crate::store::redis) struct ReconnectingConnection {
     source: Box<dyn Source>,
     timeout: ReplyTimeout,
@@ -30,6 +30,10 @@ struct Attempt {
     /// When it began to connect, or will; `None` when there was none yet.
     started: Option<Instant>,
     /// Whether another attempt or another connection came before it.
+    #[cfg_attr(
+        not(feature = "cluster"),
+        expect(dead_code, reason = "only a cluster asks for it")
+    )]
     is_replacement: bool,
     outcome: watch::Receiver<Option<Outcome>>,
 }

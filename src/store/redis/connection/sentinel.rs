@@ -25,8 +25,8 @@ use crate::store::redis::error::closed;
 /// them does not know that there is another.
 const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What one sentinel may take to answer, and one server to show that it is the primary: one of each that hangs leaves time
-/// for another within the timeout of the whole attempt.
+/// What one sentinel may take to answer, and one server to show that it is the primary: one of each that hangs leaves
+/// time for another within the timeout of the whole attempt.
 fn share(timeout: Duration) -> Duration {
     timeout * 2 / 5
 }

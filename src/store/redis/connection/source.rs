@@ -7,7 +7,8 @@ use redis::{AsyncConnectionConfig, RedisFuture, aio::MultiplexedConnection};
 /// So many commands may wait to be written; further callers wait for room.
 const QUEUE: usize = 1_024;
 
-/// Where a [`ReconnectingConnection`](super::ReconnectingConnection) gets its connections from: a client, sentinels or a pool.
+/// Where a [`ReconnectingConnection`](super::ReconnectingConnection) gets its connections from: a client, sentinels or
+/// a pool.
 pub(in crate::store::redis) trait Source: Send + Sync + 'static {
     /// Makes a connection whose server has answered a command, or fails within the timeout.
     fn connect(&self, timeout: Duration) -> RedisFuture<'_, MultiplexedConnection>;
@@ -19,7 +20,8 @@ pub(in crate::store::redis) trait Source: Send + Sync + 'static {
     }
 }
 
-/// Without a timeout for replies: the limiter's timeout and `ConnectionHealth` see to that, without a timer for each command.
+/// Without a timeout for replies: the limiter's timeout and `ConnectionHealth` see to that, without a timer for each
+/// command.
 pub(super) fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
         .set_connection_timeout(None)

@@ -11,8 +11,8 @@ use std::{
 
 use redis::RedisResult;
 
-/// The least time after which a connection that owes a reply counts as lost. Callers leave at their own timeout and never
-/// see a timeout of the connection's, so the connection counts for them.
+/// The least time after which a connection that owes a reply counts as lost. Callers leave at their own timeout and
+/// never see a timeout of the connection's, so the connection counts for them.
 const UNRESPONSIVE_AFTER: Duration = Duration::from_millis(500);
 
 /// How long a connection may owe a reply, and how long an attempt to connect may take: as long as the limiter with the
