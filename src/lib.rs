@@ -35,9 +35,9 @@
 //!
 //! # Rules
 //!
-//! A [`Rule`] admits at most `limit` units in any `window`, whatever the phase, however many replicas, however wrong their
-//! clocks. Units are counted in steps of `precision`, a sixtieth of the window by default, and given back up to one step late,
-//! never early:
+//! A [`Rule`] admits at most `limit` units in any `window`, whatever the phase, however many replicas, however wrong
+//! their clocks: the [store's clock](store::redis#clocks) decides. Units are counted in steps of `precision`, a sixtieth
+//! of the window by default, and given back up to one step late, never early:
 //!
 //! ```text
 //!        charged here                                   released here
