@@ -376,7 +376,6 @@ async fn a_look_up_owns_what_it_needs_of_the_head() {
 fn public_types_are_send_and_sync() {
     fn check<T: Send + Sync + ?Sized>() {}
     check::<PeerIp>();
-    check::<sluicegate::extract::PeerNetwork>();
     check::<Header>();
     check::<Cookie>();
     check::<Extension<String>>();

@@ -58,18 +58,18 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
 ///
 /// Its kind is `both`. When the extractors answer several keys, each of the one is paired with each of the other.
 #[derive(Clone, Debug)]
-pub struct Both<A, B> {
+pub struct And<A, B> {
     first: A,
     second: B,
 }
 
-impl<A, B> Both<A, B> {
+impl<A, B> And<A, B> {
     pub(super) const fn new(first: A, second: B) -> Self {
         Self { first, second }
     }
 }
 
-impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Both<A, B> {
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
         let firsts = self.first.extract(head)?;
         let seconds: Vec<Key> = self.second.extract(head)?.into_iter().collect();

@@ -62,14 +62,14 @@ mod keys_future;
 mod peer_ip;
 
 pub use cidr::{Cidr, CidrError};
-pub use combine::{Both, OnMissing, OnlyWhen, Or};
+pub use combine::{And, OnMissing, OnlyWhen, Or};
 pub use cookie::Cookie;
 pub use extension::Extension;
 pub use forwarded::{ForwardedIp, TrustedProxies};
 pub use header::Header;
 pub use keys::{IntoKeys, Keys};
 pub use keys_future::{AsyncKeyExtractor, KeysFuture};
-pub use peer_ip::{PeerIp, PeerNetwork};
+pub use peer_ip::PeerIp;
 
 /// Sees the head of a request and answers who is to be charged.
 ///
@@ -152,11 +152,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// assert_ne!(who.extract(&from([203, 0, 113, 7]))?, who.extract(&from([203, 0, 113, 8]))?);
     /// # Ok::<(), sluicegate::ExtractError>(())
     /// ```
-    fn and<E: KeyExtractor>(self, other: E) -> Both<Self, E>
+    fn and<E: KeyExtractor>(self, other: E) -> And<Self, E>
     where
         Self: Sized,
     {
-        Both::new(self, other)
+        And::new(self, other)
     }
 
     /// Applies this limit only to requests of which `condition` is true; the others skip it, whatever else they say.

@@ -11,7 +11,7 @@ use crate::{
     error::ExtractError,
     extract::{
         KeyExtractor, Keys,
-        ip::{self, DEFAULT_WIDTH},
+        ip::{self, DEFAULT_IPV6_PREFIX},
     },
 };
 
@@ -39,7 +39,7 @@ const TWICE: ExtractError =
 #[derive(Clone, Debug)]
 pub struct ForwardedIp {
     source: Arc<Source>,
-    width: u8,
+    ipv6_prefix: u8,
 }
 
 #[derive(Debug)]
@@ -87,18 +87,18 @@ impl ForwardedIp {
                 form,
                 trusted,
             }),
-            width: DEFAULT_WIDTH,
+            ipv6_prefix: DEFAULT_IPV6_PREFIX,
         }
     }
 
-    /// Sets how many leading bits of an IPv6 address make a client, 32 to 128, instead of 64.
+    /// Sets how many leading bits of an IPv6 address identify a client, 32 to 128, instead of 64.
     ///
     /// # Panics
     ///
     /// When `bits` is below 32 or above 128.
     #[must_use]
     pub const fn ipv6_prefix(mut self, bits: u8) -> Self {
-        self.width = ip::checked_width(bits);
+        self.ipv6_prefix = ip::checked_ipv6_prefix(bits);
         self
     }
 
@@ -124,7 +124,7 @@ impl ForwardedIp {
 
 impl KeyExtractor for ForwardedIp {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
-        Ok(ip::key(self.address(head)?, self.width).into())
+        Ok(ip::key(self.address(head)?, self.ipv6_prefix).into())
     }
 }
 
