@@ -5,6 +5,11 @@
 /// `Closed`, else `Local`, else `Open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
 pub enum FailurePolicy {
     /// Let it pass, unlimited: the service stays up when the store does not.
     #[default]
