@@ -27,37 +27,51 @@ impl<'de> Deserialize<'de> for Rule {
 
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Fields {
-            rules,
-            on_failure,
-            shadow,
-        } = Fields::of(self);
-        let name = self.name().into();
-        Named {
-            name,
-            rules,
-            on_failure,
-            shadow,
-        }
-        .serialize(serializer)
+        let named = Named {
+            name: self.name().into(),
+            rules: Rules(self.to_string()),
+            on_failure: self.failure_policy(),
+            shadow: self.is_shadow(),
+        };
+        named.serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Policy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Named {
-            name,
-            rules,
-            on_failure,
-            shadow,
-        } = Named::deserialize(deserializer)?;
-        Fields {
-            rules,
-            on_failure,
-            shadow,
-        }
-        .policy(&name)
+        deserializer.deserialize_struct("Policy", FIELDS, PolicyVisitor)
     }
+}
+
+const FIELDS: &[&str] = &["name", "rules", "on_failure", "shadow"];
+
+/// Makes the policy while the map is read, so that an error tells where it is.
+struct PolicyVisitor;
+
+impl<'de> Visitor<'de> for PolicyVisitor {
+    type Value = Policy;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a policy: its `name` and its `rules`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Policy, A::Error> {
+        let it = Named::deserialize(MapAccessDeserializer::new(map))?;
+        policy(&it.name, &it.rules, it.on_failure, it.shadow)
+    }
+}
+
+fn policy<E: Error>(
+    name: &str,
+    rules: &Rules,
+    on_failure: Option<FailurePolicy>,
+    shadow: bool,
+) -> Result<Policy, E> {
+    let mut policy = Policy::parse(name, &rules.0).map_err(E::custom)?;
+    if let Some(on_failure) = on_failure {
+        policy = policy.on_failure(on_failure);
+    }
+    Ok(if shadow { policy.shadow() } else { policy })
 }
 
 impl Serialize for Policies {
@@ -75,19 +89,11 @@ impl<'de> Deserialize<'de> for Policies {
 
 /// A policy alone.
 #[derive(Serialize, Deserialize)]
-#[serde(
-    rename = "Policy",
-    deny_unknown_fields,
-    expecting = "a policy: its `name` and its `rules`"
-)]
+#[serde(rename = "Policy", deny_unknown_fields)]
 struct Named {
     name: String,
     rules: Rules,
-    #[serde(
-        default,
-        deserialize_with = "some",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
     on_failure: Option<FailurePolicy>,
     #[serde(default, skip_serializing_if = "is_false")]
     shadow: bool,
@@ -98,42 +104,15 @@ struct Named {
 #[serde(deny_unknown_fields)]
 struct Fields {
     rules: Rules,
-    #[serde(
-        default,
-        deserialize_with = "some",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
     on_failure: Option<FailurePolicy>,
     #[serde(default, skip_serializing_if = "is_false")]
     shadow: bool,
 }
 
-/// A null is an error: it would look like a failure policy that was chosen.
-fn some<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<FailurePolicy>, D::Error> {
-    FailurePolicy::deserialize(deserializer).map(Some)
-}
-
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 const fn is_false(it: &bool) -> bool {
     !*it
-}
-
-impl Fields {
-    fn of(policy: &Policy) -> Self {
-        Self {
-            rules: Rules(policy.to_string()),
-            on_failure: policy.failure_policy(),
-            shadow: policy.is_shadow(),
-        }
-    }
-
-    fn policy<E: Error>(self, name: &str) -> Result<Policy, E> {
-        let mut policy = Policy::parse(name, &self.rules.0).map_err(E::custom)?;
-        if let Some(on_failure) = self.on_failure {
-            policy = policy.on_failure(on_failure);
-        }
-        Ok(if self.shadow { policy.shadow() } else { policy })
-    }
 }
 
 /// What a set has for a name. Not read as an untagged enum, whose errors do not say what is wrong, or where.
@@ -146,25 +125,21 @@ enum Entry {
 
 impl Entry {
     fn of(policy: &Policy) -> Self {
-        match Fields::of(policy) {
-            Fields {
+        let rules = Rules(policy.to_string());
+        match (policy.failure_policy(), policy.is_shadow()) {
+            (None, false) => Self::Rules(rules),
+            (on_failure, shadow) => Self::Fields(Fields {
                 rules,
-                on_failure: None,
-                shadow: false,
-            } => Self::Rules(rules),
-            fields => Self::Fields(fields),
+                on_failure,
+                shadow,
+            }),
         }
     }
 
     fn policy<E: Error>(self, name: &str) -> Result<Policy, E> {
         match self {
-            Self::Rules(rules) => Fields {
-                rules,
-                on_failure: None,
-                shadow: false,
-            }
-            .policy(name),
-            Self::Fields(fields) => fields.policy(name),
+            Self::Rules(rules) => policy(name, &rules, None, false),
+            Self::Fields(it) => policy(name, &it.rules, it.on_failure, it.shadow),
         }
     }
 }
@@ -351,6 +326,7 @@ mod tests {
                 .unwrap_err()
                 .to_string();
             assert!(error.starts_with(expected), "{text}: {error}");
+            assert!(error.contains(" at line 1 column "), "{text}: {error}");
         }
         for (text, expected) in [
             (r#"{"name":"ip"}"#, "missing field `rules`"),
@@ -368,11 +344,16 @@ mod tests {
                 r#"{"name":"ip","rules":"1/s/1"}"#,
                 "policy `ip`: rule `1/s/1`",
             ),
+            (
+                r#"["ip","1/1s"]"#,
+                "invalid type: sequence, expected a policy: its `name` and its `rules`",
+            ),
         ] {
             let error = serde_json::from_str::<Policy>(text)
                 .unwrap_err()
                 .to_string();
             assert!(error.starts_with(expected), "{text}: {error}");
+            assert!(error.contains(" at line 1 column "), "{text}: {error}");
         }
     }
 }
