@@ -1,5 +1,5 @@
-//! The errors, one type for each situation: [`RuleError`] and [`PolicyError`] when something is built, [`ExtractError`] when
-//! a request yields no key, [`StoreError`] when the store could not decide.
+//! The errors, one type for each situation: [`RuleError`] and [`PolicyError`] when something is built,
+//! [`ExtractError`] when a request yields no key, [`StoreError`] when the store could not decide.
 //!
 //! None of them means that a request was denied: that is a [`Decision`](crate::Decision).
 //!
@@ -57,7 +57,8 @@ impl ExtractError {
         }
     }
 
-    /// Creates an error of the kind [`Malformed`](ExtractErrorKind::Malformed): what identifies the client cannot be read.
+    /// Creates an error of the kind [`Malformed`](ExtractErrorKind::Malformed): what identifies the client cannot be
+    /// read.
     #[must_use]
     pub const fn malformed(message: &'static str) -> Self {
         Self {
@@ -66,7 +67,8 @@ impl ExtractError {
         }
     }
 
-    /// Creates an error of the kind [`Unavailable`](ExtractErrorKind::Unavailable): the service could not identify the client.
+    /// Creates an error of the kind [`Unavailable`](ExtractErrorKind::Unavailable): the service could not identify the
+    /// client.
     #[must_use]
     pub const fn unavailable(message: &'static str) -> Self {
         Self {
@@ -92,8 +94,8 @@ impl Error for ExtractError {}
 
 /// The store could not decide: neither yes nor no.
 ///
-/// Opaque, because what can go wrong differs by store; [`kind`](Self::kind) says what a caller can act upon. The message
-/// and the source never hold a key or a password.
+/// Opaque, because what can go wrong differs by store; [`kind`](Self::kind) says what a caller can act upon. The
+/// message and the source never hold a key or a password.
 #[derive(Clone)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -109,7 +111,8 @@ pub enum StoreErrorKind {
     Timeout,
     /// The store cannot be reached or cannot work now: down, loading, out of memory, busy, read-only.
     Unavailable,
-    /// The store was not asked: it has failed several times in a row. See [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    /// The store was not asked: it has failed several times in a row. See
+    /// [`limiter`](crate::limiter#when-the-store-cannot-decide).
     CircuitOpen,
     /// The store refuses this caller: wrong password, missing rights, wrong type of server. A person has to act.
     AccessDenied,
@@ -120,7 +123,8 @@ pub enum StoreErrorKind {
 }
 
 impl StoreErrorKind {
-    /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `invalid_request`.
+    /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `circuit_open`, `access_denied`,
+    /// `protocol`, `invalid_request`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

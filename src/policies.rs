@@ -1,4 +1,5 @@
-//! [`Policies`]: policies by name, as in a configuration file; [`ReloadablePolicies`]: policies that change while the service runs.
+//! [`Policies`]: policies by name, as in a configuration file. [`ReloadablePolicies`]: policies that change while the
+//! service runs.
 //!
 //! ```
 //! use sluicegate::{Charge, Key, Limiter, ReloadablePolicies, MemoryStore, Policies, Policy};
@@ -24,8 +25,8 @@
 //!
 //! # In a configuration file
 //!
-//! With the feature `serde`, `Policies` are a map from name to rules: one string, or a list of strings. Or to a map with `rules`, what to
-//! do [on failure](Policy::on_failure), and whether the policy is a [shadow](Policy::shadow):
+//! With the feature `serde`, `Policies` are a map from name to rules: one string, or a list of strings. Or to a map
+//! with `rules`, what to do [on failure](Policy::on_failure), and whether the policy is a [shadow](Policy::shadow):
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -99,8 +100,8 @@ impl fmt::Debug for Policies {
 
 /// Policies that can be replaced while the service runs, all in one step; clones are handles of the same set.
 ///
-/// The store keeps what is counted under a rule as long as the rule's window, precision and kind stay the same: a new limit takes
-/// effect at once on what was charged before, and a rule with a new window starts at zero.
+/// The store keeps what is counted under a rule as long as the rule's window, precision and kind stay the same: a new
+/// limit takes effect at once on what was charged before, and a rule with a new window starts at zero.
 #[derive(Clone, Debug)]
 pub struct ReloadablePolicies {
     current: Arc<RwLock<Policies>>,
@@ -129,7 +130,8 @@ impl ReloadablePolicies {
         current.clone()
     }
 
-    /// Replaces all policies. Requests that are being decided keep the ones that they have read. New names may be added.
+    /// Replaces all policies. Requests that are being decided keep the ones that they have read. New names may be
+    /// added.
     ///
     /// # Errors
     ///

@@ -27,8 +27,8 @@ const MAX_NAME: usize = 64;
 
 /// A named set of rules, checked and charged together.
 ///
-/// Clients see the name in the `RateLimit` headers. Counts belong to the name: two policies of one name over one store share
-/// their counts. A policy is cheap to clone.
+/// Clients see the name in the `RateLimit` headers. Counts belong to the name: two policies of one name over one store
+/// share their counts. A policy is cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Policy {
     inner: Arc<Inner>,
@@ -104,10 +104,11 @@ impl Policy {
         }
     }
 
-    /// Makes this policy a shadow: it is decided, charged and reported, and never denies a request. See [`limiter`](crate::limiter).
+    /// Makes this policy a shadow: it is decided, charged and reported, and never denies a request. See
+    /// [`limiter`](crate::limiter).
     ///
-    /// It counts under its name: the counts remain when it is no longer a shadow. Used together with the policy that it is to
-    /// replace, it needs another name.
+    /// It counts under its name: the counts remain when it is no longer a shadow. Used together with the policy that
+    /// it is to replace, it needs another name.
     #[must_use]
     pub fn shadow(mut self) -> Self {
         self.shadow = true;
@@ -120,10 +121,11 @@ impl Policy {
         self.shadow
     }
 
-    /// Sets what to do with a request under this policy when the store cannot decide. The default is the failure policy of the
-    /// limiter or the layer.
+    /// Sets what to do with a request under this policy when the store cannot decide. The default is the failure
+    /// policy of the limiter or the layer.
     ///
-    /// Of policies that are checked together, [the strictest](FailurePolicy) applies to all. A shadow never denies a request.
+    /// Of policies that are checked together, [the strictest](FailurePolicy) applies to all. A shadow never denies a
+    /// request.
     #[must_use]
     pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
         self.on_failure = Some(policy);

@@ -1,7 +1,8 @@
 //! Rules and policies in configuration files, through serde.
 //!
-//! A rule is its text. A policy's rules are one string, or a list of strings. A policy alone is `{name, rules, on_failure, shadow}`, the
-//! last two of which may be left out; a set is a map from name to rules, or to `{rules, on_failure, shadow}`.
+//! A rule is its text. A policy's rules are one string, or a list of strings. A policy alone is `{name, rules,
+//! on_failure, shadow}`, the last two of which may be left out; a set is a map from name to rules, or to `{rules,
+//! on_failure, shadow}`.
 
 use std::{borrow::Cow, fmt};
 

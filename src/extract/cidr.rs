@@ -6,8 +6,8 @@ use super::ip::canonical;
 
 /// A network of IP addresses, written `10.0.0.0/8`, `2001:db8::/32`, or as one address, which is a network of its own.
 ///
-/// An IPv4 address that is mapped into IPv6 is that IPv4 address, here and in [`contains`](Self::contains): `::ffff:10.0.0.0/104`
-/// is `10.0.0.0/8`, and no IPv6 network contains an IPv4 address.
+/// An IPv4 address that is mapped into IPv6 is that IPv4 address, here and in [`contains`](Self::contains):
+/// `::ffff:10.0.0.0/104` is `10.0.0.0/8`, and no IPv6 network contains an IPv4 address.
 ///
 /// ```
 /// use sluicegate::extract::Cidr;
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_what_to_write_instead() {
+    fn what_is_no_network_is_an_error_that_says_what_to_write() {
         let message = |text: &str| text.parse::<Cidr>().unwrap_err().to_string();
         for text in [
             "",

@@ -65,7 +65,8 @@ const fn tonic(_: &Extensions) -> Option<IpAddr> {
     None
 }
 
-/// The one form of an address: IPv4 that is mapped (`::ffff:0:0/96`) or translated (`64:ff9b::/96`) into IPv6 becomes IPv4.
+/// The one form of an address: IPv4 that is mapped (`::ffff:0:0/96`) or translated (`64:ff9b::/96`) into IPv6 becomes
+/// IPv4.
 ///
 /// All translated addresses are in one `/64` and would otherwise share one key.
 pub(super) fn canonical(ip: IpAddr) -> IpAddr {

@@ -9,10 +9,11 @@ use crate::{error::ExtractErrorKind, rule::millis};
 
 const PUSHBACK: &str = "grpc-retry-pushback-ms";
 
-/// Answers gRPC calls as gRPC does (feature `tonic`), and other requests with the status alone, or as [told](Self::or).
+/// Answers gRPC calls as gRPC does (feature `tonic`), and other requests with the status alone, or by
+/// [another](Self::or) rejection.
 ///
-/// A gRPC client takes an HTTP 429 for `UNAVAILABLE` and tries again. This answers a call, recognised by a `content-type` that
-/// begins with `application/grpc`, with HTTP 200, no body, and a status in the headers:
+/// A gRPC client takes an HTTP 429 for `UNAVAILABLE` and tries again. This answers a call, recognised by a
+/// `content-type` that begins with `application/grpc`, with HTTP 200, no body, and a status in the headers:
 ///
 /// | why | status | also |
 /// |---|---|---|
