@@ -35,12 +35,13 @@ use std::{
     time::Duration,
 };
 
+pub use crate::window::Count;
 use crate::{
-    charge::Check,
+    check::Check,
     error::{StoreError, StoreErrorKind},
     policy::Policy,
     rule::{Rule, millis},
-    window::Span,
+    window::StepSpec,
 };
 
 /// The answer to a check. An error instead of a decision means *could not decide*, never *no*.
@@ -53,6 +54,15 @@ pub enum Decision {
 }
 
 impl Decision {
+    /// Adds what the [shadows](Check::shadow_check) of the check decided; a denial asks no shadow and stays as it is. For stores.
+    #[must_use]
+    pub fn with_shadow(self, shadow: Self) -> Self {
+        match self {
+            Self::Allowed(usage) => Self::Allowed(usage.with_shadow(shadow)),
+            Self::Denied(_) => self,
+        }
+    }
+
     /// Whether the check was allowed.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
@@ -112,20 +122,10 @@ pub struct Usage {
 #[derive(Debug)]
 struct Inner {
     check: Check,
+    decided_at_ms: u64,
     rules: Box<[RuleUsage]>,
     may_settle: AtomicBool,
     local: AtomicBool,
-}
-
-/// What a store counted under one rule, from which a [`Usage`] is computed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
-    /// The units that count now.
-    pub used: u64,
-    /// The end of the newest step that counts, in ms of the store's clock; 0 when nothing counts.
-    pub newest_end_ms: u64,
-    /// For a rule that refuses a cost within its limit: when enough has been released, in ms of the store's clock.
-    pub fits_at_ms: u64,
 }
 
 impl Decision {
@@ -149,11 +149,47 @@ impl Decision {
     pub(crate) fn joined(
         check: &Check,
         admitted: bool,
+        decided_at_ms: u64,
         rules: Vec<RuleUsage>,
     ) -> Result<Self, StoreError> {
-        let usage = Usage::joined(check, rules);
+        let usage = Usage::joined(check, decided_at_ms, rules);
         usage.inner.may_settle.store(admitted, Ordering::Relaxed);
         Self::of(usage, admitted)
+    }
+
+    /// Computes the decisions of a fill: of `count` identical checks, the first `admitted` were admitted. For stores.
+    ///
+    /// `counts` has one count for each rule of each charge, taken after all of them were charged; where some are denied, each
+    /// count tells when the cost of one more check fits.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn fill(
+        check: &Check,
+        count: u16,
+        admitted: u16,
+        now_ms: u64,
+        counts: &[Count],
+    ) -> Result<Vec<Self>, StoreError> {
+        let costs: Vec<u64> = check
+            .charges()
+            .iter()
+            .flat_map(|charge| charge.policy().rules().iter().map(|_| charge.cost()))
+            .collect();
+        // Each of those that came before the last had left as many costs uncharged as came after it.
+        let counts_then = |later: u16| -> Vec<Count> {
+            let counts = counts.iter().zip(&costs).map(|(count, cost)| Count {
+                used: count.used.saturating_sub(cost.saturating_mul(later.into())),
+                ..*count
+            });
+            counts.collect()
+        };
+        let admissions = (0..admitted.min(count))
+            .rev()
+            .map(|later| Self::new(check, true, now_ms, &counts_then(later)));
+        let denials = (admitted..count).map(|_| Self::new(check, false, now_ms, counts));
+        admissions.chain(denials).collect()
     }
 
     fn of(usage: Usage, admitted: bool) -> Result<Self, StoreError> {
@@ -232,11 +268,7 @@ impl Usage {
             };
             RuleUsage::new(rule, now_ms, *count, refusal_ms)
         }));
-        let expected: usize = check
-            .charges()
-            .iter()
-            .map(|charge| charge.policy().rules().len())
-            .sum();
+        let expected = check.rule_count();
         if usages.len() != expected || counts.len() != expected {
             return Err(protocol("the store counted other rules than were checked"));
         }
@@ -244,6 +276,7 @@ impl Usage {
         Ok(Self {
             inner: Arc::new(Inner {
                 check: check.clone(),
+                decided_at_ms: now_ms,
                 rules: usages.into(),
                 may_settle,
                 local: AtomicBool::new(false),
@@ -254,10 +287,11 @@ impl Usage {
 
     /// The usage of a check whose parts were asked for apart; not to be settled.
     #[cfg(feature = "cluster")]
-    pub(crate) fn joined(check: &Check, rules: Vec<RuleUsage>) -> Self {
+    pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
         Self {
             inner: Arc::new(Inner {
                 check: check.clone(),
+                decided_at_ms,
                 rules: rules.into(),
                 may_settle: AtomicBool::new(false),
                 local: AtomicBool::new(false),
@@ -271,7 +305,7 @@ impl Usage {
     pub(crate) fn unused(check: &Check) -> Self {
         let rules = check.charges().iter().flat_map(|it| it.policy().rules());
         let usages = rules.map(|rule| RuleUsage::new(*rule, 0, Count::default(), None));
-        Self::joined(check, usages.collect())
+        Self::joined(check, 0, usages.collect())
     }
 
     /// The usage of the charges at these places; not to be settled by itself.
@@ -279,7 +313,11 @@ impl Usage {
     pub(crate) fn pick(&self, charges: &[usize]) -> Self {
         let policies: Vec<PolicyUsage<'_>> = self.policies().collect();
         let rules = charges.iter().flat_map(|index| policies[*index].rules);
-        Self::joined(&self.check().pick(charges), rules.copied().collect())
+        Self::joined(
+            &self.check().pick(charges),
+            self.decided_at_ms(),
+            rules.copied().collect(),
+        )
     }
 
     /// What is left under each policy that was checked, in the order of the charges.
@@ -310,6 +348,14 @@ impl Usage {
         self.shadow.as_deref()
     }
 
+    /// The store's clock at the decision, in ms since the Unix epoch.
+    ///
+    /// A decision about keys that are on several nodes of a cluster has the time of the node that was asked first.
+    #[must_use]
+    pub fn decided_at_ms(&self) -> u64 {
+        self.inner.decided_at_ms
+    }
+
     /// Whether the memory of this process has decided, since the store could not. The rules are then this process's share of what was
     /// asked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
     #[must_use]
@@ -327,11 +373,6 @@ impl Usage {
         self
     }
 
-    /// Whether nothing was checked, or at least nothing is known of it.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.check().charges().is_empty() && self.shadow.is_none()
-    }
-
     /// The check that this is the usage of. For stores.
     #[must_use]
     pub fn check(&self) -> &Check {
@@ -343,6 +384,7 @@ impl Usage {
         Self {
             inner: Arc::new(Inner {
                 check: self.inner.check.clone(),
+                decided_at_ms: self.inner.decided_at_ms,
                 rules: self.rules().map(|rule| rule.moved(&moved)).collect(),
                 may_settle: AtomicBool::new(false),
                 local: AtomicBool::new(self.is_local()),
@@ -390,17 +432,17 @@ pub struct RuleUsage {
 
 impl RuleUsage {
     fn new(rule: Rule, now_ms: u64, count: Count, refusal_ms: Option<u64>) -> Self {
-        let span = Span::of(&rule);
+        let spec = StepSpec::of(&rule);
         let reset_at_ms = if count.used == 0 {
             0
         } else {
-            span.release(count.newest_end_ms)
+            spec.release(count.newest_end_ms)
         };
         Self {
             rule,
             remaining: rule.limit().saturating_sub(count.used),
             reset_after_ms: reset_at_ms.saturating_sub(now_ms),
-            step_end_ms: span.step_end(now_ms).max(count.newest_end_ms),
+            step_end_ms: spec.step_end(now_ms).max(count.newest_end_ms),
             refusal_ms,
         }
     }

@@ -93,6 +93,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod charge;
+mod check;
 pub mod decision;
 pub mod error;
 pub mod extract;
@@ -102,17 +103,20 @@ pub mod key;
 pub mod limiter;
 pub mod middleware;
 pub mod observe;
+mod operation;
 pub mod policies;
 pub mod policy;
 pub mod rule;
 #[cfg(feature = "serde")]
 mod serde;
+mod settlement;
 pub mod store;
 #[cfg(feature = "test-util")]
 pub mod test_util;
 mod window;
 
-pub use charge::{Charge, Check, Settlement};
+pub use charge::Charge;
+pub use check::Check;
 pub use decision::{Count, Decision, Denial, PolicyUsage, RuleUsage, Usage};
 pub use error::{
     ExtractError, ExtractErrorKind, PolicyError, RuleError, StoreError, StoreErrorKind,
@@ -127,9 +131,11 @@ pub use observe::MetricsObserver;
 pub use observe::Observer;
 #[cfg(feature = "tracing")]
 pub use observe::TracingObserver;
+pub use operation::{Operation, Reply};
 pub use policies::{Policies, ReloadablePolicies};
 pub use policy::Policy;
 pub use rule::Rule;
+pub use settlement::Settlement;
 #[cfg(feature = "redis")]
 pub use store::redis::RedisStore;
 pub use store::{MemoryStore, Store, StoreFuture};

@@ -1,41 +1,49 @@
 //! The arithmetic of steps and releases: pure, and the Rust twin of the script.
 //!
 //! A step is named by its *end*, `(s + 1) · P`: the first millisecond after it. Units charged in it count until its end plus
-//! the *hold*, which is the window for a sliding rule and nothing for a fixed one.
+//! the *retention*, which is the window for a sliding rule and nothing for a fixed one.
 //!
 //! ```text
 //!       charged here                                   released here
 //!            ▼                                               ▼
 //! ──┬────────x─┬──────────┬───  …  ───┬──────────┬───────────┬──▶ t
 //!   │  step s  │  s + 1   │           │          │           │
-//!   └────── P ─┘◀────────────────── hold ────────────────────┘
+//!   └────── P ─┘◀──────────────── retention ─────────────────┘
 //!             end
 //! ```
 
 use std::collections::VecDeque;
 
-use crate::{
-    decision::Count,
-    rule::{MAX_UNITS, Rule, millis},
-};
+use crate::rule::{MAX_UNITS, Rule, millis};
 
-/// How a rule counts time, in ms: what tells one section of a stored value from another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Span {
-    pub(crate) step_ms: u64,
-    pub(crate) hold_ms: u64,
+/// What a store counted under one rule, from which a [`Usage`](crate::Usage) is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// The units that count now.
+    pub used: u64,
+    /// The end of the newest step that counts, in ms of the store's clock; 0 when nothing counts.
+    pub newest_end_ms: u64,
+    /// For a rule that refuses a cost within its limit: when enough has been released, in ms of the store's clock.
+    pub fits_at_ms: u64,
 }
 
-impl Span {
+/// How a rule counts time, in ms: what labels one queue of a stored value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct StepSpec {
+    pub(crate) step_ms: u64,
+    pub(crate) retention_ms: u64,
+}
+
+impl StepSpec {
     pub(crate) fn of(rule: &Rule) -> Self {
-        let hold_ms = if rule.is_fixed() {
+        let retention_ms = if rule.is_fixed() {
             0
         } else {
             millis(rule.window())
         };
         Self {
             step_ms: millis(rule.step()),
-            hold_ms,
+            retention_ms,
         }
     }
 
@@ -46,23 +54,23 @@ impl Span {
 
     /// The first millisecond at which the units of a step no longer count.
     pub(crate) fn release(self, end_ms: u64) -> u64 {
-        end_ms + self.hold_ms
+        end_ms + self.retention_ms
     }
 
     /// The end of the last step that is believed: one further ahead was charged while the clock was wrong.
     fn believed(self, now_ms: u64) -> u64 {
-        now_ms + 2 * self.step_ms + self.hold_ms.max(self.step_ms)
+        now_ms + 2 * self.step_ms + self.retention_ms.max(self.step_ms)
     }
 }
 
-/// The steps of one key under one span, oldest first.
+/// The steps of one key under one spec, oldest first.
 ///
 /// Each step keeps the total of all units up to its own, so that units which were released are taken off by one
-/// subtraction, and whatever has to be found is found by bisection: nothing depends on how much time has passed. A total
+/// subtraction, and whatever has to be found is found by biqueue: nothing depends on how much time has passed. A total
 /// wraps around after 2^64 units; the difference of two never exceeds [`MAX_UNITS`].
 #[derive(Clone, Debug)]
-pub(crate) struct Section {
-    span: Span,
+pub(crate) struct StepQueue {
+    spec: StepSpec,
     /// The total before the oldest step.
     base: u64,
     steps: VecDeque<Step>,
@@ -83,17 +91,17 @@ struct View {
     end: usize,
 }
 
-impl Section {
-    pub(crate) const fn new(span: Span) -> Self {
+impl StepQueue {
+    pub(crate) const fn new(spec: StepSpec) -> Self {
         Self {
-            span,
+            spec,
             base: 0,
             steps: VecDeque::new(),
         }
     }
 
-    pub(crate) const fn span(&self) -> Span {
-        self.span
+    pub(crate) const fn spec(&self) -> StepSpec {
+        self.spec
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -104,17 +112,20 @@ impl Section {
     pub(crate) fn release_ms(&self) -> u64 {
         self.steps
             .back()
-            .map_or(0, |step| self.span.release(step.end_ms))
+            .map_or(0, |step| self.spec.release(step.end_ms))
     }
 
     /// What counts now, and when `cost` fits under `limit` if it does not yet.
     pub(crate) fn look(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
         let view = self.view(now_ms);
         let mut count = self.count(&view);
-        if let Some(room) = limit.checked_sub(cost).filter(|room| count.used > *room) {
-            let surplus = self.total(view.end) - room;
+        if let Some(capacity) = limit
+            .checked_sub(cost)
+            .filter(|capacity| count.used > *capacity)
+        {
+            let surplus = self.total(view.end) - capacity;
             let last = self.leading(|step| step.total.wrapping_sub(self.base) < surplus);
-            count.fits_at_ms = self.span.release(self.steps[last].end_ms);
+            count.fits_at_ms = self.spec.release(self.steps[last].end_ms);
         }
         count
     }
@@ -124,7 +135,7 @@ impl Section {
     pub(crate) fn charge(&mut self, now_ms: u64, cost: u64) {
         self.prune(now_ms);
         let newest_ms = self.steps.back().map_or(0, |step| step.end_ms);
-        let end_ms = self.span.step_end(now_ms).max(newest_ms);
+        let end_ms = self.spec.step_end(now_ms).max(newest_ms);
         self.add(end_ms, cost.cast_signed());
     }
 
@@ -133,13 +144,13 @@ impl Section {
     pub(crate) fn change(&self, now_ms: u64, end_ms: u64, difference: i64) -> i64 {
         let view = self.view(now_ms);
         let counts =
-            end_ms <= self.span.believed(now_ms) && self.span.release(end_ms) > view.time_ms;
+            end_ms <= self.spec.believed(now_ms) && self.spec.release(end_ms) > view.time_ms;
         if !counts {
             return 0;
         }
-        let room = MAX_UNITS.saturating_sub(self.count(&view).used);
+        let capacity = MAX_UNITS.saturating_sub(self.count(&view).used);
         difference
-            .min(room.cast_signed())
+            .min(capacity.cast_signed())
             .max(-self.units(end_ms).cast_signed())
     }
 
@@ -162,13 +173,13 @@ impl Section {
     }
 
     fn view(&self, now_ms: u64) -> View {
-        let believed_ms = self.span.believed(now_ms);
+        let believed_ms = self.spec.believed(now_ms);
         let end = self.leading(|step| step.end_ms <= believed_ms);
         let newest_ms = end
             .checked_sub(1)
-            .map_or(0, |newest| self.steps[newest].end_ms - self.span.step_ms);
+            .map_or(0, |newest| self.steps[newest].end_ms - self.spec.step_ms);
         let time_ms = now_ms.max(newest_ms);
-        let first = self.leading(|step| self.span.release(step.end_ms) <= time_ms);
+        let first = self.leading(|step| self.spec.release(step.end_ms) <= time_ms);
         View {
             time_ms,
             first,
@@ -262,28 +273,31 @@ mod tests {
 
     use super::*;
 
-    /// The same without totals and bisection: every question goes through all steps.
+    /// The same without totals and biqueue: every question goes through all steps.
     #[derive(Debug)]
     struct Plain {
-        span: Span,
+        spec: StepSpec,
         /// End and units.
         steps: Vec<(u64, u64)>,
     }
 
     impl Plain {
         fn believes(&self, now: u64, end: u64) -> bool {
-            let Span { step_ms, hold_ms } = self.span;
-            end - step_ms <= now + hold_ms.max(step_ms) + step_ms
+            let StepSpec {
+                step_ms,
+                retention_ms,
+            } = self.spec;
+            end - step_ms <= now + retention_ms.max(step_ms) + step_ms
         }
 
         fn time(&self, now: u64) -> u64 {
             let believed = self.steps.iter().filter(|step| self.believes(now, step.0));
-            let starts = believed.map(|step| step.0 - self.span.step_ms);
+            let starts = believed.map(|step| step.0 - self.spec.step_ms);
             starts.max().unwrap_or(0).max(now)
         }
 
         fn counts(&self, now: u64, end: u64) -> bool {
-            self.believes(now, end) && end + self.span.hold_ms > self.time(now)
+            self.believes(now, end) && end + self.spec.retention_ms > self.time(now)
         }
 
         fn counting(&self, now: u64) -> Vec<(u64, u64)> {
@@ -298,7 +312,7 @@ mod tests {
             for (end, units) in counting {
                 if left + cost > limit && cost <= limit {
                     left -= units;
-                    count.fits_at_ms = end + self.span.hold_ms;
+                    count.fits_at_ms = end + self.spec.retention_ms;
                 }
             }
             count
@@ -306,7 +320,7 @@ mod tests {
 
         fn charge(&mut self, now: u64, cost: u64) {
             let counting = self.counting(now);
-            let own = (now / self.span.step_ms + 1) * self.span.step_ms;
+            let own = (now / self.spec.step_ms + 1) * self.spec.step_ms;
             let end = counting
                 .iter()
                 .map(|step| step.0)
@@ -363,38 +377,38 @@ mod tests {
         ]
     }
 
-    fn spans() -> impl Strategy<Value = Span> {
-        (1..12_u64, 0..40_u64).prop_map(|(step_ms, more)| Span {
+    fn specs() -> impl Strategy<Value = StepSpec> {
+        (1..12_u64, 0..40_u64).prop_map(|(step_ms, more)| StepSpec {
             step_ms,
-            hold_ms: if more < 10 { 0 } else { step_ms + more - 10 },
+            retention_ms: if more < 10 { 0 } else { step_ms + more - 10 },
         })
     }
 
     proptest! {
         #[test]
-        fn bisection_finds_what_a_plain_search_finds(
-            span in spans(),
+        fn biqueue_finds_what_a_plain_search_finds(
+            spec in specs(),
             // Times of a narrow range in any order: the clock often steps back.
             acts in vec((1_000..1_150_u64, acts()), 1..60),
         ) {
-            let (mut section, mut plain) = (Section::new(span), Plain { span, steps: Vec::new() });
+            let (mut queue, mut plain) = (StepQueue::new(spec), Plain { spec, steps: Vec::new() });
             for (now, act) in acts {
                 match act {
                     Act::Look { limit, cost } => {
-                        prop_assert_eq!(section.look(now, limit, cost), plain.look(now, limit, cost));
+                        prop_assert_eq!(queue.look(now, limit, cost), plain.look(now, limit, cost));
                     }
                     Act::Charge(cost) => {
-                        section.charge(now, cost);
+                        queue.charge(now, cost);
                         plain.charge(now, cost);
                     }
                     Act::Settle { behind, difference } => {
-                        let end = (1_100 / span.step_ms + behind) * span.step_ms;
-                        section.settle(now, end, difference);
+                        let end = (1_100 / spec.step_ms + behind) * spec.step_ms;
+                        queue.settle(now, end, difference);
                         plain.settle(now, end, difference);
                     }
                 }
-                prop_assert_eq!(section.kept(), sum(&plain.steps));
-                prop_assert_eq!(section.is_empty(), plain.steps.is_empty());
+                prop_assert_eq!(queue.kept(), sum(&plain.steps));
+                prop_assert_eq!(queue.is_empty(), plain.steps.is_empty());
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{Limiter, breaker::Pass, failing::circuit_open, timeout::WithTimeout};
 use crate::{
-    charge::Check,
+    check::Check,
     decision::Decision,
     error::StoreError,
     store::{Store, StoreFuture},
@@ -15,14 +15,14 @@ pub(crate) type Asked<T> = (Option<Pass>, StoreFuture<T>);
 pub(super) type Answered<T> = (Option<Pass>, Result<T, StoreError>);
 
 impl Limiter {
-    /// Whether a check is one question for the store and nothing else.
-    pub(crate) fn is_plain(&self, check: &Check) -> bool {
-        self.observer.is_none() && !check.has_shadows()
+    /// Whether nobody watches.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.observer.is_none()
     }
 
     /// Asks the store, if the breaker lets it be asked; a check of nothing is allowed without asking.
     pub(crate) fn ask(&self, check: &Check) -> Asked<Decision> {
-        if check.charges().is_empty() {
+        if check.is_empty() {
             return (None, StoreFuture::ready(Decision::new(check, true, 0, &[])));
         }
         self.through(|store| store.check(check))

@@ -5,7 +5,7 @@ use super::{
     breaker::{Pass, Switch},
 };
 use crate::{
-    charge::Check,
+    check::Check,
     decision::Decision,
     error::{StoreError, StoreErrorKind},
     observe::Switched,

@@ -5,7 +5,6 @@
 
 use std::{
     collections::HashMap,
-    future::ready,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -14,7 +13,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{FOR_EVER, Limiter, Undecided};
 use crate::{
-    charge::{Charge, Check},
+    charge::Charge,
+    check::Check,
     decision::{Decision, Denial},
     key::Key,
 };
@@ -54,24 +54,10 @@ struct Place<'a> {
     line: Arc<Line>,
 }
 
-/// Waits until the check is admitted; answers a refusal that lasts longer than `most`. Shadows stand in no line.
+/// Waits until the check is admitted; answers a denial that lasts longer than `most`.
 ///
 /// Cancellation: the place is given up, and the turn passed on. A check that the store was being asked may have been charged.
 pub(super) async fn wait(
-    limiter: &Limiter,
-    check: &Check,
-    most: Duration,
-) -> Result<Decision, Undecided> {
-    if !check.has_shadows() {
-        return stand_in_line(limiter, check, most).await;
-    }
-    let (counting, shadows) = (check.only(false), check.only(true));
-    let decision = stand_in_line(limiter, &counting, most).await?;
-    let until = limiter.until();
-    limiter.with_shadows(decision, ready(shadows), until).await
-}
-
-async fn stand_in_line(
     limiter: &Limiter,
     check: &Check,
     most: Duration,

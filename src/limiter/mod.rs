@@ -120,12 +120,14 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 pub use crate::failure::FailurePolicy;
 use crate::{
-    charge::{Charge, Check, Settlement},
+    charge::Charge,
+    check::Check,
     decision::{Decision, Usage},
     error::StoreError,
     key::Key,
     observe::{Call, Observer, Watch},
     policy::Policy,
+    settlement::Settlement,
     store::{MemoryStore, Share, Store},
 };
 use breaker::Breaker;

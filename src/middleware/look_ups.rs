@@ -12,7 +12,7 @@ use super::{
     shadow::Meant,
 };
 use crate::{
-    charge::Charges,
+    check::CheckBuilder,
     error::ExtractError,
     extract::KeysFuture,
     limiter::{Limiter, by},
@@ -23,6 +23,8 @@ pub(super) struct LookUps {
     pending: Vec<Pending>,
     access_lists: Arc<AccessLists>,
     cost: u64,
+    /// Whether the whole layer is a shadow.
+    shadow: bool,
 }
 
 struct Pending {
@@ -47,6 +49,7 @@ impl Plan {
             pending,
             access_lists: self.access_lists.clone(),
             cost,
+            shadow: self.shadow,
         };
         (of(shadows), of(others))
     }
@@ -57,13 +60,14 @@ impl LookUps {
     pub(super) async fn run(
         self,
         limiter: &Limiter,
-        charges: &mut Charges,
+        charges: &mut CheckBuilder,
         until: Instant,
     ) -> Result<(), Rejection> {
         for it in self.pending {
             let found = by(until, it.look_up).await;
             let keys = self.access_lists.charged(found.unwrap_or(Err(TOO_LATE)));
-            let added = keys.and_then(|keys| add(charges, || it.choice, keys, self.cost));
+            let added =
+                keys.and_then(|keys| add(charges, || it.choice, keys, self.cost, self.shadow));
             if let Err(rejection) = added {
                 it.meant.excuse(limiter, rejection, it.meant.is_shadow())?;
             }

@@ -1,6 +1,7 @@
 //! What a layer limits, and how a request's head becomes a decision.
 
 use std::{
+    borrow::Cow,
     fmt,
     pin::Pin,
     sync::Arc,
@@ -19,7 +20,8 @@ use super::{
     shadow::Meant,
 };
 use crate::{
-    charge::{Charge, Charges, Check},
+    charge::Charge,
+    check::{Check, CheckBuilder},
     decision::Decision,
     error::ExtractError,
     extract::{AsyncKeyExtractor, KeyExtractor, Keys},
@@ -92,20 +94,24 @@ impl Plan {
             Ok(false) => {}
         }
         let cost = self.cost.as_ref().map_or(1, |cost| cost(head));
-        let mut charges = Charges::new(self.limits.len(), self.shadow);
+        let mut charges = CheckBuilder::with_capacity(self.limits.len());
         match self.charge(&mut charges, head, cost) {
             Err(rejection) => Deciding::known(Err(rejection)),
             Ok(()) if !self.look_ups.is_empty() => self.look_up(charges, head, cost),
-            Ok(()) if charges.is_empty() => Deciding::known(Ok(None)),
-            Ok(()) => self.ask(charges.take()),
+            Ok(()) => match charges.build() {
+                check if check.is_empty() => Deciding::known(Ok(None)),
+                check => self.ask(check),
+            },
         }
     }
 
-    fn charge(&self, charges: &mut Charges, head: &Parts, cost: u64) -> Result<(), Rejection> {
+    fn charge(&self, charges: &mut CheckBuilder, head: &Parts, cost: u64) -> Result<(), Rejection> {
         for (source, extractor) in &self.limits {
             let keys = self.access_lists.charged(extractor.extract(head));
             let choose = || source.choose(head);
-            if let Err(rejection) = keys.and_then(|keys| add(charges, choose, keys, cost)) {
+            if let Err(rejection) =
+                keys.and_then(|keys| add(charges, choose, keys, cost, self.shadow))
+            {
                 self.excuse(source, head, rejection)?;
             }
         }
@@ -125,7 +131,7 @@ impl Plan {
 
     /// Asks the store once, or waits for room.
     fn ask(&self, check: Check) -> Deciding {
-        if self.wait.is_some() || !self.limiter.is_plain(&check) {
+        if self.wait.is_some() || !self.limiter.is_plain() {
             return self.ask_in_turn(check);
         }
         let (pass, answer) = self.limiter.ask(&check);
@@ -151,7 +157,7 @@ impl Plan {
     /// The store has a timeout of its own: a slow look-up must not cost the other limits theirs. What shadows look up has to
     /// wait until the others have decided, and to fit into what is left.
     #[cold]
-    fn look_up(&self, mut charges: Charges, head: &Parts, cost: u64) -> Deciding {
+    fn look_up(&self, mut charges: CheckBuilder, head: &Parts, cost: u64) -> Deciding {
         if let Some(most) = self.wait {
             return self.look_up_and_wait(charges, head, cost, most);
         }
@@ -159,20 +165,20 @@ impl Plan {
         let (limiter, until) = (self.limiter.clone(), self.limiter.until());
         Deciding::waiting(async move {
             counting.run(&limiter, &mut charges, until).await?;
-            let (counting, until) = (charges.take_counting(), limiter.until());
-            let shadows = async {
-                // Shadows are excused, whatever happens to them.
-                let _ = shadows.run(&limiter, &mut charges, until).await;
-                charges.take()
-            };
-            outcome(limiter.in_turn(counting, shadows, until).await)
+            // Shadows are excused, whatever happens to them.
+            let _ = shadows.run(&limiter, &mut charges, until).await;
+            let check = charges.build();
+            if check.is_empty() {
+                return Ok(None);
+            }
+            outcome(limiter.decide(&check).await)
         })
     }
 
     /// One timeout covers the look-ups; then there is time to wait for room.
     fn look_up_and_wait(
         &self,
-        mut charges: Charges,
+        mut charges: CheckBuilder,
         head: &Parts,
         cost: u64,
         most: Duration,
@@ -183,7 +189,7 @@ impl Plan {
             counting.run(&limiter, &mut charges, until).await?;
             // Shadows are excused, whatever happens to them.
             let _ = shadows.run(&limiter, &mut charges, until).await;
-            wait(&limiter, &charges.take(), most).await
+            wait(&limiter, &charges.build(), most).await
         })
     }
 
@@ -200,7 +206,7 @@ impl Plan {
 
 /// Waits for room, if there is anything to be charged.
 async fn wait(limiter: &Limiter, check: &Check, most: Duration) -> Outcome {
-    if check.charges().is_empty() {
+    if check.is_empty() {
         return Ok(None);
     }
     outcome(limiter.wait_for(check, most).await)
@@ -208,8 +214,7 @@ async fn wait(limiter: &Limiter, check: &Check, most: Duration) -> Outcome {
 
 fn outcome(result: Result<Decision, Undecided>) -> Outcome {
     match result {
-        // Shadows that could not decide are as if no limit applied.
-        Ok(decision) => Ok(Some(decision).filter(|it| !it.usage().is_empty())),
+        Ok(decision) => Ok(Some(decision)),
         Err(undecided) if undecided.passes => Ok(None),
         Err(undecided) => Err(Rejection::Undecided(undecided.error)),
     }
@@ -217,15 +222,21 @@ fn outcome(result: Result<Decision, Undecided>) -> Outcome {
 
 /// Charges keys. Which policy it is, is asked only when there is a key.
 pub(super) fn add<'a>(
-    charges: &mut Charges,
+    charges: &mut CheckBuilder,
     choose: impl FnOnce() -> Result<Choice<'a>, ExtractError>,
     keys: Keys,
     cost: u64,
+    shadow: bool,
 ) -> Result<(), Rejection> {
     if keys.is_empty() {
         return Ok(());
     }
     if let Some((policy, weight)) = choose()? {
+        let policy = if shadow {
+            Cow::Owned(policy.into_owned().shadow())
+        } else {
+            policy
+        };
         for key in keys {
             charges
                 .add(Charge::new(&policy, key, cost.saturating_mul(weight)))

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    charge::Check,
+    check::Check,
     decision::{Decision, PolicyUsage, RuleUsage},
     error::{ExtractError, StoreError},
     policy::Policy,

@@ -5,7 +5,7 @@ use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 use tokio::time::Instant;
 
 use super::{Asked, Call, Decided, Done, Failed, Observer, Outcome};
-use crate::{charge::Check, decision::Decision, error::StoreError, policy::Policy};
+use crate::{check::Check, decision::Decision, error::StoreError, policy::Policy};
 
 /// Measures one call, and tells how it went.
 pub(crate) struct Watch<'a> {
@@ -57,6 +57,15 @@ impl<'a> Watch<'a> {
     pub(crate) fn decided(&self, decision: &Decision) {
         self.observer.decided(&Decided {
             asked: &self.asked,
+            latency: self.latency(),
+            decision,
+        });
+    }
+
+    pub(crate) fn shadow_decided(&self, decision: &Decision) {
+        let asked = Asked::new(self.asked.call(), decision.usage().check());
+        self.observer.decided(&Decided {
+            asked: &asked,
             latency: self.latency(),
             decision,
         });

@@ -32,10 +32,16 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
+pub use crate::{
+    check::Check,
+    decision::Count,
+    operation::{Operation, Reply},
+    settlement::Settlement,
+};
 use crate::{
-    charge::{Check, Settlement},
     decision::{Decision, Usage},
     error::StoreError,
     key::Key,
@@ -56,10 +62,12 @@ pub(crate) use share::Share;
 ///
 /// - A check is all or nothing, also against checks that run at the same time: either every charge is added to every rule of
 ///   its policy, or nothing changes.
+/// - [Shadow charges](Check::shadow_charges) are decided after the others, only if those were admitted, and all or nothing
+///   among themselves. [`Decision::with_shadow`] tells what they decided; whatever goes wrong with them changes nothing else.
 /// - The store's own clock decides, in whole milliseconds; no caller's.
-/// - `Err` means that the store could not decide. It is never a refusal, and a refusal is never an `Err`.
-/// - A future that is dropped leaves the check either wholly charged or not at all.
-/// - A store need not bound its waiting: the [`Limiter`](crate::Limiter) holds the timeout.
+/// - `Err` means that the store could not decide. It is never a denial, and a denial is never an `Err`.
+/// - A future that is dropped leaves each operation either wholly done or not at all.
+/// - A store need not bound its waiting: the [`Limiter`](crate::Limiter) has a timeout.
 ///
 /// Futures own what they need, so that a caller can keep them without keeping the store.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
@@ -72,12 +80,52 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Forgets everything that was charged to this key under this policy.
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()>;
 
+    /// Does several operations, in this order, each all or nothing on its own and answered on its own.
+    ///
+    /// An error of the call as a whole means that nothing is known of any of them: each may or may not have been done. The default
+    /// does one after the other.
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        let replies: Vec<_> = operations.iter().map(|it| call_one(self, it)).collect();
+        StoreFuture::pending(async move {
+            let mut results = Vec::with_capacity(replies.len());
+            for reply in replies {
+                results.push(reply.await);
+            }
+            Ok(results)
+        })
+    }
+
     /// Whether a store that fails one check would fail the others too. The default is yes.
     ///
     /// A store of several parts that fail apart, such as a cluster, says no: then the limiter's
-    /// [breaker](crate::limiter#when-the-store-cannot-decide) stays out of it, unless the limiter is told otherwise.
+    /// [breaker](crate::limiter#when-the-store-cannot-decide) does not open, unless the limiter is given an interval for it.
     fn single_failure_domain(&self) -> bool {
         true
+    }
+
+    /// Tells how long a [`Limiter`](crate::Limiter) over this store waits for one call, so that timeouts of the store's own are
+    /// no shorter. The default does nothing.
+    fn set_timeout(&self, timeout: Duration) {
+        let _ = timeout;
+    }
+}
+
+/// One operation by the method for it.
+fn call_one(store: &(impl Store + ?Sized), operation: &Operation) -> StoreFuture<Reply> {
+    match operation {
+        Operation::Check(check) => store.check(check).map(Reply::Check),
+        Operation::Fill { check, count } => {
+            let decisions: Vec<_> = (0..*count).map(|_| store.check(check)).collect();
+            StoreFuture::pending(async move {
+                let mut fill = Vec::with_capacity(decisions.len());
+                for decision in decisions {
+                    fill.push(decision.await?);
+                }
+                Ok(Reply::Fill(fill))
+            })
+        }
+        Operation::Settle(settlement) => store.settle(settlement).map(Reply::Settle),
+        Operation::Reset { policy, key } => store.reset(policy, key).map(|()| Reply::Reset),
     }
 }
 
@@ -95,10 +143,21 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).reset(policy, key)
     }
 
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        (**self).call(operations)
+    }
+
     fn single_failure_domain(&self) -> bool {
         (**self).single_failure_domain()
     }
+
+    fn set_timeout(&self, timeout: Duration) {
+        (**self).set_timeout(timeout);
+    }
 }
+
+/// The future of a call: a result for each of its operations, in their order.
+pub type CallFuture = StoreFuture<Vec<Result<Reply, StoreError>>>;
 
 /// The future of a store's answer: known at once, or to be waited for.
 ///
@@ -126,6 +185,19 @@ impl<T> StoreFuture<T> {
     pub fn pending(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
         Self {
             state: State::Pending(Box::pin(future)),
+        }
+    }
+}
+
+impl<T: Send + 'static> StoreFuture<T> {
+    /// The same answer in another form.
+    #[must_use]
+    pub fn map<U>(self, change: impl FnOnce(T) -> U + Send + 'static) -> StoreFuture<U> {
+        match self.state {
+            State::Ready(result) => StoreFuture {
+                state: State::Ready(result.map(|result| result.map(change))),
+            },
+            State::Pending(future) => StoreFuture::pending(async { future.await.map(change) }),
         }
     }
 }

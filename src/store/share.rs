@@ -4,10 +4,11 @@ use std::num::NonZeroU32;
 
 use super::{MemoryStore, Store, StoreFuture};
 use crate::{
-    charge::{Check, Settlement},
+    check::Check,
     decision::{Decision, Usage},
     key::Key,
     policy::Policy,
+    settlement::Settlement,
 };
 
 /// A memory store that checks each policy with a share of its limits, `1/replicas`.
@@ -27,7 +28,7 @@ impl Store for Share {
             return self.store.check(check);
         }
         self.store
-            .check(&check.under(|policy| policy.share(self.replicas)))
+            .check(&check.with_policies(|policy| policy.share(self.replicas)))
     }
 
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {

@@ -50,18 +50,7 @@ impl Example {
     /// The program, built as this test was.
     pub(crate) fn command() -> Command {
         static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-        Command::new(PROGRAM.get_or_init(|| {
-            let features = [
-                cfg!(feature = "bb8").then_some("bb8"),
-                cfg!(feature = "cluster").then_some("cluster"),
-                cfg!(feature = "axum").then_some("axum"),
-                cfg!(feature = "sentinel").then_some("sentinel"),
-                cfg!(feature = "serde").then_some("serde"),
-                cfg!(feature = "test-util").then_some("test-util"),
-            ];
-            let features: Vec<&str> = features.into_iter().flatten().collect();
-            build("server", &features)
-        }))
+        Command::new(PROGRAM.get_or_init(|| build("server")))
     }
 
     /// Where it listens.
@@ -109,19 +98,45 @@ impl Drop for Example {
     }
 }
 
-/// Builds an example unless it is up to date, with the profile of this test.
-pub(crate) fn build(example: &str, features: &[&str]) -> PathBuf {
+/// The features of this test, by which nothing has to be compiled anew for an example.
+fn features() -> String {
+    let features = [
+        cfg!(feature = "axum").then_some("axum"),
+        cfg!(feature = "bb8").then_some("bb8"),
+        cfg!(feature = "cluster").then_some("cluster"),
+        cfg!(feature = "default").then_some("default"),
+        cfg!(feature = "metrics").then_some("metrics"),
+        cfg!(feature = "redis").then_some("redis"),
+        cfg!(feature = "sentinel").then_some("sentinel"),
+        cfg!(feature = "serde").then_some("serde"),
+        cfg!(feature = "test-util").then_some("test-util"),
+        cfg!(feature = "tls").then_some("tls"),
+        cfg!(feature = "tonic").then_some("tonic"),
+        cfg!(feature = "tracing").then_some("tracing"),
+    ];
+    features.into_iter().flatten().collect::<Vec<_>>().join(",")
+}
+
+/// Builds an example unless it is up to date, with the profile and the features of this test.
+pub(crate) fn build(example: &str) -> PathBuf {
     let test = env::current_exe().unwrap();
     let target = test.ancestors().nth(2).unwrap();
     let profile = match target.file_name().unwrap().to_str().unwrap() {
         "debug" => "dev",
         profile => profile,
     };
-    let status = Command::new(env!("CARGO"))
+    let mut cargo = Command::new(env!("CARGO"));
+    // What cargo tells a test of its package makes build scripts of dependencies run anew.
+    for (name, _) in env::vars() {
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(name);
+        }
+    }
+    let status = cargo
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .args(["build", "--quiet", "--example", example])
         .args(["--profile", profile, "--no-default-features"])
-        .args(["--features", &features.join(",")])
+        .args(["--features", &features()])
         .status();
     assert!(
         status.unwrap().success(),

@@ -5,8 +5,10 @@
 pub(crate) mod cluster;
 #[cfg(feature = "test-util")]
 pub(crate) mod contract;
+pub(crate) mod example;
 #[cfg(feature = "test-util")]
 pub(crate) mod history;
+pub(crate) mod log;
 #[cfg(all(feature = "redis", feature = "test-util"))]
 pub(crate) mod lua;
 #[cfg(feature = "test-util")]
@@ -15,14 +17,17 @@ pub(crate) mod model;
 pub(crate) mod outcome;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+pub(crate) mod scripted;
 #[cfg(feature = "sentinel")]
 pub(crate) mod sentinel;
 #[cfg(all(feature = "redis", feature = "test-util"))]
 pub(crate) mod served;
+pub(crate) mod site;
 #[cfg(feature = "redis")]
 pub(crate) mod stores;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
+pub(crate) mod trace;
 #[cfg(feature = "redis")]
 pub(crate) mod twemproxy;
 #[cfg(feature = "test-util")]

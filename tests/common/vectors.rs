@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, env, fs, path::Path, time::Duration};
 
 use serde::Deserialize;
 use sluicegate::{
-    Charge, Check, Key, Policy, Rule, Settlement, Store, Usage, test_util::TestClock,
+    Charge, Check, Decision, Key, Operation, Policy, Reply, Rule, Settlement, Store, Usage,
+    test_util::TestClock,
 };
 
 use super::outcome::{Left, Outcome, Refused};
@@ -30,6 +31,9 @@ struct Step {
     at_ms: u64,
     #[serde(default)]
     charges: Vec<ChargeText>,
+    #[serde(default)]
+    shadows: Vec<ChargeText>,
+    fill: Option<u16>,
     settle: Option<usize>,
     #[serde(default)]
     costs: Vec<u64>,
@@ -44,13 +48,18 @@ struct ChargeText {
     cost: u64,
 }
 
+/// Of a check or a settlement, `usage`; of a fill, `decisions`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Expect {
     allowed: Option<bool>,
+    #[serde(default)]
     usage: Vec<UsageText>,
     retry_after_ms: Option<u64>,
     refused_by: Option<RefusedBy>,
+    shadow: Option<Box<Expect>>,
+    #[serde(default)]
+    decisions: Vec<Expect>,
 }
 
 #[derive(Deserialize)]
@@ -80,6 +89,7 @@ struct RefusedBy {
 pub(crate) async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
     replay_folder(&own, &new).await;
+    replay_folder(&own.join("calls"), &new).await;
     if let Some(folder) = env::var_os("SLUICEGATE_VECTORS") {
         replay_folder(Path::new(&folder), &new).await;
     }
@@ -108,25 +118,44 @@ async fn replay(store: &dyn Store, clock: &TestClock, file: &File, name: &str) {
     let mut usages: BTreeMap<usize, Usage> = BTreeMap::new();
     for (index, step) in file.steps.iter().enumerate() {
         clock.set(step.at_ms);
-        let (outcome, usage) = match step.settle {
-            Some(settled) => {
-                let costs = step.costs.iter().copied();
-                let settlement = Settlement::new(&usages[&settled], costs).unwrap();
-                let usage = store.settle(&settlement).await.unwrap();
-                (Outcome::from(&usage), usage)
-            }
-            None => {
-                let check = check(&policies, &step.charges);
-                let decision = store.check(&check).await.unwrap();
-                (Outcome::from(&decision), decision.usage().clone())
-            }
-        };
         let at = format!("{name}, step {index}");
-        assert_eq!(outcome, expected(&step.expect), "{at}");
-        assert_eq!(names(&usage), expected_names(&step.expect), "{at}");
-        usages.insert(index, usage);
+        if let Some(settled) = step.settle {
+            let costs = step.costs.iter().copied();
+            let settlement = Settlement::new(&usages[&settled], costs).unwrap();
+            let usage = store.settle(&settlement).await.unwrap();
+            assert_eq!(Outcome::from(&usage), expected(&step.expect), "{at}");
+        } else if let Some(count) = step.fill {
+            let decisions = fill(store, step.check(&policies), count).await;
+            assert_eq!(decisions.len(), step.expect.decisions.len(), "{at}");
+            for (decision, expect) in decisions.iter().zip(&step.expect.decisions) {
+                assert_decision(decision, expect, &at);
+            }
+        } else {
+            let decision = store.check(&step.check(&policies)).await.unwrap();
+            assert_decision(&decision, &step.expect, &at);
+            assert_eq!(decision.usage().decided_at_ms(), step.at_ms, "{at}");
+            usages.insert(index, decision.usage().clone());
+        }
     }
     assert!(!usages.is_empty(), "{name} has no steps");
+}
+
+async fn fill(store: &dyn Store, check: Check, count: u16) -> Vec<Decision> {
+    let operations = vec![Operation::Fill { check, count }];
+    match store.call(operations).await.unwrap().remove(0).unwrap() {
+        Reply::Fill(decisions) => decisions,
+        other => panic!("not the reply to a fill: {other:?}"),
+    }
+}
+
+fn assert_decision(decision: &Decision, expect: &Expect, at: &str) {
+    assert_eq!(Outcome::from(decision), expected(expect), "{at}");
+    assert_eq!(names(decision.usage()), expected_names(expect), "{at}");
+    let shadow = decision.usage().shadow();
+    assert_eq!(shadow.is_some(), expect.shadow.is_some(), "{at}");
+    if let (Some(shadow), Some(expect)) = (shadow, &expect.shadow) {
+        assert_decision(shadow, expect, &format!("{at}, shadow"));
+    }
 }
 
 fn policies(file: &File) -> BTreeMap<&str, Policy> {
@@ -144,12 +173,21 @@ fn policies(file: &File) -> BTreeMap<&str, Policy> {
     policies.collect()
 }
 
-fn check(policies: &BTreeMap<&str, Policy>, charges: &[ChargeText]) -> Check {
-    let charges = charges.iter().map(|charge| {
-        let policy = &policies[charge.policy.as_str()];
-        Charge::new(policy, Key::new("key", &charge.key), charge.cost)
-    });
-    Check::new(charges).unwrap()
+impl Step {
+    fn check(&self, policies: &BTreeMap<&str, Policy>) -> Check {
+        let charge = |text: &ChargeText, policy: &Policy| {
+            Charge::new(policy, Key::new("key", &text.key), text.cost)
+        };
+        let charges = self
+            .charges
+            .iter()
+            .map(|it| charge(it, &policies[&*it.policy]));
+        let shadows = self
+            .shadows
+            .iter()
+            .map(|it| charge(it, &policies[&*it.policy].clone().shadow()));
+        Check::new(charges.chain(shadows)).unwrap()
+    }
 }
 
 fn expected(expect: &Expect) -> Outcome {

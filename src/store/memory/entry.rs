@@ -2,43 +2,52 @@ use crate::{
     charge::Charge,
     decision::{Count, PolicyUsage, RuleUsage},
     policy::Policy,
-    window::{Section, Span},
+    window::{StepQueue, StepSpec},
 };
 
-/// What is kept for one policy's name and one key: a section for each span that somebody's rules have.
+/// What is kept for one policy's name and one key: a queue for each spec that somebody's rules have.
 #[derive(Debug)]
 pub(super) struct Entry {
-    sections: Vec<Section>,
+    queues: Vec<StepQueue>,
 }
 
 impl Entry {
     pub(super) const fn new() -> Self {
-        Self {
-            sections: Vec::new(),
-        }
+        Self { queues: Vec::new() }
     }
 
-    /// Counts under each rule of a charge, and answers whether its cost fits all.
-    pub(super) fn look(&self, charge: &Charge, now_ms: u64, counts: &mut [Count]) -> bool {
+    /// Counts under each rule of a charge, and answers how often its cost fits all.
+    pub(super) fn look(&self, charge: &Charge, now_ms: u64, counts: &mut [Count]) -> u16 {
         let cost = charge.cost();
-        let mut fits = true;
+        let mut fitting = u64::MAX;
         for (rule, count) in charge.policy().rules().iter().zip(counts) {
-            *count = self.with_section(Span::of(rule), |section| {
-                section.look(now_ms, rule.limit(), cost)
+            *count = self.with_queue(StepSpec::of(rule), |queue| {
+                queue.look(now_ms, rule.limit(), cost)
             });
-            fits &= count.used + cost <= rule.limit();
+            let fits = match rule.limit().checked_sub(count.used) {
+                // What costs nothing fits any number of times, but not above the limit.
+                Some(left) => left.checked_div(cost).unwrap_or(u64::MAX),
+                None => 0,
+            };
+            fitting = fitting.min(fits);
         }
-        fits
+        u16::try_from(fitting).unwrap_or(u16::MAX)
     }
 
-    /// Adds a cost above 0 under each rule, and counts again.
-    pub(super) fn charge(&mut self, charge: &Charge, now_ms: u64, counts: &mut [Count]) {
-        for (rule, count) in charge.policy().rules().iter().zip(counts) {
-            let section = self.section_mut(Span::of(rule));
-            section.charge(now_ms, charge.cost());
-            *count = section.kept();
+    /// Adds units, more than 0, under each rule, and counts again.
+    pub(super) fn charge(
+        &mut self,
+        policy: &Policy,
+        units: u64,
+        now_ms: u64,
+        counts: &mut [Count],
+    ) {
+        for (rule, count) in policy.rules().iter().zip(counts) {
+            let queue = self.queue_mut(StepSpec::of(rule));
+            queue.charge(now_ms, units);
+            *count = queue.kept();
         }
-        self.tidy(charge.policy(), now_ms);
+        self.tidy(policy, now_ms);
     }
 
     /// Whether adding `difference` to the steps that were charged would change anything.
@@ -49,8 +58,8 @@ impl Entry {
         difference: i64,
     ) -> bool {
         usage.rules().iter().any(|rule| {
-            self.with_section(span(rule), |section| {
-                section.change(now_ms, rule.step_end_ms(), difference) != 0
+            self.with_queue(spec(rule), |queue| {
+                queue.change(now_ms, rule.step_end_ms(), difference) != 0
             })
         })
     }
@@ -64,52 +73,49 @@ impl Entry {
         counts: &mut [Count],
     ) {
         for (rule, count) in usage.rules().iter().zip(counts) {
-            let section = self.section_mut(span(rule));
-            section.settle(now_ms, rule.step_end_ms(), difference);
-            *count = section.kept();
+            let queue = self.queue_mut(spec(rule));
+            queue.settle(now_ms, rule.step_end_ms(), difference);
+            *count = queue.kept();
         }
         self.tidy(usage.policy(), now_ms);
     }
 
     /// When the last unit of all is released; 0 when there is none.
     pub(super) fn release_ms(&self) -> u64 {
-        let releases = self.sections.iter().map(Section::release_ms);
+        let releases = self.queues.iter().map(StepQueue::release_ms);
         releases.max().unwrap_or(0)
     }
 
-    /// Calls `read` with the section of this span, an empty one if there is none.
-    fn with_section<T>(&self, span: Span, read: impl FnOnce(&Section) -> T) -> T {
-        let known = self.sections.iter().find(|section| section.span() == span);
+    /// Calls `read` with the queue of this spec, an empty one if there is none.
+    fn with_queue<T>(&self, spec: StepSpec, read: impl FnOnce(&StepQueue) -> T) -> T {
+        let known = self.queues.iter().find(|queue| queue.spec() == spec);
         match known {
-            Some(section) => read(section),
-            None => read(&Section::new(span)),
+            Some(queue) => read(queue),
+            None => read(&StepQueue::new(spec)),
         }
     }
 
-    fn section_mut(&mut self, span: Span) -> &mut Section {
-        let known = self
-            .sections
-            .iter()
-            .position(|section| section.span() == span);
+    fn queue_mut(&mut self, spec: StepSpec) -> &mut StepQueue {
+        let known = self.queues.iter().position(|queue| queue.spec() == spec);
         let index = known.unwrap_or_else(|| {
-            self.sections.push(Section::new(span));
-            self.sections.len() - 1
+            self.queues.push(StepQueue::new(spec));
+            self.queues.len() - 1
         });
-        &mut self.sections[index]
+        &mut self.queues[index]
     }
 
-    /// Drops the sections that hold nothing, and of those that `policy` does not know the ones that count no more.
+    /// Drops the queues that hold nothing, and of those that `policy` does not know the ones that count no more.
     fn tidy(&mut self, policy: &Policy, now_ms: u64) {
-        self.sections.retain(|section| {
+        self.queues.retain(|queue| {
             let is_own = || {
                 let mut rules = policy.rules().iter();
-                rules.any(|rule| Span::of(rule) == section.span())
+                rules.any(|rule| StepSpec::of(rule) == queue.spec())
             };
-            !section.is_empty() && (section.release_ms() > now_ms || is_own())
+            !queue.is_empty() && (queue.release_ms() > now_ms || is_own())
         });
     }
 }
 
-fn span(usage: &RuleUsage) -> Span {
-    Span::of(&usage.rule())
+fn spec(usage: &RuleUsage) -> StepSpec {
+    StepSpec::of(&usage.rule())
 }

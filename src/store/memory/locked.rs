@@ -1,7 +1,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{MAX_SHARDS, shard::Shard, token::Token};
-use crate::{charge::Check, decision::Count};
+use crate::{charge::Charge, decision::Count};
 
 /// All the shards that one call needs, locked together: so a check over several keys is atomic.
 pub(super) struct Locked<'a> {
@@ -13,10 +13,13 @@ impl<'a> Locked<'a> {
     /// Locks in the order of the shards, so that two calls never wait for each other in a circle.
     ///
     /// Poison is ignored: half a check of one key is worth less than the counts of all others.
-    pub(super) fn new(shards: &'a [Mutex<Shard>], tokens: &[Token]) -> Self {
+    pub(super) fn new<'t>(
+        shards: &'a [Mutex<Shard>],
+        tokens: impl IntoIterator<Item = &'t Token>,
+    ) -> Self {
         let count = shards.len();
         let mut wanted = tokens
-            .iter()
+            .into_iter()
             .fold(0_u32, |wanted, token| wanted | 1 << index(*token, count));
         let mut guards = [const { None }; MAX_SHARDS];
         while wanted != 0 {
@@ -35,38 +38,62 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Counts under each rule, and answers whether every cost fits.
-    pub(super) fn look(
+    /// Charges as many of `count` identical checks as fit, and answers how many. `counts` are then those after the charge, and,
+    /// where some did not fit, tell when one more does.
+    pub(super) fn fill(
         &mut self,
-        check: &Check,
+        charges: &[Charge],
+        tokens: &[Token],
+        now_ms: u64,
+        count: u16,
+        counts: &mut [Count],
+    ) -> u16 {
+        let admitted = self.look(charges, tokens, now_ms, counts).min(count);
+        if admitted > 0 {
+            self.charge(charges, tokens, now_ms, admitted, counts);
+            if admitted < count {
+                self.look(charges, tokens, now_ms, counts);
+            }
+        }
+        admitted
+    }
+
+    /// Counts under each rule, and answers how often the costs fit.
+    fn look(
+        &mut self,
+        charges: &[Charge],
         tokens: &[Token],
         now_ms: u64,
         mut counts: &mut [Count],
-    ) -> bool {
-        let mut fits = true;
-        for (charge, token) in check.charges().iter().zip(tokens) {
+    ) -> u16 {
+        let mut fitting = u16::MAX;
+        for (charge, token) in charges.iter().zip(tokens) {
             let own;
             (own, counts) = counts.split_at_mut(charge.policy().rules().len());
             let entry = self.shard(*token).entry(*token);
-            fits &= entry.look(charge, now_ms, own);
+            fitting = fitting.min(entry.look(charge, now_ms, own));
         }
-        fits
+        fitting
     }
 
-    /// Adds every cost, and replaces the counts that this changes.
-    pub(super) fn charge(
+    /// Adds every cost so many times, and replaces the counts that this changes.
+    fn charge(
         &mut self,
-        check: &Check,
+        charges: &[Charge],
         tokens: &[Token],
         now_ms: u64,
+        times: u16,
         mut counts: &mut [Count],
     ) {
-        for (charge, token) in check.charges().iter().zip(tokens) {
+        for (charge, token) in charges.iter().zip(tokens) {
             let own;
             (own, counts) = counts.split_at_mut(charge.policy().rules().len());
-            if charge.cost() > 0 {
-                let shard = self.shard(*token);
-                shard.write(*token, now_ms, |entry| entry.charge(charge, now_ms, own));
+            let units = charge.cost() * u64::from(times); // all of them fit a limit
+            if units > 0 {
+                let (shard, policy) = (self.shard(*token), charge.policy());
+                shard.write(*token, now_ms, |entry| {
+                    entry.charge(policy, units, now_ms, own)
+                });
             }
         }
     }

@@ -1,8 +1,8 @@
 //! [`MemoryStore`]: the counts of one process, in memory.
 //!
 //! ```text
-//! (policy, key) ──▶ token ──▶ shard ──▶ entry ──▶ section of each rule ──▶ steps
-//!                   128-bit   a lock              one for each span        (end, units so far)
+//! (policy, key) ──▶ token ──▶ shard ──▶ entry ──▶ queue of each rule ──▶ steps
+//!                   128-bit   a lock              one for each spec      (end, units so far)
 //!                   hash
 //! ```
 
@@ -20,12 +20,14 @@ use self::{
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    charge::{Check, Settlement},
+    check::Check,
     decision::{Count, Decision, Usage},
     error::StoreError,
     key::Key,
+    operation::{Operation, Reply},
     policy::Policy,
-    store::{Store, StoreFuture},
+    settlement::Settlement,
+    store::{CallFuture, Store, StoreFuture},
 };
 
 mod clock;
@@ -154,24 +156,68 @@ impl MemoryStore {
 }
 
 impl Inner {
-    fn check(
-        &self,
-        check: &Check,
-        tokens: &[Token],
-        counts: &mut [Count],
-    ) -> Result<Decision, StoreError> {
-        let mut shards = Locked::new(&self.shards, tokens);
-        // Read under the lock, so that the time of a key never steps back.
-        let now_ms = self.clock.now_ms();
-        let fits = shards.look(check, tokens, now_ms, counts);
-        if fits {
-            shards.charge(check, tokens, now_ms, counts);
-        }
-        drop(shards);
-        Decision::new(check, fits, now_ms, counts)
+    fn check(&self, check: &Check) -> Result<Decision, StoreError> {
+        self.decide(check, 1, |check, admitted, now_ms, counts| {
+            Decision::new(check, admitted == 1, now_ms, counts)
+        })
+        .map(|(decision, shadow)| match shadow {
+            Some(shadow) => decision.with_shadow(shadow),
+            None => decision,
+        })
     }
 
-    fn settle(
+    fn fill(&self, check: &Check, count: u16) -> Result<Vec<Decision>, StoreError> {
+        let (mut decisions, shadows) =
+            self.decide(check, count, |check, admitted, now_ms, counts| {
+                Decision::fill(check, count, admitted, now_ms, counts)
+            })?;
+        for (decision, shadow) in decisions.iter_mut().zip(shadows.into_iter().flatten()) {
+            *decision = decision.clone().with_shadow(shadow);
+        }
+        Ok(decisions)
+    }
+
+    /// Decides so many identical checks, and then the shadows of those that were admitted; what was decided of each is told by
+    /// `tell`, which is given how many were admitted, the time and the counts.
+    fn decide<T>(
+        &self,
+        check: &Check,
+        count: u16,
+        tell: impl Fn(&Check, u16, u64, &[Count]) -> Result<T, StoreError>,
+    ) -> Result<(T, Option<T>), StoreError> {
+        let shadows = check.shadow_check();
+        self.with_tokens(check, |tokens, counts| {
+            let (tokens, shadow_tokens) = tokens.split_at(check.charges().len());
+            let (counts, shadow_counts) = counts.split_at_mut(check.rule_count());
+            let mut shards = Locked::new(&self.shards, tokens.iter().chain(shadow_tokens));
+            // Read under the locks, so that the time of a key never steps back.
+            let now_ms = self.clock.now_ms();
+            let admitted = shards.fill(check.charges(), tokens, now_ms, count, counts);
+            let shadow_admitted = match &shadows {
+                Some(shadows) => shards.fill(
+                    shadows.charges(),
+                    shadow_tokens,
+                    now_ms,
+                    admitted,
+                    shadow_counts,
+                ),
+                None => 0,
+            };
+            drop(shards);
+            let shadow = shadows.filter(|_| admitted > 0);
+            let shadow = shadow.map(|it| tell(&it, shadow_admitted, now_ms, shadow_counts));
+            Ok((tell(check, admitted, now_ms, counts)?, shadow.transpose()?))
+        })
+    }
+
+    fn settle(&self, settlement: &Settlement) -> Result<Usage, StoreError> {
+        let check = settlement.check().without_shadows();
+        self.with_tokens(&check, |tokens, counts| {
+            self.settle_tokens(settlement, tokens, counts)
+        })
+    }
+
+    fn settle_tokens(
         &self,
         settlement: &Settlement,
         tokens: &[Token],
@@ -200,14 +246,33 @@ impl Inner {
         Usage::settled(check, now_ms, counts)
     }
 
-    /// Calls `then` with the token of each charge, and with room for a count of each rule; a few need no allocation.
+    fn reset(&self, policy: &Policy, key: &Key) {
+        let token = self.tokens.token(policy, key);
+        Locked::new(&self.shards, &[token])
+            .shard(token)
+            .remove(token);
+    }
+
+    fn call(&self, operation: &Operation) -> Result<Reply, StoreError> {
+        match operation {
+            Operation::Check(check) => self.check(check).map(Reply::Check),
+            Operation::Fill { check, count } => self.fill(check, *count).map(Reply::Fill),
+            Operation::Settle(settlement) => self.settle(settlement).map(Reply::Settle),
+            Operation::Reset { policy, key } => {
+                self.reset(policy, key);
+                Ok(Reply::Reset)
+            }
+        }
+    }
+
+    /// Calls `then` with the token of each charge, shadows last, and with room for a count of each rule; a few need no allocation.
     fn with_tokens<T>(&self, check: &Check, then: impl FnOnce(&[Token], &mut [Count]) -> T) -> T {
-        let charges = check.charges();
-        let rules = charges.iter().map(|it| it.policy().rules().len()).sum();
+        let charges = || check.charges().iter().chain(check.shadow_charges());
+        let rules = charges().map(|it| it.policy().rules().len()).sum();
         let mut few = [(0, 0); FEW_TOKENS];
         let mut many = Vec::new();
-        let tokens = room(&mut few, &mut many, charges.len());
-        for (token, charge) in tokens.iter_mut().zip(charges) {
+        let tokens = room(&mut few, &mut many, charges().count());
+        for (token, charge) in tokens.iter_mut().zip(charges()) {
             *token = self.tokens.token(charge.policy(), charge.key());
         }
         let mut few = [Count::default(); FEW_COUNTS];
@@ -232,25 +297,21 @@ fn room<'a, T: Clone + Default>(
 
 impl Store for MemoryStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        let inner = &self.inner;
-        StoreFuture::ready(
-            inner.with_tokens(check, |tokens, counts| inner.check(check, tokens, counts)),
-        )
+        StoreFuture::ready(self.inner.check(check))
     }
 
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        let inner = &self.inner;
-        StoreFuture::ready(inner.with_tokens(settlement.check(), |tokens, counts| {
-            inner.settle(settlement, tokens, counts)
-        }))
+        StoreFuture::ready(self.inner.settle(settlement))
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        let token = self.inner.tokens.token(policy, key);
-        Locked::new(&self.inner.shards, &[token])
-            .shard(token)
-            .remove(token);
+        self.inner.reset(policy, key);
         StoreFuture::ready(Ok(()))
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        let replies = operations.iter().map(|it| self.inner.call(it));
+        StoreFuture::ready(Ok(replies.collect()))
     }
 }
 

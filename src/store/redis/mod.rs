@@ -152,11 +152,12 @@ use std::sync::Arc;
 use redis::{Cmd, RedisError, Value};
 
 use crate::{
-    charge::{Check, Settlement},
+    check::Check,
     decision::{Decision, Usage},
     error::StoreError,
     key::Key,
     policy::Policy,
+    settlement::Settlement,
     store::{Store, StoreFuture},
 };
 
@@ -298,6 +299,22 @@ fn is_unknown_script(error: &RedisError) -> bool {
 
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        if let Some(shadows) = check.shadow_check() {
+            let (store, counting) = (self.clone(), check.without_shadows());
+            return StoreFuture::pending(async move {
+                let decision = store.check(&counting).await?;
+                Ok(match decision.is_allowed() {
+                    true => match store.check(&shadows).await {
+                        Ok(shadow) => decision.with_shadow(shadow),
+                        Err(_) => decision,
+                    },
+                    false => decision,
+                })
+            });
+        }
+        if check.is_empty() {
+            return StoreFuture::ready(Decision::new(check, true, 0, &[]));
+        }
         #[cfg(feature = "cluster")]
         if let Some(answer) = self.check_apart(check) {
             return answer;

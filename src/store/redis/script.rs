@@ -6,11 +6,13 @@ use redis::{Arg, Cmd, Script, Value};
 
 use super::names::Names;
 use crate::{
-    charge::{Charge, Check, Settlement},
+    charge::Charge,
+    check::Check,
     decision::{Count, Decision, PolicyUsage, Usage},
     error::{StoreError, StoreErrorKind},
     rule::Rule,
-    window::Span,
+    settlement::Settlement,
+    window::StepSpec,
 };
 
 /// Hashed once.
@@ -143,9 +145,9 @@ impl Item<'_> {
                 .map_or(rule.limit(), |usage| usage.rules()[index].step_end_ms());
             buffer.extend_from_slice(&limit.to_le_bytes()[..7]);
         }
-        for span in rules.iter().map(Span::of) {
-            buffer.extend_from_slice(&span.step_ms.to_le_bytes()[..6]);
-            buffer.extend_from_slice(&span.hold_ms.to_le_bytes()[..6]);
+        for spec in rules.iter().map(StepSpec::of) {
+            buffer.extend_from_slice(&spec.step_ms.to_le_bytes()[..6]);
+            buffer.extend_from_slice(&spec.retention_ms.to_le_bytes()[..6]);
         }
     }
 }
@@ -235,7 +237,7 @@ impl Answer<'_> {
         Count {
             used: number(&self.bytes[used_at..used_at + UNITS]),
             newest_end_ms: match newest_end_ms {
-                0 => Span::of(rule).step_end(self.now_ms),
+                0 => StepSpec::of(rule).step_end(self.now_ms),
                 end => end,
             },
             fits_at_ms,

@@ -18,9 +18,10 @@ use tokio::{
 };
 
 use crate::{
-    charge::{Check, Settlement},
+    check::Check,
     decision::{Decision, RuleUsage, Usage},
     error::{StoreError, StoreErrorKind},
+    settlement::Settlement,
     store::{StoreFuture, redis::RedisStore},
 };
 
@@ -65,7 +66,11 @@ impl RedisStore {
             let usages = together(answers).await.into_iter();
             let usages: Vec<Usage> = usages.collect::<Result<_, _>>()?;
             let check = settlement.check();
-            Ok(Usage::joined(check, in_order(check, &slots, &usages)))
+            Ok(Usage::joined(
+                check,
+                time_of(&usages),
+                in_order(check, &slots, &usages),
+            ))
         }))
     }
 
@@ -137,7 +142,12 @@ async fn decide(store: RedisStore, check: Check, slots: Slots) -> Result<Decisio
     let (parts, refused) = gather(&mut answers, slots.len()).await;
     if let Some(decisions) = all_admitted(&parts) {
         let usages: Vec<Usage> = decisions.map(|it| it.usage().clone()).collect();
-        return Decision::joined(&check, true, in_order(&check, &slots, &usages));
+        return Decision::joined(
+            &check,
+            true,
+            time_of(&usages),
+            in_order(&check, &slots, &usages),
+        );
     }
     // Both begin now, and go on when this has ended.
     let given_back = together(parts.iter().map(|it| give_back(&store, it)).collect());
@@ -157,7 +167,12 @@ async fn decide(store: RedisStore, check: Check, slots: Slots) -> Result<Decisio
         }
     });
     let usages: Vec<Usage> = usages.collect();
-    Decision::joined(&check, false, in_order(&check, &slots, &usages))
+    Decision::joined(
+        &check,
+        false,
+        time_of(&usages),
+        in_order(&check, &slots, &usages),
+    )
 }
 
 /// Begins all at once. Each goes on by itself when nobody waits any more, until [`PATIENCE`] ends.
@@ -223,6 +238,10 @@ fn give_back(
         Some(Err(error)) => StoreFuture::ready(Err(error.clone())),
         None => StoreFuture::ready(Err(too_late())),
     }
+}
+
+fn time_of(usages: &[Usage]) -> u64 {
+    usages.first().map_or(0, Usage::decided_at_ms)
 }
 
 /// The usage of a whole check: that of its parts, in the order of its charges.

@@ -1,0 +1,275 @@
+//! [`Check`]: charges that are decided together.
+
+use std::sync::Arc;
+
+use crate::{
+    charge::Charge,
+    error::{StoreError, StoreErrorKind},
+    policy::Policy,
+};
+
+/// More than anybody needs in one request; what a check costs grows with them.
+pub(crate) const MAX_CHARGES: usize = 64;
+
+/// One or more charges that are decided together, all or nothing; cheap to clone.
+///
+/// Charges under a [shadow](Policy::shadow) stand apart from those that count: they are decided after them, only if the check
+/// is allowed, and all or nothing among themselves.
+///
+/// ```
+/// use sluicegate::{Charge, Check, Key, Policy};
+///
+/// let uploads = Policy::parse("uploads", "100/1h")?;
+/// let trial = Policy::parse("trial", "10/1h")?.shadow();
+/// let alice = |policy, cost| Charge::new(policy, Key::new("user", "alice"), cost);
+///
+/// // Charges with the same policy and key are added up.
+/// let check = Check::new([alice(&uploads, 2), alice(&trial, 1), alice(&uploads, 3)])?;
+/// assert_eq!(check.charges(), [alice(&uploads, 5)]);
+/// assert_eq!(check.shadow_charges(), [alice(&trial, 1)]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Check {
+    /// Those that count, then those of shadows.
+    all: Arc<[Charge]>,
+    /// How many of them count.
+    counting: usize,
+}
+
+impl Check {
+    /// Creates a check, adding up charges with the same policy and key.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreErrorKind::InvalidRequest`] when two different policies of one name charge the same key, since they would share
+    /// their counts, or when there are more than 64 charges that count, or more than 64 of shadows.
+    pub fn new(charges: impl IntoIterator<Item = Charge>) -> Result<Self, StoreError> {
+        let mut builder = CheckBuilder::default();
+        for charge in charges {
+            builder.add(charge)?;
+        }
+        Ok(builder.build())
+    }
+
+    /// The charges that count, in order of first appearance.
+    #[must_use]
+    pub fn charges(&self) -> &[Charge] {
+        &self.all[..self.counting]
+    }
+
+    /// The charges of shadows, in order of first appearance.
+    #[must_use]
+    pub fn shadow_charges(&self) -> &[Charge] {
+        &self.all[self.counting..]
+    }
+
+    /// The charges of shadows as a check of their own, in which they count; `None` when there are none.
+    #[must_use]
+    pub fn shadow_check(&self) -> Option<Self> {
+        let shadows = self.shadow_charges();
+        (!shadows.is_empty()).then(|| Self::counting(shadows.into()))
+    }
+
+    /// The same policies and keys at no cost.
+    #[must_use]
+    pub fn without_cost(&self) -> Self {
+        self.map(|charge| charge.with_cost(0))
+    }
+
+    /// The same keys and costs under other policies.
+    pub(crate) fn with_policies(&self, policy: impl Fn(&Policy) -> Policy) -> Self {
+        self.map(|charge| charge.with_policy(&policy(charge.policy())))
+    }
+
+    /// The charges that count, without the shadows.
+    pub(crate) fn without_shadows(&self) -> Self {
+        if self.shadow_charges().is_empty() {
+            self.clone()
+        } else {
+            Self::counting(self.charges().into())
+        }
+    }
+
+    /// Whether there is nothing to decide.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// The counting charges at these places, and no shadows.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn pick(&self, places: &[usize]) -> Self {
+        let picked = places.iter().map(|place| self.charges()[*place].clone());
+        Self::counting(picked.collect())
+    }
+
+    /// How many rules the charges that count have together.
+    pub(crate) fn rule_count(&self) -> usize {
+        let charges = self.charges().iter();
+        charges.map(|charge| charge.policy().rules().len()).sum()
+    }
+
+    fn counting(charges: Arc<[Charge]>) -> Self {
+        Self {
+            counting: charges.len(),
+            all: charges,
+        }
+    }
+
+    fn map(&self, change: impl Fn(&Charge) -> Charge) -> Self {
+        Self {
+            all: self.all.iter().map(change).collect(),
+            counting: self.counting,
+        }
+    }
+}
+
+/// A check as its charges come together.
+///
+/// The first charge stands apart, since most requests have one: a check of it costs no allocation but its own.
+#[derive(Debug, Default)]
+pub(crate) struct CheckBuilder {
+    first: Option<Charge>,
+    others: Vec<Charge>,
+    shadows: usize,
+}
+
+impl CheckBuilder {
+    /// With room for so many charges.
+    pub(crate) fn with_capacity(charges: usize) -> Self {
+        Self {
+            others: Vec::with_capacity(charges.saturating_sub(1)),
+            ..Self::default()
+        }
+    }
+
+    /// Fails as [`Check::new`] does.
+    pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
+        let charges = self.first.iter_mut().chain(&mut self.others);
+        if let Some(twin) = { charges }.find(|it| it.is_twin_of(&charge)) {
+            if !twin.policy().is_same(charge.policy()) {
+                return Err(invalid(
+                    "a check names two policies with one name and different rules",
+                ));
+            }
+            *twin = twin.with_cost(twin.cost() + charge.cost());
+            return Ok(());
+        }
+        let is_shadow = charge.policy().is_shadow();
+        if self.len_of(is_shadow) >= MAX_CHARGES {
+            return Err(invalid("a check has more than 64 charges"));
+        }
+        self.shadows += usize::from(is_shadow);
+        if self.first.is_none() {
+            self.first = Some(charge);
+        } else {
+            self.others.push(charge);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn build(self) -> Check {
+        let counting = self.len() - self.shadows;
+        let all: Arc<[Charge]> = match self.first {
+            Some(charge) if self.others.is_empty() => Arc::new([charge]),
+            first => {
+                let mut all: Vec<Charge> = first.into_iter().chain(self.others).collect();
+                if self.shadows > 0 {
+                    all.sort_by_key(|charge| charge.policy().is_shadow());
+                }
+                all.into()
+            }
+        };
+        Check { all, counting }
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.others.len()
+    }
+
+    fn len_of(&self, shadows: bool) -> usize {
+        if shadows {
+            self.shadows
+        } else {
+            self.len() - self.shadows
+        }
+    }
+}
+
+fn invalid(message: &'static str) -> StoreError {
+    StoreError::new(StoreErrorKind::InvalidRequest, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{key::Key, rule::MAX_UNITS};
+
+    fn policy(rules: &str) -> Policy {
+        Policy::parse("p", rules).unwrap()
+    }
+
+    fn charge(policy: &Policy, key: &str) -> Charge {
+        Charge::new(policy, Key::new("user", key), 1)
+    }
+
+    fn kind(charges: Vec<Charge>) -> StoreErrorKind {
+        Check::new(charges).unwrap_err().kind()
+    }
+
+    #[test]
+    fn huge_costs_add_up_without_overflow() {
+        let charge = Charge::new(&policy("1/1s"), Key::new("user", "a"), u64::MAX);
+        let check = Check::new([charge.clone(), charge]).unwrap();
+        assert_eq!(check.charges()[0].cost(), MAX_UNITS + 1);
+    }
+
+    #[test]
+    fn two_policies_of_one_name_cannot_charge_one_key() {
+        let (one, two) = (policy("1/1s"), policy("2/1s"));
+        let same_key = vec![charge(&one, "a"), charge(&two, "a")];
+        assert_eq!(kind(same_key), StoreErrorKind::InvalidRequest);
+        let shadow = vec![charge(&one, "a"), charge(&two.clone().shadow(), "a")];
+        assert_eq!(kind(shadow), StoreErrorKind::InvalidRequest);
+        let check = Check::new([charge(&one, "a"), charge(&two, "b")]).unwrap();
+        assert_eq!(check.charges().len(), 2);
+        let check = Check::new([charge(&one, "a"), charge(&one, "a")]).unwrap();
+        assert_eq!(check.charges().len(), 1);
+    }
+
+    #[test]
+    fn shadows_stand_behind_the_charges_that_count_in_order_of_appearance() {
+        let (counting, shadow) = (policy("1/1s"), Policy::parse("s", "1/1s").unwrap().shadow());
+        let charges = [
+            charge(&shadow, "a"),
+            charge(&counting, "b"),
+            charge(&shadow, "c"),
+            charge(&counting, "d"),
+        ];
+        let check = Check::new(charges).unwrap();
+        assert_eq!(
+            check.charges(),
+            [charge(&counting, "b"), charge(&counting, "d")]
+        );
+        assert_eq!(
+            check.shadow_charges(),
+            [charge(&shadow, "a"), charge(&shadow, "c")]
+        );
+        let shadows = check.shadow_check().unwrap();
+        assert_eq!(shadows.charges(), check.shadow_charges());
+        assert!(shadows.shadow_check().is_none());
+    }
+
+    #[test]
+    fn the_number_of_charges_is_bounded_and_shadows_count_apart() {
+        let (counting, shadow) = (policy("1/1s"), Policy::parse("s", "1/1s").unwrap().shadow());
+        let charges = |policy: &Policy, n: u32| -> Vec<Charge> {
+            (0..n).map(|i| charge(policy, &i.to_string())).collect()
+        };
+        let both = [charges(&counting, 64), charges(&shadow, 64)].concat();
+        assert!(Check::new(both).is_ok());
+        for policy in [&counting, &shadow] {
+            assert_eq!(kind(charges(policy, 65)), StoreErrorKind::InvalidRequest);
+        }
+    }
+}

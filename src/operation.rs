@@ -1,0 +1,45 @@
+//! [`Operation`] and [`Reply`]: what is asked of a store, and what it answers.
+
+use crate::{
+    check::Check,
+    decision::{Decision, Usage},
+    key::Key,
+    policy::Policy,
+    settlement::Settlement,
+};
+
+/// One thing asked of a store; several travel in one [call](crate::Store::call).
+#[derive(Clone, Debug)]
+pub enum Operation {
+    /// Decide a check, and charge it if it is allowed.
+    Check(Check),
+    /// Decide `count` identical checks, exactly as if they came one after another in one millisecond.
+    Fill {
+        /// What each of them asks.
+        check: Check,
+        /// How many there are; 0 asks nothing.
+        count: u16,
+    },
+    /// Give an admitted check its final cost.
+    Settle(Settlement),
+    /// Forget everything that was charged to a key under a policy.
+    Reset {
+        /// The policy; its name counts.
+        policy: Policy,
+        /// The key.
+        key: Key,
+    },
+}
+
+/// What a store answers to an [`Operation`].
+#[derive(Clone, Debug)]
+pub enum Reply {
+    /// To [`Operation::Check`].
+    Check(Decision),
+    /// To [`Operation::Fill`]: a decision for each of its checks, the admitted ones first.
+    Fill(Vec<Decision>),
+    /// To [`Operation::Settle`]: what is left after it.
+    Settle(Usage),
+    /// To [`Operation::Reset`].
+    Reset,
+}

@@ -1,0 +1,86 @@
+//! An observer that writes down what it is told.
+
+use std::{
+    fmt::{Debug, Write},
+    sync::{Arc, Mutex},
+};
+
+use sluicegate::{
+    Observer, Policy,
+    observe::{Asked, Blocked, Decided, Done, Failed, MissingKey, Switched},
+};
+
+/// Writes down all that it is told, in short or in full.
+#[derive(Clone, Default)]
+pub(crate) struct Log {
+    pub(crate) lines: Arc<Mutex<Vec<String>>>,
+    pub(crate) in_full: bool,
+}
+
+impl Log {
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.lines.lock().unwrap().clone()
+    }
+
+    pub(crate) fn switches(&self) -> Vec<String> {
+        let mut lines = self.lines();
+        lines.retain(|line| line.starts_with("open "));
+        lines
+    }
+
+    fn add(&self, event: &impl Debug, short: String) {
+        let line = if self.in_full {
+            format!("{event:#?}")
+        } else {
+            short
+        };
+        self.lines.lock().unwrap().push(line);
+    }
+}
+
+fn about(asked: &Asked<'_>) -> String {
+    let shadow = if asked.is_shadow() { "shadow " } else { "" };
+    format!("{shadow}{} {}", asked.call().as_str(), asked.names())
+}
+
+impl Observer for Log {
+    fn decided(&self, it: &Decided<'_>) {
+        let local = if it.is_local() { "local " } else { "" };
+        let mut line = format!("{local}{} {}", about(it.asked()), it.is_allowed());
+        for (policy, rule) in it.refusals() {
+            write!(line, " {}:{}", policy.name(), rule.rule()).unwrap();
+        }
+        self.add(it, format!("{line} in {:?}", it.latency()));
+    }
+
+    fn done(&self, it: &Done<'_>) {
+        let local = if it.is_local() { "local " } else { "" };
+        let asked = about(it.asked());
+        self.add(it, format!("{local}{asked} in {:?}", it.latency()));
+    }
+
+    fn failed(&self, it: &Failed<'_>) {
+        let (kind, outcome) = (it.error().kind().as_str(), it.outcome().as_str());
+        let latency = it.latency();
+        self.add(
+            it,
+            format!("{} {kind} {outcome} in {latency:?}", about(it.asked())),
+        );
+    }
+
+    fn switched(&self, it: &Switched<'_>) {
+        let kind = it.error().map(|error| error.kind().as_str());
+        self.add(it, format!("open {} {kind:?}", it.is_open()));
+    }
+
+    fn on_missing_key(&self, it: &MissingKey<'_>) {
+        let (kind, outcome) = (it.error().kind().as_str(), it.outcome().as_str());
+        let policy = it.policy().map_or("?", Policy::name);
+        self.add(it, format!("{policy} {kind} {outcome}"));
+    }
+
+    fn blocked(&self, it: &Blocked<'_>) {
+        let policy = it.policy().map_or("?", Policy::name);
+        self.add(it, format!("{policy} blocked {}", it.outcome().as_str()));
+    }
+}

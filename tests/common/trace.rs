@@ -1,0 +1,87 @@
+//! A subscriber that writes down what is traced.
+
+use std::{
+    fmt::{Debug, Write},
+    sync::{
+        Arc, LazyLock, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use tracing::{
+    Dispatch, Event, Id, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    span,
+    subscriber::{NoSubscriber, with_default},
+};
+
+/// Writes down spans and events as `level target name field=value …`, and what was entered.
+#[derive(Clone, Default)]
+pub(crate) struct Trace {
+    pub(crate) lines: Arc<Mutex<Vec<String>>>,
+    pub(crate) entered: Arc<AtomicU64>,
+    pub(crate) below_warn: bool,
+}
+
+struct Fields(String);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        match field.name() {
+            "latency_us" => {}
+            "message" => write!(self.0, " {value:?}").unwrap(),
+            name => write!(self.0, " {name}={value:?}").unwrap(),
+        }
+    }
+}
+
+impl Trace {
+    /// Runs with this as the subscriber of the thread.
+    pub(crate) fn during(&self, run: impl FnOnce()) {
+        // While there is one subscriber alone, tracing asks the thread that first comes to an event whether anybody wants it;
+        // a thread of another test says no, for all.
+        static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
+        LazyLock::force(&ANOTHER);
+        with_default(self.clone(), run);
+    }
+
+    fn add(&self, metadata: &Metadata<'_>, record: impl FnOnce(&mut Fields)) {
+        let mut fields = Fields(String::new());
+        record(&mut fields);
+        let inside = if self.entered.load(Ordering::SeqCst) > 0 {
+            "| "
+        } else {
+            ""
+        };
+        let line = format!("{inside}{}{}", metadata.level(), fields.0);
+        assert_eq!(metadata.target(), "sluicegate");
+        self.lines.lock().unwrap().push(line);
+    }
+}
+
+impl Subscriber for Trace {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "sluicegate" && (self.below_warn || *metadata.level() == Level::WARN)
+    }
+
+    fn new_span(&self, attributes: &span::Attributes<'_>) -> Id {
+        self.add(attributes.metadata(), |fields| attributes.record(fields));
+        Id::from_u64(1)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        self.add(event.metadata(), |fields| event.record(fields));
+    }
+
+    fn enter(&self, _: &Id) {
+        self.entered.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn exit(&self, _: &Id) {
+        self.entered.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn record(&self, _: &Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+}

@@ -1,0 +1,398 @@
+//! Callers wait for room in order of arrival, ask the store only when it is worth it, and never come too early.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use crate::common::scripted::{self, Scripted};
+use futures::{FutureExt, future::join_all};
+use http::{Request, Response, StatusCode};
+use sluicegate::{
+    Charge, Check, Decision, FailurePolicy, Key, Limiter, MemoryStore, Observer, Policy,
+    RateLimitLayer, Settlement, Store, StoreErrorKind, StoreFuture, Usage,
+    extract::{Keys, KeysFuture},
+    observe::Decided,
+    test_util::TestClock,
+};
+use tokio::time::Instant;
+use tower::{ServiceBuilder, ServiceExt};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// A memory store whose clock is that of the paused runtime, and when it was asked.
+#[derive(Debug)]
+struct Timed {
+    store: MemoryStore,
+    clock: TestClock,
+    start: Instant,
+    asked_ms: Mutex<Vec<u128>>,
+}
+
+impl Timed {
+    fn new() -> Arc<Self> {
+        let clock = TestClock::new(0);
+        Arc::new(Self {
+            store: MemoryStore::new().clock(clock.clone()),
+            clock,
+            start: Instant::now(),
+            asked_ms: Mutex::default(),
+        })
+    }
+
+    fn now_ms(&self) -> u128 {
+        self.start.elapsed().as_millis()
+    }
+
+    fn asked_ms(&self) -> Vec<u128> {
+        self.asked_ms.lock().unwrap().clone()
+    }
+}
+
+impl Store for Timed {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        let now_ms = self.now_ms();
+        self.clock.set(u64::try_from(now_ms).unwrap());
+        self.asked_ms.lock().unwrap().push(now_ms);
+        self.store.check(check)
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.store.reset(policy, key)
+    }
+}
+
+/// How many decisions an observer was told of.
+#[derive(Clone, Default)]
+struct Told(Arc<AtomicU32>);
+
+impl Observer for Told {
+    fn decided(&self, _: &Decided<'_>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+fn calls(rules: &str, cost: u64) -> [Charge; 1] {
+    let policy = Policy::parse("their-api", rules).unwrap();
+    [Charge::new(&policy, Key::new("account", "ours"), cost)]
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Waits, and answers when it was admitted, in ms; `None` if it was refused.
+async fn admitted_ms(limiter: &Limiter, store: &Timed, cost: u64, most: Duration) -> Option<u128> {
+    let decision = limiter
+        .acquire(calls("2/1s@exact", cost), most)
+        .await
+        .unwrap();
+    decision.is_allowed().then(|| store.now_ms())
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_are_admitted_in_order_at_the_first_millisecond_with_two_calls_of_the_store_at_most()
+ {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone());
+    let order = Mutex::new(Vec::new());
+    let callers = (0..6).map(|caller| {
+        let (limiter, store, order) = (&limiter, &store, &order);
+        async move {
+            let at_ms = admitted_ms(limiter, store, 1, LONG).await.unwrap();
+            order.lock().unwrap().push((caller, at_ms));
+        }
+    });
+    join_all(callers).await;
+    let expected = [
+        (0, 0),
+        (1, 0),
+        (2, 1_001),
+        (3, 1_001),
+        (4, 2_002),
+        (5, 2_002),
+    ];
+    assert_eq!(*order.lock().unwrap(), expected);
+    assert_eq!(
+        store.asked_ms(),
+        [0, 0, 0, 1_001, 1_001, 1_001, 2_002, 2_002]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_overtakes_who_waits_for_more() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone());
+    let [first, large, small] = [1, 2, 1].map(|cost| admitted_ms(&limiter, &store, cost, LONG));
+    let times = tokio::join!(first, large, small);
+    assert_eq!(times, (Some(0), Some(1_001), Some(2_002)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_would_be_too_long_ends_at_once_and_asks_once() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone());
+    let [first, second, third] =
+        [LONG, ms(1_000), ms(1_001)].map(|most| admitted_ms(&limiter, &store, 2, most));
+    assert_eq!(first.await, Some(0));
+    let start = Instant::now();
+    assert_eq!(second.await, None);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert_eq!(third.await, Some(1_001));
+    let never = admitted_ms(&limiter, &store, 3, LONG);
+    assert_eq!(never.await, None);
+    assert_eq!(store.asked_ms(), [0, 0, 0, 1_001, 1_001]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_comes_behind_one_who_waits_for_longer_is_refused_at_once_and_without_asking() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone());
+    admitted_ms(&limiter, &store, 2, LONG).await;
+    let impatient = async {
+        let decision = limiter
+            .acquire(calls("2/1s@exact", 1), ms(300))
+            .await
+            .unwrap();
+        (decision.is_allowed(), store.now_ms())
+    };
+    let first = admitted_ms(&limiter, &store, 1, LONG);
+    let (first, second) = tokio::join!(first, impatient);
+    assert_eq!(first, Some(1_001));
+    assert_eq!(second, (false, 0));
+    assert_eq!(store.asked_ms(), [0, 0, 1_001]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crowd_that_cannot_wait_asks_once_for_all() {
+    let store = Scripted::new(|check| {
+        let check = check.clone();
+        StoreFuture::pending(async move {
+            tokio::time::sleep(ms(1)).await;
+            scripted::denied(&check, 1_000)
+        })
+    });
+    let limiter = Limiter::new(store.clone());
+    let crowd = (0..100).map(|_| limiter.acquire(calls("2/1s", 1), ms(300)));
+    for decision in join_all(crowd).await {
+        assert!(!decision.unwrap().is_allowed());
+    }
+    assert_eq!(store.checks().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_store_said_to_another_is_told_as_it_is_by_now_and_to_the_observer() {
+    let told = Told::default();
+    let limiter = Limiter::new(Timed::new()).observer(told.clone());
+    let first = limiter
+        .acquire(calls("2/10s@exact", 2), LONG)
+        .await
+        .unwrap();
+    assert!(first.is_allowed());
+    let wait = |cost, most| limiter.acquire(calls("2/10s@exact", cost), ms(most));
+    let later = async |cost| {
+        tokio::time::sleep(ms(4_000)).await;
+        wait(cost, 0).await
+    };
+    let (patient, same, dearer) = tokio::join!(wait(1, 20_000), later(1), later(2));
+    assert!(patient.unwrap().is_allowed());
+    for refused in [same, dearer] {
+        let Decision::Denied(denial) = refused.unwrap() else {
+            panic!("admitted after 4 s");
+        };
+        assert_eq!(denial.retry_after(), Some(ms(6_001)));
+    }
+    // Two admissions, two refusals, and one that the head of the line kept to itself.
+    assert_eq!(told.0.load(SeqCst), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_can_never_pass_is_told_so_at_once_whoever_waits() {
+    let limiter = Limiter::new(Timed::new());
+    let wait = |cost, most| limiter.acquire(calls("2/10s@exact", cost), ms(most));
+    assert!(wait(2, 0).await.unwrap().is_allowed());
+    let start = Instant::now();
+    let never = async {
+        let decision = wait(3, 500).await.unwrap();
+        (decision, start.elapsed())
+    };
+    let (_, (never, waited)) = tokio::join!(wait(1, 500), never);
+    let Decision::Denied(denial) = never else {
+        panic!("admitted");
+    };
+    assert_eq!((denial.retry_after(), waited), (None, Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn shadows_stand_in_no_line() {
+    let limiter = Limiter::new(Scripted::silent()).probe_interval(Duration::ZERO);
+    let trial = Policy::parse("trial", "1/1d").unwrap().shadow();
+    let charge = || [Charge::new(&trial, Key::new("account", "ours"), 1)];
+    let start = Instant::now();
+    join_all((0..60).map(|_| limiter.acquire(charge(), LONG))).await;
+    assert_eq!(start.elapsed(), ms(100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_passes_the_turn_on_and_what_the_store_said() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone());
+    admitted_ms(&limiter, &store, 2, LONG).await;
+    let second = admitted_ms(&limiter, &store, 1, LONG);
+    let mut third = pin!(admitted_ms(&limiter, &store, 1, LONG));
+    {
+        let mut second = pin!(second);
+        assert!(second.as_mut().now_or_never().is_none());
+        assert!(third.as_mut().now_or_never().is_none());
+        tokio::time::sleep(ms(500)).await;
+    }
+    assert_eq!(third.await, Some(1_001));
+    assert_eq!(store.asked_ms(), [0, 0, 1_001]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lines_of_different_keys_do_not_wait_for_each_other() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone());
+    admitted_ms(&limiter, &store, 2, LONG).await;
+    let policy = Policy::parse("their-api", "2/1s@exact").unwrap();
+    let other = [Charge::new(&policy, Key::new("account", "other"), 1)];
+    let mut waits = pin!(admitted_ms(&limiter, &store, 1, LONG));
+    assert!(waits.as_mut().now_or_never().is_none());
+    assert!(limiter.acquire(other, LONG).now_or_never().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fails_or_is_silent_ends_the_wait_at_the_deadline_of_its_call() {
+    let failing = Limiter::new(Scripted::failing());
+    let error = failing.acquire(calls("1/1s", 1), LONG).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+
+    let silent = Limiter::new(Scripted::silent()).timeout(ms(70));
+    let start = Instant::now();
+    let error = silent.acquire(calls("1/1s", 1), LONG).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Timeout);
+    assert_eq!(start.elapsed(), ms(70));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_that_moves_too_slowly_asks_out_of_turn() {
+    let slow = Scripted::new(|check| {
+        let check = check.clone();
+        StoreFuture::pending(async move {
+            tokio::time::sleep(ms(60)).await;
+            scripted::allowed(&check)
+        })
+    });
+    let limiter = Limiter::new(slow);
+    let ask = || limiter.acquire(calls("9/1s", 1), ms(50));
+    let start = Instant::now();
+    let (first, second) = tokio::join!(ask(), ask());
+    assert!(first.unwrap().is_allowed() && second.unwrap().is_allowed());
+    assert_eq!(start.elapsed(), ms(110));
+}
+
+/// The layer around a service that notes when it was called.
+fn client(
+    layer: RateLimitLayer,
+    called: Arc<Mutex<Vec<Instant>>>,
+) -> impl tower::Service<Request<String>, Response = Response<String>, Error = Infallible, Future: Send>
++ Clone {
+    ServiceBuilder::new()
+        .layer(layer)
+        .service_fn(move |_: Request<String>| {
+            called.lock().unwrap().push(Instant::now());
+            std::future::ready(Ok(Response::new(String::new())))
+        })
+}
+
+fn outbound(store: Arc<Timed>) -> RateLimitLayer {
+    let theirs = Policy::parse("their-api", "2/1s@exact").unwrap();
+    RateLimitLayer::new(store)
+        .limit(theirs, Key::new("account", "ours"))
+        .max_wait(ms(1_500))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_around_a_client_lets_requests_wait_and_answers_those_that_cannot() {
+    let called = Arc::default();
+    let client = client(outbound(Timed::new()), Arc::clone(&called));
+    let start = Instant::now();
+    let requests = (0..5).map(|_| client.clone().oneshot(Request::new(String::new())));
+    let statuses = join_all(requests).await.into_iter();
+    let statuses: Vec<StatusCode> = statuses.map(|it| it.unwrap().status()).collect();
+    assert_eq!(statuses, [200, 200, 200, 200, 429]);
+    let called = called.lock().unwrap();
+    let times: Vec<u128> = called.iter().map(|it| (*it - start).as_millis()).collect();
+    assert_eq!(times, [0, 0, 1_001, 1_001]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_looked_up_waits_as_others_do_and_the_deadline_holds_for_the_look_up() {
+    let layer = |delay: Duration| {
+        let theirs = Policy::parse("their-api", "2/1s@exact").unwrap();
+        let look_up = move |_: &http::request::Parts| -> KeysFuture {
+            Box::pin(async move {
+                tokio::time::sleep(delay).await;
+                Ok(Keys::from(Key::new("account", "ours")))
+            })
+        };
+        RateLimitLayer::new(Timed::new())
+            .limit_async(theirs, look_up)
+            .on_failure(FailurePolicy::Closed)
+            .max_wait(LONG)
+    };
+    let start = Instant::now();
+    let quick = client(layer(ms(50)), Arc::default());
+    let requests = (0..3).map(|_| quick.clone().oneshot(Request::new(String::new())));
+    for response in join_all(requests).await {
+        assert_eq!(response.unwrap().status(), StatusCode::OK);
+    }
+    assert_eq!(start.elapsed(), ms(1_051));
+
+    let start = Instant::now();
+    let slow = client(layer(ms(500)), Arc::default());
+    let response = slow.oneshot(Request::new(String::new())).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(start.elapsed(), ms(100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_neither_waits_nor_makes_others_wait() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone());
+    let shadow = Policy::parse("shadow", "1/1h@exact").unwrap().shadow();
+    let charges = || {
+        let ours = Charge::new(&shadow, Key::new("account", "ours"), 1);
+        calls("2/1s@exact", 1).into_iter().chain([ours])
+    };
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        let decision = limiter.acquire(charges(), LONG).await.unwrap();
+        assert!(decision.is_allowed());
+        times.push((
+            store.now_ms(),
+            decision.usage().shadow().unwrap().is_allowed(),
+        ));
+    }
+    assert_eq!(times, [(0, true), (0, false), (1_001, false)]);
+    // Each asks for what counts and then for the shadow; the third has to ask twice.
+    assert_eq!(store.asked_ms(), [0, 0, 0, 0, 0, 1_001, 1_001]);
+}
+
+#[test]
+fn waiting_can_be_spawned() {
+    fn send(_: impl Future + Send) {}
+    let limiter = Limiter::new(MemoryStore::new());
+    send(limiter.acquire(calls("1/1s", 1), LONG));
+}

@@ -1,0 +1,275 @@
+//! A store that fails is asked once in a while and no more, and is asked again by all as soon as it answers.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use crate::common::scripted::{Scripted, allowed, unavailable};
+use futures::future::join_all;
+use sluicegate::{
+    Charge, Check, Decision, FailurePolicy, Key, Limiter, Policy, StoreError, StoreErrorKind,
+    StoreFuture,
+};
+use tokio::time::{Instant, advance, sleep};
+
+const TIMEOUT: Duration = Duration::from_millis(100);
+const SHORTEST: Duration = Duration::from_millis(125);
+const LONGEST: Duration = Duration::from_millis(375);
+
+fn charge() -> [Charge; 1] {
+    let policy = Policy::parse("api", "1000/1d").unwrap();
+    [Charge::new(&policy, Key::new("user", "alice"), 1)]
+}
+
+/// How a store fares that is up or down.
+#[derive(Clone, Default)]
+struct Health(Arc<AtomicBool>);
+
+impl Health {
+    fn set(&self, is_up: bool) {
+        self.0.store(is_up, SeqCst);
+    }
+
+    /// A store that answers `down` while it is down.
+    fn store(
+        &self,
+        down: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
+    ) -> Arc<Scripted> {
+        let is_up = self.0.clone();
+        Scripted::new(move |check| match is_up.load(SeqCst) {
+            true => StoreFuture::ready(allowed(check)),
+            false => down(check),
+        })
+    }
+
+    /// A store that is down, and says nothing then.
+    fn silent() -> (Self, Arc<Scripted>) {
+        let health = Self::default();
+        let store = health.store(|_| StoreFuture::pending(std::future::pending()));
+        (health, store)
+    }
+}
+
+async fn kind(limiter: &Limiter) -> Option<StoreErrorKind> {
+    limiter
+        .check(charge())
+        .await
+        .err()
+        .map(|error| error.kind())
+}
+
+/// Asks until it is decided, once a millisecond; answers how long that took.
+async fn recovers(limiter: &Limiter) -> Duration {
+    let start = Instant::now();
+    while limiter.check(charge()).await.is_err() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    start.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_five_failures_in_a_row_one_probe_waits_each_interval_and_all_others_fail_at_once() {
+    let (_, store) = Health::silent();
+    let limiter = Limiter::new(store.clone());
+    for _ in 0..5 {
+        assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Timeout));
+    }
+    let start = Instant::now();
+    let (mut probes, mut others) = (0_u32, 0_u32);
+    while start.elapsed() < Duration::from_secs(10) {
+        let asked = Instant::now();
+        match kind(&limiter).await.unwrap() {
+            StoreErrorKind::Timeout => {
+                assert_eq!(asked.elapsed(), TIMEOUT);
+                probes += 1;
+            }
+            StoreErrorKind::CircuitOpen => {
+                assert_eq!(asked.elapsed(), Duration::ZERO);
+                others += 1;
+                advance(Duration::from_millis(1)).await;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    // From one probe to the next 125 to 375 ms.
+    assert!((26..=80).contains(&probes), "{probes}");
+    assert!(others > 1_000, "{others}");
+    assert_eq!(store.checks().len(), 5 + probes as usize);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_between_failures_keeps_it_closed() {
+    let (health, store) = Health::silent();
+    let limiter = Limiter::new(store);
+    for _ in 0..10 {
+        for _ in 0..4 {
+            assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Timeout));
+        }
+        health.set(true);
+        assert_eq!(kind(&limiter).await, None);
+        health.set(false);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_back_is_asked_by_all_again_after_one_probe() {
+    for _ in 0..20 {
+        let (health, store) = Health::silent();
+        let limiter = Limiter::new(store);
+        for _ in 0..5 {
+            limiter.check(charge()).await.unwrap_err();
+        }
+        assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
+        health.set(true);
+        let time = recovers(&limiter).await;
+        assert!(
+            (SHORTEST..=LONGEST + Duration::from_millis(1)).contains(&time),
+            "{time:?}"
+        );
+        for _ in 0..20 {
+            assert_eq!(kind(&limiter).await, None);
+        }
+        // And it takes five failures to open it again.
+        health.set(false);
+        for _ in 0..5 {
+            assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Timeout));
+        }
+        assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn replicas_that_lost_the_store_together_do_not_come_back_together() {
+    let (health, store) = Health::silent();
+    let replicas: Vec<Limiter> = (0..40).map(|_| Limiter::new(store.clone())).collect();
+    for _ in 0..5 {
+        join_all(replicas.iter().map(kind)).await;
+    }
+    health.set(true);
+    let mut times = join_all(replicas.iter().map(recovers)).await;
+    times.sort();
+    // Forty times by chance over 250 ms: more than half of that apart, and not many in one.
+    assert!(
+        times[39] - times[0] > Duration::from_millis(125),
+        "{times:?}"
+    );
+    times.dedup();
+    assert!(times.len() > 20, "{times:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_who_go_away_do_not_count_as_failures_and_do_not_keep_the_probe() {
+    let (health, store) = Health::silent();
+    let limiter = Limiter::new(store);
+    let hang_up = || async {
+        let left = tokio::time::timeout(Duration::from_millis(50), limiter.check(charge()));
+        left.await.unwrap_err();
+    };
+    for _ in 0..50 {
+        hang_up().await;
+    }
+    for _ in 0..5 {
+        assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Timeout));
+    }
+    advance(LONGEST).await;
+    hang_up().await;
+    assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
+    health.set(true);
+    assert!(recovers(&limiter).await <= LONGEST);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_from_before_a_switch_change_nothing_after_it() {
+    let (health, store) = Health::silent();
+    let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
+    let early: Vec<_> = (0..4)
+        .map(|_| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { kind(&limiter).await })
+        })
+        .collect();
+    sleep(Duration::from_secs(9)).await;
+    let hasty = limiter.clone().timeout(TIMEOUT);
+    for _ in 0..5 {
+        hasty.check(charge()).await.unwrap_err();
+    }
+    health.set(true);
+    recovers(&hasty).await;
+    for failure in early {
+        assert_eq!(failure.await.unwrap(), Some(StoreErrorKind::Timeout));
+    }
+    // The fifth failure, if they counted.
+    health.set(false);
+    assert_eq!(kind(&hasty).await, Some(StoreErrorKind::Timeout));
+    health.set(true);
+    assert_eq!(kind(&hasty).await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_speaks_against_the_store_opens_it_and_what_speaks_against_the_request_does_not() {
+    for (failure, opens) in [
+        (StoreErrorKind::Timeout, true),
+        (StoreErrorKind::Unavailable, true),
+        (StoreErrorKind::AccessDenied, true),
+        (StoreErrorKind::Protocol, false),
+        (StoreErrorKind::InvalidRequest, false),
+    ] {
+        let store =
+            Scripted::new(move |_| StoreFuture::ready(Err(StoreError::new(failure, "told to"))));
+        let limiter = Limiter::new(store);
+        for _ in 0..5 {
+            assert_eq!(kind(&limiter).await, Some(failure));
+        }
+        let expected = if opens {
+            StoreErrorKind::CircuitOpen
+        } else {
+            failure
+        };
+        assert_eq!(kind(&limiter).await, Some(expected), "{failure:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_calls_of_a_limiter_and_its_clones_go_through_one_breaker() {
+    let (health, store) = Health::silent();
+    let limiter = Limiter::new(store);
+    let clone = limiter.clone().on_failure(FailurePolicy::Closed);
+    health.set(true);
+    let usage = limiter.check(charge()).await.unwrap().usage().clone();
+    health.set(false);
+    let [charge] = charge();
+    for _ in 0..2 {
+        limiter.check([charge.clone()]).await.unwrap_err();
+        clone.peek([charge.clone()]).await.unwrap_err();
+    }
+    assert!(!clone.try_acquire([charge.clone()]).await);
+    let start = Instant::now();
+    let circuit_open = |error: StoreError| assert_eq!(error.kind(), StoreErrorKind::CircuitOpen);
+    circuit_open(limiter.check([charge.clone()]).await.unwrap_err());
+    circuit_open(limiter.peek([charge.clone()]).await.unwrap_err());
+    circuit_open(limiter.settle(&usage, [0]).await.unwrap_err());
+    circuit_open(
+        limiter
+            .reset(charge.policy(), charge.key())
+            .await
+            .unwrap_err(),
+    );
+    circuit_open(clone.acquire([charge.clone()], LONGEST).await.unwrap_err());
+    assert!(limiter.try_acquire([charge.clone()]).await);
+    assert!(!clone.try_acquire([charge]).await);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_an_interval_of_zero_every_request_asks() {
+    let store = Scripted::new(|_| StoreFuture::ready(Err(unavailable())));
+    let limiter = Limiter::new(store.clone()).probe_interval(Duration::ZERO);
+    for _ in 0..100 {
+        assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Unavailable));
+    }
+    assert_eq!(store.checks().len(), 100);
+}

@@ -1,0 +1,116 @@
+//! Proves by random histories that stores agree with a model that forgets nothing, and that the promise is kept.
+
+use std::time::Duration;
+
+use crate::common::{
+    history::{Act, History, Player, START_MS, agree, move_clock, steady, wild},
+    model::Model,
+};
+use proptest::prelude::*;
+use sluicegate::{MemoryStore, Store, test_util::TestClock};
+
+fn memory() -> (MemoryStore, TestClock) {
+    let clock = TestClock::new(START_MS);
+    (MemoryStore::new().clock(clock.clone()), clock)
+}
+
+fn block_on(future: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    runtime.unwrap().block_on(future);
+}
+
+async fn agrees_with_the_model(store: &dyn Store, clock: &TestClock, history: &History) {
+    clock.set(history.start_ms);
+    let (mut player, mut model) = (Player::new(store, history), Model::new(history));
+    for (index, step) in history.steps.iter().enumerate() {
+        move_clock(clock, step.gap_ms);
+        let now_ms = clock.now_ms();
+        let (said, right) = (player.play(&step.act).await, model.play(now_ms, &step.act));
+        assert_eq!(said, right, "step {index} at {now_ms}: {step:?}");
+    }
+}
+
+/// Units that were admitted: when, by which policy and key, how many.
+type Admitted = (u64, usize, usize, u64);
+
+async fn admitted(store: &dyn Store, clock: &TestClock, history: &History) -> Vec<Admitted> {
+    let mut player = Player::new(store, history);
+    let mut admitted = Vec::new();
+    clock.set(history.start_ms);
+    for step in &history.steps {
+        move_clock(clock, step.gap_ms);
+        let Act::Check(charges) = &step.act else {
+            continue;
+        };
+        if player.play(&step.act).await.unwrap().refused.is_none() {
+            let charges = charges.iter();
+            let now_ms = clock.now_ms();
+            admitted.extend(charges.map(|&(policy, key, cost)| (now_ms, policy, key, cost)));
+        }
+    }
+    admitted
+}
+
+/// No span of a sliding window holds more than the limit: it is enough to look at those that begin with an admission.
+fn assert_promise(history: &History, admitted: &[Admitted]) {
+    for &(from_ms, policy, key, _) in admitted {
+        for rule in history.policies[policy][0].rules() {
+            let span = from_ms..=from_ms + u64::try_from(rule.window().as_millis()).unwrap();
+            let within = admitted.iter().filter(|(at_ms, of, whose, _)| {
+                (*of, *whose) == (policy, key) && span.contains(at_ms)
+            });
+            let units: u128 = within.map(|(.., cost)| u128::from(*cost)).sum();
+            assert!(
+                rule.is_fixed() || units <= rule.limit().into(),
+                "{rule} from {from_ms}"
+            );
+        }
+    }
+}
+
+/// Whoever comes back `retry_after` later is admitted; a millisecond earlier, refused.
+async fn assert_retry_is_exact(store: &dyn Store, clock: &TestClock, history: &History) {
+    let mut player = Player::new(store, history);
+    clock.set(history.start_ms);
+    for step in &history.steps {
+        move_clock(clock, step.gap_ms);
+        let outcome = player.play(&step.act).await;
+        let refused = outcome.and_then(|outcome| outcome.refused);
+        if let Some(retry_after_ms) = refused.and_then(|refused| refused.retry_after_ms) {
+            clock.advance(Duration::from_millis(retry_after_ms - 1));
+            let early = player.play(&step.act).await.unwrap();
+            assert_eq!(early.refused.unwrap().retry_after_ms, Some(1));
+            clock.advance(Duration::from_millis(1));
+            assert_eq!(player.play(&step.act).await.unwrap().refused, None);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_memory_store_agrees_with_the_model(history in steady()) {
+        let (store, clock) = memory();
+        block_on(agrees_with_the_model(&store, &clock, &history));
+    }
+
+    #[test]
+    fn two_memory_stores_agree_whatever_happens(history in wild()) {
+        let (store, clock) = memory();
+        let other = MemoryStore::new().capacity(64).clock(clock.clone());
+        block_on(agree(&store, &other, &clock, &history));
+    }
+
+    #[test]
+    fn no_span_of_a_window_holds_more_than_the_limit(history in steady()) {
+        let (store, clock) = memory();
+        block_on(async {
+            assert_promise(&history, &admitted(&store, &clock, &history).await);
+        });
+    }
+
+    #[test]
+    fn retry_after_is_exact(history in steady()) {
+        let (store, clock) = memory();
+        block_on(assert_retry_is_exact(&store, &clock, &history));
+    }
+}

@@ -1,0 +1,14 @@
+//! Without a server: the limiter, the memory store, the local decisions and the script in another Lua.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod acquire;
+mod breaker;
+mod contract;
+mod fuzzed;
+mod histories;
+mod local;
+mod lua54;
+mod shadow;
+mod vectors;

@@ -1,0 +1,373 @@
+//! A shadow decides, charges and reports, and never refuses, whatever goes wrong.
+
+use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
+
+use crate::common::scripted::{Scripted, allowed, denied, unavailable};
+use futures::future::join_all;
+use http::{Request, Response, StatusCode, request::Parts};
+use sluicegate::{
+    Charge, Decision, ExtractError, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore,
+    Policy, RateLimitLayer, StoreFuture,
+    extract::Keys,
+    middleware::{HeaderStyle, Rejection},
+};
+use tokio::time::Instant;
+use tower::{Layer, ServiceExt, service_fn};
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn everybody() -> Key {
+    Key::new("service", "all")
+}
+
+/// A layer with one policy that counts and one shadow.
+fn layer(limiter: impl Into<Limiter>) -> RateLimitLayer {
+    RateLimitLayer::new(limiter)
+        .limit(policy("now", "10/1m"), everybody())
+        .limit(policy("soon", "5/1m,9/1h").shadow(), everybody())
+}
+
+async fn ask(layer: RateLimitLayer) -> Response<String> {
+    let inner = service_fn(async |_: Request<String>| {
+        Ok::<_, Infallible>(Response::new("hello".to_owned()))
+    });
+    let request = Request::new(String::new());
+    layer.layer(inner).oneshot(request).await.unwrap()
+}
+
+/// Answers shadows in this way, and allows all others.
+fn to_shadows(
+    answer: impl Fn(&sluicegate::Check) -> StoreFuture<Decision> + Send + Sync + 'static,
+) -> Arc<Scripted> {
+    Scripted::new(move |check| match check.charges()[0].policy().is_shadow() {
+        true => answer(check),
+        false => StoreFuture::ready(allowed(check)),
+    })
+}
+
+/// What was checked, as the names of the policies.
+fn checked(store: &Scripted) -> Vec<Vec<String>> {
+    let names = |check: &sluicegate::Check| {
+        let charges = check.charges().iter();
+        charges.map(|it| it.policy().name().to_owned()).collect()
+    };
+    store.checks().iter().map(names).collect()
+}
+
+fn shadow_of<B>(response: &Response<B>) -> Option<&Decision> {
+    let decision: &Decision = response.extensions().get().unwrap();
+    decision.usage().shadow()
+}
+
+#[tokio::test]
+async fn a_shadow_that_refuses_says_so_and_lets_the_request_pass() {
+    let store = to_shadows(|check| StoreFuture::ready(denied(check, 5_000)));
+    let response = ask(layer(store)).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(
+        response.headers()["ratelimit-policy"],
+        r#""now";q=10;w=60, "soon/1m";q=5;w=60;sluicegate-shadow, "soon/1h";q=9;w=3600;sluicegate-shadow"#
+    );
+    assert_eq!(
+        response.headers()["ratelimit"],
+        r#""now";r=9;t=60, "soon/1m";r=0;t=5;sluicegate-shadow, "soon/1h";r=0;t=5;sluicegate-shadow"#
+    );
+    assert!(!response.headers().contains_key("retry-after"));
+    let Some(Decision::Denied(denial)) = shadow_of(&response) else {
+        panic!("{:?}", shadow_of(&response));
+    };
+    assert_eq!(denial.policy().name(), "soon");
+}
+
+#[tokio::test]
+async fn a_shadow_that_allows_tells_what_it_leaves() {
+    let response = ask(layer(Scripted::allowing())).await;
+    assert_eq!(
+        response.headers()["ratelimit"],
+        r#""now";r=9;t=60, "soon/1m";r=4;t=60;sluicegate-shadow, "soon/1h";r=8;t=3600;sluicegate-shadow"#
+    );
+    assert!(shadow_of(&response).unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn shadows_are_a_check_of_their_own_after_the_others() {
+    let store = Scripted::allowing();
+    ask(layer(store.clone()).limit(policy("also", "1/1s"), everybody())).await;
+    assert_eq!(checked(&store), [vec!["now", "also"], vec!["soon"]]);
+}
+
+#[tokio::test]
+async fn a_request_that_is_refused_is_not_charged_to_a_shadow() {
+    let store = Scripted::refusing_for(1_000);
+    let response = ask(layer(store.clone())).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(response.headers()["ratelimit"], r#""now";r=0;t=1"#);
+    assert!(response.body().contains(r#""violated-policies":["now"]"#));
+    assert_eq!(checked(&store), [["now"]]);
+}
+
+#[tokio::test]
+async fn a_shadow_changes_nothing_about_what_the_others_admit() {
+    let layer = layer(MemoryStore::new());
+    let mut refused_by_shadow = 0;
+    for _ in 0..10 {
+        let response = ask(layer.clone()).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        refused_by_shadow += usize::from(!shadow_of(&response).unwrap().is_allowed());
+    }
+    assert_eq!(refused_by_shadow, 5);
+    assert_eq!(ask(layer).await.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn a_layer_can_be_a_shadow_as_a_whole() {
+    for layer in [
+        layer(Scripted::refusing_for(1_000)).shadow(),
+        RateLimitLayer::new(Scripted::refusing_for(1_000))
+            .shadow()
+            .limit(policy("now", "10/1m"), everybody())
+            .limit(policy("soon", "5/1m,9/1h"), everybody()),
+    ] {
+        let response = ask(layer).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        let field = response.headers()["ratelimit"].to_str().unwrap();
+        assert!(
+            field.starts_with(r#""now";r=0;t=1;sluicegate-shadow, "#),
+            "{field}"
+        );
+        let field = response.headers()["ratelimit-policy"].to_str().unwrap();
+        assert_eq!(field.matches(";sluicegate-shadow").count(), 3, "{field}");
+        assert!(!shadow_of(&response).unwrap().is_allowed());
+        assert!(response.extensions().get::<Rejection>().is_none());
+    }
+}
+
+#[tokio::test]
+async fn headers_that_can_tell_of_one_rule_only_do_not_tell_of_a_shadow() {
+    let store = to_shadows(|check| StoreFuture::ready(denied(check, 5_000)));
+    let response = ask(layer(store).headers(HeaderStyle::X_RATE_LIMIT)).await;
+    assert_eq!(response.headers()["x-ratelimit-limit"], "10");
+    let whole = layer(Scripted::allowing()).shadow();
+    let response = ask(whole.headers(HeaderStyle::X_RATE_LIMIT)).await;
+    assert!(!response.headers().contains_key("x-ratelimit-limit"));
+}
+
+// What goes wrong
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_that_cannot_decide_is_left_out_though_the_failure_policy_is_closed() {
+    for (store, waits_ms) in [
+        (to_shadows(|_| StoreFuture::ready(Err(unavailable()))), 0),
+        (to_shadows(|_| StoreFuture::pending(pending())), 100),
+    ] {
+        let start = Instant::now();
+        let response = ask(layer(store).on_failure(FailurePolicy::Closed)).await;
+        assert_eq!(start.elapsed(), Duration::from_millis(waits_ms));
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()["ratelimit"], r#""now";r=9;t=60"#);
+        assert!(shadow_of(&response).is_none());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn both_checks_share_one_deadline() {
+    let store = Scripted::new(|check| {
+        let answer = allowed(check);
+        StoreFuture::pending(async move {
+            tokio::time::sleep(Duration::from_millis(60)).await;
+            answer
+        })
+    });
+    let start = Instant::now();
+    let response = ask(layer(store).on_failure(FailurePolicy::Closed)).await;
+    assert_eq!(start.elapsed(), Duration::from_millis(100));
+    assert_eq!(response.headers()["ratelimit"], r#""now";r=9;t=60"#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_that_has_too_little_time_is_no_failure_of_the_store() {
+    let limiter = Limiter::new(Scripted::far(Duration::from_millis(60)));
+    let layer = RateLimitLayer::new(limiter)
+        .limit(policy("ip", "5/1d"), everybody())
+        .limit(policy("trial", "9/1d").shadow(), everybody());
+    let statuses = async |requests| {
+        let asked = join_all((0..requests).map(|_| ask(layer.clone()))).await;
+        asked.iter().map(Response::status).collect::<Vec<_>>()
+    };
+    assert_eq!(statuses(5).await, [StatusCode::OK; 5]);
+    assert_eq!(statuses(20).await, [StatusCode::TOO_MANY_REQUESTS; 20]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_layer_that_cannot_decide_is_as_if_it_were_not_there() {
+    for store in [Scripted::failing(), Scripted::silent()] {
+        let response = ask(layer(store).shadow().on_failure(FailurePolicy::Closed)).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(!response.headers().contains_key("ratelimit"));
+        assert!(!response.headers().contains_key("ratelimit-policy"));
+        assert!(response.extensions().get::<Decision>().is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_shadow_that_finds_no_key_is_left_out() {
+    let store = Scripted::allowing();
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(policy("a", "1/1m").shadow(), Header::new("x-api-key"))
+        .limit(policy("b", "1/1m"), everybody());
+    assert_eq!(ask(layer.clone()).await.status(), StatusCode::OK);
+    assert_eq!(checked(&store), [["b"]]);
+
+    let layer = RateLimitLayer::new(store).limit(policy("a", "1/1m"), Header::new("x-api-key"));
+    let status = ask(layer.clone()).await.status();
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert_eq!(ask(layer.shadow()).await.status(), StatusCode::OK);
+}
+
+fn keys(n: u64) -> impl KeyExtractor {
+    move |_: &Parts| {
+        Ok((0..n)
+            .map(|n| Key::new("n", n.to_string()))
+            .collect::<Keys>())
+    }
+}
+
+#[tokio::test]
+async fn a_shadow_with_many_keys_takes_no_room_from_the_others() {
+    let store = Scripted::allowing();
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(policy("many", "1/1m").shadow(), keys(65))
+        .limit(policy("as-many", "1/1m"), keys(64));
+    assert_eq!(ask(layer).await.status(), StatusCode::OK);
+    let sizes: Vec<usize> = checked(&store).iter().map(Vec::len).collect();
+    assert_eq!(sizes, [64, 64]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadows_look_up_takes_no_time_from_the_others() {
+    let store = Scripted::allowing();
+    let layer = RateLimitLayer::new(store.clone())
+        .limit_async(policy("team", "1/1m").shadow(), |_: &Parts| {
+            pending::<Result<Keys, ExtractError>>()
+        })
+        .limit_async(policy("user", "2/1m"), |_: &Parts| async {
+            Ok(Keys::from(everybody()))
+        });
+    let response = ask(layer.on_failure(FailurePolicy::Closed)).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()["ratelimit"], r#""user";r=1;t=60"#);
+    assert_eq!(checked(&store), [["user"]]);
+}
+
+#[tokio::test]
+async fn a_shadow_may_look_up_its_keys() {
+    let look_up = |_: &Parts| async { Ok(Keys::from(everybody())) };
+    let layer = RateLimitLayer::new(Scripted::allowing())
+        .limit_async(policy("team", "7/1m").shadow(), look_up);
+    let response = ask(layer).await;
+    assert_eq!(
+        response.headers()["ratelimit"],
+        r#""team";r=6;t=60;sluicegate-shadow"#
+    );
+}
+
+// With what else a layer does
+
+#[tokio::test]
+async fn a_policy_chosen_by_the_request_may_be_a_shadow() {
+    let trial = policy("trial", "5/1m").shadow();
+    let layer = RateLimitLayer::new(Scripted::allowing())
+        .limit(policy("now", "10/1m"), everybody())
+        .limit(move |_: &Parts| trial.clone(), everybody());
+    let response = ask(layer.clone()).await;
+    let fields = response.headers().get_all("ratelimit").iter();
+    let fields: Vec<_> = fields.collect();
+    assert_eq!(
+        fields,
+        [r#""now";r=9;t=60"#, r#""trial";r=4;t=60;sluicegate-shadow"#]
+    );
+
+    let response = ask(layer.shadow()).await;
+    let fields = response.headers().get_all("ratelimit").iter();
+    assert!(
+        fields
+            .into_iter()
+            .all(|it| it.as_bytes().ends_with(b";sluicegate-shadow"))
+    );
+}
+
+#[tokio::test]
+async fn a_policy_that_cannot_be_chosen_is_no_shadow_unless_the_layer_is() {
+    let choose = |_: &Parts| Err::<Policy, _>(ExtractError::missing("no tier"));
+    let layer = RateLimitLayer::new(Scripted::allowing()).limit(choose, everybody());
+    let status = ask(layer.clone()).await.status();
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert_eq!(ask(layer.shadow()).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn what_shadows_charged_is_settled_too() {
+    let layer = layer(MemoryStore::new()).settle(|_, _| 0);
+    for layer in [layer.clone(), layer.shadow()] {
+        for _ in 0..3 {
+            let response = ask(layer.clone()).await;
+            let field = response.headers()["ratelimit"].to_str().unwrap();
+            for left in [r#""now";r=10"#, r#""soon/1m";r=5"#, r#""soon/1h";r=9"#] {
+                assert!(field.contains(left), "{field}");
+            }
+            assert!(field.contains(";sluicegate-shadow"), "{field}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_deny_list_refuses_beside_a_shadow_but_not_in_a_shadow_layer() {
+    let layer = RateLimitLayer::new(Scripted::allowing())
+        .limit(policy("trial", "5/1m").shadow(), everybody());
+    for layer in [layer.clone().block(|_| true), layer.block_keys(|_| true)] {
+        assert_eq!(ask(layer.clone()).await.status(), StatusCode::FORBIDDEN);
+        assert_eq!(ask(layer.shadow()).await.status(), StatusCode::OK);
+    }
+}
+
+// Without HTTP
+
+#[tokio::test]
+async fn what_a_shadow_charged_is_settled_by_its_own_usage() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let (now, soon) = (policy("now", "10/1h"), policy("soon", "5/1h").shadow());
+    let charges = || [&soon, &now].map(|policy| Charge::new(policy, everybody(), 4));
+    let decision = limiter.check(charges()).await.unwrap();
+    let usage = decision.usage();
+    assert_eq!(usage.policies().count(), 1);
+    limiter.settle(usage, [1]).await.unwrap();
+    limiter
+        .settle(usage.shadow().unwrap().usage(), [0])
+        .await
+        .unwrap();
+    let left = limiter.peek(charges()).await.unwrap();
+    let left: Vec<u64> = left.rules().map(|rule| rule.remaining()).collect();
+    assert_eq!(left, [5, 9]);
+}
+
+#[tokio::test]
+async fn what_a_shadow_has_counted_counts_when_it_is_none_any_more() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let soon = policy("soon", "5/1h");
+    let charge = |policy: &Policy| [Charge::new(policy, everybody(), 4)];
+    for _ in 0..2 {
+        assert!(limiter.try_acquire(charge(&soon.clone().shadow())).await);
+    }
+    assert!(!limiter.try_acquire(charge(&soon)).await);
+}
+
+#[test]
+#[should_panic(expected = "same name")]
+fn a_policy_and_its_own_shadow_are_refused_when_built() {
+    let policy = policy("all", "1/1s");
+    let _ = RateLimitLayer::new(Scripted::allowing())
+        .limit(policy.clone(), everybody())
+        .limit(policy.shadow(), everybody());
+}

@@ -1,0 +1,13 @@
+//! Proves that the memory store gives the right answer, to the millisecond, at each step of the recorded histories.
+
+use crate::common::vectors::replay_all;
+use sluicegate::{MemoryStore, test_util::TestClock};
+
+#[tokio::test]
+async fn the_memory_store_agrees_with_the_vectors() {
+    replay_all(async || {
+        let clock = TestClock::new(0);
+        (MemoryStore::new().clock(clock.clone()), clock)
+    })
+    .await;
+}

@@ -1,0 +1,627 @@
+//! The server example: its options, its routes, and one limit shared by two processes.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::common::{example::Example, redis::Server};
+use axum::{
+    body::Body,
+    http::{HeaderMap, HeaderValue, Request, Response, StatusCode},
+};
+use http_body_util::BodyExt;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use tokio::task::JoinSet;
+
+const OK: StatusCode = StatusCode::OK;
+const REFUSED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
+
+/// Asks servers, over connections that are kept.
+#[derive(Clone)]
+struct Browser(Client<HttpConnector, Body>);
+
+impl Browser {
+    fn new() -> Self {
+        Self(Client::builder(TokioExecutor::new()).build_http())
+    }
+
+    async fn ask(
+        &self,
+        server: &Example,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> (StatusCode, HeaderMap, String) {
+        let mut request = Request::get(format!("http://{}{path}", server.address()));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::empty()).unwrap();
+        let response: Response<_> = self.0.request(request).await.unwrap();
+        let (head, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes().to_vec();
+        (head.status, head.headers, String::from_utf8(body).unwrap())
+    }
+
+    async fn status(&self, server: &Example, path: &str) -> StatusCode {
+        self.ask(server, path, &[]).await.0
+    }
+}
+
+#[tokio::test]
+async fn three_rules_limit_everybody_by_address_unless_told_otherwise() {
+    let (server, browser) = (Example::start(&[]), Browser::new());
+    let (status, headers, body) = browser.ask(&server, "/", &[]).await;
+    assert_eq!((status, body.as_str()), (OK, "ok\n"));
+    assert_eq!(
+        headers["ratelimit-policy"],
+        r#""ip/1s";q=10;w=1, "ip/1m";q=120;w=60, "ip/1h";q=240;w=3600"#
+    );
+    let left = headers["ratelimit"].to_str().unwrap();
+    assert!(left.contains(r#""ip/1m";r=119;t=61"#), "{left}");
+}
+
+#[tokio::test]
+async fn a_request_costs_what_its_path_says_and_a_refused_one_nothing() {
+    let (server, browser) = (Example::start(&["--limit", "ip=10/1d"]), Browser::new());
+    for (path, expected) in [
+        ("/cost/7", OK),
+        ("/cost/4", REFUSED),
+        ("/cost/11", REFUSED),
+        ("/cost/0", OK),
+        ("/cost/many", StatusCode::BAD_REQUEST),
+        // A path that is not read as it stands is not served for less than it says, either.
+        ("/cost/%39%39", StatusCode::BAD_REQUEST),
+        ("/", OK),
+        ("/status/204", StatusCode::NO_CONTENT),
+        ("/cost/2", REFUSED),
+        ("/cost/1", OK),
+        ("/", REFUSED),
+        ("/status/200", REFUSED),
+        ("/cost/0", OK),
+    ] {
+        assert_eq!(browser.status(&server, path).await, expected, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn any_status_that_can_end_an_exchange_is_answered() {
+    let (server, browser) = (Example::start(&["--limit", "ip=100/1d"]), Browser::new());
+    for (code, expected) in [
+        ("200", 200),
+        ("304", 304),
+        ("418", 418),
+        ("503", 503),
+        ("999", 999),
+        ("100", 400),
+        ("99", 400),
+        ("1000", 400),
+        ("ok", 400),
+    ] {
+        let status = browser.status(&server, &format!("/status/{code}")).await;
+        assert_eq!(status, expected, "{code}");
+    }
+}
+
+#[tokio::test]
+async fn health_and_the_page_are_not_limited() {
+    let (server, browser) = (Example::start(&["--limit", "ip=1/1d"]), Browser::new());
+    assert_eq!(browser.status(&server, "/").await, OK);
+    assert_eq!(browser.status(&server, "/").await, REFUSED);
+    assert_eq!(browser.status(&server, "/health").await, OK);
+
+    let accept = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")];
+    let (status, headers, body) = browser.ask(&server, "/", &accept).await;
+    assert_eq!(status, OK);
+    assert_eq!(headers["content-type"], "text/html; charset=utf-8");
+    assert!(body.starts_with("<!doctype html>"));
+    let (status, ..) = browser.ask(&server, "/", &[("accept", "text/plain")]).await;
+    assert_eq!(status, REFUSED);
+    let (status, ..) = browser.ask(&server, "/cost/1", &accept).await;
+    assert_eq!(status, REFUSED);
+}
+
+#[tokio::test]
+async fn a_cache_keeps_the_page_and_the_ok_apart() {
+    let (server, browser) = (Example::start(&[]), Browser::new());
+    for accept in ["text/html", "text/plain"] {
+        let (status, headers, _) = browser.ask(&server, "/", &[("accept", accept)]).await;
+        assert_eq!(status, OK);
+        assert_eq!(headers["vary"], "accept", "{accept}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_without_the_header_skips_its_limit() {
+    let limits = ["--limit", "header:X-Api-Key=2/1d", "--limit", "ip=7/1d"];
+    let (server, browser) = (Example::start(&limits), Browser::new());
+    for (key, expected) in [
+        (Some("alice"), OK),
+        (Some("alice"), OK),
+        (Some("alice"), REFUSED),
+        (Some("bob"), OK),
+        (None, OK),
+        (None, OK),
+        (None, OK),
+        (Some("bob"), OK),
+        (Some("carol"), REFUSED),
+        (None, REFUSED),
+    ] {
+        let header = key.map(|key| ("x-api-key", key));
+        let (status, ..) = browser.ask(&server, "/", header.as_slice()).await;
+        assert_eq!(status, expected, "{key:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_address_is_what_trusted_proxies_say() {
+    let limit = ["--limit", "ip=1/1d"];
+    let proxies = [
+        "--trusted-proxy",
+        "127.0.0.0/8",
+        "--trusted-proxy",
+        "10.0.0.0/8",
+    ];
+    let behind = Example::start(&[&limit[..], &proxies].concat());
+    let elsewhere = Example::start(&[&limit[..], &proxies[2..]].concat());
+    let browser = Browser::new();
+    for (server, forwarded_for, expected) in [
+        (&behind, Some("6.6.6.6, 203.0.113.7"), OK),
+        (&behind, Some("6.6.6.7, 203.0.113.7, 10.0.0.2"), REFUSED),
+        (&behind, Some("203.0.113.8"), OK),
+        (
+            &behind,
+            Some("203.0.113.9, unknown"),
+            StatusCode::BAD_REQUEST,
+        ),
+        (&behind, None, StatusCode::BAD_REQUEST),
+        (&elsewhere, Some("203.0.113.7"), OK),
+        (&elsewhere, Some("203.0.113.8"), REFUSED),
+        (&elsewhere, None, REFUSED),
+    ] {
+        let header = forwarded_for.map(|it| ("x-forwarded-for", it));
+        let (status, ..) = browser.ask(server, "/", header.as_slice()).await;
+        assert_eq!(status, expected, "{forwarded_for:?}");
+    }
+}
+
+#[tokio::test]
+async fn two_processes_admit_exactly_the_limit_of_thousands_of_concurrent_requests() {
+    let redis = Server::start();
+    for (more, limit) in [(&[][..], 701), (&["--pool", "2"], 702)] {
+        let rules = format!("header:x-api-key={limit}/1d,1000000/1h,1000000/1m");
+        let url = redis.url();
+        let args = ["--redis", &url, "--limit", &rules, "--timeout", "30s"];
+        let args = [&args[..], &["--on-failure", "closed"], more].concat();
+        let servers = [Example::start(&args), Example::start(&args)];
+        let (admitted, refused) = burst(servers, 2_000, &limit.to_string()).await;
+        assert_eq!((admitted, refused), (limit, 4_000 - limit), "{more:?}");
+    }
+}
+
+/// So many requests of one user to each server, 64 at a time; answers how many were admitted and refused.
+async fn burst(servers: [Example; 2], requests: usize, user: &str) -> (usize, usize) {
+    let servers = std::sync::Arc::new(servers);
+    let browser = Browser::new();
+    let mut tasks = JoinSet::new();
+    for task in 0..64 {
+        let (servers, browser) = (servers.clone(), browser.clone());
+        let user = user.to_owned();
+        tasks.spawn(async move {
+            let mut counts = (0, 0);
+            for _ in (task..2 * requests).step_by(64) {
+                let header = [("x-api-key", user.as_str())];
+                match browser.ask(&servers[task % 2], "/", &header).await.0 {
+                    OK => counts.0 += 1,
+                    REFUSED => counts.1 += 1,
+                    other => panic!("{other}"),
+                }
+            }
+            counts
+        });
+    }
+    let counts = tasks.join_all().await.into_iter();
+    counts.fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1))
+}
+
+#[tokio::test]
+async fn without_its_redis_a_server_starts_says_so_once_and_follows_the_failure_policy() {
+    let mut redis = Server::start();
+    let url = redis.url().replace("redis://", "redis://user:sesame@");
+    redis.kill();
+    for (more, expected) in [
+        (
+            &["--on-failure", "closed"][..],
+            StatusCode::SERVICE_UNAVAILABLE,
+        ),
+        (
+            &["--on-failure", "closed", "--pool", "3"],
+            StatusCode::SERVICE_UNAVAILABLE,
+        ),
+        (&["--on-failure", "open"], OK),
+        (&[], OK),
+    ] {
+        let server = Example::start(&[&["--redis", &url, "--limit", "ip=1/1d"][..], more].concat());
+        let browser = Browser::new();
+        for _ in 0..3 {
+            assert_eq!(browser.status(&server, "/").await, expected, "{more:?}");
+        }
+        assert_eq!(browser.status(&server, "/health").await, OK);
+        drop(browser);
+        let (ended_well, stderr) = server.stop();
+        assert!(ended_well);
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        assert!(stderr.contains("Redis at 127.0.0.1:"), "{stderr}");
+        assert!(!stderr.contains("sesame"), "{stderr}");
+    }
+}
+
+#[tokio::test]
+async fn while_redis_is_away_each_server_admits_its_share() {
+    let mut redis = Server::start();
+    redis.kill();
+    let url = redis.url();
+    let local = ["--on-failure", "local", "--replicas", "2"];
+    let args = [&["--redis", &url, "--limit", "ip=10/1d"][..], &local].concat();
+    let browser = Browser::new();
+    for server in [Example::start(&args), Example::start(&args)] {
+        for expected in [[OK; 5], [REFUSED; 5]].concat() {
+            assert_eq!(browser.status(&server, "/").await, expected);
+        }
+        let (_, stderr) = server.stop();
+        assert!(stderr.ends_with("failure policy: local\n"), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+}
+
+#[tokio::test]
+async fn limits_hold_as_soon_as_redis_is_there() {
+    let mut redis = Server::start();
+    redis.kill();
+    let url = redis.url();
+    let (server, browser) = (
+        Example::start(&["--redis", &url, "--limit", "ip=1/1d", "--timeout", "2s"]),
+        Browser::new(),
+    );
+    assert_eq!(browser.status(&server, "/").await, OK);
+    redis.restart();
+    assert_eq!(browser.status(&server, "/").await, OK);
+    assert_eq!(browser.status(&server, "/").await, REFUSED);
+}
+
+#[tokio::test]
+async fn failures_alone_are_counted_if_so_told() {
+    let server = Example::start(&["--limit", "ip=2/1d", "--count", "failures"]);
+    let browser = Browser::new();
+    for (path, expected) in [
+        ("/", 200),
+        ("/cost/2", 200),
+        ("/status/304", 304),
+        ("/status/404", 404),
+        ("/", 200),
+        ("/cost/2", 429),
+        ("/status/500", 500),
+        ("/", 429),
+    ] {
+        assert_eq!(browser.status(&server, path).await, expected, "{path}");
+    }
+}
+
+/// A file of limits in a folder of its own.
+struct Config {
+    _folder: tempfile::TempDir,
+    path: String,
+}
+
+impl Config {
+    fn new(limits: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("limits.toml");
+        let config = Self {
+            path: path.to_str().unwrap().to_owned(),
+            _folder: folder,
+        };
+        config.write(limits);
+        config
+    }
+
+    fn write(&self, limits: &str) {
+        std::fs::write(&self.path, format!("[limits]\n{limits}")).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn limits_change_with_their_file_and_what_is_used_stays() {
+    let user = [("x-api-key", "alice")];
+    let config = Config::new("ip = '2/1d'\n'header:X-Api-Key' = ['9/1d', '99/1h']");
+    let mut server = Example::start(&["--config", &config.path]);
+    let browser = Browser::new();
+    for expected in [OK, OK, REFUSED] {
+        assert_eq!(browser.status(&server, "/").await, expected);
+    }
+    for (limits, complaint, item, expected) in [
+        (
+            "ip = '3/1d'\n'header:x-api-key' = '9/1d'",
+            "server: limits read again",
+            "q=3;w=86400",
+            OK,
+        ),
+        (
+            "ip = '99/1d'",
+            "policy `header-x-api-key` is missing",
+            "q=3;w=86400",
+            REFUSED,
+        ),
+        (
+            "ip = 'many'\n'header:x-api-key' = '9/1d'",
+            "policy `ip`: rule `many`",
+            "q=3;w=86400",
+            REFUSED,
+        ),
+        ("ip = ", "line 2", "q=3;w=86400", REFUSED),
+        (
+            "ip = '4/1d'\n'header:x-api-key' = '9/1d'\n'header:a' = '9/1d'",
+            "policy `header-a` is new",
+            "q=3;w=86400",
+            REFUSED,
+        ),
+        (
+            "ip = '5/1d'\n'header:x-api-key' = '9/1d'",
+            "server: limits read again",
+            "q=5;w=86400",
+            OK,
+        ),
+        (
+            "ip = { rules = '1/1d', shadow = true }\n'header:x-api-key' = '9/1d'",
+            "server: limits read again",
+            "q=1;w=86400;sluicegate-shadow",
+            OK,
+        ),
+    ] {
+        config.write(limits);
+        server.signal("HUP");
+        let mut said = server.complaint();
+        while !said.contains(complaint) {
+            said = server.complaint();
+        }
+        let (status, headers, _) = browser.ask(&server, "/", &user).await;
+        assert_eq!(status, expected, "{limits}");
+        let told = headers.get_all("ratelimit-policy").iter();
+        let told: Vec<&str> = told
+            .flat_map(|it| it.to_str().unwrap().split(", "))
+            .collect();
+        let item = format!(r#""ip";{item}"#);
+        assert!(told.contains(&item.as_str()), "{limits}: {told:?}");
+        let left = headers.get_all("ratelimit").iter();
+        let mut left = left.flat_map(|it| it.to_str().unwrap().split(", "));
+        let left = left.find(|it| it.starts_with(r#""ip";r="#)).unwrap();
+        let mark = ";sluicegate-shadow";
+        assert_eq!(left.ends_with(mark), item.ends_with(mark), "{left}");
+    }
+}
+
+#[test]
+fn a_wrong_file_is_named_and_ends_the_server_with_2() {
+    for (limits, expected) in [
+        ("", "there are no limits"),
+        ("user = '10/1s'", "write KEY=RULES"),
+        ("ip = '10/1s,10'", "policy `ip`: rule `10`: write it as"),
+        ("ip = 10", "write rules as"),
+        ("ip = { rules = '1/1s', shadwo = true }", "write rules as"),
+        (
+            "'header:a' = '1/1s'\n'header:A' = '1/1s'",
+            "policy `header-a` is named twice",
+        ),
+        ("ip = '1/1s'\n[limit]", "unknown field `limit`"),
+    ] {
+        let config = Config::new(limits);
+        let output = Example::output(&["--config", &config.path]);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{limits}: {stderr}");
+        assert!(stderr.starts_with("server: --config: /"), "{stderr}");
+        assert!(
+            stderr.contains("limits.toml: ") && stderr.contains(expected),
+            "{limits}: {stderr}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_shadow_counts_and_tells_and_refuses_nobody() {
+    let mut redis = Server::start();
+    let url = redis.url();
+    let limit = ["--limit", "ip=2/1d", "--redis", &url];
+    let closed = ["--shadow", "--on-failure", "closed"];
+    let browser = Browser::new();
+    let server = Example::start(&[&limit[..], &closed].concat());
+    for (path, expected) in [
+        ("/", r#""ip";r=1;t="#),
+        ("/cost/2", r#""ip";r=1;t="#),
+        ("/", r#""ip";r=0;t="#),
+        ("/", r#""ip";r=0;t="#),
+    ] {
+        let (status, headers, _) = browser.ask(&server, path, &[]).await;
+        assert_eq!(status, OK, "{path}");
+        let left = headers["ratelimit"].to_str().unwrap();
+        assert!(left.starts_with(expected), "{path}: {left}");
+        assert!(left.ends_with(";sluicegate-shadow"), "{path}: {left}");
+        assert!(!headers.contains_key("retry-after"));
+        assert_eq!(
+            headers["ratelimit-policy"],
+            r#""ip";q=2;w=86400;sluicegate-shadow"#
+        );
+    }
+
+    // What it counted counts for a server that is no shadow.
+    let strict = Example::start(&limit);
+    assert_eq!(browser.status(&strict, "/").await, REFUSED);
+    redis.kill();
+    assert_eq!(browser.status(&server, "/").await, OK);
+}
+
+/// What a header says before the number at its end, and that number.
+fn number(value: &HeaderValue) -> (&str, u64) {
+    let value = value.to_str().unwrap();
+    let text = value.trim_end_matches(|it: char| it.is_ascii_digit());
+    (text, value[text.len()..].parse().unwrap())
+}
+
+#[tokio::test]
+async fn what_is_left_is_told_as_asked() {
+    // What was charged counts for a day and a sixtieth; some of it has passed when it is told.
+    let day = || 86_300..=87_840;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let tomorrow = now.as_secs() + 86_300..=now.as_secs() + 88_000;
+    let browser = Browser::new();
+    for (style, told) in [
+        (
+            "draft11",
+            &[
+                ("ratelimit", r#""ip";r=0;t="#, day()),
+                ("ratelimit-policy", r#""ip";q=1;w="#, 86_400..=86_400),
+            ][..],
+        ),
+        (
+            "legacy",
+            &[
+                ("x-ratelimit-limit", "", 1..=1),
+                ("x-ratelimit-remaining", "", 0..=0),
+                ("x-ratelimit-reset", "", tomorrow),
+            ],
+        ),
+        ("none", &[]),
+    ] {
+        let server = Example::start(&["--limit", "ip=1/1d", "--headers", style]);
+        for expected in [OK, REFUSED] {
+            let (status, headers, _) = browser.ask(&server, "/", &[]).await;
+            assert_eq!(status, expected);
+            let names = headers.keys().map(|name| name.as_str());
+            let mut names: Vec<_> = names.filter(|it| it.contains("ratelimit")).collect();
+            names.sort_unstable();
+            let expected: Vec<_> = told.iter().map(|(name, ..)| *name).collect();
+            assert_eq!(names, expected, "{style}");
+            for (name, text, range) in told {
+                let (said, number) = number(&headers[*name]);
+                assert_eq!(said, *text, "{name}");
+                assert!(range.contains(&number), "{name}: {number}");
+            }
+            let retry_after = headers.get("retry-after").map(number);
+            assert_eq!(retry_after.is_some(), status == REFUSED);
+            assert!(retry_after.is_none_or(|(_, wait)| day().contains(&wait)));
+        }
+    }
+}
+
+#[test]
+fn a_wrong_option_is_named_and_ends_the_server_with_2() {
+    for (args, expected) in [
+        (
+            &["--frobnicate", "1"][..],
+            "--frobnicate: there is no such option",
+        ),
+        (&["--listen"], "'--listen'"),
+        (&["--listen", "here"], "--listen: `here` is not"),
+        (&["--limit", "10/1s"], "--limit: write KEY=RULES"),
+        (&["--limit", "user=10/1s"], "--limit: write KEY=RULES"),
+        (&["--limit", "header:=10/1s"], "--limit: write KEY=RULES"),
+        (
+            &["--limit", "header:a b=10/1s"],
+            "--limit: policy name `header-a b`",
+        ),
+        (
+            &["--limit", "ip=ten/1s"],
+            "--limit: policy `ip`: rule `ten/1s`",
+        ),
+        (
+            &["--limit", "ip=1/1s", "--limit", "ip=2/1m"],
+            "--limit: `ip` has a limit",
+        ),
+        (
+            &["--limit", "header:A=1/1s", "--limit", "header:a=2/1m"],
+            "--limit: `header-a` has",
+        ),
+        (
+            &["--trusted-proxy", "10.0.0.1/8"],
+            "--trusted-proxy: `10.0.0.1/8` has address bits beyond its width: write `10.0.0.0/8`",
+        ),
+        (
+            &["--trusted-proxy", "nginx"],
+            "--trusted-proxy: `nginx` is no network",
+        ),
+        (&["--redis", "http://:sesame@host"], "--redis: write a URL"),
+        (&["--pool", "2"], "--pool: needs --redis"),
+        (&["--cluster"], "--cluster: needs --redis"),
+        (
+            &[
+                "--redis",
+                "redis://a",
+                "--redis",
+                "redis://b",
+                "--pool",
+                "2",
+            ],
+            if cfg!(feature = "cluster") {
+                "--pool: not for a cluster"
+            } else {
+                "--redis: a cluster needs a server that was built with --features cluster"
+            },
+        ),
+        (&["--sentinel", "mymaster"], "--sentinel: needs"),
+        (
+            &["--redis", "redis://host", "--pool", "0"],
+            "--pool: needs at least one",
+        ),
+        (
+            &["--redis", "redis://host", "--pool", "-1"],
+            "--pool: `-1` is not",
+        ),
+        (&["--timeout", "0s"], "--timeout: `0s` is not"),
+        (&["--timeout", "100"], "--timeout: `100` is not"),
+        (&["--count", "some"], "--count: `some` is neither"),
+        (
+            &["--config", "/nowhere/a.toml"],
+            "--config: /nowhere/a.toml: No such",
+        ),
+        (
+            &["--config", "/nowhere/a.toml", "--limit", "ip=1/1s"],
+            "--config: leave out --limit",
+        ),
+        (&["--on-failure", "ajar"], "--on-failure: `ajar` is none of"),
+        (&["--replicas", "0"], "--replicas: needs at least one"),
+        (&["--replicas", "few"], "--replicas: `few` is not"),
+        (&["--headers", "all"], "--headers: `all` is none of"),
+        (&["127.0.0.1:80"], "\"127.0.0.1:80\""),
+    ] {
+        let output = Example::output(args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.contains(expected), "{args:?}: {stderr}");
+        assert!(!stderr.contains("sesame"), "{stderr}");
+    }
+}
+
+#[test]
+fn help_names_every_option() {
+    let output = Example::output(&["--help"]);
+    assert!(output.status.success());
+    let help = String::from_utf8(output.stdout).unwrap();
+    let options = [
+        "listen",
+        "limit",
+        "config",
+        "count",
+        "trusted-proxy",
+        "redis",
+        "cluster",
+        "sentinel",
+        "pool",
+        "timeout",
+        "on-failure",
+        "replicas",
+        "headers",
+        "shadow",
+    ];
+    for option in options {
+        assert!(help.contains(&format!("--{option} ")), "{option}");
+    }
+}

@@ -1,0 +1,497 @@
+//! What is read from the head of a request is one identity each, and never a shared one by accident.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+
+use crate::common::site::Site;
+use axum::{
+    Router,
+    extract::Request as Asked,
+    middleware::{Next, from_fn},
+    routing::any,
+};
+use http::{HeaderValue, Method, Request, request::Parts};
+use sluicegate::{
+    ExtractError, ExtractErrorKind, Header, Key, KeyExtractor, MemoryStore, PeerIp, Policy,
+    RateLimitLayer,
+    extract::{AsyncKeyExtractor, Cookie, Extension, Keys},
+};
+
+fn head() -> Parts {
+    Request::new(()).into_parts().0
+}
+
+fn with_header(values: &[&[u8]]) -> Parts {
+    let mut head = head();
+    for value in values {
+        let value = HeaderValue::from_bytes(value).unwrap();
+        head.headers.append("x-api-key", value);
+    }
+    head
+}
+
+fn from(peer: &str) -> Parts {
+    let mut head = head();
+    head.extensions.insert(peer.parse::<SocketAddr>().unwrap());
+    head
+}
+
+fn kind_of_error(result: Result<Keys, ExtractError>) -> ExtractErrorKind {
+    result.unwrap_err().kind()
+}
+
+#[test]
+fn a_header_is_a_secret_identity() {
+    let keys = Header::new("X-API-Key").extract(&with_header(&[b"s3cret"]));
+    let keys: Vec<Key> = keys.unwrap().into_iter().collect();
+    assert!(matches!(&keys[..], [key] if key.is_secret()));
+    assert!(!format!("{keys:?}").contains("s3cret"));
+}
+
+#[test]
+fn an_absent_or_empty_header_is_missing() {
+    for head in [head(), with_header(&[b""]), with_header(&[b"  "])] {
+        let result = Header::new("x-api-key").extract(&head);
+        assert_eq!(kind_of_error(result), ExtractErrorKind::Missing);
+    }
+}
+
+#[test]
+fn a_header_that_stands_there_twice_is_malformed() {
+    for values in [[&b"a"[..], b"a"], [b"", b"a"], [b"a", b""]] {
+        let result = Header::new("x-api-key").extract(&with_header(&values));
+        assert_eq!(kind_of_error(result), ExtractErrorKind::Malformed);
+    }
+}
+
+#[test]
+fn hostile_header_values_are_different_identities() {
+    let long = vec![b'a'; 65_536];
+    let longer = vec![b'a'; 65_537];
+    let values: [&[u8]; 9] = [
+        b"a",
+        b"A",
+        b"{a}",
+        b"a:b",
+        b"a,b",
+        b"\xff",
+        b"\xff\xfe",
+        &long,
+        &longer,
+    ];
+    let keys = values.map(|value| {
+        Header::new("x-api-key")
+            .extract(&with_header(&[value]))
+            .unwrap()
+    });
+    for (index, key) in keys.iter().enumerate() {
+        assert!(!keys[..index].contains(key), "value {index} meets another");
+    }
+}
+
+#[test]
+fn blanks_around_a_header_value_make_no_second_identity() {
+    let plain = Header::new("x-api-key").extract(&with_header(&[b"a"]));
+    let blank = Header::new("x-api-key").extract(&with_header(&[b" a\t"]));
+    assert_eq!(plain, blank);
+}
+
+#[test]
+fn two_headers_with_one_value_are_two_identities() {
+    let mut head = with_header(&[b"a"]);
+    head.headers.insert("x-user", HeaderValue::from_static("a"));
+    assert_ne!(
+        Header::new("x-api-key").extract(&head).unwrap(),
+        Header::new("x-user").extract(&head).unwrap()
+    );
+}
+
+#[test]
+fn names_and_values_of_headers_do_not_flow_into_each_other() {
+    let mut head = head();
+    head.headers.insert("x", HeaderValue::from_static("y:z"));
+    head.headers.insert("x-y", HeaderValue::from_static("z"));
+    assert_ne!(
+        Header::new("x").extract(&head).unwrap(),
+        Header::new("x-y").extract(&head).unwrap()
+    );
+}
+
+#[test]
+#[should_panic(expected = "`x api key` cannot be the name of a header")]
+fn a_name_that_no_header_has_is_refused_when_built() {
+    let _ = Header::new("x api key");
+}
+
+fn with_cookies(lines: &[&'static str]) -> Parts {
+    let mut head = head();
+    for line in lines {
+        let line = HeaderValue::from_static(line);
+        head.headers.append("cookie", line);
+    }
+    head
+}
+
+#[test]
+fn a_cookie_is_a_secret_identity_in_whichever_line_it_stands() {
+    let session = Cookie::new("session");
+    let plain = session.extract(&with_cookies(&["session=s3cret"]));
+    for lines in [
+        &["theme=dark; session=s3cret; x=y"][..],
+        &["theme=dark", "session=s3cret"],
+        &["theme=dark;session=s3cret"],
+        &["; ;=;session; session = s3cret "],
+        &["Session=other; xsession=other; session=\"s3cret\""],
+    ] {
+        assert_eq!(session.extract(&with_cookies(lines)), plain, "{lines:?}");
+    }
+    let keys: Vec<Key> = plain.unwrap().into_iter().collect();
+    assert!(matches!(&keys[..], [key] if key.is_secret() && key.kind() == "cookie"));
+}
+
+#[test]
+fn an_absent_or_empty_cookie_is_missing() {
+    for lines in [
+        &[][..],
+        &["theme=session"],
+        &["session="],
+        &["session=\"\""],
+        &["session"],
+    ] {
+        let result = Cookie::new("session").extract(&with_cookies(lines));
+        assert_eq!(
+            kind_of_error(result),
+            ExtractErrorKind::Missing,
+            "{lines:?}"
+        );
+    }
+}
+
+#[test]
+fn a_cookie_that_stands_there_twice_is_malformed() {
+    for lines in [
+        &["session=a; session=b"][..],
+        &["session=a", "session=a"],
+        &["session=; session=a"],
+        &["session =a;session=b"],
+    ] {
+        let result = Cookie::new("session").extract(&with_cookies(lines));
+        assert_eq!(
+            kind_of_error(result),
+            ExtractErrorKind::Malformed,
+            "{lines:?}"
+        );
+    }
+}
+
+#[test]
+fn cookies_are_different_identities_by_name_and_value() {
+    let key = |name: &str, line| Cookie::new(name).extract(&with_cookies(&[line])).unwrap();
+    assert_ne!(key("a", "a=1"), key("b", "b=1"));
+    assert_ne!(key("a", "a=1"), key("a", "a=2"));
+    assert_ne!(key("a", "a=b=1"), key("a", "a=1"));
+    assert_ne!(key("a", "a=%31"), key("a", "a=1"));
+}
+
+#[test]
+#[should_panic(expected = "`my session` cannot be the name of a cookie")]
+fn a_name_that_no_cookie_has_is_refused_when_built() {
+    let _ = Cookie::new("my session");
+}
+
+#[test]
+fn one_ipv6_network_is_one_identity() {
+    let key = |peer| PeerIp.extract(&from(peer)).unwrap();
+    assert_eq!(key("[2001:db8:1:2::1]:1"), key("[2001:db8:1:2:ffff::2]:2"));
+    assert_ne!(key("[2001:db8:1:2::1]:1"), key("[2001:db8:1:3::1]:1"));
+}
+
+#[test]
+fn mapped_and_plain_ipv4_are_one_identity() {
+    let key = |peer| PeerIp.extract(&from(peer)).unwrap();
+    assert_eq!(key("[::ffff:203.0.113.7]:1"), key("203.0.113.7:2"));
+    assert_ne!(key("[::ffff:203.0.113.7]:1"), key("[::ffff:203.0.113.8]:1"));
+}
+
+#[test]
+fn the_width_of_an_ipv6_network_is_configurable() {
+    let key = |peer| PeerIp.ipv6_prefix(56).extract(&from(peer)).unwrap();
+    assert_eq!(key("[2001:db8:1:200::1]:1"), key("[2001:db8:1:2ff::1]:1"));
+    let single = |peer| PeerIp.ipv6_prefix(128).extract(&from(peer)).unwrap();
+    assert_ne!(single("[2001:db8::1]:1"), single("[2001:db8::2]:1"));
+}
+
+#[test]
+#[should_panic(expected = "32 to 128 bits")]
+fn a_network_that_is_too_wide_is_refused_when_built() {
+    let _ = PeerIp.ipv6_prefix(31);
+}
+
+#[test]
+fn no_peer_or_an_unspecified_one_is_missing_and_says_what_to_do() {
+    for head in [
+        head(),
+        from("0.0.0.0:1"),
+        from("[::]:1"),
+        from("[::ffff:0.0.0.0]:1"),
+    ] {
+        let error = PeerIp.extract(&head).unwrap_err();
+        assert_eq!(error.kind(), ExtractErrorKind::Missing);
+        assert!(
+            error
+                .to_string()
+                .contains("into_make_service_with_connect_info")
+        );
+    }
+}
+
+#[test]
+#[cfg(feature = "axum")]
+fn the_peer_of_an_axum_connection_is_found() {
+    use axum::extract::{ConnectInfo, connect_info::MockConnectInfo};
+
+    let peer: SocketAddr = "203.0.113.7:1".parse().unwrap();
+    let (mut real, mut mock) = (head(), head());
+    real.extensions.insert(ConnectInfo(peer));
+    mock.extensions.insert(MockConnectInfo(peer));
+    for head in [real, mock] {
+        assert_eq!(
+            PeerIp.extract(&head),
+            Ok(Key::new("ip", "203.0.113.7").into())
+        );
+    }
+}
+
+#[test]
+fn only_a_missing_identity_is_skipped_or_shared() {
+    let shared = Key::new("anonymous", "all");
+    let skip = Header::new("x-api-key").or_skip();
+    let share = Header::new("x-api-key").or_shared(shared.clone());
+
+    assert_eq!(skip.extract(&head()), Ok(Keys::skip()));
+    assert_eq!(share.extract(&head()), Ok(shared.into()));
+
+    let twice = with_header(&[b"a", b"b"]);
+    assert_eq!(
+        kind_of_error(skip.extract(&twice)),
+        ExtractErrorKind::Malformed
+    );
+    assert_eq!(
+        kind_of_error(share.extract(&twice)),
+        ExtractErrorKind::Malformed
+    );
+
+    let failed = |_: &Parts| Err::<Key, _>(ExtractError::unavailable("the directory is down"));
+    let result = failed.or_skip().extract(&head());
+    assert_eq!(kind_of_error(result), ExtractErrorKind::Unavailable);
+}
+
+#[test]
+fn closures_answer_a_key_several_none_or_an_error() {
+    let key = || Key::new("user", "a");
+    let one = move |_: &Parts| key();
+    let perhaps = move |_: &Parts| Some(key());
+    let several = move |_: &Parts| Keys::from_iter([key(), Key::new("team", "a")]);
+    let fallible = move |_: &Parts| Ok::<_, ExtractError>(key());
+    let none = |_: &Parts| None::<Key>;
+
+    assert_eq!(one.extract(&head()), Ok(key().into()));
+    assert_eq!(perhaps.extract(&head()), Ok(key().into()));
+    assert_eq!(several.extract(&head()).unwrap().into_iter().count(), 2);
+    assert_eq!(fallible.extract(&head()), Ok(key().into()));
+    assert_eq!(
+        kind_of_error(none.extract(&head())),
+        ExtractErrorKind::Missing
+    );
+}
+
+#[test]
+fn the_number_of_keys_that_are_kept_is_bounded() {
+    let endless = std::iter::repeat_with(|| Key::new("user", "a"));
+    assert_eq!(Keys::from_iter(endless).into_iter().count(), 65);
+}
+
+#[test]
+fn an_extension_is_an_identity_once_it_is_there() {
+    #[derive(Clone)]
+    struct User(Option<&'static str>);
+
+    let user = Extension::new(|user: &User| user.0.map(|name| Key::new("user", name)));
+    let with = |user: User| {
+        let mut head = head();
+        head.extensions.insert(user);
+        head
+    };
+    assert_eq!(
+        user.extract(&with(User(Some("a")))),
+        Ok(Key::new("user", "a").into())
+    );
+    for head in [head(), with(User(None))] {
+        assert_eq!(
+            kind_of_error(user.extract(&head)),
+            ExtractErrorKind::Missing
+        );
+    }
+}
+
+#[test]
+fn a_key_is_shared_by_everybody() {
+    let all = || Key::new("service", "all");
+    assert_eq!(all().extract(&head()), Ok(all().into()));
+}
+
+#[test]
+fn extractors_are_trait_objects() {
+    let boxed: Box<dyn KeyExtractor> = Box::new(PeerIp);
+    let shared: Arc<dyn KeyExtractor> = Arc::new(boxed.or_skip());
+    assert_eq!(shared.extract(&head()), Ok(Keys::skip()));
+}
+
+#[tokio::test]
+async fn a_look_up_owns_what_it_needs_of_the_head() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = seen.clone();
+    let look_up = move |head: &Parts| {
+        let (path, log) = (head.uri.path().to_owned(), log.clone());
+        async move {
+            log.lock().unwrap().push(path);
+            Some(Key::new("user", "a"))
+        }
+    };
+    let pending = look_up.extract(&head());
+    assert!(
+        seen.lock().unwrap().is_empty(),
+        "nothing happens before it is polled"
+    );
+    assert_eq!(pending.await, Ok(Key::new("user", "a").into()));
+    assert_eq!(*seen.lock().unwrap(), ["/"]);
+}
+
+#[test]
+fn public_types_are_send_and_sync() {
+    fn check<T: Send + Sync + ?Sized>() {}
+    check::<PeerIp>();
+    check::<Header>();
+    check::<Cookie>();
+    check::<Extension<String>>();
+    check::<Keys>();
+    check::<sluicegate::extract::OnMissing<PeerIp>>();
+    check::<dyn KeyExtractor>();
+    check::<dyn AsyncKeyExtractor>();
+}
+
+// On the wire
+
+/// Who the authentication of these tests has found.
+#[derive(Clone)]
+struct User(String);
+
+/// One request a day of whomever this extractor finds, behind an authentication that believes everybody.
+async fn behind_authentication(extractor: impl KeyExtractor) -> Site {
+    let authenticate = async |mut request: Asked, next: Next| {
+        if let Some(name) = request.headers().get("authorization") {
+            let user = User(name.to_str().unwrap().to_owned());
+            request.extensions_mut().insert(user);
+        }
+        next.run(request).await
+    };
+    let once = Policy::parse("once", "1/1d").unwrap();
+    let limits = RateLimitLayer::new(MemoryStore::new()).limit(once, extractor);
+    let app = Router::new().route("/", any(async || "hello"));
+    Site::start(app.layer(limits).layer(from_fn(authenticate))).await
+}
+
+#[tokio::test]
+async fn a_client_is_who_the_layers_outside_and_its_cookies_say_it_is() {
+    let user = || Extension::new(|user: &User| Key::new("user", &user.0));
+    let session = || Cookie::new("session");
+    let anonymous = Key::new("anonymous", "all");
+    let writes = |head: &Parts| head.method == Method::POST;
+    let (alice, bob) = (("authorization", "alice"), ("authorization", "bob"));
+    let (a, b) = (("cookie", "session=a"), ("cookie", "theme=dark; session=b"));
+    let twice = ("cookie", "session=a; session=b");
+    let (get, post) = (Method::GET, Method::POST);
+    let extractors: [(&str, Box<dyn KeyExtractor>, &[_]); 6] = [
+        (
+            "extension",
+            Box::new(user()),
+            &[
+                (&get, &[alice][..], 200),
+                (&get, &[alice, a], 429),
+                (&get, &[bob], 200),
+                (&get, &[a], 400),
+            ],
+        ),
+        (
+            "cookie",
+            Box::new(session()),
+            &[
+                (&get, &[a], 200),
+                (&get, &[("cookie", "theme=dark; session=a"), alice], 429),
+                (&get, &[("cookie", "theme=dark"), b], 200),
+                (&get, &[b], 429),
+                (&get, &[alice], 400),
+                (&get, &[twice], 400),
+            ],
+        ),
+        (
+            "or",
+            Box::new(session().or(user())),
+            &[
+                (&get, &[a, alice], 200),
+                (&get, &[a], 429),
+                (&get, &[alice], 200),
+                (&get, &[alice], 429),
+                (&get, &[b, alice], 200),
+                // The session is spoiled: the user, who might pass, is not asked.
+                (&get, &[twice, bob], 400),
+                (&get, &[bob], 200),
+                (&get, &[], 400),
+            ],
+        ),
+        (
+            "and",
+            Box::new(user().and(session())),
+            &[
+                (&get, &[alice, a], 200),
+                (&get, &[alice, b], 200),
+                (&get, &[bob, a], 200),
+                (&get, &[a, alice], 429),
+                (&get, &[alice], 400),
+                (&get, &[a], 400),
+            ],
+        ),
+        (
+            "only_when",
+            Box::new(user().only_when(writes)),
+            &[
+                (&get, &[alice], 200),
+                (&post, &[alice], 200),
+                (&post, &[alice], 429),
+                (&get, &[alice], 200),
+                (&get, &[], 200),
+                (&post, &[], 400),
+            ],
+        ),
+        (
+            "or_shared",
+            Box::new(session().or_shared(anonymous)),
+            &[
+                (&get, &[], 200),
+                (&get, &[alice], 429),
+                (&get, &[a], 200),
+                (&get, &[a], 429),
+                (&get, &[twice], 400),
+            ],
+        ),
+    ];
+    for (name, extractor, requests) in extractors {
+        let site = behind_authentication(extractor).await;
+        for (number, (method, headers, expected)) in requests.iter().enumerate() {
+            let (status, ..) = site.ask((*method).clone(), "/", headers).await;
+            assert_eq!(status, *expected, "{name}, request {number}: {headers:?}");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! A tonic server whose calls are limited, and a tonic client that honours what it is told.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use crate::common::scripted::Scripted;
+use futures::future::BoxFuture;
+use http::{Request, Response, StatusCode, uri::PathAndQuery};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Bytes;
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use sluicegate::{
+    ExtractError, FailurePolicy, Header, Key, MemoryStore, PeerIp, Policy, RateLimitLayer, Rule,
+    extract::{KeyExtractor, Keys},
+    middleware::{EmptyBody, Grpc, MakeRejection, ProblemJson, Rejection},
+};
+use tonic::{
+    Code, Status,
+    body::Body,
+    client::Grpc as Caller,
+    server::NamedService,
+    transport::{Channel, Server, server::TcpIncoming},
+};
+use tonic_prost::ProstCodec;
+use tonic_types::StatusExt;
+use tower::{Service, service_fn};
+
+const PUSHBACK: &str = "grpc-retry-pushback-ms";
+
+/// A service written by hand, as a code generator would: it says hello.
+#[derive(Clone)]
+struct Greeter;
+
+impl NamedService for Greeter {
+    const NAME: &'static str = "test.Greeter";
+}
+
+impl Service<Request<Body>> for Greeter {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let hello = service_fn(
+            |request: tonic::Request<String>| -> Ready<Result<_, Status>> {
+                let greeting = format!("hello {}", request.into_inner());
+                ready(Ok(tonic::Response::new(greeting)))
+            },
+        );
+        Box::pin(async move {
+            let mut grpc = tonic::server::Grpc::new(ProstCodec::<String, String>::default());
+            Ok(grpc.unary(hello, request).await)
+        })
+    }
+}
+
+/// Serves the greeter behind this layer until the runtime ends; answers its address.
+fn serve<R>(layer: RateLimitLayer<R>) -> String
+where
+    R: MakeRejection<Body> + Send + Sync + 'static,
+{
+    let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = format!("http://{}", incoming.local_addr().unwrap());
+    let mut server = Server::builder().accept_http1(true).layer(layer);
+    tokio::spawn(server.add_service(Greeter).serve_with_incoming(incoming));
+    address
+}
+
+async fn client(address: String) -> Caller<Channel> {
+    let channel = Channel::from_shared(address).unwrap();
+    Caller::new(channel.connect().await.unwrap())
+}
+
+async fn hello(client: &mut Caller<Channel>) -> Result<tonic::Response<String>, Status> {
+    let path = PathAndQuery::from_static("/test.Greeter/Hello");
+    client.ready().await.unwrap();
+    let request = tonic::Request::new("world".to_owned());
+    client.unary(request, path, ProstCodec::default()).await
+}
+
+/// How the only call ends, behind this layer.
+async fn ends(layer: RateLimitLayer) -> Status {
+    let mut client = client(serve(layer.rejection(Grpc::new()))).await;
+    hello(&mut client).await.unwrap_err()
+}
+
+/// What a status says in its metadata.
+fn told<'a>(status: &'a Status, name: &str) -> &'a str {
+    status.metadata().get(name).unwrap().to_str().unwrap()
+}
+
+fn limited(store: Arc<Scripted>, extractor: impl KeyExtractor) -> RateLimitLayer {
+    let policy = Policy::new("calls", [Rule::per_minute(10)]).unwrap();
+    RateLimitLayer::new(store).limit(policy, extractor)
+}
+
+fn everybody() -> Key {
+    Key::new("service", "all")
+}
+
+#[tokio::test]
+async fn a_client_that_honours_retry_info_is_served_at_its_second_try() {
+    let policy = Policy::parse("calls", "1/300ms").unwrap();
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(policy, PeerIp);
+    let mut client = client(serve(layer.rejection(Grpc::new()))).await;
+    let start = Instant::now();
+    let mut refusals = 0;
+    for _ in 0..3 {
+        let response = loop {
+            match hello(&mut client).await {
+                Ok(response) => break response,
+                Err(status) => {
+                    assert_eq!(status.code(), Code::ResourceExhausted);
+                    let details = status.get_error_details();
+                    let wait = details.retry_info().unwrap().retry_delay.unwrap();
+                    assert_eq!(told(&status, PUSHBACK), wait.as_millis().to_string());
+                    refusals += 1;
+                    tokio::time::sleep(wait).await;
+                }
+            }
+        };
+        assert_eq!(response.get_ref(), "hello world");
+        assert!(response.metadata().contains_key("ratelimit"));
+    }
+    assert_eq!(refusals, 2);
+    assert!(start.elapsed() >= Duration::from_millis(600));
+}
+
+#[tokio::test]
+async fn a_refusal_is_resource_exhausted_and_carries_the_quota() {
+    let status = ends(limited(Scripted::refusing_for(1_234), everybody())).await;
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    let details = status.check_error_details().unwrap();
+    let wait = details.retry_info().unwrap().retry_delay;
+    assert_eq!(wait, Some(Duration::from_millis(1_234)));
+    for (name, value) in [
+        (PUSHBACK, "1234"),
+        ("retry-after", "2"),
+        ("ratelimit", r#""calls";r=0;t=2"#),
+    ] {
+        assert_eq!(told(&status, name), value, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_can_never_pass_is_not_to_be_tried_again() {
+    let status = ends(limited(Scripted::refusing_for(1), everybody()).cost(|_| 11)).await;
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert_eq!(told(&status, PUSHBACK), "-1");
+    assert!(status.get_error_details().retry_info().is_none());
+}
+
+#[tokio::test]
+async fn a_pushback_has_the_same_jitter_as_the_rest() {
+    let layer = limited(Scripted::refusing_for(1_000), everybody());
+    let status = ends(layer.jitter(Duration::from_secs(3_600))).await;
+    let pushback: u64 = told(&status, PUSHBACK).parse().unwrap();
+    assert!((1_000..=3_601_000).contains(&pushback));
+    let retry_after = pushback.div_ceil(1_000).to_string();
+    assert_eq!(told(&status, "retry-after"), retry_after);
+}
+
+#[tokio::test]
+async fn every_reason_has_the_status_that_clients_act_upon() {
+    let allowing = Scripted::allowing;
+    let malformed = |_: &http::request::Parts| Err::<Key, _>(ExtractError::malformed("told to"));
+    let too_many = |_: &http::request::Parts| {
+        (0..65)
+            .map(|n| Key::new("user", n.to_string()))
+            .collect::<Keys>()
+    };
+    let failing = limited(Scripted::failing(), everybody());
+    for (layer, code) in [
+        (
+            limited(allowing(), Header::new("x-api-key")),
+            Code::Unauthenticated,
+        ),
+        (limited(allowing(), malformed), Code::InvalidArgument),
+        (
+            limited(allowing(), everybody()).block(|_| true),
+            Code::PermissionDenied,
+        ),
+        (failing.on_failure(FailurePolicy::Closed), Code::Unavailable),
+        (limited(allowing(), too_many), Code::Internal),
+    ] {
+        let status = ends(layer).await;
+        assert_eq!(status.code(), code);
+        assert!(!status.metadata().contains_key(PUSHBACK));
+    }
+}
+
+#[tokio::test]
+async fn the_answer_has_no_body_and_the_status_in_its_headers() {
+    let layer = limited(Scripted::refusing_for(1), everybody());
+    let layer = layer.rejection(Grpc::new());
+    let client = Client::builder(TokioExecutor::new())
+        .http2_only(true)
+        .build_http();
+    let request = Request::post(format!("{}/test.Greeter/Hello", serve(layer)))
+        .header("content-type", "application/grpc+proto")
+        .body(Empty::<Bytes>::new());
+    let response = client.request(request.unwrap()).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()["grpc-status"], "8");
+    let body = response.into_body().collect().await.unwrap();
+    assert!(body.trailers().is_none());
+    assert!(body.to_bytes().is_empty());
+}
+
+#[test]
+fn other_requests_are_answered_as_their_own_kind() {
+    let rejection = Rejection::MissingKey(ExtractError::missing("told to"));
+    let head = |kind: &str| {
+        let request = Request::get("/").header("content-type", kind).body(());
+        request.unwrap().into_parts().0
+    };
+    let both = Grpc::new().or(ProblemJson::default());
+    for (kind, status) in [
+        ("application/grpc", 200),
+        ("application/grpc-web+proto", 200),
+        ("application/json", 400),
+    ] {
+        let response: Response<String> = both.make_rejection(&rejection, &head(kind));
+        assert_eq!(response.status(), status, "{kind}");
+    }
+    let response: Response<String> = Grpc::new().make_rejection(&rejection, &head("text/plain"));
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    let _: Grpc<EmptyBody> = Grpc::default();
+}

@@ -1,0 +1,17 @@
+//! Without a Redis server: the middleware, its extractors, its answers and its observers.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod combine;
+mod drop_in;
+mod extract;
+mod forwarded;
+mod grpc;
+mod middleware;
+mod observe;
+mod readiness;
+mod rules;
+mod servers;
+mod settle;
+mod stack;

@@ -1,0 +1,548 @@
+//! An observer is told of every decision and failure, by the names that are documented, and never of a key.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::common::{
+    log::Log,
+    scripted::{Scripted, allowed, denied, unavailable},
+    trace::Trace,
+};
+use http::{Request, Response};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use sluicegate::{
+    Charge, FailurePolicy, Header, Key, Limiter, MetricsObserver, Observer, Policy, RateLimitLayer,
+    StoreFuture, TracingObserver,
+    observe::{Asked, Span},
+};
+use tower::{Layer, ServiceExt, service_fn};
+
+const SECRET: &str = "sk_live_do_not_show";
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn charge(policy: &Policy) -> Charge {
+    Charge::new(policy, Key::new("user", SECRET), 1)
+}
+
+async fn ask(layer: &RateLimitLayer) {
+    let inner =
+        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    let request = Request::get("/").header("x-api-key", SECRET);
+    let request = request.body(String::new()).unwrap();
+    layer.layer(inner).oneshot(request).await.unwrap();
+}
+
+/// Answers after 30 ms: allows policies whose name says so, refuses others.
+fn slow() -> Arc<Scripted> {
+    Scripted::new(|check| {
+        let allows = check.charges()[0].policy().name().starts_with("allows");
+        let answer = if allows {
+            allowed(check)
+        } else {
+            denied(check, 1_000)
+        };
+        StoreFuture::pending(async move {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            answer
+        })
+    })
+}
+
+// Who is told what
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_is_told_of_decisions_and_of_how_long_they_took() {
+    let log = Log::default();
+    let layer = RateLimitLayer::new(Limiter::new(slow()).observer(log.clone()));
+    let key = || Header::new("x-api-key");
+    ask(&layer
+        .clone()
+        .limit(policy("allows", "5/1s"), key())
+        .limit(policy("allows-too", "5/1s"), key())
+        .limit(policy("shadow", "5/1s").shadow(), key()))
+    .await;
+    ask(&layer.limit(policy("refuses", "5/1s,7/1m"), key())).await;
+    assert_eq!(
+        log.lines(),
+        [
+            "check allows,allows-too true in 30ms",
+            "shadow check shadow false shadow:5/1s in 30ms",
+            "check refuses false refuses:5/1s refuses:7/1m in 30ms",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_is_told_of_failures_and_of_what_became_of_the_request() {
+    let log = Log::default();
+    let open = Limiter::new(Scripted::silent()).observer(log.clone());
+    let closed = open.clone().on_failure(FailurePolicy::Closed);
+    let api = policy("api", "1/1s");
+    let shadow = policy("trial", "1/1s").shadow();
+    assert!(open.try_acquire([charge(&api)]).await);
+    assert!(!closed.try_acquire([charge(&api)]).await);
+    assert!(closed.try_acquire([charge(&shadow)]).await);
+    assert!(open.peek([charge(&api)]).await.is_err());
+    assert!(open.reset(&api, &Key::new("user", SECRET)).await.is_err());
+    let scripted = Limiter::new(Scripted::allowing()).observer(log.clone());
+    let decision = scripted.check([charge(&api)]).await.unwrap();
+    assert!(scripted.settle(decision.usage(), [0]).await.is_err());
+    assert_eq!(
+        log.lines(),
+        [
+            "check api timeout passed in 100ms",
+            "check api timeout refused in 100ms",
+            "shadow check trial timeout passed in 100ms",
+            "peek api timeout lost in 100ms",
+            "reset api unavailable lost in 0ns",
+            r#"open true Some("unavailable")"#,
+            "check api true in 0ns",
+            "settle api unavailable lost in 0ns",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_is_told_when_the_store_is_asked_no_more_and_when_it_is_asked_again() {
+    let log = Log::default();
+    let is_up = Arc::new(AtomicU64::new(0));
+    let up = is_up.clone();
+    let store = Scripted::new(move |check| match up.load(Ordering::SeqCst) {
+        0 => StoreFuture::pending(std::future::pending()),
+        _ => StoreFuture::ready(allowed(check)),
+    });
+    let limiter = Limiter::new(store).observer(log.clone());
+    let limiter = limiter.on_failure(FailurePolicy::Local).replicas(2);
+    let api = policy("api", "10/1d");
+    for _ in 0..5 {
+        assert!(limiter.try_acquire([charge(&api)]).await);
+    }
+    for _ in 0..2 {
+        assert!(!limiter.try_acquire([charge(&api)]).await);
+    }
+    assert!(limiter.peek([charge(&api)]).await.is_ok());
+    assert!(
+        limiter
+            .reset(&api, &Key::new("user", SECRET))
+            .await
+            .is_err()
+    );
+    is_up.store(1, Ordering::SeqCst);
+    tokio::time::advance(Duration::from_millis(375)).await;
+    assert!(limiter.try_acquire([charge(&api)]).await);
+    let failed = [
+        "check api timeout local in 100ms",
+        "local check api true in 100ms",
+    ];
+    assert_eq!(log.lines()[..10], [failed; 5].concat());
+    assert_eq!(
+        log.lines()[10..],
+        [
+            r#"open true Some("timeout")"#,
+            "check api circuit_open local in 0ns",
+            "local check api false api:5/1d in 0ns",
+            "check api circuit_open local in 0ns",
+            "local check api false api:5/1d in 0ns",
+            "peek api circuit_open local in 0ns",
+            "local peek api in 0ns",
+            "reset api circuit_open lost in 0ns",
+            "check api true in 0ns",
+            "open false None",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_told_that_the_breaker_has_opened_is_told_when_a_clone_closes_it() {
+    let log = Log::default();
+    let is_up = Arc::new(AtomicBool::new(false));
+    let up = is_up.clone();
+    let store = Scripted::new(move |check| match up.load(Ordering::SeqCst) {
+        true => StoreFuture::ready(allowed(check)),
+        false => StoreFuture::ready(Err(unavailable())),
+    });
+    let unobserved = Limiter::new(store);
+    let observed = unobserved.clone().observer(log.clone());
+    let api = policy("api", "10/1d");
+    for (opening, closing, switches) in [
+        (&observed, &unobserved, 2),
+        (&unobserved, &observed, 0),
+        (&observed, &observed, 2),
+    ] {
+        let before = log.switches().len();
+        is_up.store(false, Ordering::SeqCst);
+        for _ in 0..5 {
+            assert!(opening.check([charge(&api)]).await.is_err());
+        }
+        is_up.store(true, Ordering::SeqCst);
+        tokio::time::advance(Duration::from_millis(375)).await;
+        assert!(closing.check([charge(&api)]).await.is_ok());
+        let told = log.switches().split_off(before);
+        let expected = [r#"open true Some("unavailable")"#, "open false None"];
+        assert_eq!(told, expected[..switches]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_is_told_of_requests_without_an_identity() {
+    let log = Log::default();
+    let limiter = Limiter::new(Scripted::allowing()).observer(log.clone());
+    let layer = RateLimitLayer::new(limiter);
+    let absent = || Header::new("absent");
+    let look_up = |_: &http::request::Parts| {
+        std::future::pending::<Result<sluicegate::extract::Keys, sluicegate::ExtractError>>()
+    };
+    ask(&layer.clone().limit(policy("a", "1/1s"), absent())).await;
+    ask(&layer.clone().limit(policy("b", "1/1s").shadow(), absent())).await;
+    ask(&layer.clone().shadow().limit(policy("c", "1/1s"), absent())).await;
+    ask(&layer.clone().limit_async(policy("d", "1/1s"), look_up)).await;
+    let closed = layer.on_failure(FailurePolicy::Closed);
+    ask(&closed.limit_async(policy("e", "1/1s"), look_up)).await;
+    assert_eq!(
+        log.lines(),
+        [
+            "a missing refused",
+            "b missing passed",
+            "c missing passed",
+            "d unavailable passed",
+            "e unavailable refused",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn an_observer_is_told_of_requests_on_a_deny_list() {
+    let log = Log::default();
+    let limiter = Limiter::new(Scripted::allowing()).observer(log.clone());
+    let layer = RateLimitLayer::new(limiter);
+    let keys = || layer.clone().block_keys(|_| true);
+    let (api, trial) = (
+        || policy("api", "1/1s"),
+        || policy("trial", "1/1s").shadow(),
+    );
+    let header = || Header::new("x-api-key");
+    let look_up = |_: &http::request::Parts| std::future::ready(Key::new("user", SECRET));
+    ask(&layer.clone().block(|_| true).limit(api(), header())).await;
+    ask(&layer.clone().block(|_| true).shadow()).await;
+    ask(&keys().limit(api(), header())).await;
+    ask(&keys().limit(api(), header()).shadow()).await;
+    ask(&keys().limit(trial(), header())).await;
+    ask(&keys().limit_async(api(), look_up)).await;
+    ask(&keys().limit_async(trial(), look_up)).await;
+    assert_eq!(
+        log.lines(),
+        [
+            "? blocked refused",
+            "? blocked passed",
+            "api blocked refused",
+            "api blocked passed",
+            "trial blocked refused",
+            "api blocked refused",
+            "trial blocked passed",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_pair_of_observers_is_told_both() {
+    let logs = [Log::default(), Log::default()];
+    everything((logs[0].clone(), Arc::new(logs[1].clone()))).await;
+    let kinds = |log: &Log| {
+        let lines = log.lines();
+        let kinds = lines.iter().map(|it| it.split(" in ").next().unwrap());
+        kinds.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(kinds(&logs[0]).contains(&"? blocked refused".to_owned()));
+    assert_eq!(kinds(&logs[0]), kinds(&logs[1]));
+}
+
+#[test]
+fn a_store_that_answers_at_once_needs_no_runtime_to_be_observed() {
+    let log = Log::default();
+    let limiter = Limiter::new(Scripted::allowing()).observer(log.clone());
+    let charges = [policy("api", "1/1s"), policy("trial", "1/1s").shadow()].map(|it| charge(&it));
+    assert!(futures::executor::block_on(limiter.try_acquire(charges)));
+    assert_eq!(log.lines().len(), 2);
+}
+
+/// Everything that can be told of, once.
+async fn everything(observer: impl Observer) {
+    let observer = Arc::new(observer);
+    for store in [
+        Scripted::allowing(),
+        Scripted::refusing_for(9),
+        Scripted::failing(),
+    ] {
+        let limiter = Limiter::new(store).observer(observer.clone());
+        let (api, trial) = (
+            policy("api", "10/1s,10/1m"),
+            policy("trial", "5/1m").shadow(),
+        );
+        let layer = RateLimitLayer::new(limiter.clone())
+            .limit(api.clone(), Header::new("x-api-key"))
+            .limit(trial.clone(), Header::new("x-api-key"));
+        ask(&layer).await;
+        ask(&layer.clone().block(|_| true)).await;
+        ask(&layer.clone().block_keys(|_| true)).await;
+        ask(&layer.limit(policy("who", "1/1s"), Header::new("absent"))).await;
+        let _ = limiter.check([charge(&trial)]).await;
+        let _ = limiter.peek([charge(&api)]).await;
+        let _ = limiter.reset(&api, charge(&api).key()).await;
+        if let Ok(decision) = limiter.check([charge(&api)]).await {
+            let _ = limiter.settle(decision.usage(), [0]).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn no_key_is_shown_even_in_full() {
+    let log = Log {
+        in_full: true,
+        ..Log::default()
+    };
+    everything(log.clone()).await;
+    let text = log.lines().concat();
+    for event in ["Decided", "Done", "Failed", "Switched"] {
+        assert!(text.contains(event), "{event}");
+    }
+    let bytes: Vec<String> = SECRET.bytes().map(|byte| byte.to_string()).collect();
+    assert!(!text.contains(SECRET), "{text}");
+    assert!(
+        !text.replace([' ', '\n'], "").contains(&bytes.join(",")),
+        "{text}"
+    );
+}
+
+// Metrics
+
+#[test]
+fn the_documented_metrics_are_recorded_with_bounded_labels() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        runtime.block_on(everything(MetricsObserver::new()));
+    });
+    let mut seen = Vec::new();
+    for (key, _, description, value) in snapshotter.snapshot().into_vec() {
+        assert!(description.is_some(), "{key:?}");
+        let labels = key
+            .key()
+            .labels()
+            .map(|it| format!("{}={}", it.key(), it.value()));
+        let labels = labels.collect::<Vec<_>>().join(" ");
+        let value = match value {
+            DebugValue::Counter(count) => count,
+            DebugValue::Histogram(times) => times.len().try_into().unwrap(),
+            DebugValue::Gauge(open) => {
+                assert_eq!(key.key().name(), "sluicegate_breakers_open");
+                u64::from(open.into_inner() > 0.0)
+            }
+        };
+        seen.push(format!("{} {labels} = {value}", key.key().name()));
+    }
+    seen.sort();
+    assert_eq!(
+        seen,
+        [
+            "sluicegate_blocked_total policy= outcome=refused = 3",
+            "sluicegate_blocked_total policy=api outcome=refused = 3",
+            "sluicegate_breaker_switches_total state=open = 1",
+            "sluicegate_breakers_open  = 1",
+            "sluicegate_decisions_total policy=api outcome=allowed = 2",
+            "sluicegate_decisions_total policy=api outcome=denied = 2",
+            "sluicegate_decisions_total policy=trial outcome=allowed = 2",
+            "sluicegate_decisions_total policy=trial outcome=shadow_denied = 1",
+            "sluicegate_failures_total call=check kind=unavailable outcome=passed = 3",
+            "sluicegate_failures_total call=peek kind=protocol outcome=lost = 1",
+            "sluicegate_failures_total call=peek kind=unavailable outcome=lost = 1",
+            "sluicegate_failures_total call=reset kind=unavailable outcome=lost = 3",
+            "sluicegate_failures_total call=settle kind=unavailable outcome=lost = 1",
+            "sluicegate_refusals_total policy=api rule=10/1m shadow=false = 2",
+            "sluicegate_refusals_total policy=api rule=10/1s shadow=false = 2",
+            "sluicegate_refusals_total policy=trial rule=5/1m shadow=true = 1",
+            "sluicegate_store_seconds call=check = 10",
+            "sluicegate_store_seconds call=peek = 3",
+            "sluicegate_store_seconds call=reset = 3",
+            "sluicegate_store_seconds call=settle = 1",
+            "sluicegate_unidentified_total policy=who kind=missing outcome=refused = 3",
+        ]
+    );
+}
+
+#[test]
+fn local_decisions_are_counted_and_what_was_not_asked_is_not_timed() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let limiter = Limiter::new(Scripted::failing()).observer(MetricsObserver::new());
+        let limiter = limiter.on_failure(FailurePolicy::Local).replicas(2);
+        let api = policy("api", "10/1d");
+        for _ in 0..8 {
+            futures::executor::block_on(limiter.try_acquire([charge(&api)]));
+        }
+    });
+    let mut seen = Vec::new();
+    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+        let labels: Vec<&str> = key.key().labels().map(|it| it.value()).collect();
+        let value = match value {
+            DebugValue::Histogram(times) => format!("{} times", times.len()),
+            other => format!("{other:?}"),
+        };
+        seen.push(format!("{} {} {value}", key.key().name(), labels.join(" ")));
+    }
+    seen.sort();
+    assert_eq!(
+        seen,
+        [
+            "sluicegate_breaker_switches_total open Counter(1)",
+            "sluicegate_breakers_open  Gauge(1.0)",
+            "sluicegate_decisions_total api allowed Counter(5)",
+            "sluicegate_decisions_total api denied Counter(3)",
+            "sluicegate_failures_total check circuit_open local Counter(3)",
+            "sluicegate_failures_total check unavailable local Counter(5)",
+            "sluicegate_local_decisions_total api allowed Counter(5)",
+            "sluicegate_local_decisions_total api denied Counter(3)",
+            "sluicegate_refusals_total api 5/1d false Counter(3)",
+            "sluicegate_store_seconds check 5 times",
+        ]
+    );
+}
+
+// Spans and events
+
+/// What is traced while this runs, with a paused clock.
+fn traced(below_warn: bool, run: impl Future<Output = ()>) -> Vec<String> {
+    let trace = Trace {
+        below_warn,
+        ..Trace::default()
+    };
+    trace.during(|| {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().start_paused(true).build();
+        runtime.unwrap().block_on(run);
+    });
+    let lines = trace.lines.lock().unwrap();
+    lines.clone()
+}
+
+#[test]
+fn spans_and_events_have_the_documented_fields() {
+    let lines = traced(true, everything(TracingObserver::new()));
+    let mut distinct: Vec<&str> = Vec::new();
+    for line in &lines {
+        if !distinct.contains(&line.as_str()) {
+            distinct.push(line);
+        }
+    }
+    assert_eq!(
+        distinct,
+        [
+            r#"DEBUG call="check" policies=api shadow=false"#,
+            r#"TRACE allowed policies=api shadow=false local=false"#,
+            r#"DEBUG call="check" policies=trial shadow=true"#,
+            r#"TRACE allowed policies=trial shadow=true local=false"#,
+            r#"DEBUG blocked outcome="refused""#,
+            r#"DEBUG blocked policy="api" outcome="refused""#,
+            r#"DEBUG unidentified policy="who" shadow=false kind="missing" error=the header that identifies the client is absent or empty outcome="refused""#,
+            r#"DEBUG call="peek" policies=api shadow=false"#,
+            r#"DEBUG call="reset" policies=api shadow=false"#,
+            r#"WARN failed call="reset" policies=api shadow=false kind="unavailable" error=told to fail outcome="lost" suppressed=0"#,
+            r#"DEBUG call="settle" policies=api shadow=false"#,
+            r#"DEBUG denied policy="api" rule=10/1s shadow=false local=false retry_after_ms=9"#,
+            r#"DEBUG denied policy="trial" rule=5/1m shadow=true local=false retry_after_ms=9"#,
+            r#"WARN failed call="peek" policies=api shadow=false kind="protocol" error=the store refused a check that fits every rule outcome="lost" suppressed=0"#,
+            r#"WARN breaker opened kind="unavailable" error=told to fail"#,
+        ]
+    );
+    assert!(!lines.concat().contains(SECRET));
+}
+
+#[test]
+fn a_kind_of_failure_is_told_of_once_until_the_store_answers_and_then_once_a_second() {
+    let fails = Arc::new(AtomicU64::new(0));
+    let failing = fails.clone();
+    let lines = traced(false, async {
+        let store = Scripted::new(move |check| match failing.load(Ordering::SeqCst) {
+            0 => StoreFuture::pending(std::future::pending()),
+            1 => StoreFuture::ready(Err(unavailable())),
+            _ => StoreFuture::ready(allowed(check)),
+        });
+        let limiter = Limiter::new(store).observer(TracingObserver::new());
+        let limiter = limiter.probe_interval(Duration::ZERO);
+        let api = policy("api", "1/1s");
+        let ask = async |how, times| {
+            fails.store(how, Ordering::SeqCst);
+            for _ in 0..times {
+                limiter.try_acquire([charge(&api)]).await;
+            }
+        };
+        ask(0, 100).await;
+        ask(1, 1_000).await;
+        ask(0, 10).await;
+        ask(2, 1).await;
+        ask(1, 10).await;
+        for _ in 0..1_000 {
+            ask(2, 1).await;
+            ask(1, 1).await;
+        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+        ask(2, 1).await;
+        ask(1, 10).await;
+    });
+    let told: Vec<(bool, &str)> = lines
+        .iter()
+        .map(|line| {
+            (
+                line.contains("timeout"),
+                line.rsplit_once("suppressed=").unwrap().1,
+            )
+        })
+        .collect();
+    let expected = [(true, "0"), (false, "0"), (false, "999"), (false, "1009")];
+    assert_eq!(told, expected, "{lines:?}");
+}
+
+#[tokio::test]
+async fn the_span_is_around_the_stores_work_and_nothing_else() {
+    struct Flag(Arc<AtomicU64>);
+    impl Observer for Flag {
+        fn asks(&self, _: &Asked<'_>) -> Option<Box<dyn Span>> {
+            Some(Box::new(Self(self.0.clone())))
+        }
+    }
+    impl Span for Flag {
+        fn enter(&mut self, poll: &mut dyn FnMut()) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            poll();
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    let flag = Arc::new(AtomicU64::new(0));
+    let seen = flag.clone();
+    let store = Scripted::new(move |check| {
+        let (answer, seen) = (allowed(check), seen.clone());
+        StoreFuture::pending(async move {
+            assert_eq!(seen.load(Ordering::SeqCst), 2);
+            tokio::task::yield_now().await;
+            assert_eq!(seen.load(Ordering::SeqCst), 2);
+            answer
+        })
+    });
+    let limiter = Limiter::new(store).observer((Flag(flag.clone()), Flag(flag.clone())));
+    limiter
+        .check([charge(&policy("api", "1/1s"))])
+        .await
+        .unwrap();
+    assert_eq!(flag.load(Ordering::SeqCst), 0);
+}

@@ -1,0 +1,268 @@
+//! The inner service that was ready is the one that is called, and only once it has been decided that it shall be.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use crate::common::scripted::{Scripted, allowed};
+use http::{Request, Response, StatusCode};
+use sluicegate::{Key, Policy, RateLimitLayer, Store, StoreFuture};
+use tokio::sync::{mpsc, oneshot};
+use tower::{Layer, Service, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit, service_fn};
+
+fn layer(store: impl Store) -> RateLimitLayer {
+    RateLimitLayer::new(store).limit(
+        Policy::parse("all", "10/1m").unwrap(),
+        Key::new("service", "all"),
+    )
+}
+
+fn request() -> Request<String> {
+    Request::new(String::new())
+}
+
+async fn hello(_: Request<String>) -> Result<Response<String>, Infallible> {
+    Ok(Response::new("hello".into()))
+}
+
+/// Panics when it is called without having been ready; clones are not ready.
+#[derive(Default)]
+struct Strict {
+    is_ready: bool,
+    polls: Arc<AtomicUsize>,
+    calls: Arc<AtomicUsize>,
+}
+
+impl Clone for Strict {
+    fn clone(&self) -> Self {
+        Self {
+            is_ready: false,
+            polls: self.polls.clone(),
+            calls: self.calls.clone(),
+        }
+    }
+}
+
+impl Service<Request<String>> for Strict {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<String>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.polls.fetch_add(1, Ordering::SeqCst);
+        self.is_ready = true;
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<String>) -> Self::Future {
+        assert!(self.is_ready, "called without having been ready");
+        self.is_ready = false;
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        ready(Ok(Response::new("hello".into())))
+    }
+}
+
+#[tokio::test]
+async fn the_service_that_was_ready_is_called() {
+    let inner = Strict::default();
+    let (polls, calls) = (inner.polls.clone(), inner.calls.clone());
+    let mut service = layer(Scripted::allowing()).layer(inner);
+    for n in 1..=3 {
+        service
+            .ready()
+            .await
+            .unwrap()
+            .call(request())
+            .await
+            .unwrap();
+        assert_eq!(
+            polls.load(Ordering::SeqCst),
+            n,
+            "polled once for each request"
+        );
+        assert_eq!(calls.load(Ordering::SeqCst), n);
+    }
+}
+
+#[tokio::test]
+async fn the_inner_service_is_not_called_when_refused() {
+    for store in [Scripted::refusing_for(1_000), Scripted::failing()] {
+        let inner = Strict::default();
+        let calls = inner.calls.clone();
+        let layer = layer(store).on_failure(sluicegate::FailurePolicy::Closed);
+        let response = layer.layer(inner).oneshot(request()).await.unwrap();
+        assert!(!response.status().is_success());
+        assert_eq!(calls.load(Ordering::SeqCst), 0);
+    }
+}
+
+#[tokio::test]
+async fn the_inner_service_is_not_called_before_the_decision() {
+    let (decide, decided) = oneshot::channel::<()>();
+    let decided = std::sync::Mutex::new(Some(decided));
+    let store = Scripted::new(move |check| {
+        let (check, decided) = (check.clone(), decided.lock().unwrap().take().unwrap());
+        StoreFuture::pending(async move {
+            decided.await.unwrap();
+            allowed(&check)
+        })
+    });
+    let inner = Strict::default();
+    let calls = inner.calls.clone();
+    let mut service = layer(store).layer(inner);
+
+    let mut response = Box::pin(service.ready().await.unwrap().call(request()));
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(response.as_mut().poll(&mut cx).is_pending());
+    assert_eq!(calls.load(Ordering::SeqCst), 0);
+
+    decide.send(()).unwrap();
+    assert_eq!(response.await.unwrap().status(), StatusCode::OK);
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_concurrency_limit_within_is_obeyed_and_its_permits_come_back() {
+    let (entered, mut enters) = mpsc::unbounded_channel();
+    let inner = ConcurrencyLimit::new(
+        service_fn(move |_: Request<String>| {
+            let (leave, left) = oneshot::channel::<()>();
+            entered.send(leave).unwrap();
+            async {
+                left.await.unwrap();
+                Ok::<_, Infallible>(Response::new(String::new()))
+            }
+        }),
+        1,
+    );
+    let mut service = layer(Scripted::allowing()).layer(inner);
+    let mut cx = Context::from_waker(Waker::noop());
+
+    let first = tokio::spawn(service.ready().await.unwrap().call(request()));
+    let leave = enters.recv().await.unwrap();
+    assert!(
+        service.poll_ready(&mut cx).is_pending(),
+        "its permit is taken"
+    );
+    leave.send(()).unwrap();
+    first.await.unwrap().unwrap();
+
+    let second = tokio::spawn(service.ready().await.unwrap().call(request()));
+    enters.recv().await.unwrap().send(()).unwrap();
+    assert_eq!(second.await.unwrap().unwrap().status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_refusal_frees_the_permit_of_the_service_that_was_ready() {
+    let inner = ConcurrencyLimit::new(service_fn(hello), 1);
+    let mut service = layer(Scripted::refusing_for(1_000)).layer(inner);
+    for _ in 0..3 {
+        let refused = service.ready().await.unwrap().call(request());
+        // Kept until the end of the round: the permit must be free before it is dropped.
+        let mut refused = Box::pin(refused);
+        let response = refused.as_mut().await.unwrap();
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(service.poll_ready(&mut cx).is_ready());
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_request_frees_the_permit_and_the_answer_that_it_waited_for() {
+    struct Held(Arc<()>);
+    let held = Arc::new(());
+    let in_store = held.clone();
+    let store = Scripted::new(move |_| {
+        let held = Held(in_store.clone());
+        StoreFuture::pending(async move {
+            std::future::pending::<()>().await;
+            drop(held.0);
+            unreachable!()
+        })
+    });
+    let inner = ConcurrencyLimit::new(service_fn(hello), 1);
+    let mut service = layer(store).layer(inner);
+    let mut cx = Context::from_waker(Waker::noop());
+
+    let mut response = Box::pin(service.ready().await.unwrap().call(request()));
+    assert!(response.as_mut().poll(&mut cx).is_pending());
+    assert_eq!(Arc::strong_count(&held), 3);
+    assert!(
+        service.poll_ready(&mut cx).is_pending(),
+        "its permit is taken"
+    );
+
+    drop(response);
+    assert_eq!(Arc::strong_count(&held), 2);
+    assert!(service.poll_ready(&mut cx).is_ready());
+}
+
+#[tokio::test]
+async fn a_buffer_within_is_served() {
+    let inner = Buffer::new(service_fn(hello), 1);
+    let mut service = layer(Scripted::allowing()).layer(inner);
+    for _ in 0..10 {
+        let response = service
+            .ready()
+            .await
+            .unwrap()
+            .call(request())
+            .await
+            .unwrap();
+        assert_eq!(response.into_body(), "hello");
+    }
+    let mut refusing = layer(Scripted::refusing_for(1)).layer(Buffer::new(service_fn(hello), 1));
+    for _ in 0..10 {
+        let response = refusing
+            .ready()
+            .await
+            .unwrap()
+            .call(request())
+            .await
+            .unwrap();
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+}
+
+#[tokio::test]
+async fn the_errors_of_the_inner_service_are_its_own() {
+    #[derive(Debug, PartialEq)]
+    struct Mine;
+
+    let inner = service_fn(async |_: Request<String>| Err::<Response<String>, _>(Mine));
+    let mut service = layer(Scripted::allowing()).layer(inner);
+    let answer: Result<Response<String>, Mine> =
+        service.ready().await.unwrap().call(request()).await;
+    assert_eq!(answer.unwrap_err(), Mine);
+}
+
+#[tokio::test]
+async fn an_inner_service_that_cannot_be_ready_says_so_itself() {
+    #[derive(Clone)]
+    struct Broken;
+
+    impl Service<Request<String>> for Broken {
+        type Response = Response<String>;
+        type Error = &'static str;
+        type Future = Ready<Result<Response<String>, &'static str>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), &'static str>> {
+            Poll::Ready(Err("broken"))
+        }
+
+        fn call(&mut self, _: Request<String>) -> Self::Future {
+            panic!("called without having been ready");
+        }
+    }
+
+    let store = Scripted::allowing();
+    let mut service = layer(store.clone()).layer(Broken);
+    assert_eq!(service.ready().await.err(), Some("broken"));
+    assert!(store.checks().is_empty());
+}

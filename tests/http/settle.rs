@@ -1,0 +1,566 @@
+//! What admitted requests finally cost: by their responses, or nothing where there is none.
+
+use std::{
+    convert::Infallible,
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::common::site::Site;
+use axum::{
+    Extension, Router,
+    http::{HeaderMap, Method, StatusCode, request::Parts, response},
+    routing::{get, post},
+};
+use futures::FutureExt;
+use http::{Request, Response};
+use sluicegate::{
+    Charge, Check, Decision, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer, Settlement,
+    Store, StoreError, StoreErrorKind, StoreFuture, Usage, middleware::ActualCost,
+};
+use tokio::{
+    io::AsyncWriteExt,
+    net::TcpStream,
+    sync::{Semaphore, mpsc},
+    time::Instant,
+};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+const OK: StatusCode = StatusCode::OK;
+const REFUSED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
+const WRONG: StatusCode = StatusCode::UNAUTHORIZED;
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn everybody() -> Key {
+    Key::new("service", "all")
+}
+
+/// A store in memory that counts its settlements, and makes of each what the test wants.
+struct Watched {
+    store: MemoryStore,
+    begun: AtomicUsize,
+    settle: Box<dyn Fn(StoreFuture<Usage>) -> StoreFuture<Usage> + Send + Sync>,
+}
+
+impl Watched {
+    fn new(
+        settle: impl Fn(StoreFuture<Usage>) -> StoreFuture<Usage> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            store: MemoryStore::new(),
+            begun: AtomicUsize::new(0),
+            settle: Box::new(settle),
+        })
+    }
+
+    fn begun(&self) -> usize {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// The units left of everybody's policy.
+    async fn left(self: &Arc<Self>, policy: &Policy) -> u64 {
+        let charge = Charge::new(policy, everybody(), 0);
+        let usage = Limiter::new(self.clone()).peek([charge]).await.unwrap();
+        usage.rules().next().unwrap().remaining()
+    }
+}
+
+impl Store for Watched {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.store.check(check)
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let (store, settlement) = (self.store.clone(), settlement.clone());
+        // Whoever does not wait for this answer has settled nothing.
+        (self.settle)(StoreFuture::pending(async move {
+            store.settle(&settlement).await
+        }))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.store.reset(policy, key)
+    }
+}
+
+impl std::fmt::Debug for Watched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watched")
+    }
+}
+
+fn left(headers: &HeaderMap) -> &str {
+    let field = headers["ratelimit"].to_str().unwrap();
+    field.split_once(";t=").map_or(field, |(left, _)| left)
+}
+
+// By the response
+
+/// Only failures count, and only under one of two policies.
+fn failures(response: &response::Parts, charge: &Charge) -> u64 {
+    match charge.policy().name() {
+        "failures" if response.status.is_success() => 0,
+        _ => charge.cost(),
+    }
+}
+
+async fn login(body: String) -> StatusCode {
+    if body == "sesame" { OK } else { WRONG }
+}
+
+#[tokio::test]
+async fn a_login_limit_counts_failures_and_is_never_used_up_by_good_logins() {
+    let limits = RateLimitLayer::new(MemoryStore::new())
+        .limit(policy("failures", "2/1d"), PeerIp)
+        .settle(failures);
+    let app = Router::new().route("/", post(login)).layer(limits);
+    let site = Site::start(app).await;
+    for (password, expected, left_) in [
+        ("sesame", OK, r#""failures";r=2"#),
+        ("sesame", OK, r#""failures";r=2"#),
+        ("sesame", OK, r#""failures";r=2"#),
+        ("guess", WRONG, r#""failures";r=1"#),
+        ("sesame", OK, r#""failures";r=1"#),
+        ("guess", WRONG, r#""failures";r=0"#),
+        ("sesame", REFUSED, r#""failures";r=0"#),
+        ("guess", REFUSED, r#""failures";r=0"#),
+    ] {
+        let (status, headers, _) = site.send(Method::POST, "/", &[], password).await;
+        assert_eq!((status, left(&headers)), (expected, left_), "{password}");
+    }
+}
+
+#[tokio::test]
+async fn of_several_policies_one_may_count_failures_and_the_others_everything() {
+    let limits = RateLimitLayer::new(MemoryStore::new())
+        .limit(policy("failures", "1/1d"), PeerIp)
+        .limit(policy("requests", "3/1d"), everybody())
+        .settle(failures);
+    let app = Router::new().route("/", post(login)).layer(limits);
+    let site = Site::start(app).await;
+    for expected in [OK, OK, OK, REFUSED] {
+        let (status, ..) = site.send(Method::POST, "/", &[], "sesame").await;
+        assert_eq!(status, expected);
+    }
+}
+
+#[tokio::test]
+async fn requests_under_way_count_until_they_are_answered() {
+    let doors = Arc::new(Semaphore::new(0));
+    let (arrived, mut arrivals) = mpsc::unbounded_channel();
+    let handler = {
+        let doors = doors.clone();
+        move || {
+            arrived.send(()).unwrap();
+            async move { doors.acquire().await.unwrap().forget() }
+        }
+    };
+    let limits = RateLimitLayer::new(MemoryStore::new())
+        .limit(policy("failures", "3/1d"), PeerIp)
+        .settle(failures);
+    let app = Router::new().route("/", get(handler)).layer(limits);
+    let site = Arc::new(Site::start(app).await);
+    let mut under_way = tokio::task::JoinSet::new();
+    for _ in 0..3 {
+        let site = site.clone();
+        under_way.spawn(async move { site.status("/").await });
+        arrivals.recv().await.unwrap();
+    }
+    assert_eq!(site.status("/").await, REFUSED);
+    doors.add_permits(4);
+    assert_eq!(under_way.join_all().await, [OK; 3]);
+    let (status, headers, _) = site.get("/", &[]).await;
+    assert_eq!((status, left(&headers)), (OK, r#""failures";r=3"#));
+}
+
+#[tokio::test]
+async fn what_has_not_changed_costs_nothing() {
+    let limits = RateLimitLayer::new(MemoryStore::new())
+        .limit(policy("pages", "1/1d"), PeerIp)
+        .settle(|response, charge| match response.status {
+            StatusCode::NOT_MODIFIED => 0,
+            _ => charge.cost(),
+        });
+    let page = async |headers: HeaderMap| match headers.contains_key("if-none-match") {
+        true => StatusCode::NOT_MODIFIED,
+        false => OK,
+    };
+    let app = Router::new().route("/", get(page)).layer(limits);
+    let site = Site::start(app).await;
+    let known = [("if-none-match", "\"1\"")];
+    assert_eq!(site.get("/", &known).await.0, StatusCode::NOT_MODIFIED);
+    assert_eq!(site.get("/", &known).await.0, StatusCode::NOT_MODIFIED);
+    assert_eq!(site.status("/").await, OK);
+    assert_eq!(site.get("/", &known).await.0, REFUSED);
+}
+
+#[tokio::test]
+async fn a_handler_says_what_its_answer_has_cost() {
+    let limits = RateLimitLayer::new(MemoryStore::new())
+        .limit(policy("bytes", "100/1d"), PeerIp)
+        .settle(ActualCost::or_charged);
+    let report = async |head: Parts| {
+        let body = "x".repeat(head.uri.query().unwrap().parse().unwrap());
+        (Extension(ActualCost(body.len() as u64)), body)
+    };
+    let app = Router::new()
+        .route("/report", get(report))
+        .route("/", get(async || "ok"))
+        .layer(limits);
+    let site = Site::start(app).await;
+    for (path, expected, left_) in [
+        ("/", OK, r#""bytes";r=99"#),
+        ("/report?60", OK, r#""bytes";r=39"#),
+        ("/report?0", OK, r#""bytes";r=39"#),
+        // What has been served is charged, even above the limit.
+        ("/report?70", OK, r#""bytes";r=0"#),
+        ("/", REFUSED, r#""bytes";r=0"#),
+    ] {
+        let (status, headers, _) = site.get(path, &[]).await;
+        assert_eq!((status, left(&headers)), (expected, left_), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_handler_may_settle_by_itself() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let limits = RateLimitLayer::new(limiter.clone())
+        .limit(policy("all", "9/1d"), everybody())
+        .settle(|_, _| 9);
+    let handler = async move |Extension(decision): Extension<Decision>| {
+        limiter.settle(decision.usage(), [2]).await.unwrap();
+    };
+    let app = Router::new().route("/", get(handler)).layer(limits);
+    let site = Site::start(app).await;
+    // The charge of the second request is not settled yet when its headers are made.
+    site.get("/", &[]).await;
+    let (_, headers, _) = site.get("/", &[]).await;
+    assert_eq!(left(&headers), r#""all";r=6"#);
+}
+
+// How long it takes, and what when it fails
+
+/// One request through a layer that settles to 0, and the units left afterwards in the header and in the store.
+async fn settled(store: &Arc<Watched>) -> (StatusCode, String, u64) {
+    let all = policy("all", "9/1d");
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(all.clone(), everybody())
+        .settle(|_, _| 0);
+    let service = layer.layer(service_fn(async |_: Request<String>| {
+        Ok::<_, Infallible>(Response::new(String::new()))
+    }));
+    let response = service.oneshot(Request::default()).await.unwrap();
+    let header = left(response.headers()).to_owned();
+    (response.status(), header, store.left(&all).await)
+}
+
+#[tokio::test]
+async fn a_settlement_that_fails_leaves_the_charge_and_the_response() {
+    let failed = || StoreError::new(StoreErrorKind::Unavailable, "told to fail");
+    let store = Watched::new(move |_| StoreFuture::ready(Err(failed())));
+    let (status, header, left) = settled(&store).await;
+    assert_eq!((status, header.as_str(), left), (OK, r#""all";r=8"#, 8));
+    assert_eq!(store.begun(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_waits_for_its_settlement_until_the_deadline() {
+    let store = Watched::new(|_| StoreFuture::pending(pending()));
+    let start = Instant::now();
+    let (status, header, left) = settled(&store).await;
+    assert_eq!(start.elapsed(), Duration::from_millis(100));
+    assert_eq!((status, header.as_str(), left), (OK, r#""all";r=8"#, 8));
+
+    let store = Watched::new(|answer| {
+        StoreFuture::pending(async {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            answer.await
+        })
+    });
+    let start = Instant::now();
+    let (_, header, left) = settled(&store).await;
+    assert_eq!(start.elapsed(), Duration::from_millis(30));
+    assert_eq!((header.as_str(), left), (r#""all";r=9"#, 9));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_shadows_charged_is_settled_within_the_same_deadline() {
+    let store = Watched::new(|answer| {
+        StoreFuture::pending(async {
+            tokio::time::sleep(Duration::from_millis(60)).await;
+            answer.await
+        })
+    });
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(policy("now", "9/1d"), everybody())
+        .limit(policy("soon", "5/1d").shadow(), everybody())
+        .settle(|_, _| 0);
+    let service = layer.layer(service_fn(async |_: Request<String>| {
+        Ok::<_, Infallible>(Response::new(String::new()))
+    }));
+    let start = Instant::now();
+    let response = service.oneshot(Request::default()).await.unwrap();
+    assert_eq!(start.elapsed(), Duration::from_millis(60));
+    assert_eq!(store.begun(), 2);
+    let field = response.headers()["ratelimit"].to_str().unwrap();
+    for left in [r#""now";r=9"#, r#""soon";r=5"#] {
+        assert!(field.contains(left), "{field}");
+    }
+}
+
+/// A server behind a layer that settles to 0, patiently.
+async fn settling(store: &Arc<Watched>, all: &Policy) -> Site {
+    let limits = RateLimitLayer::new(store.clone())
+        .limit(all.clone(), everybody())
+        .timeout(Duration::from_secs(60))
+        .settle(|_, _| 0);
+    let app = Router::new().route("/", get(async || "ok"));
+    Site::start(app.layer(limits)).await
+}
+
+#[tokio::test]
+async fn a_client_gets_its_response_and_keeps_its_charge_when_settling_fails() {
+    let failed = || StoreError::new(StoreErrorKind::Unavailable, "told to fail");
+    let (store, all) = (
+        Watched::new(move |_| StoreFuture::ready(Err(failed()))),
+        policy("all", "9/1d"),
+    );
+    let site = settling(&store, &all).await;
+    for (left_, expected) in [(r#""all";r=8"#, 8), (r#""all";r=7"#, 7)] {
+        let (status, headers, body) = site.get("/", &[]).await;
+        assert_eq!((status, body.as_str()), (OK, "ok"));
+        assert_eq!((left(&headers), store.left(&all).await), (left_, expected));
+    }
+    assert_eq!(store.begun(), 2);
+}
+
+/// A store that settles when the doors open, and says so.
+fn behind_doors() -> (Arc<Watched>, Arc<Semaphore>, mpsc::UnboundedReceiver<()>) {
+    let doors = Arc::new(Semaphore::new(0));
+    let (settled, settlements) = mpsc::unbounded_channel();
+    let store = Watched::new({
+        let doors = doors.clone();
+        move |answer| {
+            let (doors, settled) = (doors.clone(), settled.clone());
+            StoreFuture::pending(async move {
+                doors.acquire().await.unwrap().forget();
+                let usage = answer.await;
+                settled.send(()).unwrap();
+                usage
+            })
+        }
+    });
+    (store, doors, settlements)
+}
+
+/// The next settlement; in vain, not for ever.
+async fn next(settlements: &mut mpsc::UnboundedReceiver<()>) {
+    let next = tokio::time::timeout(Duration::from_secs(30), settlements.recv());
+    assert_eq!(next.await, Ok(Some(())), "nothing is settled");
+}
+
+#[tokio::test]
+async fn a_client_waits_for_its_settlement_and_is_told_what_is_left_after_it() {
+    let ((store, doors, mut settlements), all) = (behind_doors(), policy("all", "9/1d"));
+    let site = Arc::new(settling(&store, &all).await);
+    let asking = tokio::spawn({
+        let site = site.clone();
+        async move { site.get("/", &[]).await }
+    });
+    while store.begun() == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!asking.is_finished());
+    assert_eq!(store.left(&all).await, 8);
+    doors.add_permits(1);
+    let (status, headers, _) = asking.await.unwrap();
+    assert_eq!((status, left(&headers)), (OK, r#""all";r=9"#));
+    next(&mut settlements).await;
+    assert_eq!(store.left(&all).await, 9);
+}
+
+#[tokio::test]
+async fn a_settlement_is_carried_on_when_its_client_has_gone() {
+    let ((store, doors, mut settlements), all) = (behind_doors(), policy("all", "9/1d"));
+    let (gone, mut departures) = mpsc::unbounded_channel();
+    let limits = RateLimitLayer::new(store.clone())
+        .limit(all.clone(), everybody())
+        .timeout(Duration::from_secs(60))
+        .settle(|_, _| 0);
+    // Outside of the layer: the server drops both together.
+    let watch = axum::middleware::from_fn(move |request, next: axum::middleware::Next| {
+        let gone = gone.clone();
+        async move {
+            let _dropped = OnDrop(Box::new(move || gone.send(()).unwrap()));
+            next.run(request).await
+        }
+    });
+    let app = Router::new().route("/", get(async || "ok"));
+    let site = Site::start(app.layer(limits).layer(watch)).await;
+    let mut client = TcpStream::connect(site.address()).await.unwrap();
+    client
+        .write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        .await
+        .unwrap();
+    while store.begun() == 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(client);
+    assert_eq!(departures.recv().await, Some(()));
+    assert_eq!(store.left(&all).await, 8);
+    doors.add_permits(1);
+    next(&mut settlements).await;
+    assert_eq!(store.left(&all).await, 9);
+}
+
+#[tokio::test]
+async fn the_store_is_asked_only_when_the_cost_differs() {
+    let store = Watched::new(|answer| answer);
+    let limits = RateLimitLayer::new(store.clone())
+        .limit(policy("failures", "1/1d"), PeerIp)
+        .settle(failures);
+    let site = Site::start(Router::new().route("/", post(login)).layer(limits)).await;
+    for (password, expected, settlements) in [
+        ("sesame", OK, 1),
+        ("guess", WRONG, 1),
+        ("guess", REFUSED, 1),
+    ] {
+        let (status, ..) = site.send(Method::POST, "/", &[], password).await;
+        assert_eq!((status, store.begun()), (expected, settlements));
+    }
+}
+
+// No response
+
+/// Sends a request to a handler that never answers, and goes away once it has arrived. Answers the units left of nine.
+async fn leave(layer: impl FnOnce(RateLimitLayer) -> RateLimitLayer) -> u64 {
+    let store = Watched::new(|answer| answer);
+    let (all, (arrived, mut arrivals)) = (policy("all", "9/1d"), mpsc::unbounded_channel());
+    let limits = RateLimitLayer::new(store.clone()).limit(all.clone(), everybody());
+    let handler = move || {
+        let gone = arrived.clone();
+        arrived.send("here").unwrap();
+        let dropped = OnDrop(Box::new(move || gone.send("gone").unwrap()));
+        async move {
+            let _dropped = dropped;
+            pending::<()>().await;
+        }
+    };
+    let app = Router::new().route("/", get(handler)).layer(layer(limits));
+    let site = Site::start(app).await;
+    let mut client = TcpStream::connect(site.address()).await.unwrap();
+    client
+        .write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        .await
+        .unwrap();
+    assert_eq!(arrivals.recv().await, Some("here"));
+    assert_eq!(store.left(&all).await, 8);
+    drop(client);
+    assert_eq!(arrivals.recv().await, Some("gone"));
+    // The settlement was given to the runtime before this task was woken.
+    tokio::task::yield_now().await;
+    store.left(&all).await
+}
+
+struct OnDrop(Box<dyn Fn() + Send>);
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        self.0();
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_gets_back_what_it_was_charged() {
+    assert_eq!(leave(RateLimitLayer::refund_unanswered).await, 9);
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_keeps_its_charge_unless_told_otherwise() {
+    assert_eq!(leave(|layer| layer).await, 8);
+    assert_eq!(leave(|layer| layer.settle(|_, _| 0)).await, 8);
+}
+
+#[tokio::test]
+async fn a_service_that_fails_without_a_response_is_as_one_that_nobody_waited_for() {
+    for (refund, expected) in [(false, 8), (true, 9)] {
+        let (store, all) = (Watched::new(|answer| answer), policy("all", "9/1d"));
+        let mut layer = RateLimitLayer::new(store.clone()).limit(all.clone(), everybody());
+        if refund {
+            layer = layer.refund_unanswered();
+        }
+        let service = layer.layer(service_fn(async |_: Request<String>| {
+            Err::<Response<String>, _>("down")
+        }));
+        let error = service.oneshot(Request::default()).await.unwrap_err();
+        assert_eq!(error, "down");
+        tokio::task::yield_now().await;
+        assert_eq!(store.left(&all).await, expected, "{refund}");
+    }
+}
+
+#[tokio::test]
+async fn a_settlement_that_nobody_waits_for_is_carried_on() {
+    let ((store, doors, mut settlements), all) = (behind_doors(), policy("all", "9/1d"));
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(all.clone(), everybody())
+        .settle(|_, _| 0);
+    let mut service = layer.layer(service_fn(async |_: Request<String>| {
+        Ok::<_, Infallible>(Response::new(String::new()))
+    }));
+    let mut response = Box::pin(service.ready().await.unwrap().call(Request::default()));
+    assert!(futures::poll!(&mut response).is_pending());
+    assert_eq!(store.begun(), 1);
+    drop(response);
+    doors.add_permits(1);
+    next(&mut settlements).await;
+    assert_eq!(store.left(&all).await, 9);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_goes_on_in_the_background_is_bounded() {
+    let store = Watched::new(|_| StoreFuture::pending(pending()));
+    let limiter = Limiter::new(store.clone()).probe_interval(Duration::ZERO);
+    let layer = RateLimitLayer::new(limiter)
+        .limit(policy("all", "9999/1d"), everybody())
+        .refund_unanswered();
+    let mut service = layer.layer(service_fn(async |_: Request<String>| {
+        pending::<Result<Response<String>, Infallible>>().await
+    }));
+    let leave = async |service: &mut _, times: usize| {
+        for _ in 0..times {
+            let service: &mut sluicegate::middleware::RateLimit<_> = service;
+            let mut response = Box::pin(service.call(Request::<String>::default()));
+            assert!(futures::poll!(&mut response).is_pending());
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    };
+    leave(&mut service, 1_500).await;
+    assert_eq!(store.begun(), 1_024);
+    // Those have been given up, and there is room again.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    leave(&mut service, 10).await;
+    assert_eq!(store.begun(), 1_034);
+}
+
+#[test]
+fn without_a_runtime_the_charge_stays_and_nothing_panics() {
+    let store = Watched::new(|answer| answer);
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(policy("all", "9/1d"), everybody())
+        .refund_unanswered();
+    let mut service = layer.layer(service_fn(async |_: Request<String>| {
+        pending::<Result<Response<String>, Infallible>>().await
+    }));
+    let response = service.call(Request::<String>::default());
+    assert!(response.now_or_never().is_none());
+    assert_eq!(store.begun(), 0);
+}

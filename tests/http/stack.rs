@@ -1,0 +1,270 @@
+//! The layer in stacks of tower's and tower-http's, inside of the others and outside of them.
+
+use std::{
+    convert::Infallible,
+    fmt::Debug,
+    future::{pending, ready},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::common::scripted::Scripted;
+use futures::FutureExt;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use hyper::body::{Body, Bytes};
+use sluicegate::{
+    FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    middleware::{EmptyBody, MakeRejection, Rejection},
+};
+use tokio::time::Instant;
+use tower::{
+    BoxError, Layer, Service, ServiceBuilder, ServiceExt,
+    buffer::BufferLayer,
+    limit::ConcurrencyLimitLayer,
+    load_shed::{LoadShedLayer, error::Overloaded},
+    service_fn,
+    timeout::{TimeoutLayer, error::Elapsed},
+};
+use tower_http::{compression::CompressionLayer, cors::CorsLayer, trace::TraceLayer};
+
+/// Twice a day, in a body type that can be made from a `String`.
+fn twice() -> RateLimitLayer {
+    RateLimitLayer::new(MemoryStore::new()).limit(
+        Policy::parse("all", "2/1d").unwrap(),
+        Key::new("service", "all"),
+    )
+}
+
+fn waiting(store: Arc<Scripted>) -> RateLimitLayer {
+    RateLimitLayer::new(Limiter::new(store).timeout(Duration::from_secs(60))).limit(
+        Policy::parse("all", "2/1d").unwrap(),
+        Key::new("service", "all"),
+    )
+}
+
+async fn hello(_: Request<String>) -> Result<Response<Full<Bytes>>, Infallible> {
+    Ok(Response::new(Full::from("hello ".repeat(100))))
+}
+
+fn request() -> Request<String> {
+    let request = Request::get("/").header("accept-encoding", "gzip");
+    request
+        .header("origin", "https://app.example.com")
+        .body(String::new())
+        .unwrap()
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Two requests are served and the third is refused; answers the headers of the first and of the refusal.
+async fn limits<S, B>(service: S) -> [HeaderMap; 2]
+where
+    S: Service<Request<String>, Response = Response<B>, Error: Debug> + Clone,
+    B: Body<Error: Debug>,
+{
+    let mut answers = Vec::new();
+    for expected in [200, 200, 429] {
+        let response = service.clone().oneshot(request()).await.unwrap();
+        assert_eq!(response.status(), expected);
+        let (head, body) = response.into_parts();
+        assert!(!body.collect().await.unwrap().to_bytes().is_empty());
+        assert!(head.headers.contains_key("ratelimit"));
+        answers.push(head.headers);
+    }
+    assert!(answers[2].contains_key("retry-after"));
+    let refused = answers.remove(2);
+    [answers.remove(0), refused]
+}
+
+/// Limits with a layer outside, and with it inside; the headers of a served and of a refused response of each.
+macro_rules! on_either_side {
+    ($layer:expr, $inner:expr) => {{
+        let outside = ServiceBuilder::new().layer($layer).layer(twice());
+        let inside = ServiceBuilder::new().layer(twice()).layer($layer);
+        [
+            limits(outside.service($inner)).await,
+            limits(inside.service($inner)).await,
+        ]
+    }};
+}
+
+#[tokio::test]
+async fn layers_of_tower_stand_outside_or_inside() {
+    let inner = || service_fn(hello);
+    let timeout = || TimeoutLayer::new(SECOND);
+    let concurrency = || ConcurrencyLimitLayer::new(1);
+    let shed = LoadShedLayer::new;
+    let buffer = || BufferLayer::new(4);
+    on_either_side!(timeout(), inner());
+    on_either_side!(concurrency(), inner());
+    on_either_side!(shed(), inner());
+    on_either_side!(buffer(), inner());
+}
+
+#[tokio::test]
+async fn layers_of_tower_http_stand_outside_or_inside() {
+    let inner = || service_fn(hello);
+    let cors = CorsLayer::permissive;
+    let [[served, refused], inside] = on_either_side!(cors(), inner());
+    assert!(served.contains_key("access-control-allow-origin"));
+    assert!(refused.contains_key("access-control-allow-origin"));
+    let [served, refused] = inside;
+    assert!(served.contains_key("access-control-allow-origin"));
+    assert!(!refused.contains_key("access-control-allow-origin"));
+
+    let gzip = CompressionLayer::new;
+    let [served, refused] = limits(
+        ServiceBuilder::new()
+            .layer(gzip())
+            .layer(twice())
+            .service(inner()),
+    )
+    .await;
+    assert_eq!(served["content-encoding"], "gzip");
+    assert_eq!(refused["content-encoding"], "gzip");
+    let trace = TraceLayer::new_for_http;
+    limits(
+        ServiceBuilder::new()
+            .layer(trace())
+            .layer(twice())
+            .service(inner()),
+    )
+    .await;
+}
+
+fn boxed<B>(response: Response<B>) -> Response<UnsyncBoxBody<Bytes, BoxError>>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    response.map(|body| body.map_err(Into::into).boxed_unsync())
+}
+
+#[tokio::test]
+async fn within_it_a_body_must_be_one_that_can_be_made() {
+    // What compression and tracing make of a body can be made from nothing, or from a closure's body, mapped as theirs is.
+    let make = |rejection: &Rejection, _: &http::request::Parts| {
+        let mut response = Response::new(Full::from("too many").map_err(Into::into).boxed_unsync());
+        *response.status_mut() = rejection.status();
+        response
+    };
+    let compressed = ServiceBuilder::new()
+        .layer(twice().rejection(make))
+        .map_response(boxed)
+        .layer(CompressionLayer::new())
+        .service_fn(hello);
+    let [served, refused] = limits(compressed).await;
+    assert_eq!(served["content-encoding"], "gzip");
+    assert!(!refused.contains_key("content-encoding"));
+
+    let traced = ServiceBuilder::new()
+        .layer(twice().rejection(make))
+        .map_response(boxed)
+        .layer(TraceLayer::new_for_http())
+        .service_fn(hello);
+    limits(traced).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_outside_covers_the_decision_and_one_inside_does_not() {
+    let silent = || waiting(Scripted::silent()).on_failure(FailurePolicy::Closed);
+    let outside = ServiceBuilder::new()
+        .layer(TimeoutLayer::new(SECOND))
+        .layer(silent())
+        .service_fn(hello);
+    let start = Instant::now();
+    let error = outside.oneshot(request()).await.unwrap_err();
+    assert!(error.is::<Elapsed>());
+    assert_eq!(start.elapsed(), SECOND);
+
+    let inside = ServiceBuilder::new()
+        .layer(silent())
+        .layer(TimeoutLayer::new(SECOND))
+        .service_fn(hello);
+    let start = Instant::now();
+    let response = inside.oneshot(request()).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(start.elapsed(), 60 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_of_a_timeout_inside_reaches_the_caller() {
+    let slow = ServiceBuilder::new()
+        .layer(twice())
+        .layer(TimeoutLayer::new(SECOND))
+        .service_fn(async |_: Request<String>| {
+            pending::<Result<Response<String>, Infallible>>().await
+        });
+    let error: BoxError = slow.oneshot(request()).await.unwrap_err();
+    assert!(error.is::<Elapsed>());
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_the_store_counts_in_a_limit_of_concurrency_on_either_side() {
+    let outside = ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(ConcurrencyLimitLayer::new(1))
+        .layer(waiting(Scripted::silent()))
+        .service_fn(hello);
+    let inside = ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(waiting(Scripted::silent()))
+        .layer(ConcurrencyLimitLayer::new(1))
+        .service_fn(hello);
+    sheds(outside).await;
+    sheds(inside).await;
+}
+
+async fn sheds<S>(mut service: S)
+where
+    S: Service<Request<String>, Response = Response<Full<Bytes>>, Error = BoxError> + Clone,
+{
+    let waiting = service.ready().await.unwrap().call(request());
+    let mut waiting = Box::pin(waiting);
+    assert!(waiting.as_mut().now_or_never().is_none());
+    let error = service.clone().oneshot(request()).await.unwrap_err();
+    assert!(error.is::<Overloaded>());
+}
+
+#[tokio::test]
+async fn a_shed_request_is_not_charged_when_shedding_is_outside() {
+    let store = Scripted::allowing();
+    let limited = RateLimitLayer::new(store.clone()).limit(
+        Policy::parse("all", "2/1d").unwrap(),
+        Key::new("service", "all"),
+    );
+    let mut service = ServiceBuilder::new()
+        .layer(LoadShedLayer::new())
+        .layer(ConcurrencyLimitLayer::new(1))
+        .layer(limited)
+        .service_fn(async |_: Request<String>| {
+            pending::<Result<Response<String>, Infallible>>().await
+        });
+    let _served = service.ready().await.unwrap().call(request());
+    let error = service.oneshot(request()).await.unwrap_err();
+    assert!(error.is::<Overloaded>());
+    assert_eq!(store.checks().len(), 1);
+}
+
+#[tokio::test]
+async fn a_layer_takes_any_service_of_any_body() {
+    async fn refused<B, R: MakeRejection<B>>(layer: RateLimitLayer<R>, body: fn() -> B) -> B {
+        let inner = service_fn(move |()| ready(Ok::<_, Infallible>(Response::new(body()))));
+        let service = layer.layer(inner.map_request(|_: Request<()>| ()));
+        service.oneshot(Request::new(())).await.unwrap().into_body()
+    }
+    let never = || {
+        RateLimitLayer::new(MemoryStore::new()).limit(
+            Policy::parse("none", "0/1d").unwrap(),
+            Key::new("service", "all"),
+        )
+    };
+    assert!(!refused(never(), String::new).await.is_empty());
+    assert!(!refused(never(), Vec::<u8>::new).await.is_empty());
+    assert!(!refused(never(), Bytes::new).await.is_empty());
+    assert!(
+        refused(never().rejection(EmptyBody), Option::<u8>::default)
+            .await
+            .is_none()
+    );
+}

@@ -1,0 +1,80 @@
+//! The rights that the documentation names are enough, and none of them can be left out.
+
+mod least_rights {
+    crate::contract!(crate::common::served::Served::start_with_least_rights);
+}
+
+use crate::common::{
+    redis::Server,
+    served::{LEAST_RIGHTS, limited},
+};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, StoreErrorKind};
+
+/// Everything that a limiter asks a store to do, on a server that has not seen the script.
+async fn everything(store: &RedisStore) -> Result<(), StoreError> {
+    let policy = Policy::parse("api", "10/1d").unwrap();
+    let alice = Key::new("user", "alice");
+    let limiter = Limiter::new(store.clone());
+    let charge = || [Charge::new(&policy, alice.clone(), 1)];
+    let decision = limiter.check(charge()).await?;
+    limiter.settle(decision.usage(), [2]).await?;
+    limiter.check(charge()).await?;
+    limiter.reset(&policy, &alice).await
+}
+
+#[tokio::test]
+async fn without_any_one_of_them_something_fails_and_says_so() {
+    for missing in LEAST_RIGHTS {
+        let server = Server::start();
+        let rights: Vec<_> = LEAST_RIGHTS
+            .into_iter()
+            .filter(|&it| it != missing)
+            .collect();
+        let store = RedisStore::connect(limited(&server, &rights))
+            .await
+            .unwrap();
+        let error = everything(&store).await.expect_err(missing);
+        assert_eq!(
+            error.kind(),
+            StoreErrorKind::AccessDenied,
+            "{missing}: {error}"
+        );
+        assert_eq!(
+            error.to_string(),
+            "the Redis user lacks rights that this store needs",
+            "{missing}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn with_all_of_them_everything_works() {
+    let server = Server::start();
+    let store = RedisStore::connect(limited(&server, &LEAST_RIGHTS))
+        .await
+        .unwrap();
+    everything(&store).await.unwrap();
+}
+
+#[test]
+fn the_documentation_names_these() {
+    let page = include_str!("../../src/store/redis/mod.rs");
+    assert!(page.contains(&format!(">PASSWORD {}\n", LEAST_RIGHTS.join(" "))));
+}
+
+#[cfg(feature = "sentinel")]
+#[tokio::test]
+async fn where_a_sentinel_names_the_server_one_more_is_needed() {
+    use crate::common::sentinel::{NAME, Parrot};
+
+    let server = Server::start();
+    let parrot = Parrot::start(server.address());
+    let primary = format!("redis://limiter:sesame@{NAME}");
+    limited(&server, &LEAST_RIGHTS);
+    let error = RedisStore::sentinel([parrot.url()], primary.as_str()).await;
+    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::AccessDenied);
+
+    limited(&server, &[&LEAST_RIGHTS[..], &["+role"]].concat());
+    let store = RedisStore::sentinel([parrot.url()], primary).await.unwrap();
+    everything(&store).await.unwrap();
+}

@@ -1,0 +1,752 @@
+//! Proves that a `RedisStore` over a cluster keeps the contract, and what becomes of it on a cluster's bad days.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::Display,
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use crate::common::{
+    cluster::{Cluster, wait},
+    example::Example,
+    history::{START_MS, agree, steady},
+    redis::Server,
+    served::{LEAST_RIGHTS, limited},
+};
+use proptest::{
+    strategy::{Strategy, ValueTree},
+    test_runner::TestRunner,
+};
+use sluicegate::{
+    Charge, Check, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreErrorKind,
+    test_util::TestClock,
+};
+use tokio::task::JoinHandle;
+
+/// More than a busy machine needs for a decision, and less than a client needs that waits for a mute node.
+const TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What a busy machine may add to a timeout.
+const SCHEDULING: Duration = Duration::from_millis(500);
+
+/// From a promotion to normal decisions.
+const HEALED: Duration = Duration::from_secs(1);
+
+/// For clusters in which nobody is to be failed over, however busy the machine.
+const NEVER: Duration = Duration::from_secs(60);
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn user(name: impl Display) -> Key {
+    Key::new("user", format!("{name}"))
+}
+
+fn charge(policy: &Policy, name: impl Display) -> Charge {
+    Charge::new(policy, user(name), 1)
+}
+
+/// The first users whose home is this primary.
+fn users_at(cluster: &Cluster, primary: usize, count: usize) -> Vec<String> {
+    let users = (0..).map(|user| user.to_string());
+    let at_home = users.filter(|user| cluster.home(&format!("user={user}")) == primary);
+    at_home.take(count).collect()
+}
+
+async fn left(limiter: &Limiter, policy: &Policy, name: impl Display) -> u64 {
+    let usage = limiter.peek([charge(policy, name)]).await.unwrap();
+    usage.rules().next().unwrap().remaining()
+}
+
+/// A store that has counted nothing yet.
+async fn store(cluster: &Cluster) -> RedisStore {
+    static STORES: AtomicU32 = AtomicU32::new(0);
+    let store = RedisStore::cluster(cluster.urls()).await.unwrap();
+    let number = STORES.fetch_add(1, Ordering::Relaxed);
+    store.prefix(&format!("store-{number}"))
+}
+
+/// Asks the store each time, however often it has failed: this is what these tests are about.
+async fn limiter(cluster: &Cluster) -> Limiter {
+    Limiter::new(store(cluster).await).probe_interval(Duration::ZERO)
+}
+
+async fn patient(cluster: &Cluster) -> Limiter {
+    limiter(cluster).await.timeout(NEVER)
+}
+
+/// The cluster of all tests that leave it in peace and run now; each has a prefix or users of its own.
+fn shared() -> Arc<Cluster> {
+    static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.upgrade().unwrap_or_else(|| {
+        let cluster = Arc::new(Cluster::start(NEVER));
+        *shared = Arc::downgrade(&cluster);
+        cluster
+    })
+}
+
+mod contract {
+    use std::sync::Arc;
+
+    use sluicegate::test_util::TestClock;
+
+    use super::shared;
+    use crate::common::{cluster::Cluster, served::Served};
+
+    crate::contract!(apart fresh);
+
+    /// A store that has counted nothing yet, and its clock.
+    async fn fresh() -> (Served<Arc<Cluster>>, TestClock) {
+        let cluster = shared();
+        let clock = TestClock::new(0);
+        let store = super::store(&cluster).await.clock(clock.clone());
+        (Served::by(cluster, store), clock)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn each_of_many_users_is_admitted_exactly_as_often_as_the_limit_says() {
+    let cluster = shared();
+    let (limiter, five) = (patient(&cluster).await, policy("each", "5/1h"));
+    let tasks = (0..8).map(|_| {
+        let (limiter, five) = (limiter.clone(), five.clone());
+        tokio::spawn(async move {
+            let mut admitted = Vec::new();
+            for name in 0..200 {
+                let decision = limiter.check([charge(&five, name)]).await.unwrap();
+                admitted.push(u32::from(decision.is_allowed()));
+            }
+            admitted
+        })
+    });
+    let mut sums = vec![0; 200];
+    for task in tasks.collect::<Vec<_>>() {
+        let admitted = task.await.unwrap();
+        sums.iter_mut()
+            .zip(admitted)
+            .for_each(|(sum, it)| *sum += it);
+    }
+    assert_eq!(sums, [5; 200]);
+    let homes = |name: &u32| cluster.home(&format!("user={name}"));
+    assert_eq!(
+        (0..200)
+            .map(|name| homes(&name))
+            .collect::<HashSet<_>>()
+            .len(),
+        3
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_refused_in_one_slot_is_left_charged_in_none() {
+    let cluster = shared();
+    let (limiter, twelve) = (patient(&cluster).await, policy("twelve", "12/1h"));
+    let tasks = (0..8).map(|task| {
+        let (limiter, twelve) = (limiter.clone(), twelve.clone());
+        tokio::spawn(async move {
+            let mut admitted = [0; 10];
+            for round in 0..40 {
+                let names = [task, task + round, task + round * 3 + 1].map(|name| name % 10);
+                let charges = names.map(|name| charge(&twelve, name));
+                let decision = limiter.check(charges).await.unwrap();
+                if decision.is_allowed() {
+                    names.iter().for_each(|name| admitted[*name] += 1);
+                }
+            }
+            admitted
+        })
+    });
+    let mut sums = [0; 10];
+    for task in tasks.collect::<Vec<_>>() {
+        let admitted = task.await.unwrap();
+        sums.iter_mut()
+            .zip(admitted)
+            .for_each(|(sum, it)| *sum += it);
+    }
+    assert!(sums.iter().sum::<u64>() > 60, "{sums:?}");
+    for (name, admitted) in sums.into_iter().enumerate() {
+        assert_eq!(
+            left(&limiter, &twelve, name).await,
+            12 - admitted,
+            "{name}: {sums:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_tells_what_is_left_after_all_was_given_back() {
+    let cluster = shared();
+    let limiter = patient(&cluster).await;
+    let (wide, narrow, none) = (
+        policy("wide", "9/1h"),
+        policy("narrow", "1/1h"),
+        policy("none", "0/1h"),
+    );
+    assert!(
+        limiter
+            .check([charge(&narrow, 1)])
+            .await
+            .unwrap()
+            .is_allowed()
+    );
+    let charges = (0..4).flat_map(|name| [charge(&wide, name), charge(&narrow, name)]);
+    let Decision::Denied(denial) = limiter.check(charges).await.unwrap() else {
+        panic!("it was allowed");
+    };
+    assert_eq!(
+        (denial.policy(), denial.rule().rule()),
+        (&narrow, narrow.rules()[0])
+    );
+    let left = denial.usage().rules().map(|rule| rule.remaining());
+    assert_eq!(left.collect::<Vec<_>>(), [9, 1, 9, 0, 9, 1, 9, 1]);
+    assert!(
+        denial
+            .usage()
+            .rules()
+            .step_by(2)
+            .all(|rule| rule.reset_after().is_zero())
+    );
+    let charges = [charge(&narrow, 1), charge(&none, 2), charge(&wide, 3)];
+    let Decision::Denied(denial) = limiter.check(charges).await.unwrap() else {
+        panic!("it was allowed");
+    };
+    assert_eq!(
+        (denial.policy(), denial.retry_after()),
+        (&none, None),
+        "never beats any time"
+    );
+}
+
+#[tokio::test]
+async fn several_checks_in_one_call_are_each_decided() {
+    let cluster = shared();
+    let store = store(&cluster).await;
+    let (two, one) = (policy("two", "2/1h"), policy("one", "1/1h"));
+    let mut checks: Vec<Check> = (0..30)
+        .map(|name| Check::new([charge(&two, name % 10)]).unwrap())
+        .collect();
+    checks.push(Check::new([]).unwrap());
+    checks.push(Check::new((0..10).map(|name| charge(&one, name))).unwrap());
+    let decisions = store.check_batch(checks).await.unwrap();
+    let allowed: Vec<bool> = decisions.iter().map(Decision::is_allowed).collect();
+    assert_eq!(allowed[..20], [true; 20]);
+    assert_eq!(allowed[20..30], [false; 10]);
+    assert_eq!(allowed[30..], [true; 2]);
+    assert_eq!(decisions[31].usage().policies().count(), 10);
+}
+
+/// Sequential histories with checks of many slots, settlements and clocks that step back.
+#[test]
+fn a_cluster_agrees_with_the_memory_store_whatever_happens() {
+    let cluster = shared();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let mut random = TestRunner::deterministic();
+    for _ in 0..40 {
+        // By a clock that never steps back: what a refused check charges for a moment lets released steps be forgotten, and
+        // only such a clock could see them again.
+        let history = steady().new_tree(&mut random).unwrap().current();
+        runtime.block_on(async {
+            let clock = TestClock::new(START_MS);
+            let store = store(&cluster).await.clock(clock.clone());
+            let memory = MemoryStore::new().clock(clock.clone());
+            agree(&store, &memory, &clock, &history).await;
+        });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_who_leaves_leaves_nothing_half_done() {
+    let cluster = shared();
+    let store = store(&cluster).await;
+    let limiter = Limiter::new(store.clone()).timeout(NEVER);
+    let (much, none) = (policy("much", "10000/1h"), policy("none", "0/1h"));
+    let users: Vec<String> = (0..3)
+        .map(|at| users_at(&cluster, at, 1).remove(0))
+        .collect();
+    let fits = Check::new(users.iter().map(|name| charge(&much, name))).unwrap();
+    let refused = users[..2]
+        .iter()
+        .map(|name| charge(&much, format!("{name}-refused")));
+    let refused = Check::new(refused.chain([charge(&none, &users[2])])).unwrap();
+    for patience in 0..200 {
+        let patience = Duration::from_micros(patience * 20);
+        let _ = tokio::time::timeout(patience, store.check(&fits)).await;
+        let _ = tokio::time::timeout(patience, store.check(&refused)).await;
+    }
+    let start = Instant::now();
+    loop {
+        let mut all = Vec::new();
+        for name in &users {
+            all.push(left(&limiter, &much, name).await);
+        }
+        for name in &users[..2] {
+            all.push(10_000 - left(&limiter, &much, format!("{name}-refused")).await);
+        }
+        if all[..3] == [all[0]; 3] && all[3..] == [0, 0] {
+            assert!(all[0] < 10_000, "none was charged");
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{all:?}");
+    }
+}
+
+/// What users of one home went through.
+#[derive(Clone, Debug, Default)]
+struct Story {
+    admitted: HashMap<String, u64>,
+    errors: Vec<StoreErrorKind>,
+    slowest: Duration,
+}
+
+/// Requests that keep coming, one after another for each user.
+struct Load {
+    stop: Arc<AtomicBool>,
+    tasks: Vec<(String, JoinHandle<Story>)>,
+}
+
+impl Load {
+    fn start<const N: usize>(limiter: &Limiter, policies: [&Policy; N], users: &[String]) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let tasks = users.iter().map(|name| {
+            let charges = policies.map(|policy| charge(policy, name));
+            let story = story(
+                limiter.clone(),
+                charges.to_vec(),
+                name.clone(),
+                Arc::clone(&stop),
+            );
+            (name.clone(), tokio::spawn(story))
+        });
+        Self {
+            tasks: tasks.collect(),
+            stop,
+        }
+    }
+
+    /// What happened in the end. Nothing panicked, and nothing waited longer than it may.
+    async fn end(self) -> Story {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut all = Story::default();
+        for (_, task) in self.tasks {
+            let story = task.await.unwrap();
+            all.admitted.extend(story.admitted);
+            all.errors.extend(story.errors);
+            all.slowest = all.slowest.max(story.slowest);
+        }
+        assert!(all.slowest < TIMEOUT + SCHEDULING, "{:?}", all.slowest);
+        all
+    }
+}
+
+async fn story(
+    limiter: Limiter,
+    charges: Vec<Charge>,
+    name: String,
+    stop: Arc<AtomicBool>,
+) -> Story {
+    let mut story = Story::default();
+    let mut admitted = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let start = Instant::now();
+        let result = limiter.check(charges.clone()).await;
+        story.slowest = story.slowest.max(start.elapsed());
+        match result {
+            Ok(decision) => admitted += u64::from(decision.is_allowed()),
+            Err(error) => story.errors.push(error.kind()),
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    story.admitted.insert(name, admitted);
+    story
+}
+
+fn are_of(story: &Story, kinds: &[StoreErrorKind]) -> bool {
+    story.errors.iter().all(|kind| kinds.contains(kind))
+}
+
+/// Waits until each of these users gets a decision again. Answers how long that took.
+async fn healing(limiter: &Limiter, policy: &Policy, users: &[String]) -> Duration {
+    let start = Instant::now();
+    for name in users {
+        while limiter.peek([charge(policy, name)]).await.is_err() {
+            assert!(
+                start.elapsed() < Duration::from_secs(30),
+                "{name} is not heard"
+            );
+        }
+    }
+    start.elapsed()
+}
+
+async fn until_all_are_admitted_again(load: &Limiter, policy: &Policy, users: &[String]) {
+    let took = healing(load, policy, users).await;
+    println!("normal decisions after {took:?}");
+    assert!(took < HEALED, "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_that_is_moved_under_load_loses_no_count() {
+    let cluster = Cluster::start(NEVER);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
+    let (first, second) = (policy("first", "300/1h"), policy("second", "1000000/1h"));
+    let names = users_at(&cluster, 0, 2);
+    let others: Vec<String> = (1..3).flat_map(|at| users_at(&cluster, at, 2)).collect();
+    let slot = cluster.slot(&format!("user={}", names[0]));
+    // One user with one key, who is never told to try again, and one with two.
+    let one = Load::start(&limiter, [&first], &names[..1]);
+    let two = Load::start(&limiter, [&policy("third", "300/1h"), &second], &names[..1]);
+    let others = Load::start(&limiter, [&first], &others);
+    // While the slot moves, who has two keys may not be decidable.
+    let start = Instant::now();
+    while left(&limiter, &second, &names[0]).await == 1_000_000 {
+        assert!(start.elapsed() < Duration::from_secs(30), "nothing counts");
+    }
+    for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+        cluster.begin_move(slot, from, to);
+        for _ in 0..2 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            cluster.move_a_key(slot, from, to);
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        cluster.end_move(slot, from, to);
+    }
+    let (one, two, others) = (one.end().await, two.end().await, others.end().await);
+    println!("{:?} {:?}", one.errors, two.errors);
+    assert_eq!((&one.errors, &others.errors), (&vec![], &vec![]));
+    assert!(are_of(
+        &two,
+        &[StoreErrorKind::Unavailable, StoreErrorKind::Timeout]
+    ));
+    assert_eq!(
+        300 - left(&limiter, &first, &names[0]).await,
+        one.admitted[&names[0]]
+    );
+    let counted = 1_000_000 - left(&limiter, &second, &names[0]).await;
+    assert!(two.admitted[&names[0]] > 0 && two.admitted[&names[0]] <= 300);
+    assert!(counted >= two.admitted[&names[0]], "{counted}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_is_killed_under_load_is_followed_by_its_replica() {
+    let mut cluster = Cluster::start(Duration::from_millis(500));
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
+    let much = policy("much", "1000000/1h");
+    let (lost, others) = (
+        users_at(&cluster, 1, 3),
+        [0, 2].map(|at| users_at(&cluster, at, 2)).concat(),
+    );
+    let load = Load::start(&limiter, [&much], &lost);
+    let other_load = Load::start(&limiter, [&much], &others);
+    until_all_are_admitted_again(&limiter, &much, &lost).await;
+    cluster.nodes[1].kill();
+    cluster.wait_for_promotion(1);
+    until_all_are_admitted_again(&limiter, &much, &lost).await;
+    let (story, other_story) = (load.end().await, other_load.end().await);
+    assert!(
+        are_of(
+            &story,
+            &[StoreErrorKind::Unavailable, StoreErrorKind::Timeout]
+        ),
+        "{:?}",
+        story.errors
+    );
+    assert!(!story.errors.is_empty());
+    assert_eq!(other_story.errors, []);
+    for name in &others {
+        assert_eq!(
+            1_000_000 - left(&limiter, &much, name).await,
+            other_story.admitted[name]
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_hangs_is_followed_by_its_replica_and_may_come_back() {
+    let cluster = Cluster::start(Duration::from_millis(500));
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
+    let much = policy("much", "1000000/1h");
+    let lost = users_at(&cluster, 1, 3);
+    let load = Load::start(&limiter, [&much], &lost);
+    cluster.nodes[1].stop();
+    cluster.wait_for_promotion(1);
+    until_all_are_admitted_again(&limiter, &much, &lost).await;
+    cluster.nodes[1].cont();
+    wait("the old primary has become a replica", || {
+        cluster.nodes[1]
+            .run::<String>("INFO replication")
+            .contains("role:slave")
+    });
+    until_all_are_admitted_again(&limiter, &much, &lost).await;
+    load.end().await;
+}
+
+/// As the documentation of `store::redis` names them.
+#[tokio::test]
+async fn the_least_rights_are_enough_on_a_cluster_and_on_a_slot_on_its_way_and_none_can_be_left_out()
+ {
+    let cluster = Cluster::start(NEVER);
+    let much = policy("much", "1000000/1h");
+    let mover = users_at(&cluster, 0, 1).remove(0);
+    let users = [0, 1, 2].map(|at| users_at(&cluster, at, 2).remove(1));
+    let rights = [&LEAST_RIGHTS[..], &["+cluster|slots", "+asking"]].concat();
+    let connect = async |rights: &[&str]| {
+        let urls = cluster.nodes.iter().map(|node| limited(node, rights));
+        RedisStore::cluster(urls.collect::<Vec<_>>()).await
+    };
+    let store = connect(&rights).await.unwrap();
+    let limiter = Limiter::new(store.clone()).timeout(TIMEOUT);
+    let check = async |user: &str| limiter.check([charge(&much, user)]).await.map(drop);
+    for user in &users {
+        check(user).await.unwrap();
+    }
+    let slot = cluster.slot(&format!("user={mover}"));
+    cluster.begin_move(slot, 0, 1);
+    check(&mover).await.unwrap();
+    connect(&rights[..rights.len() - 1]).await.unwrap();
+    // Each node hangs up on users whose rights change.
+    let mut error = check(&mover).await.unwrap_err();
+    for _ in 0..2 * cluster.nodes.len() {
+        if error.kind() == StoreErrorKind::Unavailable {
+            error = check(&mover).await.unwrap_err();
+        }
+    }
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{error}");
+
+    let without_slots = connect(&LEAST_RIGHTS).await.unwrap_err();
+    assert_eq!(
+        without_slots.kind(),
+        StoreErrorKind::AccessDenied,
+        "{without_slots}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_stands_though_another_slot_has_no_answer() {
+    let cluster = Cluster::start(NEVER);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
+    let one = policy("one", "1/1h");
+    let [full, fresh, mute] = [0, 1, 2].map(|at| users_at(&cluster, at, 1).remove(0));
+    assert!(
+        limiter
+            .check([charge(&one, &full)])
+            .await
+            .unwrap()
+            .is_allowed()
+    );
+    cluster.nodes[2].stop();
+    for _ in 0..3 {
+        let charges = [&full, &fresh, &mute].map(|user| charge(&one, user));
+        let decision = limiter.check(charges).await.unwrap();
+        assert!(!decision.is_allowed());
+        let left: Vec<u64> = decision.usage().rules().map(|it| it.remaining()).collect();
+        assert_eq!(left, [0, 1, 1]);
+        assert_eq!(
+            decision
+                .usage()
+                .rules()
+                .filter(|it| it.is_exceeded())
+                .count(),
+            1
+        );
+    }
+    cluster.nodes[2].cont();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_hangs_costs_its_own_slots_alone() {
+    let cluster = Cluster::start(NEVER);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
+    let (much, other) = (policy("much", "1000000/1h"), policy("other", "1000000/1h"));
+    let (mute, others) = (
+        users_at(&cluster, 2, 3),
+        [0, 1].map(|at| users_at(&cluster, at, 2)).concat(),
+    );
+    let load = Load::start(&limiter, [&much], &mute);
+    let other_load = Load::start(&limiter, [&much], &others);
+    until_all_are_admitted_again(&limiter, &much, &mute).await;
+    cluster.nodes[2].stop();
+    for _ in 0..4 {
+        let kind = limiter
+            .check([charge(&other, &mute[0]), charge(&other, &others[0])])
+            .await;
+        assert_eq!(kind.unwrap_err().kind(), StoreErrorKind::Timeout);
+    }
+    cluster.nodes[2].cont();
+    until_all_are_admitted_again(&limiter, &much, &mute).await;
+    let (story, other_story) = (load.end().await, other_load.end().await);
+    assert!(
+        are_of(
+            &story,
+            &[StoreErrorKind::Unavailable, StoreErrorKind::Timeout]
+        ),
+        "{:?}",
+        story.errors
+    );
+    assert!(!story.errors.is_empty());
+    assert_eq!(other_story.errors, []);
+    // What was charged beside the mute node has been given back, or was charged there as well.
+    let (healthy, mute) = (
+        left(&limiter, &other, &others[0]).await,
+        left(&limiter, &other, &mute[0]).await,
+    );
+    assert!(healthy >= mute, "{healthy} {mute}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_forget_the_script_are_told_it_again() {
+    let cluster = Cluster::start(NEVER);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
+    let much = policy("much", "1000000/1h");
+    let users: Vec<String> = (0..3).flat_map(|at| users_at(&cluster, at, 2)).collect();
+    let load = Load::start(&limiter, [&much], &users);
+    for round in 0..60 {
+        let () = cluster.nodes[round % 3].run("SCRIPT FLUSH");
+        let charges = users
+            .iter()
+            .map(|name| charge(&much, format!("{name}-{round}")));
+        assert!(limiter.check(charges).await.unwrap().is_allowed());
+    }
+    let story = load.end().await;
+    assert_eq!(story.errors, []);
+    for (name, admitted) in story.admitted {
+        assert_eq!(1_000_000 - left(&limiter, &much, name).await, admitted);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_lost_connection_may_have_done_is_not_done_again() {
+    let cluster = Cluster::start(NEVER);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
+    let much = policy("much", "1000000/1h");
+    let alice = users_at(&cluster, 0, 1).remove(0);
+    let (mut admitted, mut lost) = (0, 0);
+    let start = Instant::now();
+    while lost < 100 {
+        assert!(start.elapsed() < Duration::from_secs(30), "nothing is lost");
+        cluster.nodes[0].stop();
+        let checks = (0..20).map(|_| {
+            let (limiter, charge) = (limiter.clone(), charge(&much, &alice));
+            tokio::spawn(async move { limiter.check([charge]).await })
+        });
+        let checks: Vec<_> = checks.collect();
+        // The server finds the checks, and the order to cut their connection before it can answer.
+        tokio::task::block_in_place(|| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| cluster.nodes[0].run::<u32>("CLIENT KILL TYPE normal"));
+                std::thread::sleep(Duration::from_millis(20));
+                cluster.nodes[0].cont();
+            });
+        });
+        for check in checks {
+            match check.await.unwrap() {
+                Ok(_) => admitted += 1,
+                Err(_) => lost += 1,
+            }
+        }
+    }
+    let counted = 1_000_000 - left(&limiter, &much, &alice).await;
+    assert!(
+        (admitted..=admitted + lost).contains(&counted),
+        "{admitted} admitted, {lost} lost, {counted} counted"
+    );
+    println!("{admitted} admitted, {lost} lost, {counted} counted");
+}
+
+#[tokio::test]
+async fn a_service_starts_while_the_cluster_is_down() {
+    let mut cluster = Cluster::start(NEVER);
+    let urls = cluster.urls();
+    cluster.nodes.iter_mut().for_each(Server::kill);
+    let error = RedisStore::cluster(urls.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    let limiter = Limiter::new(RedisStore::connect_lazy_cluster(urls).unwrap()).timeout(TIMEOUT);
+    let much = policy("much", "1000000/1h");
+    let error = limiter.check([charge(&much, 1)]).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    assert!(
+        limiter
+            .try_acquire([charge(&much, 1), charge(&much, 2)])
+            .await
+    );
+    cluster.restart();
+    healing(
+        &limiter,
+        &much,
+        &(0..20).map(|name| name.to_string()).collect::<Vec<_>>(),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn what_can_never_work_is_told_when_the_store_is_made() {
+    for nodes in [&[][..], &["http://127.0.0.1"], &["unix:///tmp/redis.sock"]] {
+        let error = RedisStore::connect_lazy_cluster(nodes.to_vec()).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{nodes:?}");
+    }
+    let alone = Server::start();
+    let error = RedisStore::cluster([alone.url()]).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
+    assert!(error.to_string().contains("cluster"), "{error}");
+}
+
+#[tokio::test]
+async fn the_cluster_connection_of_redis_rs_serves_as_well() {
+    let cluster = Cluster::start(NEVER);
+    let client = redis::cluster::ClusterClient::new(cluster.urls()).unwrap();
+    let store = RedisStore::from(client.get_async_connection().await.unwrap());
+    let limiter = Limiter::new(store).timeout(NEVER);
+    let two = policy("two", "2/1h");
+    for allowed in [true, true, false] {
+        let charges = (0..6).map(|name| charge(&two, name));
+        assert_eq!(limiter.check(charges).await.unwrap().is_allowed(), allowed);
+    }
+    limiter.reset(&two, &user(5)).await.unwrap();
+    assert_eq!(left(&limiter, &two, 5).await, 2);
+    assert_eq!(left(&limiter, &two, 4).await, 0);
+}
+
+#[cfg(feature = "bb8")]
+#[tokio::test]
+async fn two_example_servers_share_their_limits_through_a_cluster() {
+    use axum::{body::Body, http::Request};
+    use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+
+    let cluster = Cluster::start(NEVER);
+    let urls = cluster.urls();
+    let limits = [1, 2, 3].map(|at| format!("header:key-{at}=4/1d"));
+    let mut args = vec![
+        "--limit",
+        "ip=1000/1d",
+        "--timeout",
+        "30s",
+        "--on-failure",
+        "closed",
+    ];
+    limits
+        .iter()
+        .for_each(|limit| args.extend(["--limit", limit]));
+    let one = ["--cluster", "--redis", &urls[4]];
+    let two = ["--redis", &urls[0], "--redis", &urls[1]];
+    let servers =
+        [one.to_vec(), two.to_vec()].map(|more| Example::start(&[&args[..], &more].concat()));
+    let client: Client<_, Body> = Client::builder(TokioExecutor::new()).build_http();
+    let mut admitted = 0;
+    for turn in 0..10 {
+        let mut request = Request::get(format!("http://{}/", servers[turn % 2].address()));
+        for key in ["key-1", "key-2", "key-3"] {
+            request = request.header(key, format!("{key}-of-alice"));
+        }
+        let response = client
+            .request(request.body(Body::empty()).unwrap())
+            .await
+            .unwrap();
+        admitted += usize::from(response.status() == 200);
+    }
+    assert_eq!(admitted, 4);
+}

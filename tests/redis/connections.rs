@@ -1,0 +1,389 @@
+//! `RedisStore` finds its way back to a server that was gone, over every kind of connection.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use crate::common::{redis::Server, stores};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, StoreErrorKind};
+
+/// Much more than any timeout here on a busy machine.
+const SOON: Duration = Duration::from_secs(1);
+
+const LIMIT: u64 = 1_000_000;
+
+fn charge(cost: u64) -> [Charge; 1] {
+    let policy = Policy::parse("api", &format!("{LIMIT}/1d")).unwrap();
+    [Charge::new(&policy, Key::new("user", "alice"), cost)]
+}
+
+/// Charges one unit; answers how many were charged before.
+async fn charge_one(limiter: &Limiter) -> Result<u64, StoreError> {
+    let start = Instant::now();
+    let result = limiter.check(charge(1)).await;
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    let decision = result?;
+    assert!(decision.is_allowed());
+    let remaining = decision.usage().rules().next().unwrap().remaining();
+    Ok(LIMIT - remaining - 1)
+}
+
+/// A busy machine may take longer than the default timeout; what libraries wait before they try again is longer still.
+///
+/// Without a breaker: it is the store that is tested.
+fn limiter(store: RedisStore) -> Limiter {
+    let limiter = Limiter::new(store).probe_interval(Duration::ZERO);
+    limiter.timeout(Duration::from_millis(300))
+}
+
+/// For what has to wait for another.
+fn patient(store: &RedisStore) -> Limiter {
+    Limiter::new(store.clone()).timeout(SOON)
+}
+
+#[tokio::test]
+async fn after_a_restart_without_traffic_the_very_next_requests_work() {
+    let mut server = Server::start();
+    for (name, store) in stores::all(&server).await {
+        let limiter = limiter(store);
+        for _ in 0..8 {
+            charge_one(&limiter).await.expect(name);
+        }
+        server.kill();
+        server.restart();
+        for charged_before in 0..8 {
+            assert_eq!(
+                charge_one(&limiter).await.expect(name),
+                charged_before,
+                "{name}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_manager_with_its_defaults_works_after_a_restart_without_traffic() {
+    let mut server = Server::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let manager = client.get_connection_manager().await.unwrap();
+    let limiter = limiter(RedisStore::from(manager));
+    charge_one(&limiter).await.unwrap();
+    server.kill();
+    server.restart();
+    charge_one(&limiter).await.unwrap();
+}
+
+#[tokio::test]
+async fn requests_fail_soon_while_the_server_is_down_and_work_at_once_when_it_is_back() {
+    let mut server = Server::start();
+    for (name, store) in stores::all(&server).await {
+        let limiter = limiter(store);
+        charge_one(&limiter).await.expect(name);
+        server.kill();
+        let start = Instant::now();
+        for _ in 0..20 {
+            charge_one(&limiter).await.expect_err(name);
+        }
+        assert!(start.elapsed() < SOON, "{name}: {:?}", start.elapsed());
+        server.restart();
+        for charged_before in 0..8 {
+            assert_eq!(
+                charge_one(&limiter).await.expect(name),
+                charged_before,
+                "{name}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_service_works_at_once_when_the_server_is_back() {
+    let mut server = Server::start();
+    for (name, store) in stores::all(&server).await {
+        let limiter = limiter(store);
+        let tasks: Vec<_> = (0..16)
+            .map(|_| {
+                let limiter = limiter.clone();
+                tokio::spawn(async move {
+                    let until = Instant::now() + Duration::from_millis(500);
+                    while Instant::now() < until {
+                        let _ = charge_one(&limiter).await;
+                        tokio::task::yield_now().await;
+                    }
+                })
+            })
+            .collect();
+        tokio::task::block_in_place(|| server.kill());
+        charge_one(&limiter).await.expect_err(name);
+        tokio::task::block_in_place(|| server.restart());
+        for _ in 0..8 {
+            charge_one(&limiter).await.expect(name);
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_attempt_to_connect_serves_all_and_outlives_the_request_that_started_it() {
+    let server = Server::start();
+    let store = RedisStore::connect_lazy(server.url()).unwrap();
+    let before = connections_made(&server);
+    server.stop();
+    let hasty = Limiter::new(store.clone()).timeout(Duration::from_millis(10));
+    assert_eq!(
+        charge_one(&hasty).await.unwrap_err().kind(),
+        StoreErrorKind::Timeout
+    );
+    let waiting: Vec<_> = (0..50)
+        .map(|_| {
+            let limiter = patient(&store);
+            tokio::spawn(async move { charge_one(&limiter).await })
+        })
+        .collect();
+    tokio::task::yield_now().await;
+    server.cont();
+    for task in waiting {
+        task.await.unwrap().unwrap();
+    }
+    assert_eq!(connections_made(&server) - before, 1);
+}
+
+#[tokio::test]
+async fn an_attempt_to_connect_that_is_older_than_the_request_does_not_fail_it() {
+    let mut server = Server::start();
+    let limiter = patient(&RedisStore::connect_lazy(server.url()).unwrap());
+    let request = || {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { charge_one(&limiter).await })
+    };
+    server.kill();
+    let impostor = tokio::net::TcpListener::bind(server.address())
+        .await
+        .unwrap();
+    let early = request();
+    let (attempt, _) = impostor.accept().await.unwrap();
+    drop(impostor);
+    server.restart();
+    let late = request();
+    tokio::task::yield_now().await;
+    drop(attempt);
+    early.await.unwrap().unwrap_err();
+    late.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_is_down_is_not_stormed() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    is_not_stormed(server, store).await;
+}
+
+#[cfg(feature = "bb8")]
+#[tokio::test]
+async fn a_server_that_is_down_is_not_stormed_by_a_pool() {
+    let server = Server::start();
+    let store = stores::pool(&server, false).await;
+    is_not_stormed(server, store).await;
+}
+
+async fn is_not_stormed(mut server: Server, store: RedisStore) {
+    server.kill();
+    let listener = std::net::TcpListener::bind(server.address()).unwrap();
+    let knocks = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&knocks);
+    std::thread::spawn(move || {
+        for knock in listener.incoming() {
+            drop(knock);
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let limiter = limiter(store);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(300) {
+        charge_one(&limiter).await.unwrap_err();
+    }
+    let knocks = knocks.load(Ordering::Relaxed);
+    let at_most = u32::try_from(start.elapsed().as_millis()).unwrap() / 5 + 2;
+    assert!((2..=at_most).contains(&knocks), "{knocks} of {at_most}");
+}
+
+#[tokio::test]
+async fn a_connection_that_owes_an_answer_for_too_long_is_replaced() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let before = connections_made(&server);
+    server.stop();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(700) {
+        charge_one(&limiter(store.clone())).await.unwrap_err();
+    }
+    server.cont();
+    charge_one(&patient(&store)).await.unwrap();
+    assert!(connections_made(&server) > before);
+    assert_eq!(connections_open(&server), 1);
+}
+
+#[tokio::test]
+async fn a_server_that_became_a_replica_is_left() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let limiter = limiter(store);
+    charge_one(&limiter).await.unwrap();
+    let before = connections_made(&server);
+    server.run::<()>("REPLICAOF 127.0.0.1 1");
+    charge_one(&limiter).await.unwrap_err();
+    server.run::<()>("REPLICAOF NO ONE");
+    charge_one(&limiter).await.unwrap();
+    assert_eq!(connections_made(&server) - before, 1);
+}
+
+#[cfg(feature = "bb8")]
+#[tokio::test]
+async fn a_pool_whose_connections_others_hold_is_waited_for() {
+    let server = Server::start();
+    let manager = bb8_redis::RedisConnectionManager::new(server.url()).unwrap();
+    let pool = bb8::Pool::builder()
+        .max_size(1)
+        .build(manager)
+        .await
+        .unwrap();
+    let limiter = limiter(RedisStore::from(pool.clone()));
+    let held = pool.get().await.unwrap();
+    assert_eq!(
+        charge_one(&limiter).await.unwrap_err().kind(),
+        StoreErrorKind::Timeout
+    );
+    drop(held);
+    charge_one(&limiter).await.unwrap();
+    assert_eq!(connections_open(&server), 1);
+}
+
+#[cfg(feature = "bb8")]
+#[tokio::test]
+async fn a_pooled_connection_is_free_again_before_the_answer() {
+    let server = Server::start();
+    let manager = bb8_redis::RedisConnectionManager::new(server.url()).unwrap();
+    let pool = bb8::Pool::builder().max_size(1).test_on_check_out(false);
+    let pool = pool.build(manager).await.unwrap();
+    let limiter = limiter(RedisStore::from(pool.clone()));
+    charge_one(&limiter).await.unwrap();
+    server.stop();
+    let unanswered = tokio::spawn(async move { charge_one(&limiter).await });
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!unanswered.is_finished());
+    assert_eq!(pool.state().idle_connections, 1);
+    assert_eq!(
+        unanswered.await.unwrap().unwrap_err().kind(),
+        StoreErrorKind::Timeout
+    );
+}
+
+#[tokio::test]
+async fn a_unix_socket_will_do() {
+    let mut server = Server::start();
+    let limiter = limiter(RedisStore::connect(server.socket_url()).await.unwrap());
+    charge_one(&limiter).await.unwrap();
+    server.kill();
+    charge_one(&limiter).await.unwrap_err();
+    server.restart();
+    charge_one(&limiter).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_users_own_connection_will_do() {
+    let server = Server::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let connection = client.get_multiplexed_async_connection().await.unwrap();
+    let limiter = limiter(RedisStore::from_connection(connection));
+    assert_eq!(charge_one(&limiter).await.unwrap(), 0);
+    assert_eq!(charge_one(&limiter).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_looked_at_without_a_round_trip() {
+    let server = Server::start();
+    let limiter = limiter(RedisStore::connect(server.url()).await.unwrap());
+    let before = server.calls("ping");
+    for _ in 0..20 {
+        charge_one(&limiter).await.unwrap();
+        // A connection is trusted without a look for a millisecond after an answer.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(server.calls("ping"), before);
+}
+
+#[test]
+fn a_store_outlives_the_runtime_it_was_made_in() {
+    let server = Server::start();
+    let block_on = |store: Option<RedisStore>| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let store = store.unwrap_or_else(|| RedisStore::connect_lazy(server.url()).unwrap());
+            charge_one(&patient(&store))
+                .await
+                .map(|charged| (store, charged))
+        })
+    };
+    let (store, _) = block_on(None).unwrap();
+    // A connection is trusted without a look for a millisecond after an answer.
+    std::thread::sleep(Duration::from_millis(2));
+    assert_eq!(block_on(Some(store)).unwrap().1, 1);
+}
+
+#[tokio::test]
+async fn connecting_to_nobody_fails_at_once_and_being_lazy_about_it_does_not() {
+    let mut server = Server::start();
+    server.kill();
+    let start = Instant::now();
+    let error = RedisStore::connect(server.url()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    assert!(start.elapsed() < SOON);
+
+    let limiter = limiter(RedisStore::connect_lazy(server.url()).unwrap());
+    charge_one(&limiter).await.unwrap_err();
+    server.restart();
+    charge_one(&limiter).await.unwrap();
+}
+
+#[tokio::test]
+async fn connecting_to_a_mute_server_ends_within_seconds() {
+    let server = Server::start();
+    server.stop();
+    let start = Instant::now();
+    let error = RedisStore::connect(server.url()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Timeout);
+    assert!(start.elapsed() < Duration::from_secs(3));
+}
+
+#[test]
+fn a_url_that_makes_no_sense_is_refused_and_not_repeated() {
+    for url in [
+        "http://:sesame@localhost",
+        "redis://:sesame@localhost:port",
+        "sesame",
+    ] {
+        let error = RedisStore::connect_lazy(url).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{url}");
+        assert!(!format!("{error} {error:?}").contains("sesame"), "{url}");
+    }
+}
+
+fn connections_made(server: &Server) -> u64 {
+    server.info("stats", "total_connections_received")
+}
+
+/// Without the test's own.
+fn connections_open(server: &Server) -> u64 {
+    server.info("clients", "connected_clients") - 1
+}

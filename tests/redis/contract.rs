@@ -1,0 +1,3 @@
+//! Proves that a `RedisStore` keeps the contract.
+
+crate::contract!(crate::common::served::Served::start);

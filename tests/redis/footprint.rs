@@ -1,0 +1,587 @@
+//! Proves what decisions do to a server: what they read, what they write, how long it stays, and what a broken value does.
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
+
+use crate::common::redis::Server;
+use sluicegate::{
+    Charge, Check, Decision, Key, Limiter, Policy, RedisStore, StoreError, StoreErrorKind, Usage,
+    test_util::TestClock,
+};
+
+/// Alice's key under the policy `p`.
+const NAME: &str = "sluicegate:{user=alice}:p";
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn charge(policy: &Policy, user: &str, cost: u64) -> Charge {
+    Charge::new(policy, Key::new("user", user), cost)
+}
+
+fn check(charges: impl IntoIterator<Item = Charge>) -> Check {
+    Check::new(charges).unwrap()
+}
+
+async fn store(server: &Server) -> RedisStore {
+    RedisStore::connect(server.url()).await.unwrap()
+}
+
+fn limiter(store: &RedisStore) -> Limiter {
+    Limiter::new(store.clone()).timeout(Duration::from_secs(30))
+}
+
+/// The commands that scripts have sent.
+#[derive(Debug, PartialEq, Eq)]
+struct Commands {
+    time: u64,
+    get: u64,
+    set: u64,
+    del: u64,
+    /// Changes of any key by any command.
+    changes: u64,
+}
+
+/// What `act` made the server do.
+async fn commands(server: &Server, act: impl Future<Output = ()>) -> Commands {
+    let before = server.info("persistence", "rdb_changes_since_last_save");
+    server.run::<()>("CONFIG RESETSTAT");
+    act.await;
+    Commands {
+        time: server.calls("time"),
+        get: server.calls("get") + server.calls("getrange"),
+        set: server.calls("set") + server.calls("setrange"),
+        del: server.calls("del"),
+        changes: server.info("persistence", "rdb_changes_since_last_save") - before,
+    }
+}
+
+/// The time that a key has left, in ms; it must have one.
+fn ttl(server: &Server, name: &str) -> u64 {
+    let ttl: i64 = server.run(&format!("PTTL {name}"));
+    u64::try_from(ttl).unwrap_or_else(|_| panic!("{name} has no TTL: {ttl}"))
+}
+
+fn allowed(decision: Result<Decision, StoreError>) -> Usage {
+    match decision.unwrap() {
+        Decision::Allowed(usage) => usage,
+        Decision::Denied(_) => panic!("it was refused"),
+    }
+}
+
+#[tokio::test]
+async fn a_check_reads_the_clock_once_and_reads_and_writes_each_key_once() {
+    let server = Server::start();
+    let limiter = limiter(&store(&server).await);
+    let (few, many) = (policy("few", "5/1h,6/1d,7/7d"), policy("many", "100/1d"));
+    for _ in 0..2 {
+        let charged = commands(&server, async {
+            let charges = [charge(&few, "alice", 1), charge(&many, "alice", 1)];
+            allowed(limiter.check(charges).await);
+        });
+        let expected = Commands {
+            time: 1,
+            get: 2,
+            set: 2,
+            del: 0,
+            changes: 2,
+        };
+        assert_eq!(charged.await, expected);
+    }
+    // A charge that costs nothing is read only.
+    let charged = commands(&server, async {
+        let charges = [charge(&few, "alice", 0), charge(&many, "alice", 1)];
+        allowed(limiter.check(charges).await);
+    });
+    let charged = charged.await;
+    assert_eq!((charged.get, charged.set, charged.changes), (2, 1, 1));
+}
+
+/// The commands that scripts send, one after another.
+struct Monitor(BufReader<UnixStream>);
+
+impl Monitor {
+    fn new(server: &Server) -> Self {
+        let socket = server.socket_url().replace("unix://", "");
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        stream.write_all(b"MONITOR\r\n").unwrap();
+        let mut monitor = Self(BufReader::new(stream));
+        assert_eq!(monitor.line(), "+OK");
+        monitor
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        line.trim_end().into()
+    }
+
+    /// The words of the next such command, as the server quotes them.
+    fn next(&mut self, command: &str) -> Vec<String> {
+        loop {
+            let line = self.line();
+            let words = line.split(' ').skip(3).map(|word| word.trim_matches('"'));
+            let words: Vec<String> = words.map(Into::into).collect();
+            if line.contains(" lua] ") && words[0] == command {
+                return words;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_charge_within_open_steps_writes_its_counts_and_nothing_else() {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
+    let rules = policy("p", "90/1m,90/1h,90/1d");
+    for _ in 0..5 {
+        allowed(limiter.check([charge(&rules, "alice", 1)]).await);
+        clock.advance(Duration::from_secs(600));
+    }
+    allowed(limiter.check([charge(&rules, "alice", 1)]).await);
+    let mut raw = Raw::new(&server);
+    let (before, mut monitor) = (raw.get(), Monitor::new(&server));
+    let done = commands(&server, async {
+        allowed(limiter.check([charge(&rules, "alice", 64)]).await);
+    });
+    let done = done.await;
+    assert_eq!((done.get, done.set, done.changes), (1, 1, 1));
+
+    // The server shows 65 and 70 as letters.
+    let zeros = r"\x00".repeat(6);
+    let counts = format!("\\x03A{zeros}F{zeros}F{zeros}");
+    assert_eq!(monitor.next("SETRANGE")[1..], [NAME, "0", &counts]);
+    let after = raw.get();
+    assert_eq!(after.len(), before.len());
+    assert_eq!(after[22..], before[22..]);
+}
+
+/// A clock that is set between the script's look at it and its write would shorten or lengthen a time that is relative.
+#[tokio::test]
+async fn a_key_expires_at_a_time_and_not_after_a_while() {
+    let server = Server::start();
+    let limiter = limiter(&store(&server).await);
+    let mut monitor = Monitor::new(&server);
+    let rules = policy("p", "9/1d@1h");
+    let usage = allowed(limiter.check([charge(&rules, "alice", 1)]).await);
+    let written = monitor.next("SET");
+    let [.., option, time] = &written[..] else {
+        panic!("{written:?}")
+    };
+    let release: u64 = time.parse().unwrap();
+    assert_eq!((&option[..], release % 3_600_000), ("PXAT", 0));
+    let reset = usage.rules().next().unwrap().reset_after();
+    let left = ttl(&server, NAME);
+    assert!(Duration::from_millis(left) <= reset);
+}
+
+#[tokio::test]
+async fn a_refusal_and_a_look_write_nothing() {
+    let server = Server::start();
+    let limiter = limiter(&store(&server).await);
+    let (few, many) = (policy("few", "5/1m,6/1h"), policy("many", "100/1h"));
+    allowed(limiter.check([charge(&few, "alice", 5)]).await);
+    let (of_few, of_many) = (|cost| charge(&few, "alice", cost), charge(&many, "bob", 1));
+    for charges in [
+        vec![of_few(1)],
+        vec![of_few(1), of_many.clone()],
+        vec![of_many.clone(), of_few(1)],
+        vec![of_many.clone(), of_few(7)],
+        vec![of_few(0)],
+        vec![charge(&many, "nobody", 0)],
+    ] {
+        let is_look = charges.iter().all(|charge| charge.cost() == 0);
+        let done = commands(&server, async {
+            let decision = limiter.check(charges.clone()).await.unwrap();
+            assert_eq!(decision.is_allowed(), is_look);
+            limiter.peek(charges.clone()).await.unwrap();
+        });
+        let done = done.await;
+        assert_eq!((done.set, done.del, done.changes), (0, 0, 0), "{charges:?}");
+        assert_eq!(done.time, 2);
+        // A refused check over several keys looks at them once more; the peek looks once.
+        assert!(done.get <= 3 * charges.len() as u64, "{done:?}");
+    }
+    assert_eq!(server.run::<u64>("DBSIZE"), 1);
+}
+
+#[tokio::test]
+async fn several_checks_of_one_call_are_decided_one_after_another() {
+    let server = Server::start();
+    let store = store(&server).await;
+    let (own, shared) = (policy("own", "3/1h"), policy("shared", "4/1h"));
+    let take = |user, cost| check([charge(&own, user, cost), charge(&shared, "all", cost)]);
+    let checks = vec![
+        take("alice", 2),
+        take("alice", 2), // too much for alice: charged nowhere
+        check([]),
+        take("alice", 1),
+        take("bob", 2), // too much for all
+        take("bob", 1),
+        take("bob", 0),
+    ];
+    let mut decisions = Vec::new();
+    let done = commands(&server, async {
+        decisions = store.check_batch(checks).await.unwrap();
+    });
+    let done = done.await;
+    assert_eq!((done.time, done.set, done.changes), (1, 6, 6));
+
+    let told = decisions.iter().map(|decision| {
+        let rules = decision.usage().rules();
+        let remaining: Vec<u64> = rules.map(|rule| rule.remaining()).collect();
+        (decision.is_allowed(), remaining)
+    });
+    let expected = [
+        (true, vec![1, 2]),
+        (false, vec![1, 2]),
+        (true, vec![]),
+        (true, vec![0, 1]),
+        (false, vec![3, 1]),
+        (true, vec![2, 0]),
+        (true, vec![2, 0]),
+    ];
+    assert!(told.eq(expected), "{decisions:?}");
+}
+
+#[tokio::test]
+async fn a_call_of_no_checks_decides_nothing() {
+    let server = Server::start();
+    let store = store(&server).await;
+    assert!(store.check_batch([]).await.unwrap().is_empty());
+    let nothing = store.check_batch([check([]), check([])]).await.unwrap();
+    assert!(nothing.iter().all(Decision::is_allowed));
+    assert_eq!(server.run::<u64>("DBSIZE"), 0);
+}
+
+/// The server's own clock and expiry, without waiting: a TTL covers what is told as the time until nothing counts.
+#[tokio::test]
+async fn every_key_lives_as_long_as_its_longest_section() {
+    let server = Server::start();
+    let limiter = limiter(&store(&server).await);
+    let (short, long) = (policy("p", "9/1m,9/1h"), policy("p", "9/1d,9/1h"));
+    let mut longest = Duration::ZERO;
+    let mut start = Instant::now();
+    let mut covers = |usage: &Usage| {
+        longest = longest.saturating_sub(start.elapsed());
+        start = Instant::now();
+        let reset = usage.rules().map(|rule| rule.reset_after()).max().unwrap();
+        longest = longest.max(reset);
+        let ttl = Duration::from_millis(ttl(&server, NAME));
+        let (rounding, late) = (Duration::from_millis(5), Duration::from_secs(5));
+        assert!(ttl <= longest + rounding, "{ttl:?} {longest:?}");
+        assert!(ttl + late > longest, "{ttl:?} {longest:?}");
+    };
+    for _ in 0..2 {
+        covers(&allowed(limiter.check([charge(&short, "alice", 1)]).await));
+    }
+    // Other rules carry the sections of these along, and are carried by them.
+    let usage = allowed(limiter.check([charge(&long, "alice", 2)]).await);
+    covers(&usage);
+    covers(&allowed(limiter.check([charge(&short, "alice", 1)]).await));
+    covers(&limiter.settle(&usage, [5]).await.unwrap());
+    let usage = allowed(limiter.check([charge(&short, "alice", 1)]).await);
+    covers(&usage);
+    covers(&limiter.settle(&usage, [0]).await.unwrap());
+}
+
+/// A count of them is one byte.
+#[tokio::test]
+async fn of_more_sections_than_fit_the_callers_own_are_kept() {
+    let server = Server::start();
+    let limiter = limiter(&store(&server).await);
+    let versions: Vec<Policy> = (0..20)
+        .map(|version| {
+            let windows = (0..16).map(|rule| format!("9/{}m", 60 + 16 * version + rule));
+            policy("p", &windows.collect::<Vec<_>>().join(","))
+        })
+        .collect();
+    for _ in 0..2 {
+        for policy in &versions {
+            for left in [8, 7] {
+                let usage = allowed(limiter.check([charge(policy, "alice", 1)]).await);
+                assert!(usage.rules().all(|rule| rule.remaining() <= left));
+            }
+        }
+    }
+    assert!(ttl(&server, NAME) > 3_500_000);
+}
+
+#[tokio::test]
+async fn a_key_is_gone_when_its_last_unit_is_taken_back() {
+    let server = Server::start();
+    let limiter = limiter(&store(&server).await);
+    let policy = policy("p", "9/1m,9/1h");
+    let usage = allowed(limiter.check([charge(&policy, "alice", 3)]).await);
+    assert_eq!(server.run::<u64>("DBSIZE"), 1);
+    limiter.settle(&usage, [0]).await.unwrap();
+    assert_eq!(server.run::<u64>("DBSIZE"), 0);
+    // Its step can still be settled upward: the key comes back, with a TTL.
+    let usage = allowed(limiter.check([charge(&policy, "alice", 0)]).await);
+    limiter.settle(&usage, [2]).await.unwrap();
+    assert!(ttl(&server, NAME) > 3_500_000);
+}
+
+/// A server in cluster mode refuses a script whose keys are in different slots.
+#[tokio::test]
+async fn all_policies_of_one_identity_share_a_slot() {
+    let server = Server::with(&["--cluster-enabled", "yes"]);
+    let slots: String = (0..16_384).map(|slot| format!(" {slot}")).collect();
+    server.run::<()>(&format!("CLUSTER ADDSLOTS{slots}"));
+    while !server
+        .run::<String>("CLUSTER INFO")
+        .contains("cluster_state:ok")
+    {
+        std::thread::yield_now();
+    }
+    let limiter = limiter(&store(&server).await);
+    let policies = ["p", "q", "a.b-c_d"].map(|name| policy(name, "9/1h"));
+    let long = "x".repeat(65_536);
+    for value in ["alice", "", "a}b", "{a}b", "}", "{", "{}", "a\0b", &long] {
+        for key in [Key::new("user", value), Key::secret("{k}", value)] {
+            let charges = policies
+                .iter()
+                .map(|policy| Charge::new(policy, key.clone(), 1));
+            allowed(limiter.check(charges).await);
+        }
+    }
+    let others = [
+        charge(&policies[0], "alice", 1),
+        charge(&policies[0], "bob", 1),
+    ];
+    let error = limiter.check(others).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Protocol);
+}
+
+#[tokio::test]
+async fn a_value_that_others_wrote_is_an_error_and_stays() {
+    let server = Server::start();
+    let limiter = limiter(&store(&server).await);
+    let policy = policy("p", "9/1m,9/1h");
+    let zeros = "\0".repeat(300); // a bitmap may begin like this
+    for value in [
+        "",
+        "x",
+        "0",
+        "hello",
+        "{\"count\":17}",
+        "\u{1}",
+        "\u{2}short",
+        "\0",
+        &zeros,
+    ] {
+        server.run::<()>(&format!("SET {NAME} {value}"));
+        let error = limiter
+            .check([charge(&policy, "alice", 1)])
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Protocol, "{value}");
+        let stays: String = server.run(&format!("GET {NAME}"));
+        assert_eq!(stays, value);
+    }
+}
+
+/// The bytes of alice's key.
+struct Raw(redis::Connection);
+
+impl Raw {
+    fn new(server: &Server) -> Self {
+        let client = redis::Client::open(server.socket_url()).unwrap();
+        Self(client.get_connection().unwrap())
+    }
+
+    fn get(&mut self) -> Vec<u8> {
+        redis::cmd("GET").arg(NAME).query(&mut self.0).unwrap()
+    }
+
+    fn set(&mut self, value: &[u8]) {
+        redis::cmd("SET")
+            .arg(NAME)
+            .arg(value)
+            .exec(&mut self.0)
+            .unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exactly_the_limit_is_admitted_over_two_connections() {
+    let server = Server::start();
+    let limiters = [
+        limiter(&store(&server).await),
+        limiter(&store(&server).await),
+    ];
+    let policy = policy("p", "500/1d,700/2d");
+    let tasks = (0..64).map(|task| {
+        let (limiter, policy) = (limiters[task % 2].clone(), policy.clone());
+        tokio::spawn(async move {
+            let mut admitted = 0;
+            for _ in 0..40 {
+                let decision = limiter.check([charge(&policy, "alice", 1)]).await.unwrap();
+                admitted += u32::from(decision.is_allowed());
+            }
+            admitted
+        })
+    });
+    let mut admitted = 0;
+    for task in tasks.collect::<Vec<_>>() {
+        admitted += task.await.unwrap();
+    }
+    assert_eq!(admitted, 500);
+}
+
+#[tokio::test]
+async fn what_a_burst_needed_is_given_back_after_a_silence() {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
+    let policy = policy("p", "1000/1m");
+    let mut raw = Raw::new(&server);
+    let mut charge_after = async |pause| {
+        clock.advance(pause);
+        allowed(limiter.check([charge(&policy, "alice", 1)]).await);
+        raw.get().len()
+    };
+    let one = charge_after(Duration::ZERO).await;
+    let mut busy = 0;
+    for _ in 0..60 {
+        busy = charge_after(Duration::from_secs(1)).await;
+    }
+    assert!(busy > one + 200, "{busy} bytes");
+    let some_left = charge_after(Duration::from_secs(58)).await;
+    assert!(some_left < one + 50, "{some_left} bytes");
+    for _ in 0..60 {
+        busy = charge_after(Duration::from_secs(1)).await;
+    }
+    assert!(busy > one + 200, "{busy} bytes");
+    for _ in 0..4 {
+        busy = charge_after(Duration::from_secs(16)).await; // a quarter is released at a time
+    }
+    assert!(busy < one + 50, "{busy} bytes");
+    assert_eq!(charge_after(Duration::from_secs(3_600)).await, one);
+}
+
+/// How often a value is written whole, and how often in place, while a user comes for three charges every two seconds, which fill
+/// and empty a queue: ten times, the first not counted. `cost` settles each charge.
+async fn writes_of_visits(cost: Option<u64>) -> (u64, u64) {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
+    let policy = policy("p", "9/1s,9000/1d");
+    let visit = async || {
+        clock.advance(Duration::from_secs(2));
+        for _ in 0..3 {
+            clock.advance(Duration::from_millis(100));
+            let usage = allowed(limiter.check([charge(&policy, "alice", 1)]).await);
+            if let Some(cost) = cost {
+                limiter.settle(&usage, [cost]).await.unwrap();
+            }
+        }
+    };
+    visit().await;
+    server.run::<()>("CONFIG RESETSTAT");
+    for _ in 0..10 {
+        visit().await;
+    }
+    (server.calls("set"), server.calls("setrange"))
+}
+
+#[tokio::test]
+async fn a_queue_that_fills_and_empties_again_and_again_leaves_the_rest_of_the_value_where_it_is() {
+    assert_eq!(writes_of_visits(None).await, (0, 30));
+}
+
+#[tokio::test]
+async fn a_settlement_leaves_the_room_that_the_next_charge_needs() {
+    assert_eq!(writes_of_visits(Some(2)).await, (30, 30));
+}
+
+/// Every bit of a value turned in its turn, and every end cut off: the script ends, with an answer or an error.
+#[tokio::test]
+async fn a_broken_value_ends_in_an_answer_or_an_error() {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
+    let (rules, other) = (policy("p", "9/1m,100/1d@exact"), policy("p", "9/1m,9/2h"));
+    for _ in 0..8 {
+        allowed(limiter.check([charge(&rules, "alice", 1)]).await);
+        clock.advance(Duration::from_millis(2)); // into another step
+    }
+    let mut raw = Raw::new(&server);
+    let sound = raw.get();
+    let turned = (0..8 * sound.len()).map(|bit| {
+        let mut value = sound.clone();
+        value[bit / 8] ^= 1 << (bit % 8);
+        value
+    });
+    let cut = (0..sound.len()).map(|length| sound[..length].to_vec());
+    for value in turned.chain(cut) {
+        for policy in [&rules, &other] {
+            raw.set(&sound);
+            let usage = limiter.peek([charge(policy, "alice", 0)]).await.unwrap();
+            raw.set(&value);
+            let refused = limiter.check([charge(policy, "alice", 100)]).await;
+            let settled = limiter.settle(&usage, [2]).await;
+            let decision = limiter.check([charge(policy, "alice", 1)]).await;
+            let errors = [refused.err(), settled.err(), decision.err()];
+            for error in errors.into_iter().flatten() {
+                assert_eq!(error.kind(), StoreErrorKind::Protocol, "{value:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_value_that_was_cut_or_lengthened_is_an_error_and_stays() {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
+    let policy = policy("p", "9/1m,9/1h,9/1d@exact");
+    for _ in 0..9 {
+        allowed(limiter.check([charge(&policy, "alice", 1)]).await);
+        clock.advance(Duration::from_secs(1));
+    }
+    let mut raw = Raw::new(&server);
+    let sound = raw.get();
+    let cut = (0..sound.len()).map(|length| sound[..length].to_vec());
+    for value in cut.chain([[&sound[..], b"x"].concat()]) {
+        raw.set(&value);
+        let error = limiter.check([charge(&policy, "alice", 1)]).await;
+        let kind = error.map_err(|error| error.kind());
+        assert!(
+            matches!(kind, Err(StoreErrorKind::Protocol)),
+            "{} bytes",
+            value.len()
+        );
+        assert_eq!(raw.get(), value);
+    }
+}
+
+/// What a value says of its own length is not believed.
+#[tokio::test]
+async fn a_broken_length_takes_no_memory() {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
+    let policy = policy("p", "9/1d@exact");
+    allowed(limiter.check([charge(&policy, "alice", 1)]).await);
+    clock.advance(Duration::from_millis(2)); // into another step
+    let mut raw = Raw::new(&server);
+    let mut value = raw.get();
+    let (room, length) = (1_u32 << 27, (1 << 27) + 8);
+    let head = 13 + 14; // behind one count, `since`, `till` and one `due`
+    value[head + 19..head + 23].copy_from_slice(&u32::to_le_bytes(length));
+    value[head + 23..head + 27].copy_from_slice(&room.to_le_bytes());
+    raw.set(&value);
+    let error = limiter.check([charge(&policy, "alice", 1)]).await;
+    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Protocol);
+    assert_eq!(raw.get(), value);
+    assert!(server.info("memory", "used_memory_peak") < 1 << 26);
+}

@@ -1,0 +1,18 @@
+//! Against real Redis servers, clusters, sentinels and twemproxies, which these tests start.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod acl;
+mod cluster;
+mod connections;
+mod contract;
+mod footprint;
+mod histories;
+mod observe;
+mod outage;
+mod replicas;
+mod sentinel;
+mod tls;
+mod twemproxy;
+mod vectors;

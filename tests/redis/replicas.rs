@@ -1,0 +1,158 @@
+//! Proves that replicas share one limit, over connections of their own: those that refuse and those that wait.
+
+use std::{
+    fmt::Debug,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use crate::common::{redis::Server, site::Site};
+use axum::{Router, routing::get};
+use futures::future::join_all;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Bytes, Incoming};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use sluicegate::{
+    Charge, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, RedisStore, middleware::EmptyBody,
+};
+use tower::{Service, ServiceBuilder, ServiceExt};
+
+async fn replicas(server: &Server) -> [Limiter; 2] {
+    let replica = async || {
+        let store = RedisStore::connect(server.url()).await.unwrap();
+        Limiter::new(store).timeout(Duration::from_secs(30))
+    };
+    [replica().await, replica().await]
+}
+
+fn charge(rules: &str) -> [Charge; 1] {
+    let policy = Policy::parse("their-api", rules).unwrap();
+    [Charge::new(&policy, Key::new("account", "ours"), 1)]
+}
+
+#[tokio::test]
+async fn who_waits_in_two_replicas_stays_within_one_limit() {
+    let server = Server::start();
+    let replicas = replicas(&server).await;
+    let start = Instant::now();
+    let calls = (0..12).map(|call| {
+        let replica = &replicas[call % 2];
+        replica.acquire(charge("3/100ms@exact"), Duration::from_secs(30))
+    });
+    for decision in join_all(calls).await {
+        assert!(decision.unwrap().is_allowed());
+    }
+    // Twelve calls, three in any 100 ms: the last three come after three whole windows.
+    assert!(start.elapsed() >= Duration::from_millis(300));
+}
+
+#[tokio::test]
+async fn who_is_refused_by_one_replica_is_refused_by_the_other() {
+    let server = Server::start();
+    let [first, second] = replicas(&server).await;
+    for (replica, admitted) in [
+        (&first, true),
+        (&second, true),
+        (&first, false),
+        (&second, false),
+    ] {
+        let decision = replica.check(charge("2/1d")).await.unwrap();
+        assert_eq!(decision.is_allowed(), admitted);
+    }
+}
+
+/// When eleven requests arrive that two clients make all at once, by the clock of the server that they are made to.
+async fn arrivals<S, B>(clients: [S; 2]) -> Vec<Instant>
+where
+    S: Service<Request<Empty<Bytes>>, Response = Response<B>, Error: Debug> + Clone,
+{
+    let arrivals = Arc::new(Mutex::new(Vec::new()));
+    let noted = arrivals.clone();
+    let note = async move || noted.lock().unwrap().push(Instant::now());
+    let site = Site::start(Router::new().route("/", get(note))).await;
+    let url = format!("http://{}/", site.address());
+    let requests = (0..11).map(|number| {
+        let request = Request::get(&url).body(Empty::new()).unwrap();
+        clients[number % 2].clone().oneshot(request)
+    });
+    for response in join_all(requests).await {
+        assert_eq!(response.unwrap().status(), StatusCode::OK);
+    }
+    let arrivals = arrivals.lock().unwrap().clone();
+    assert_eq!(arrivals.len(), 11);
+    arrivals
+}
+
+fn client() -> Client<HttpConnector, Empty<Bytes>> {
+    Client::builder(TokioExecutor::new()).build_http()
+}
+
+/// Of a server that is to be asked five times in any 300 ms.
+fn too_early(arrivals: &[Instant]) -> usize {
+    let sixths = arrivals.windows(6);
+    sixths
+        .filter(|six| six[5] - six[0] < Duration::from_millis(300))
+        .count()
+}
+
+#[tokio::test]
+async fn no_request_of_clients_that_share_a_limit_reaches_a_server_too_early() {
+    let redis = Server::start();
+    // Longer than theirs: one request may be quicker on its way than another.
+    let theirs = Policy::parse("their-api", "5/600ms").unwrap();
+    let replica = async || {
+        let layer = RateLimitLayer::new(RedisStore::connect(redis.url()).await.unwrap())
+            .limit(theirs.clone(), Key::new("account", "ours"))
+            .max_wait(Duration::from_secs(30))
+            .timeout(Duration::from_secs(30))
+            .on_failure(FailurePolicy::Closed)
+            .rejection(EmptyBody);
+        ServiceBuilder::new()
+            .layer(layer)
+            .map_response(|response: Response<Incoming>| response.map(BodyExt::boxed))
+            .service(client())
+    };
+    let limited = [replica().await, replica().await];
+    assert_eq!(too_early(&arrivals(limited).await), 0);
+    // Without the layer, they do come too early, and this server notices.
+    assert_ne!(too_early(&arrivals([client(), client()]).await), 0);
+}
+
+#[tokio::test]
+async fn replicas_share_hashed_identities_only_if_they_share_a_secret() {
+    let server = Server::start();
+    let replica = async |secret: &str| {
+        let store = RedisStore::connect(server.url()).await.unwrap();
+        Limiter::new(store.secret(secret)).timeout(Duration::from_secs(30))
+    };
+    let [blue, also_blue, green] = [
+        replica("blue").await,
+        replica("blue").await,
+        replica("green").await,
+    ];
+    let policy = Policy::parse("api", "1/1d").unwrap();
+    let long = "alice".repeat(20);
+    for (key, hashed) in [
+        (Key::secret("api-key", "alice"), true),
+        (Key::new("session", &long), true),
+        (Key::new("name", "alice liddell"), true),
+        (Key::new("user", "alice"), false),
+    ] {
+        let kind = key.kind().to_owned();
+        for (replica, admitted) in [(&blue, true), (&also_blue, false), (&green, hashed)] {
+            let charge = [Charge::new(&policy, key.clone(), 1)];
+            let decision = replica.check(charge).await.unwrap();
+            assert_eq!(decision.is_allowed(), admitted, "{kind}");
+        }
+        let names: Vec<String> = server.run(&format!("KEYS sluicegate:{{{kind}=*}}:api"));
+        assert_eq!(names.len(), if hashed { 2 } else { 1 }, "{names:?}");
+        for name in &names {
+            assert_eq!(name.contains("alice"), !hashed, "{name}");
+        }
+    }
+    assert_eq!(server.run::<u64>("DBSIZE"), 7);
+}

@@ -1,0 +1,146 @@
+//! A store speaks TLS with a server that it can trust, and says clearly why it does not with another.
+
+use std::time::{Duration, Instant};
+
+use crate::common::tls::{Authority, TlsServer};
+use redis::Client;
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, StoreErrorKind};
+
+/// More than a handshake takes on a busy machine.
+const SOON: Duration = Duration::from_secs(1);
+
+async fn check(store: &RedisStore) -> Result<(), StoreError> {
+    let policy = Policy::parse("api", "1000/1d").unwrap();
+    let limiter = Limiter::new(store.clone()).timeout(SOON);
+    let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+    limiter.check([charge]).await.map(drop)
+}
+
+/// What `connect` says, which says it in time, and a check of a store that was made lazily says too.
+async fn refusal(client: Client) -> String {
+    let start = Instant::now();
+    let connected = RedisStore::connect(client.get_connection_info().clone()).await;
+    assert!(start.elapsed() < 2 * SOON, "{:?}", start.elapsed());
+    let error = connected.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{error}");
+
+    let lazy = RedisStore::from(client);
+    assert_eq!(
+        check(&lazy).await.unwrap_err().to_string(),
+        error.to_string()
+    );
+    error.to_string()
+}
+
+#[tokio::test]
+async fn a_private_authority_is_trusted_over_every_kind_of_connection() {
+    let authority = Authority::new();
+    let mut tls = TlsServer::start(&authority, &authority.identity(&["127.0.0.1"]), false);
+    let client = tls.client(authority.certificates(None));
+    let info = client.get_connection_info().clone();
+
+    let stores = [
+        RedisStore::from(client.clone()),
+        RedisStore::connect(info.clone()).await.unwrap(),
+        client.get_connection_manager().await.unwrap().into(),
+        #[cfg(feature = "bb8")]
+        pool(info).await,
+    ];
+    for store in &stores {
+        check(store).await.unwrap();
+    }
+    tls.server.kill();
+    for store in &stores {
+        assert!(check(store).await.is_err());
+    }
+    tls.server.restart();
+    for store in &stores {
+        let start = Instant::now();
+        while check(store).await.is_err() {
+            assert!(start.elapsed() < 5 * SOON);
+        }
+    }
+}
+
+#[cfg(feature = "bb8")]
+async fn pool(info: redis::ConnectionInfo) -> RedisStore {
+    let manager = bb8_redis::RedisConnectionManager::new(info).unwrap();
+    let pool = bb8::Pool::builder().test_on_check_out(false);
+    pool.build(manager).await.unwrap().into()
+}
+
+#[tokio::test]
+async fn an_authority_that_is_not_trusted_is_refused() {
+    let authority = Authority::new();
+    let tls = TlsServer::start(&authority, &authority.identity(&["127.0.0.1"]), false);
+    let not_trusted = "the Redis server's certificate is not to be trusted";
+    let other = tls.client(Authority::new().certificates(None));
+    assert_eq!(refusal(other).await, not_trusted);
+    let system = Client::open(tls.url()).unwrap();
+    assert_eq!(refusal(system).await, not_trusted);
+}
+
+#[tokio::test]
+async fn a_certificate_for_another_host_is_refused() {
+    let authority = Authority::new();
+    let tls = TlsServer::start(&authority, &authority.identity(&["redis.example"]), false);
+    let client = tls.client(authority.certificates(None));
+    assert_eq!(
+        refusal(client).await,
+        "the Redis server's certificate is for another host name"
+    );
+}
+
+#[tokio::test]
+async fn a_client_certificate_is_shown_to_a_server_that_asks_for_one() {
+    let authority = Authority::new();
+    let tls = TlsServer::start(&authority, &authority.identity(&["127.0.0.1"]), true);
+    let own = authority.identity(&["limiter"]);
+    let client = tls.client(authority.certificates(Some(&own)));
+    check(&RedisStore::from(client)).await.unwrap();
+
+    let none = tls.client(authority.certificates(None));
+    assert!(refusal(none).await.contains("client certificate"));
+    let foreign = Authority::new().identity(&["limiter"]);
+    let foreign = tls.client(authority.certificates(Some(&foreign)));
+    assert!(refusal(foreign).await.contains("client certificate"));
+}
+
+#[cfg(feature = "sentinel")]
+#[tokio::test]
+async fn sentinels_and_their_primary_are_trusted_or_refused_each_by_its_certificate() {
+    let authority = Authority::new();
+    let tls = TlsServer::start(&authority, &authority.identity(&["127.0.0.1"]), false);
+    let (_sentinel, url) = tls.sentinel();
+    let info = |url: &str, authority: &Authority| {
+        let client = Client::build_with_tls(url, authority.certificates(None)).unwrap();
+        client.get_connection_info().clone()
+    };
+    let primary = |authority| info("rediss://mymaster", authority);
+
+    let sentinels = [info(&url, &authority)];
+    let store = RedisStore::sentinel(sentinels.clone(), primary(&authority)).await;
+    check(&store.unwrap()).await.unwrap();
+
+    let other = Authority::new();
+    for refused in [
+        RedisStore::sentinel([info(&url, &other)], primary(&authority)).await,
+        RedisStore::sentinel(sentinels, primary(&other)).await,
+    ] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{error}");
+        assert!(error.to_string().contains("not to be trusted"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_no_tls_is_given_up_in_time() {
+    let authority = Authority::new();
+    let tls = TlsServer::start(&authority, &authority.identity(&["127.0.0.1"]), false);
+    let plain = tls.server.url().replace("redis://", "rediss://");
+    let start = Instant::now();
+    // Redis waits for the end of what it takes for a line.
+    let error = RedisStore::connect(plain).await.unwrap_err();
+    assert!(start.elapsed() < 2 * SOON, "{:?}", start.elapsed());
+    assert_eq!(error.kind(), StoreErrorKind::Timeout);
+}

@@ -1,0 +1,173 @@
+//! Proves that a store works through twemproxy, before two servers, as it does over one server.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::common::{
+    contract::patient,
+    history::{agree, wild},
+    redis::Server,
+    served::Served,
+    twemproxy::Twemproxy,
+    vectors::replay_all,
+};
+use futures::future::join_all;
+use proptest::prelude::*;
+use redis::{Client, IntoConnectionInfo, RedisConnectionInfo, aio::ConnectionManagerConfig};
+use sluicegate::{
+    Charge, Key, Limiter, MemoryStore, Policy, RedisStore, StoreErrorKind, test_util::TestClock,
+};
+
+mod contract {
+    crate::contract!(super::together);
+}
+
+/// All keys of one store stand at one server, so that it may charge any of them together: its prefix is their hash tag.
+const BY_PREFIX: &str = "<>";
+
+/// Identities are spread over the servers, and all keys of one identity stand at one.
+const BY_IDENTITY: &str = "{}";
+
+async fn together() -> (Served<Twemproxy>, TestClock) {
+    let proxy = Twemproxy::start(BY_PREFIX);
+    let (store, clock) = fresh(&proxy).await;
+    (Served::by(proxy, store), clock)
+}
+
+async fn fresh(proxy: &Twemproxy) -> (RedisStore, TestClock) {
+    static STORES: AtomicU32 = AtomicU32::new(0);
+    let clock = TestClock::new(0);
+    let store = RedisStore::connect(proxy.url()).await.unwrap();
+    let prefix = format!("<store-{}>", STORES.fetch_add(1, Ordering::Relaxed));
+    (store.prefix(&prefix).clock(clock.clone()), clock)
+}
+
+fn users() -> impl Iterator<Item = Key> {
+    (0..32).map(|user| Key::new("user", user.to_string()))
+}
+
+fn policies() -> [Policy; 3] {
+    ["a", "b", "c"].map(|name| Policy::parse(name, "5/1h,9/1d").unwrap())
+}
+
+/// One charge under each policy.
+fn charges(user: &Key) -> [Charge; 3] {
+    policies().map(|policy| Charge::new(&policy, user.clone(), 1))
+}
+
+/// Charges every user once, all at the same time, and says which could not be decided.
+async fn charge_all(limiter: &Limiter) -> Vec<StoreErrorKind> {
+    let decisions = users().map(|user| limiter.check(charges(&user)));
+    let decisions = join_all(decisions).await.into_iter();
+    let errors = decisions.filter_map(|decision| match decision {
+        Ok(decision) => {
+            assert!(decision.is_allowed());
+            None
+        }
+        Err(error) => Some(error.kind()),
+    });
+    errors.collect()
+}
+
+#[tokio::test]
+async fn the_store_agrees_with_the_vectors() {
+    let proxy = Twemproxy::start(BY_PREFIX);
+    replay_all(async || fresh(&proxy).await).await;
+}
+
+#[test]
+fn the_store_agrees_with_the_memory_store_whatever_happens() {
+    let proxy = Twemproxy::start(BY_PREFIX);
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().build().unwrap();
+    proptest!(|(history in wild())| {
+        runtime.block_on(async {
+            let (redis, clock) = fresh(&proxy).await;
+            let memory = MemoryStore::new().clock(clock.clone());
+            agree(&redis, &memory, &clock, &history).await;
+        });
+    });
+}
+
+#[tokio::test]
+async fn identities_are_spread_and_exactly_the_limit_of_each_is_admitted() {
+    let proxy = Twemproxy::start(BY_IDENTITY);
+    let limiter = patient(RedisStore::connect(proxy.url()).await.unwrap());
+    for user in users() {
+        let checks = (0..20).map(|_| limiter.check(charges(&user)));
+        let admitted = join_all(checks).await.into_iter();
+        let admitted = admitted.filter(|decision| decision.as_ref().unwrap().is_allowed());
+        assert_eq!(admitted.count(), 5);
+    }
+    let keys = proxy.servers.each_ref().map(|it| it.run::<u64>("DBSIZE"));
+    assert_eq!(keys.iter().sum::<u64>(), 3 * 32);
+    assert!(keys.iter().all(|keys| *keys > 0 && keys % 3 == 0));
+}
+
+#[tokio::test]
+async fn every_kind_of_connection_works() {
+    let proxy = Twemproxy::start(BY_IDENTITY);
+    let quiet = RedisConnectionInfo::default().set_skip_set_lib_name();
+    let info = proxy.url().into_connection_info().unwrap();
+    let info = info.set_redis_settings(quiet);
+    let client = || Client::open(info.clone()).unwrap();
+    let manager = client()
+        .get_connection_manager_with_config(ConnectionManagerConfig::new())
+        .await;
+    let bb8 = bb8_redis::RedisConnectionManager::new(info.clone()).unwrap();
+    let pool = bb8::Pool::builder().max_size(2).build(bb8).await;
+    for store in [
+        RedisStore::connect_lazy(proxy.url()).unwrap(),
+        RedisStore::from(Client::open(proxy.url()).unwrap()),
+        RedisStore::from(manager.unwrap()),
+        RedisStore::from(pool.unwrap()),
+    ] {
+        assert_eq!(charge_all(&patient(store)).await, []);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_forgets_the_script_is_told_it_again() {
+    let proxy = Twemproxy::start(BY_IDENTITY);
+    let limiter = patient(RedisStore::connect(proxy.url()).await.unwrap());
+    assert_eq!(charge_all(&limiter).await, []);
+    for server in &proxy.servers {
+        let taught = server.calls("eval");
+        server.run::<()>("SCRIPT FLUSH");
+        assert_eq!(charge_all(&limiter).await, []);
+        assert!(server.calls("eval") > taught);
+    }
+}
+
+#[tokio::test]
+async fn while_one_server_is_away_the_other_decides() {
+    let mut proxy = Twemproxy::start(BY_IDENTITY);
+    let limiter = patient(RedisStore::connect(proxy.url()).await.unwrap())
+        .probe_interval(std::time::Duration::ZERO);
+    assert_eq!(charge_all(&limiter).await, []);
+    let at_second = usize::try_from(proxy.servers[1].run::<u64>("DBSIZE") / 3).unwrap();
+
+    proxy.servers[1].stop();
+    let errors = charge_all(&limiter).await;
+    assert_eq!(errors, vec![StoreErrorKind::Unavailable; at_second]);
+    proxy.servers[1].cont();
+    assert_eq!(charge_all(&limiter).await, []);
+
+    proxy.servers[1].kill();
+    let errors = charge_all(&limiter).await;
+    assert_eq!(errors, vec![StoreErrorKind::Unavailable; at_second]);
+    proxy.servers[1].restart();
+    assert_eq!(charge_all(&limiter).await, []);
+}
+
+#[tokio::test]
+async fn a_password_is_the_proxys_own() {
+    let locked = || Server::with(&["--requirepass", "sesame"]);
+    let proxy = Twemproxy::with(BY_IDENTITY, "redis_auth: sesame", [locked(), locked()]);
+    let connect = async |url: &str| RedisStore::connect(url).await;
+    for wrong in ["", "?pass=mellon"] {
+        let error = connect(&(proxy.url() + wrong)).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{error}");
+    }
+    let store = connect(&(proxy.url() + "?pass=sesame")).await.unwrap();
+    assert_eq!(charge_all(&patient(store)).await, []);
+}
