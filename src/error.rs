@@ -4,7 +4,7 @@
 //! None of them means that a request was denied: that is a [`Decision`](crate::Decision).
 //!
 //! ```
-//! use sluicegate::{Policy, PolicyError};
+//! use sluicegate::{Policy, error::PolicyError};
 //!
 //! let error = Policy::parse("api", "ten/1s").unwrap_err();
 //! assert!(matches!(error, PolicyError::Rule { .. }));

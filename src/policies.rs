@@ -2,7 +2,7 @@
 //! service runs.
 //!
 //! ```
-//! use sluicegate::{Charge, Key, Limiter, ReloadablePolicies, MemoryStore, Policies, Policy};
+//! use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, policies::{Policies, ReloadablePolicies}};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //! let limiter = Limiter::new(MemoryStore::new());
@@ -31,7 +31,7 @@
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # #[cfg(feature = "serde")] {
-//! let policies: sluicegate::Policies = toml::from_str(r#"
+//! let policies: sluicegate::policies::Policies = toml::from_str(r#"
 //!     ip = "10/1s,120/1m"
 //!     user = ["600/1m", "100000/1d"]
 //!     login = { rules = "5/1m", on_failure = "closed" }
@@ -40,7 +40,7 @@
 //! assert!(policies.get("tenant").unwrap().is_shadow());
 //! assert_eq!(policies.get("user").unwrap().to_string(), "600/1m,100000/1d");
 //!
-//! let error = toml::from_str::<sluicegate::Policies>(r#"ip = "10/1s,10""#).unwrap_err();
+//! let error = toml::from_str::<sluicegate::policies::Policies>(r#"ip = "10/1s,10""#).unwrap_err();
 //! assert!(error.message().starts_with("policy `ip`: rule `10`: write it as LIMIT/WINDOW"));
 //! # }
 //! # Ok(())

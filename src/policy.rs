@@ -9,7 +9,7 @@
 //!
 //! let error = Policy::parse("api", "10/1s,20/1s").unwrap_err();
 //! assert_eq!(error.to_string(), "policy `api`: rules `10/1s` and `20/1s` have the same window and kind");
-//! # Ok::<(), sluicegate::PolicyError>(())
+//! # Ok::<(), sluicegate::error::PolicyError>(())
 //! ```
 
 use std::{error::Error, fmt, num::NonZeroU32, sync::Arc};

@@ -21,7 +21,7 @@ use crate::error::ExtractError;
 /// assert_eq!(session.extract(&with("session=s3cret"))?, session.extract(&with("theme=dark; session=s3cret"))?);
 /// assert!(session.extract(&with("theme=dark")).is_err());
 /// assert!(session.extract(&with("session=a; session=b")).is_err());
-/// # Ok::<(), sluicegate::ExtractError>(())
+/// # Ok::<(), sluicegate::error::ExtractError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Cookie {

@@ -69,7 +69,7 @@ pub trait IntoKeys {
     ///
     /// # Errors
     ///
-    /// When the answer is an error, or `None`, which is [`Missing`](crate::ExtractErrorKind::Missing).
+    /// When the answer is an error, or `None`, which is [`Missing`](crate::error::ExtractErrorKind::Missing).
     fn into_keys(self) -> Result<Keys, ExtractError>;
 }
 

@@ -15,12 +15,12 @@ pub type KeysFuture = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + 
 ///
 /// Look-ups of one layer run one after the other, after all extractors that answer at once, and under a timeout of
 /// their own, as long as the limiter's: a look-up that takes longer is
-/// [`Unavailable`](crate::ExtractErrorKind::Unavailable). A look-up that has failed answers
+/// [`Unavailable`](crate::error::ExtractErrorKind::Unavailable). A look-up that has failed answers
 /// [`ExtractError::unavailable`].
 ///
 /// ```
 /// use http::request::Parts;
-/// use sluicegate::{ExtractError, Key, extract::AsyncKeyExtractor};
+/// use sluicegate::{Key, error::ExtractError, extract::AsyncKeyExtractor};
 ///
 /// # async fn owner_of(_project: String) -> Result<String, std::io::Error> { Ok("alice".into()) }
 /// let owner = |head: &Parts| {

@@ -3,7 +3,7 @@
 //!
 //! ```
 //! use http::request::Parts;
-//! use sluicegate::{ExtractError, Key, KeyExtractor, extract::Keys};
+//! use sluicegate::{Key, KeyExtractor, error::ExtractError, extract::Keys};
 //!
 //! // A closure over the head is an extractor. `None` means that the request has no key.
 //! let tenant = |head: &Parts| {
@@ -40,12 +40,12 @@
 //!
 //! A request without an identity has no key: not an empty one, not `unknown`, not the proxy's. Otherwise all such
 //! requests would share one limit, and one client could use it up for all. So
-//! [`Missing`](crate::ExtractErrorKind::Missing) rejects the request with a 400, unless you choose
+//! [`Missing`](crate::error::ExtractErrorKind::Missing) rejects the request with a 400, unless you choose
 //! [`or_skip`](KeyExtractor::or_skip), which leaves such requests to the *other* limits of the layer, or
 //! [`or_shared`](KeyExtractor::or_shared), which names a key that they share.
-//! [`Malformed`](crate::ExtractErrorKind::Malformed) always rejects the request, since a client could otherwise choose
-//! to be skipped. [`Unavailable`](crate::ExtractErrorKind::Unavailable) follows the failure policy, as a store that
-//! cannot decide does.
+//! [`Malformed`](crate::error::ExtractErrorKind::Malformed) always rejects the request, since a client could otherwise
+//! choose to be skipped. [`Unavailable`](crate::error::ExtractErrorKind::Unavailable) follows the failure policy, as a
+//! store that cannot decide does.
 
 use std::sync::Arc;
 
@@ -92,7 +92,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// find out now.
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError>;
 
-    /// Skips this limit for requests that do not identify their client ([`Missing`](crate::ExtractErrorKind::Missing)).
+    /// Skips this limit for requests that do not identify their client
+    /// ([`Missing`](crate::error::ExtractErrorKind::Missing)).
     fn or_skip(self) -> OnMissing<Self>
     where
         Self: Sized,
@@ -100,7 +101,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
         OnMissing::new(self, Keys::skip())
     }
 
-    /// Charges all requests that do not identify their client ([`Missing`](crate::ExtractErrorKind::Missing)) to
+    /// Charges all requests that do not identify their client ([`Missing`](crate::error::ExtractErrorKind::Missing)) to
     /// `key`: they share one limit.
     fn or_shared(self, key: Key) -> OnMissing<Self>
     where
@@ -110,7 +111,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     }
 
     /// Takes the keys of `other` for requests in which this extractor finds no client
-    /// ([`Missing`](crate::ExtractErrorKind::Missing)).
+    /// ([`Missing`](crate::error::ExtractErrorKind::Missing)).
     ///
     /// A client chooses which of the two counts by leaving the first one out. A value that a client can make up, such
     /// as an unverified [`Header`], must not come before one that it cannot choose.
@@ -156,7 +157,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// };
     /// assert_eq!(who.extract(&from([203, 0, 113, 7]))?, who.extract(&from([203, 0, 113, 7]))?);
     /// assert_ne!(who.extract(&from([203, 0, 113, 7]))?, who.extract(&from([203, 0, 113, 8]))?);
-    /// # Ok::<(), sluicegate::ExtractError>(())
+    /// # Ok::<(), sluicegate::error::ExtractError>(())
     /// ```
     fn and<E: KeyExtractor>(self, other: E) -> And<Self, E>
     where

@@ -4,7 +4,7 @@
 //! semantics, to the millisecond. Anything that makes a store better is a store around a store:
 //!
 //! ```
-//! use sluicegate::{StoreFuture, Check, Decision, Key, MemoryStore, Policy, Settlement, Store, Usage};
+//! use sluicegate::{Decision, Key, MemoryStore, Policy, Store, Usage, store::{Check, Settlement, StoreFuture}};
 //!
 //! /// Counts how often the store is asked.
 //! #[derive(Debug)]

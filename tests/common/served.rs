@@ -6,7 +6,8 @@ use std::{
 };
 
 use sluicegate::{
-    Check, Decision, Key, Policy, RedisStore, Settlement, Store, StoreFuture, Usage,
+    Decision, Key, Policy, RedisStore, Store, Usage,
+    store::{Check, Settlement, StoreFuture},
     test_util::TestClock,
 };
 

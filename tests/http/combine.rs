@@ -5,7 +5,8 @@ use std::sync::Arc;
 use http::{Method, Request, request::Parts};
 use proptest::prelude::*;
 use sluicegate::{
-    ExtractError, ExtractErrorKind, Header, Key, KeyExtractor,
+    Header, Key, KeyExtractor,
+    error::{ExtractError, ExtractErrorKind},
     extract::{And, Cookie, Keys, OnlyWhen, Or},
 };
 

@@ -14,8 +14,8 @@ use axum::{
 };
 use http::{HeaderValue, Method, Request, request::Parts};
 use sluicegate::{
-    ExtractError, ExtractErrorKind, Header, Key, KeyExtractor, MemoryStore, PeerIp, Policy,
-    RateLimitLayer,
+    Header, Key, KeyExtractor, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    error::{ExtractError, ExtractErrorKind},
     extract::{AsyncKeyExtractor, Cookie, Extension, Keys},
 };
 

@@ -116,7 +116,7 @@
 //!     .limit(Policy::parse("ip-56", "400/1m")?, ip.clone().ipv6_prefix(56))
 //!     .limit(Policy::parse("ip-48", "1600/1m")?, ip.ipv6_prefix(48));
 //! # assert!(format!("{layer:?}").contains("ip-48"));
-//! # Ok::<(), sluicegate::PolicyError>(())
+//! # Ok::<(), sluicegate::error::PolicyError>(())
 //! ```
 //!
 //! An IPv4 address is charged under all three, and the strictest applies. On a cluster, the three keys of an IPv6
@@ -130,7 +130,7 @@
 //!
 //! ```
 //! use http::request::Parts;
-//! use sluicegate::{ExtractError, ForwardedIp, Key, KeyExtractor, extract::{Keys, TrustedProxies}};
+//! use sluicegate::{ForwardedIp, Key, KeyExtractor, error::ExtractError, extract::{Keys, TrustedProxies}};
 //!
 //! let ip = ForwardedIp::x_forwarded_for(TrustedProxies::count_including_peer(1));
 //! let hashed = move |head: &Parts| -> Result<Keys, ExtractError> {

@@ -16,8 +16,9 @@ use crate::{error::ExtractError, policies::PolicyHandle, policy::Policy};
 ///
 /// A closure answers a `Policy`, an `Option` or a `Result` of one. *No policy never means no limit:* `None` rejects
 /// the request with a 400, as a missing key does, and so does an error, unless it is
-/// [`Unavailable`](crate::ExtractErrorKind::Unavailable), which follows the failure policy. For a client that is not
-/// to be limited, let the extractor answer [`Keys::skip`](crate::extract::Keys::skip): then no policy is selected.
+/// [`Unavailable`](crate::error::ExtractErrorKind::Unavailable), which follows the failure policy. For a client that
+/// is not to be limited, let the extractor answer [`Keys::skip`](crate::extract::Keys::skip): then no policy is
+/// selected.
 ///
 /// Counts belong to the policy's name. Tiers of different names are counted separately; policies of one name share
 /// their counts, so that a client that changes its tier keeps what it has used. Two policies of one name and different
@@ -25,7 +26,7 @@ use crate::{error::ExtractError, policies::PolicyHandle, policy::Policy};
 ///
 /// ```
 /// use http::request::Parts;
-/// use sluicegate::{Header, MemoryStore, Policies, Policy, RateLimitLayer};
+/// use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer, policies::Policies};
 ///
 /// /// Inserted into the extensions by the layer that authenticates.
 /// #[derive(Clone)]
@@ -38,7 +39,7 @@ use crate::{error::ExtractError, policies::PolicyHandle, policy::Policy};
 /// };
 /// let layer = RateLimitLayer::new(MemoryStore::new()).limit(tier, Header::new("x-api-key"));
 /// # let _ = layer;
-/// # Ok::<(), sluicegate::PolicyError>(())
+/// # Ok::<(), sluicegate::error::PolicyError>(())
 /// ```
 #[derive(Clone)]
 pub struct PolicySelector {
@@ -150,7 +151,7 @@ pub trait IntoPolicy {
     ///
     /// # Errors
     ///
-    /// When the answer is an error, or `None`, which is [`Missing`](crate::ExtractErrorKind::Missing).
+    /// When the answer is an error, or `None`, which is [`Missing`](crate::error::ExtractErrorKind::Missing).
     fn into_policy(self) -> Result<Policy, ExtractError>;
 }
 

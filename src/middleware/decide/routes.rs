@@ -30,7 +30,7 @@ use crate::{error::ExtractError, policy::Policy};
 ///     .route("POST /items/{id}", Policy::parse("writes", "10/1m")?);
 /// let layer = RateLimitLayer::new(MemoryStore::new()).limit(routes, PeerIp);
 /// # let _ = layer;
-/// # Ok::<(), sluicegate::PolicyError>(())
+/// # Ok::<(), sluicegate::error::PolicyError>(())
 /// ```
 pub struct Routes {
     default: Route,
