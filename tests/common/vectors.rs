@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, env, fs, path::Path, time::Duration};
 
 use serde::Deserialize;
 use sluicegate::{
-    Charge, Check, Decision, Key, Operation, Policy, Reply, Rule, Settlement, Store, Usage,
+    Charge, Decision, Key, Policy, Rule, Store, Usage,
+    store::{Check, Operation, Reply, Settlement},
     test_util::TestClock,
 };
 
