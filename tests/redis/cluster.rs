@@ -22,8 +22,10 @@ use proptest::{
     test_runner::TestRunner,
 };
 use sluicegate::{
-    Charge, Check, Decision, Key, Limiter, MemoryStore, Operation, Policy, RedisStore, Reply,
-    Settlement, Store, StoreErrorKind, test_util::TestClock,
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store,
+    error::StoreErrorKind,
+    store::{Check, Operation, Reply, Settlement},
+    test_util::TestClock,
 };
 use tokio::task::JoinHandle;
 

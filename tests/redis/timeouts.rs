@@ -8,7 +8,8 @@ use std::{
 };
 
 use sluicegate::{
-    Charge, Check, Key, Limiter, Policy, RedisStore, Store, StoreError, StoreErrorKind,
+    Charge, Key, Limiter, Policy, RedisStore, Store, StoreError, error::StoreErrorKind,
+    store::Check,
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},

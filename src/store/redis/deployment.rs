@@ -40,7 +40,7 @@
 //! ```
 //!
 //! A server whose certificate is not trusted, or is for another host, is an
-//! [`AccessDenied`](crate::StoreErrorKind::AccessDenied) error: of `connect` when the service starts, and of each check
+//! [`AccessDenied`](crate::error::StoreErrorKind::AccessDenied) error: of `connect` when the service starts, and of each check
 //! of a store that was made lazily. A server that does not speak TLS at that port does not answer at all.
 //!
 //! redis-rs uses the process's `rustls` provider of cryptography. When the first store for a `rediss://` URL is made
