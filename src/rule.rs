@@ -142,6 +142,25 @@ impl Rule {
         self.fixed
     }
 
+    /// The end of the step that this time falls into: the first millisecond after it. For stores.
+    ///
+    /// Times are in ms since the Unix epoch, by the store's clock.
+    #[must_use]
+    pub const fn step_end_ms(&self, at_ms: u64) -> u64 {
+        let step_ms = millis(self.step());
+        at_ms - at_ms % step_ms + step_ms
+    }
+
+    /// The first millisecond at which the units of a step no longer count, by the end of the step. For stores.
+    #[must_use]
+    pub const fn release_ms(&self, step_end_ms: u64) -> u64 {
+        if self.is_fixed() {
+            step_end_ms
+        } else {
+            step_end_ms + millis(self.window())
+        }
+    }
+
     /// The window as in the text form.
     pub(crate) fn window_text(&self) -> String {
         Text(self.window).to_string()

@@ -1,18 +1,23 @@
 //! [`Store`]: keeps the counts and decides atomically.
 //!
-//! Two are shipped: [`MemoryStore`] for one process, and [`RedisStore`](redis::RedisStore) for many. Both hold to the same
-//! semantics, to the millisecond. Anything that makes a store better is a store around a store:
+//! Two are shipped: [`MemoryStore`] for one process, and [`RedisStore`](redis::RedisStore) for many. Both keep the same
+//! semantics, to the millisecond.
+//!
+//! # A store around a store
+//!
+//! Whatever makes a store better can be a store around it:
 //!
 //! ```
-//! use sluicegate::{StoreFuture, Check, Decision, Key, MemoryStore, Policy, Settlement, Store, Usage};
+//! use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+//! use sluicegate::{Check, Decision, Key, Limiter, MemoryStore, Policy, Settlement, Store, StoreFuture, Usage};
 //!
-//! /// Counts how often the store is asked.
+//! /// Counts the checks.
 //! #[derive(Debug)]
-//! struct Counting<S>(S, std::sync::atomic::AtomicU64);
+//! struct Counting<S>(S, AtomicU64);
 //!
 //! impl<S: Store> Store for Counting<S> {
 //!     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-//!         self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+//!         self.1.fetch_add(1, Relaxed);
 //!         self.0.check(check)
 //!     }
 //!     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
@@ -23,8 +28,18 @@
 //!     }
 //! }
 //!
-//! let limiter = sluicegate::Limiter::new(Counting(MemoryStore::new(), Default::default()));
+//! let limiter = Limiter::new(Counting(MemoryStore::new(), AtomicU64::new(0)));
 //! # let _ = limiter;
+//! ```
+//!
+//! # A store from scratch
+//!
+//! What has to be written is `check`, `settle` and `reset`; a [`call`](Store::call) of several operations then does one after the
+//! other. [`Rule::step_end_ms`](crate::Rule::step_end_ms) and [`Rule::release_ms`](crate::Rule::release_ms) are the arithmetic of
+//! the windows; [`Decision::new`] and [`Usage::settled`] compute the answers from a [`Count`] for each rule.
+//!
+//! ```
+#![doc = include_str!("../../examples/own_store.rs")]
 //! ```
 
 use std::{

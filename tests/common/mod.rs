@@ -1,6 +1,8 @@
 //! What several test binaries share.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+#[cfg(feature = "test-util")]
+pub(crate) mod calls;
 #[cfg(feature = "cluster")]
 pub(crate) mod cluster;
 #[cfg(feature = "test-util")]

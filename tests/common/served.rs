@@ -6,8 +6,8 @@ use std::{
 };
 
 use sluicegate::{
-    Check, Decision, Key, Policy, RedisStore, Settlement, Store, StoreFuture, Usage,
-    test_util::TestClock,
+    Check, Decision, Key, Operation, Policy, RedisStore, Settlement, Store, StoreFuture, Usage,
+    store::CallFuture, test_util::TestClock,
 };
 
 use super::redis::Server;
@@ -98,5 +98,9 @@ impl<T: fmt::Debug + Send + Sync + 'static> Store for Served<T> {
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         self.store.reset(policy, key)
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        self.store.call(operations)
     }
 }

@@ -6,6 +6,7 @@ mod memory {
     use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, test_util::TestClock};
 
     crate::contract!(new);
+    crate::calls!(new);
 
     async fn new() -> (MemoryStore, TestClock) {
         let clock = TestClock::new(0);

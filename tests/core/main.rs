@@ -10,5 +10,6 @@ mod fuzzed;
 mod histories;
 mod local;
 mod lua54;
+mod own_store;
 mod shadow;
 mod vectors;

@@ -100,6 +100,7 @@ mod contract {
     use crate::common::{cluster::Cluster, served::Served};
 
     crate::contract!(apart fresh);
+    crate::calls!(fresh);
 
     /// A store that has counted nothing yet, and its clock.
     async fn fresh() -> (Served<Arc<Cluster>>, TestClock) {

@@ -1,3 +1,4 @@
 //! Proves that a `RedisStore` keeps the contract.
 
 crate::contract!(crate::common::served::Served::start);
+crate::calls!(crate::common::served::Served::start);

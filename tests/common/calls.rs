@@ -1,0 +1,382 @@
+//! What every store has to do with a call of several operations, with fills and with shadows; stamped out for each store by
+//! [`calls!`](crate::calls).
+
+use std::time::Duration;
+
+use sluicegate::{
+    Charge, Check, Decision, Key, Operation, Policy, Reply, Settlement, Store, StoreError,
+    test_util::TestClock,
+};
+
+use super::{history::START_MS, outcome::Outcome};
+
+/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, TestClock)`.
+#[macro_export]
+macro_rules! calls {
+    ($new:path) => {
+        $crate::calls! { @each $new:
+            operations_are_answered_one_by_one_in_their_order
+            a_call_of_nothing_answers_nothing
+            a_settlement_and_a_check_in_one_call_follow_each_other
+            a_fill_answers_what_its_checks_would_one_after_another
+            a_fill_of_many_keys_charges_all_of_them_equally_often
+            a_fill_at_no_cost_admits_all_and_charges_nothing
+            a_fill_above_a_limit_admits_none_whatever_it_costs
+            a_fill_of_no_checks_answers_no_decision
+            a_check_of_a_fill_can_be_settled
+            shadows_are_decided_only_if_the_check_is_admitted
+            shadows_are_all_or_nothing_among_themselves
+            a_check_of_shadows_alone_is_admitted
+            shadows_of_a_fill_are_a_fill_of_what_was_admitted
+            what_a_shadow_charged_is_settled_by_its_own_usage
+            the_usage_tells_the_time_of_the_decision
+        }
+    };
+    (@each $new:path: $($sentence:ident)*) => {
+        $(
+            #[tokio::test]
+            async fn $sentence() {
+                let (store, clock) = $new().await;
+                clock.set($crate::common::history::START_MS);
+                $crate::common::calls::$sentence(&store, clock).await;
+            }
+        )*
+    };
+}
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn charge(policy: &Policy, key: &str, cost: u64) -> Charge {
+    Charge::new(policy, Key::new("user", key), cost)
+}
+
+fn check(charges: impl IntoIterator<Item = Charge>) -> Check {
+    Check::new(charges).unwrap()
+}
+
+async fn call(store: &impl Store, operations: Vec<Operation>) -> Vec<Result<Reply, StoreError>> {
+    store.call(operations).await.unwrap()
+}
+
+async fn fill(store: &impl Store, check: Check, count: u16) -> Vec<Decision> {
+    match call(store, vec![Operation::Fill { check, count }])
+        .await
+        .remove(0)
+    {
+        Ok(Reply::Fill(decisions)) => decisions,
+        other => panic!("not the reply to a fill: {other:?}"),
+    }
+}
+
+fn remaining(decision: &Decision) -> Vec<u64> {
+    decision
+        .usage()
+        .rules()
+        .map(|rule| rule.remaining())
+        .collect()
+}
+
+/// What is left under each rule.
+async fn left(store: &impl Store, charges: impl IntoIterator<Item = Charge>) -> Vec<u64> {
+    remaining(&store.check(&check(charges).without_cost()).await.unwrap())
+}
+
+fn admitted(decisions: &[Decision]) -> usize {
+    decisions.iter().filter(|it| it.is_allowed()).count()
+}
+
+pub(crate) async fn operations_are_answered_one_by_one_in_their_order(
+    store: &impl Store,
+    _: TestClock,
+) {
+    let api = policy("api", "3/1h");
+    let alice = |cost| check([charge(&api, "alice", cost)]);
+    let reset = Operation::Reset {
+        policy: api.clone(),
+        key: Key::new("user", "alice"),
+    };
+    let replies = call(
+        store,
+        vec![
+            Operation::Check(alice(2)),
+            Operation::Check(alice(2)),
+            Operation::Check(check([charge(&api, "bob", 1)])),
+            reset,
+            Operation::Check(alice(2)),
+            Operation::Fill {
+                check: alice(1),
+                count: 2,
+            },
+        ],
+    )
+    .await;
+    let told: Vec<String> = replies
+        .iter()
+        .map(|reply| match reply.as_ref().unwrap() {
+            Reply::Check(decision) => {
+                format!("{} {:?}", decision.is_allowed(), remaining(decision))
+            }
+            Reply::Fill(decisions) => format!("{} of {}", admitted(decisions), decisions.len()),
+            Reply::Reset => "reset".to_owned(),
+            Reply::Settle(_) => panic!("nothing was settled"),
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "true [1]",
+            "false [1]",
+            "true [2]",
+            "reset",
+            "true [1]",
+            "1 of 2"
+        ]
+    );
+}
+
+pub(crate) async fn a_call_of_nothing_answers_nothing(store: &impl Store, _: TestClock) {
+    assert!(call(store, Vec::new()).await.is_empty());
+}
+
+pub(crate) async fn a_settlement_and_a_check_in_one_call_follow_each_other(
+    store: &impl Store,
+    _: TestClock,
+) {
+    let api = policy("api", "3/1h");
+    let alice = || check([charge(&api, "alice", 3)]);
+    let decision = store.check(&alice()).await.unwrap();
+    let settlement = Settlement::new(decision.usage(), [0]).unwrap();
+    let replies = call(
+        store,
+        vec![
+            Operation::Check(alice()),
+            Operation::Settle(settlement),
+            Operation::Check(alice()),
+        ],
+    )
+    .await;
+    match &replies[..] {
+        [
+            Ok(Reply::Check(denied)),
+            Ok(Reply::Settle(usage)),
+            Ok(Reply::Check(allowed)),
+        ] => {
+            assert!(!denied.is_allowed() && allowed.is_allowed());
+            assert_eq!(usage.rules().next().unwrap().remaining(), 3);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(crate) async fn a_fill_answers_what_its_checks_would_one_after_another(
+    store: &impl Store,
+    clock: TestClock,
+) {
+    let rules = "9/1s@100ms,20/1m,30/1h@fixed";
+    let (together, apart) = (policy("together", rules), policy("apart", rules));
+    for (step, (cost, count)) in [(1, 3), (2, 2), (3, 9), (1, 1), (1, 16), (7, 2)]
+        .into_iter()
+        .enumerate()
+    {
+        let decisions = fill(store, check([charge(&together, "alice", cost)]), count).await;
+        assert_eq!(decisions.len(), usize::from(count));
+        for decision in decisions {
+            let one = check([charge(&apart, "alice", cost)]);
+            let expected = store.check(&one).await.unwrap();
+            assert_eq!(Outcome::from(&decision), Outcome::from(&expected), "{step}");
+        }
+        clock.advance(Duration::from_millis(600));
+    }
+}
+
+pub(crate) async fn a_fill_of_many_keys_charges_all_of_them_equally_often(
+    store: &impl Store,
+    _: TestClock,
+) {
+    let (ip, user) = (policy("ip", "10/1h"), policy("user", "9/1h,50/1d"));
+    let charges = || [charge(&ip, "alice", 1), charge(&user, "alice", 2)];
+    let decisions = fill(store, check(charges()), 6).await;
+    assert_eq!(admitted(&decisions), 4);
+    assert_eq!(remaining(&decisions[0]), [9, 7, 48]);
+    assert_eq!(remaining(&decisions[5]), [6, 1, 42]);
+    assert_eq!(left(store, charges()).await, [6, 1, 42]);
+}
+
+pub(crate) async fn a_fill_at_no_cost_admits_all_and_charges_nothing(
+    store: &impl Store,
+    _: TestClock,
+) {
+    let api = policy("api", "2/1h");
+    let decisions = fill(store, check([charge(&api, "alice", 0)]), 5).await;
+    assert_eq!(admitted(&decisions), 5);
+    assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [2]);
+}
+
+pub(crate) async fn a_fill_above_a_limit_admits_none_whatever_it_costs(
+    store: &impl Store,
+    _: TestClock,
+) {
+    let api = policy("api", "2/1h");
+    let decision = store
+        .check(&check([charge(&api, "alice", 1)]))
+        .await
+        .unwrap();
+    store
+        .settle(&Settlement::new(decision.usage(), [3]).unwrap())
+        .await
+        .unwrap();
+    for cost in [0, 1, 3] {
+        let decisions = fill(store, check([charge(&api, "alice", cost)]), 2).await;
+        assert_eq!((decisions.len(), admitted(&decisions)), (2, 0), "{cost}");
+    }
+}
+
+pub(crate) async fn a_fill_of_no_checks_answers_no_decision(store: &impl Store, _: TestClock) {
+    let api = policy("api", "2/1h");
+    let trial = policy("trial", "2/1h").shadow();
+    let charges = || [charge(&api, "alice", 1), charge(&trial, "alice", 1)];
+    assert!(fill(store, check(charges()), 0).await.is_empty());
+    assert_eq!(left(store, charges()).await, [2]);
+}
+
+pub(crate) async fn a_check_of_a_fill_can_be_settled(store: &impl Store, _: TestClock) {
+    let api = policy("api", "5/1h");
+    let decisions = fill(store, check([charge(&api, "alice", 2)]), 3).await;
+    assert_eq!(admitted(&decisions), 2);
+    for decision in &decisions[..2] {
+        let settlement = Settlement::new(decision.usage(), [1]).unwrap();
+        store.settle(&settlement).await.unwrap();
+    }
+    assert!(Settlement::new(decisions[2].usage(), [0]).is_err());
+    assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [3]);
+}
+
+pub(crate) async fn shadows_are_decided_only_if_the_check_is_admitted(
+    store: &impl Store,
+    _: TestClock,
+) {
+    let (api, trial) = (policy("api", "2/1h"), policy("trial", "1/1h"));
+    let both = || {
+        check([
+            charge(&api, "alice", 1),
+            charge(&trial.clone().shadow(), "alice", 1),
+        ])
+    };
+    let shadows = async || {
+        let decision = store.check(&both()).await.unwrap();
+        let shadow = decision
+            .usage()
+            .shadow()
+            .map(|shadow| (shadow.is_allowed(), remaining(shadow)));
+        (decision.is_allowed(), shadow)
+    };
+    assert_eq!(shadows().await, (true, Some((true, vec![0]))));
+    assert_eq!(shadows().await, (true, Some((false, vec![0]))));
+    assert_eq!(shadows().await, (false, None));
+    // A shadow counts under its name, like any other policy.
+    assert_eq!(left(store, [charge(&trial, "alice", 1)]).await, [0]);
+}
+
+pub(crate) async fn shadows_are_all_or_nothing_among_themselves(store: &impl Store, _: TestClock) {
+    let api = policy("api", "9/1h");
+    let (wide, narrow) = (
+        policy("wide", "9/1h").shadow(),
+        policy("narrow", "1/1h").shadow(),
+    );
+    for shadow_left in [[8, 0], [8, 0]] {
+        let charges = [
+            charge(&api, "alice", 1),
+            charge(&wide, "alice", 1),
+            charge(&narrow, "alice", 1),
+        ];
+        let decision = store.check(&check(charges)).await.unwrap();
+        assert_eq!(remaining(decision.usage().shadow().unwrap()), shadow_left);
+    }
+    assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [7]);
+}
+
+pub(crate) async fn a_check_of_shadows_alone_is_admitted(store: &impl Store, _: TestClock) {
+    let trial = policy("trial", "1/1h").shadow();
+    for shadow_allows in [true, false] {
+        let decision = store
+            .check(&check([charge(&trial, "alice", 1)]))
+            .await
+            .unwrap();
+        assert!(decision.is_allowed());
+        assert_eq!(decision.usage().policies().count(), 0);
+        assert_eq!(
+            decision.usage().shadow().unwrap().is_allowed(),
+            shadow_allows
+        );
+    }
+}
+
+pub(crate) async fn shadows_of_a_fill_are_a_fill_of_what_was_admitted(
+    store: &impl Store,
+    _: TestClock,
+) {
+    let (api, trial) = (policy("api", "4/1h"), policy("trial", "3/1h").shadow());
+    let charges = [charge(&api, "alice", 1), charge(&trial, "alice", 1)];
+    let decisions = fill(store, check(charges), 5).await;
+    let told: Vec<_> = decisions
+        .iter()
+        .map(|it| {
+            (
+                it.is_allowed(),
+                it.usage().shadow().map(Decision::is_allowed),
+            )
+        })
+        .collect();
+    let (would_pass, would_not) = ((true, Some(true)), (true, Some(false)));
+    assert_eq!(
+        told,
+        [would_pass, would_pass, would_pass, would_not, (false, None)]
+    );
+}
+
+pub(crate) async fn what_a_shadow_charged_is_settled_by_its_own_usage(
+    store: &impl Store,
+    _: TestClock,
+) {
+    let (api, trial) = (policy("api", "5/1h"), policy("trial", "5/1h"));
+    let charges = [
+        charge(&api, "alice", 3),
+        charge(&trial.clone().shadow(), "alice", 3),
+    ];
+    let decision = store.check(&check(charges)).await.unwrap();
+    let Some(Decision::Allowed(shadow)) = decision.usage().shadow() else {
+        panic!("the shadow has room");
+    };
+    store
+        .settle(&Settlement::new(shadow, [1]).unwrap())
+        .await
+        .unwrap();
+    assert_eq!(left(store, [charge(&trial, "alice", 1)]).await, [4]);
+    assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [2]);
+    store
+        .settle(&Settlement::new(decision.usage(), [0]).unwrap())
+        .await
+        .unwrap();
+    assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [5]);
+}
+
+pub(crate) async fn the_usage_tells_the_time_of_the_decision(store: &impl Store, clock: TestClock) {
+    let api = policy("api", "1/1h");
+    for later in [0, 1, 999] {
+        clock.set(START_MS + later);
+        let decision = store
+            .check(&check([charge(&api, "alice", 1)]))
+            .await
+            .unwrap();
+        assert_eq!(decision.usage().decided_at_ms(), START_MS + later);
+    }
+    let charges = [charge(&api, "bob", 1)];
+    let decision = store.check(&check(charges)).await.unwrap();
+    let usage = store
+        .settle(&Settlement::new(decision.usage(), [0]).unwrap())
+        .await
+        .unwrap();
+    assert_eq!(usage.decided_at_ms(), START_MS + 999);
+}
