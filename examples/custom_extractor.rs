@@ -9,7 +9,7 @@ use std::{convert::Infallible, error::Error};
 
 use http::{Request, Response, request::Parts};
 use sluicegate::{
-    ExtractError, Key, KeyExtractor, MemoryStore, Policy, RateLimitLayer, extract::Keys,
+    Key, KeyExtractor, MemoryStore, Policy, RateLimitLayer, error::ExtractError, extract::Keys,
 };
 use tower::{ServiceBuilder, ServiceExt};
 

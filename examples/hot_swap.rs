@@ -17,7 +17,10 @@ use axum::{
     http::StatusCode,
     routing::{get, put},
 };
-use sluicegate::{MemoryStore, PeerIp, Policies, RateLimitLayer, ReloadablePolicies};
+use sluicegate::{
+    MemoryStore, PeerIp, RateLimitLayer,
+    policies::{Policies, ReloadablePolicies},
+};
 use tokio::net::TcpListener;
 
 /// Either all policies are replaced, or none is.

@@ -8,8 +8,8 @@ use std::{
 };
 
 use sluicegate::{
-    Charge, Check, Count, Decision, Key, Limiter, Policy, Rule, Settlement, Store, StoreError,
-    StoreFuture, Usage,
+    Charge, Decision, Key, Limiter, Policy, Rule, Store, StoreError, Usage,
+    store::{Check, Count, Settlement, StoreFuture},
 };
 
 /// What one count belongs to: the policy's name, the key, and how the rule counts time. Not its limit, which may change.

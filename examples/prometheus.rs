@@ -13,7 +13,7 @@ use std::{env, error::Error, net::SocketAddr, time::Duration};
 
 use axum::{Router, routing::get};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
-use sluicegate::{Limiter, MemoryStore, MetricsObserver, PeerIp, Policy, RateLimitLayer};
+use sluicegate::{Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer, observe::MetricsObserver};
 use tokio::{net::TcpListener, time};
 
 /// In seconds: most answers of a store in the same network take less than a millisecond.

@@ -18,7 +18,9 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use sluicegate::{Key, MemoryStore, Policies, Policy, RateLimitLayer, extract::Extension};
+use sluicegate::{
+    Key, MemoryStore, Policy, RateLimitLayer, extract::Extension, policies::Policies,
+};
 use tokio::net::TcpListener;
 
 #[derive(Clone)]

@@ -6,7 +6,7 @@
 //! let uploads = Policy::parse("uploads", "100/1h")?;
 //! let charge = Charge::new(&uploads, Key::new("user", "alice"), 3);
 //! assert_eq!(charge.cost(), 3);
-//! # Ok::<(), sluicegate::PolicyError>(())
+//! # Ok::<(), sluicegate::error::PolicyError>(())
 //! ```
 
 use crate::{key::Key, policy::Policy, rule::MAX_UNITS};

@@ -17,7 +17,7 @@ pub(crate) const MAX_CHARGES: usize = 64;
 /// is allowed, and all or nothing among themselves.
 ///
 /// ```
-/// use sluicegate::{Charge, Check, Key, Policy};
+/// use sluicegate::{Charge, Key, Policy, store::Check};
 ///
 /// let uploads = Policy::parse("uploads", "100/1h")?;
 /// let trial = Policy::parse("trial", "10/1h")?.shadow();

@@ -54,7 +54,7 @@ pub enum Decision {
 }
 
 impl Decision {
-    /// Adds what the [shadows](Check::shadow_check) of the check decided; a denial asks no shadow and stays as it is. For stores.
+    /// Adds what the [shadows](Check::shadow_check) of the check decided; for a denial no shadow is decided, and it stays as it is. For stores.
     #[must_use]
     pub fn with_shadow(self, shadow: Self) -> Self {
         match self {
@@ -134,7 +134,7 @@ impl Decision {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Protocol`] when the counts are not those of this check, or refuse nothing though it was refused.
+    /// [`StoreErrorKind::Protocol`] when the counts are not those of this check, or deny nothing though it was denied.
     pub fn new(
         check: &Check,
         admitted: bool,
@@ -200,14 +200,14 @@ impl Decision {
         let (mut charge, mut rule, mut at) = (0, 0, 0);
         for (index, of_policy) in usage.policies().enumerate() {
             for it in of_policy.rules() {
-                if it.refusal_ms > longest {
-                    (longest, charge, rule) = (it.refusal_ms, index, at);
+                if it.denied_ms > longest {
+                    (longest, charge, rule) = (it.denied_ms, index, at);
                 }
                 at += 1;
             }
         }
         if longest.is_none() {
-            return Err(protocol("the store refused a check that fits every rule"));
+            return Err(protocol("the store denied a check that fits every rule"));
         }
         Ok(Self::Denied(Denial {
             usage,
@@ -217,8 +217,8 @@ impl Decision {
     }
 }
 
-/// How long a rule refuses a cost, in ms: `None` when it fits, [`NEVER_MS`] when it can never fit.
-fn refusal(limit: u64, cost: u64, now_ms: u64, count: Count) -> Option<u64> {
+/// How long a rule denies a cost, in ms: `None` when it fits, [`NEVER_MS`] when it can never fit.
+fn denial_ms(limit: u64, cost: u64, now_ms: u64, count: Count) -> Option<u64> {
     match limit.checked_sub(cost) {
         None => Some(NEVER_MS),
         Some(room) if count.used > room => Some(count.fits_at_ms.saturating_sub(now_ms)),
@@ -261,12 +261,12 @@ impl Usage {
         // Allocated once: `collect` could not know the length.
         let mut usages = Vec::with_capacity(counts.len());
         usages.extend(rules.zip(counts).map(|((rule, cost), count)| {
-            let refusal_ms = if admitted {
+            let denied_ms = if admitted {
                 None
             } else {
-                refusal(rule.limit(), cost, now_ms, *count)
+                denial_ms(rule.limit(), cost, now_ms, *count)
             };
-            RuleUsage::new(rule, now_ms, *count, refusal_ms)
+            RuleUsage::new(rule, now_ms, *count, denied_ms)
         }));
         let expected = check.rule_count();
         if usages.len() != expected || counts.len() != expected {
@@ -342,7 +342,7 @@ impl Usage {
 
     /// What the [shadows](Policy::shadow) among the policies decided, which are not among [`policies`](Self::policies).
     ///
-    /// `None` when there are none, when they could not decide, and in a refusal, which asks no shadow.
+    /// `None` when there are none, when they could not decide, and in a denial, for which no shadow is decided.
     #[must_use]
     pub fn shadow(&self) -> Option<&Decision> {
         self.shadow.as_deref()
@@ -427,11 +427,11 @@ pub struct RuleUsage {
     remaining: u64,
     reset_after_ms: u64,
     step_end_ms: u64,
-    refusal_ms: Option<u64>,
+    denied_ms: Option<u64>,
 }
 
 impl RuleUsage {
-    fn new(rule: Rule, now_ms: u64, count: Count, refusal_ms: Option<u64>) -> Self {
+    fn new(rule: Rule, now_ms: u64, count: Count, denied_ms: Option<u64>) -> Self {
         let spec = StepSpec::of(&rule);
         let reset_at_ms = if count.used == 0 {
             0
@@ -443,7 +443,7 @@ impl RuleUsage {
             remaining: rule.limit().saturating_sub(count.used),
             reset_after_ms: reset_at_ms.saturating_sub(now_ms),
             step_end_ms: spec.step_end(now_ms).max(count.newest_end_ms),
-            refusal_ms,
+            denied_ms,
         }
     }
 
@@ -452,8 +452,8 @@ impl RuleUsage {
         if self.reset_after_ms > 0 {
             self.reset_after_ms = moved(self.reset_after_ms);
         }
-        if let Some(ms) = self.refusal_ms.filter(|ms| *ms != NEVER_MS) {
-            self.refusal_ms = Some(moved(ms));
+        if let Some(ms) = self.denied_ms.filter(|ms| *ms != NEVER_MS) {
+            self.denied_ms = Some(moved(ms));
         }
         self
     }
@@ -476,16 +476,16 @@ impl RuleUsage {
         Duration::from_millis(self.reset_after_ms)
     }
 
-    /// Whether this rule refused the check.
+    /// Whether this rule denied the check.
     #[must_use]
     pub const fn is_exceeded(&self) -> bool {
-        self.refusal_ms.is_some()
+        self.denied_ms.is_some()
     }
 
-    /// The time until this rule would admit the same check; `None` when it refuses for ever, or does not refuse.
+    /// The time until this rule would admit the same check; `None` when it never would, or does not deny it.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
-        match self.refusal_ms {
+        match self.denied_ms {
             None | Some(NEVER_MS) => None,
             Some(ms) => Some(Duration::from_millis(ms)),
         }
@@ -498,11 +498,11 @@ impl RuleUsage {
     }
 }
 
-/// Why a check was refused, and when the same check would pass; cheap to clone.
+/// Why a check was denied, and when the same check would pass; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Denial {
     usage: Usage,
-    /// Where among the charges, and where among all rules, that stands which refuses for longest.
+    /// The places, among the charges and among all rules, of what denies for longest.
     charge: usize,
     rule: usize,
 }
@@ -515,13 +515,13 @@ impl Denial {
         self.rule().retry_after()
     }
 
-    /// The policy that refuses for longest.
+    /// The policy that denies for longest.
     #[must_use]
     pub fn policy(&self) -> &Policy {
         self.usage.check().charges()[self.charge].policy()
     }
 
-    /// The rule that refuses for longest: the first of them if several are equal.
+    /// The rule that denies for longest: the first of them if several are equal.
     #[must_use]
     pub fn rule(&self) -> &RuleUsage {
         &self.usage.inner.rules[self.rule]

@@ -1,10 +1,10 @@
-//! The errors, one type for each moment: [`RuleError`] and [`PolicyError`] when something is built, [`ExtractError`] when
-//! a request does not say who is asking, [`StoreError`] when the store could not decide.
+//! The errors, one type for each situation: [`RuleError`] and [`PolicyError`] when something is built,
+//! [`ExtractError`] when a request yields no key, [`StoreError`] when the store could not decide.
 //!
-//! None of them ever means "access_denied": that is a [`Decision`](crate::Decision).
+//! None of them means that a request was denied: that is a [`Decision`](crate::Decision).
 //!
 //! ```
-//! use sluicegate::{Policy, PolicyError};
+//! use sluicegate::{Policy, error::PolicyError};
 //!
 //! let error = Policy::parse("api", "ten/1s").unwrap_err();
 //! assert!(matches!(error, PolicyError::Rule { .. }));
@@ -12,124 +12,9 @@
 
 use std::{error::Error, fmt, sync::Arc};
 
-use crate::rule::{MAX_UNITS, Rule};
+pub use crate::{policy::PolicyError, rule::RuleError};
 
-/// Why a rule was refused: names the rule and what is wrong with it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RuleError {
-    rule: String,
-    problem: RuleProblem,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RuleProblem {
-    Syntax,
-    LimitTooLarge,
-    WindowOutOfRange,
-    WindowNotWholeMillis,
-    PrecisionOutOfRange,
-    PrecisionNotWholeMillis,
-}
-
-impl RuleError {
-    pub(crate) fn new(rule: String, problem: RuleProblem) -> Self {
-        Self { rule, problem }
-    }
-
-    /// The same problem, told of the text that the user wrote.
-    pub(crate) fn of(self, text: &str) -> Self {
-        Self::new(text.to_owned(), self.problem)
-    }
-}
-
-impl fmt::Display for RuleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rule `{}`: ", self.rule)?;
-        match self.problem {
-            RuleProblem::Syntax => {
-                f.write_str("write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact or 1000/1d@fixed")
-            }
-            RuleProblem::LimitTooLarge => write!(f, "the limit must be at most {MAX_UNITS}"),
-            RuleProblem::WindowOutOfRange => f.write_str("the window must be from 1ms to 36525d"),
-            RuleProblem::WindowNotWholeMillis => f.write_str("the window must be whole milliseconds"),
-            RuleProblem::PrecisionOutOfRange => f.write_str("the precision must be from 1ms to the window"),
-            RuleProblem::PrecisionNotWholeMillis => f.write_str("the precision must be whole milliseconds"),
-        }
-    }
-}
-
-impl Error for RuleError {}
-
-/// Why a [`Policy`](crate::Policy) could not be built.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PolicyError {
-    /// The name is empty, too long, or has a character that headers or Redis keys cannot carry.
-    Name {
-        /// The name, or its beginning.
-        name: String,
-    },
-    /// There is no rule, or there are more than 16.
-    RuleCount {
-        /// The policy's name.
-        policy: String,
-    },
-    /// A rule is wrong.
-    Rule {
-        /// The policy's name.
-        policy: String,
-        /// What is wrong with which rule.
-        source: RuleError,
-    },
-    /// Two rules have the same window and kind, so that one of them could never matter.
-    SameWindow {
-        /// The policy's name.
-        policy: String,
-        /// The two rules.
-        rules: [Rule; 2],
-    },
-    /// Two policies of one set have the same name.
-    DuplicateName {
-        /// The policy's name.
-        policy: String,
-    },
-    /// A set has no policy of this name, though one is needed.
-    Missing {
-        /// The policy's name.
-        policy: String,
-    },
-}
-
-impl fmt::Display for PolicyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name { name } => {
-                write!(
-                    f,
-                    "policy name `{name}` must be 1 to 64 characters of A-Z a-z 0-9 . _ -"
-                )
-            }
-            Self::RuleCount { policy } => write!(f, "policy `{policy}` must have 1 to 16 rules"),
-            Self::Rule { policy, source } => write!(f, "policy `{policy}`: {source}"),
-            Self::DuplicateName { policy } => write!(f, "policy `{policy}` is named twice"),
-            Self::Missing { policy } => write!(f, "policy `{policy}` is missing"),
-            Self::SameWindow {
-                policy,
-                rules: [first, second],
-            } => {
-                write!(
-                    f,
-                    "policy `{policy}`: rules `{first}` and `{second}` have the same window and kind"
-                )
-            }
-        }
-    }
-}
-
-// The rule's error is part of the message, so it is not repeated as a source.
-impl Error for PolicyError {}
-
-/// Why no key could be had from a request.
+/// Why no key could be extracted from a request.
 ///
 /// The message is for the service's own logs and must not hold what the client sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,11 +27,11 @@ pub struct ExtractError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ExtractErrorKind {
-    /// The request does not say who is asking: the client's doing.
+    /// The request does not identify its client. The client is the cause.
     Missing,
-    /// The request says it in a way that cannot be read: the client's doing.
+    /// The request identifies its client in a way that cannot be read. The client is the cause.
     Malformed,
-    /// The service could not find out, for instance because a look-up failed: not the client's doing.
+    /// The service could not identify the client, for instance because a look-up failed. The service is the cause.
     Unavailable,
 }
 
@@ -163,7 +48,7 @@ impl ExtractErrorKind {
 }
 
 impl ExtractError {
-    /// The request does not say who is asking.
+    /// Creates an error of the kind [`Missing`](ExtractErrorKind::Missing): the request does not identify its client.
     #[must_use]
     pub const fn missing(message: &'static str) -> Self {
         Self {
@@ -172,7 +57,8 @@ impl ExtractError {
         }
     }
 
-    /// The request says who is asking in a way that cannot be read.
+    /// Creates an error of the kind [`Malformed`](ExtractErrorKind::Malformed): what identifies the client cannot be
+    /// read.
     #[must_use]
     pub const fn malformed(message: &'static str) -> Self {
         Self {
@@ -181,7 +67,8 @@ impl ExtractError {
         }
     }
 
-    /// The service could not find out who is asking.
+    /// Creates an error of the kind [`Unavailable`](ExtractErrorKind::Unavailable): the service could not identify the
+    /// client.
     #[must_use]
     pub const fn unavailable(message: &'static str) -> Self {
         Self {
@@ -207,8 +94,8 @@ impl Error for ExtractError {}
 
 /// The store could not decide: neither yes nor no.
 ///
-/// Opaque, because what can go wrong differs by store; [`kind`](Self::kind) says what a caller can act upon. The message
-/// and the source never hold a key or a password.
+/// Opaque, because what can go wrong differs by store; [`kind`](Self::kind) says what a caller can act upon. The
+/// message and the source never hold a key or a password.
 #[derive(Clone)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -224,7 +111,8 @@ pub enum StoreErrorKind {
     Timeout,
     /// The store cannot be reached or cannot work now: down, loading, out of memory, busy, read-only.
     Unavailable,
-    /// The store was not asked: it has failed several times in a row. See [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    /// The store was not asked: it has failed several times in a row. See
+    /// [`limiter`](crate::limiter#when-the-store-cannot-decide).
     CircuitOpen,
     /// The store refuses this caller: wrong password, missing rights, wrong type of server. A person has to act.
     AccessDenied,
@@ -235,7 +123,8 @@ pub enum StoreErrorKind {
 }
 
 impl StoreErrorKind {
-    /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `invalid_request`.
+    /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `circuit_open`, `access_denied`,
+    /// `protocol`, `invalid_request`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -1,18 +1,23 @@
 /// What to do with a request when the store cannot decide.
 ///
 /// A [limiter](crate::Limiter::on_failure) or a layer has one for all its policies, and a
-/// [policy](crate::Policy::on_failure) may have its own. Of policies that are checked together the strictest speaks for all:
-/// `Closed`, else `Local`, else `Open`.
+/// [policy](crate::Policy::on_failure) may have its own. Of policies that are checked together the strictest
+/// applies to all: `Closed`, else `Local`, else `Open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
 pub enum FailurePolicy {
     /// Let it pass, unlimited: the service stays up when the store does not.
     #[default]
     Open,
-    /// Let the memory of this process decide, within this process's [share](crate::Limiter::replicas) of the limits: see
-    /// [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    /// Let the memory of this process decide, within this process's [share](crate::Limiter::replicas) of the limits:
+    /// see [`limiter`](crate::limiter#when-the-store-cannot-decide).
     Local,
-    /// Refuse it: better no answer than an unlimited one, for instance at a login.
+    /// Reject it: better no answer than an unlimited one, for instance at a login.
     Closed,
 }
 

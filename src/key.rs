@@ -5,17 +5,17 @@
 //!
 //! let key = Key::new("user", "alice");
 //! assert_eq!(key.kind(), "user");
-//! assert_eq!(format!("{key:?}"), "Key(user=…)");          // a value is never shown
+//! assert_eq!(format!("{key:?}"), "Key(user=…)");          // the value is never shown
 //! assert_ne!(key, Key::new("tenant", "alice"));
-//! assert_ne!(key, Key::secret("user", "alice"));          // secret and plain values never meet
+//! assert_ne!(key, Key::secret("user", "alice"));          // a secret value and a plain one are different keys
 //! ```
 
 use std::fmt;
 
 /// Who is limited: a kind (`ip`, `user`, `api-key`) and a value.
 ///
-/// Two keys are the same when kind, value and secrecy are. The value may be any bytes of any length: stores keep a short
-/// token of it, and two values never share one. `Debug` shows the kind alone.
+/// Two keys are equal when kind, value and secrecy are. The value may be any bytes of any length: stores keep a short
+/// token of it, and two values never share one. `Debug` shows only the kind.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Key {
     kind: &'static str,
@@ -24,7 +24,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// Creates a key whose value may be seen by those who run the store: an address, a user's number.
+    /// Creates a key whose value the operators of the store may see, such as an address or a user's number.
     #[must_use]
     pub fn new(kind: &'static str, value: impl AsRef<[u8]>) -> Self {
         Self {
@@ -44,13 +44,13 @@ impl Key {
         }
     }
 
-    /// What sort of identity this is; fit for logs and metrics.
+    /// The kind of the identity; may be logged and used in metrics.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         self.kind
     }
 
-    /// The value itself, for stores to make a token of; not fit for logs, metrics or anything that is kept.
+    /// The value itself, from which stores make a token; must not be logged, used in metrics or kept.
     #[must_use]
     pub const fn value(&self) -> &[u8] {
         &self.value

@@ -1,5 +1,5 @@
-//! Rate limiting for tower, axum and hyper services that run on many replicas: several sliding-window rules, for several
-//! identities at once, decided in one atomic step and shared through Redis.
+//! Rate limiting for tower, axum and hyper services that run on many replicas: several sliding-window rules, for
+//! several identities at once, decided in one atomic step and shared through Redis.
 //!
 //! # Quick start
 //!
@@ -26,18 +26,19 @@
 //!
 //! # The life of a request
 //!
-//! 1. The layer's [extractors](extract) see the head of the request and answer with [keys](Key).
-//! 2. Each key is [charged](Charge) under its [policy](Policy), all in one [check](Check): one call of the [store].
+//! 1. The layer's [extractors](extract) read the head of the request and answer with [keys](Key).
+//! 2. Each key is [charged](Charge) under its [policy](Policy), all in one [check](store::Check): one call of the
+//!    [store].
 //! 3. *Allowed:* the inner service is called, and the response tells what is left.
-//! 4. *Denied:* the inner service is not called; the answer is a 429 that says when the same request would pass. Nothing was
-//!    charged, under any policy.
-//! 5. *The store could not decide* within the timeout: the [failure policy](FailurePolicy) speaks.
+//! 4. *Denied:* the inner service is not called; the answer is a 429 that says when the same request would pass.
+//!    Nothing was charged, under any policy.
+//! 5. *The store could not decide* within the timeout: the [failure policy](FailurePolicy) applies.
 //!
 //! # Rules
 //!
-//! A [`Rule`] admits at most `limit` units in any `window`, whatever the phase, however many replicas, however wrong their
-//! clocks. Units are counted in steps of `precision`, a sixtieth of the window by default, and given back up to one step late,
-//! never early:
+//! A [`Rule`] admits at most `limit` units in any `window`, whatever the phase, however many replicas, however wrong
+//! their clocks. Units are counted in steps of `precision`, a sixtieth of the window by default, and given back up to
+//! one step late, never early:
 //!
 //! ```text
 //!        charged here                                   released here
@@ -50,17 +51,17 @@
 //! # Keys and proxies
 //!
 //! [`PeerIp`](struct@PeerIp) is the address at the other end of the connection: behind a proxy, the proxy's.
-//! [`ForwardedIp`] is the client's address on the word of proxies that you trust; [`extract::forwarded`] says which proxy needs
-//! what. [`Header`] is whatever the client writes there. The page of [`extract`] says which extractor needs which order of layers, and what happens to a
-//! request that does not say who is asking.
+//! [`ForwardedIp`] is the client's address as proxies that you trust report it; [`extract::forwarded`] says which
+//! proxy needs what. [`Header`] is whatever the client sends. The page of [`extract`] says which extractor needs which
+//! order of layers, and what happens to a request without a key.
 //!
 //! # When Redis is down
 //!
 //! Every decision has a timeout, 100 ms by default, around everything that it waits for. Then requests pass unlimited
-//! ([`FailurePolicy::Open`], the default), are limited by each process to its share ([`FailurePolicy::Local`]), or are answered 503
-//! ([`FailurePolicy::Closed`]); policies may [differ](Policy::on_failure). After five failures in a row, one request each quarter of
-//! a second tries the server, and the others do not wait for it; when it is back, it decides again within a second. See
-//! [`limiter`](limiter#when-the-store-cannot-decide).
+//! ([`FailurePolicy::Open`], the default), are limited by each process to its share ([`FailurePolicy::Local`]), or are
+//! answered 503 ([`FailurePolicy::Closed`]); policies may [differ](Policy::on_failure). After five failures in a row,
+//! one request each quarter of a second tries the server, and the others do not wait for it; when it is back, it
+//! decides again within a second. See [`limiter`](limiter#when-the-store-cannot-decide).
 //!
 //! # Features
 //!
@@ -72,7 +73,7 @@
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
 //! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis#sentinel-and-replication) |
-//! | `serde` | | [`Rule`], [`Policy`] and [`Policies`] in configuration files |
+//! | `serde` | | [`Rule`], [`Policy`] and [`Policies`](policies::Policies) in configuration files |
 //! | `tls` | | `RedisStore` over [`rediss://`](store::redis#tls), by rustls |
 //! | `tonic` | | gRPC: [`Grpc`](middleware::Grpc) rejections, and `PeerIp` reads tonic's `TcpConnectInfo` |
 //! | `tracing` | | `TracingObserver`: spans and events of the crate `tracing` |
@@ -80,12 +81,12 @@
 //!
 //! # What this does not do
 //!
-//! - It does not slow requests down, unless it is [told to let them wait](middleware#around-a-client); it refuses them.
+//! - It does not slow requests down, unless it is [told to let them wait](middleware#around-a-client); it rejects them.
 //! - It does not limit how many requests run at once: use tower's `ConcurrencyLimit`.
-//! - On a cluster, the policies of one identity are decided in one atomic step, several identities are not: a request that is
-//!   about to be refused may for one round trip [make another look refused](store::redis#on-a-cluster).
-//! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten. How much that is
-//!   stands [there](store::redis#sentinel-and-replication).
+//! - On a cluster, the policies of one identity are decided in one atomic step, several identities are not: a request
+//!   that is about to be denied may for one round trip [make another one be denied](store::redis#on-a-cluster).
+//! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten. How
+//!   much that is stands [there](store::redis#sentinel-and-replication).
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)
@@ -116,29 +117,18 @@ pub mod test_util;
 mod window;
 
 pub use charge::Charge;
-pub use check::Check;
-pub use decision::{Count, Decision, Denial, PolicyUsage, RuleUsage, Usage};
-pub use error::{
-    ExtractError, ExtractErrorKind, PolicyError, RuleError, StoreError, StoreErrorKind,
-};
+pub use decision::{Decision, Denial, Usage};
+pub use error::StoreError;
 pub use extract::{ForwardedIp, Header, KeyExtractor, PeerIp};
 pub use failure::FailurePolicy;
 pub use key::Key;
 pub use limiter::Limiter;
 pub use middleware::RateLimitLayer;
-#[cfg(feature = "metrics")]
-pub use observe::MetricsObserver;
-pub use observe::Observer;
-#[cfg(feature = "tracing")]
-pub use observe::TracingObserver;
-pub use operation::{Operation, Reply};
-pub use policies::{Policies, ReloadablePolicies};
 pub use policy::Policy;
 pub use rule::Rule;
-pub use settlement::Settlement;
 #[cfg(feature = "redis")]
 pub use store::redis::RedisStore;
-pub use store::{MemoryStore, Store, StoreFuture};
+pub use store::{MemoryStore, Store};
 
 /// The README's code, kept honest by the compiler.
 #[cfg(all(doctest, feature = "redis"))]

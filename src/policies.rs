@@ -1,7 +1,8 @@
-//! [`Policies`]: policies by name, as a configuration file has them; [`ReloadablePolicies`]: those that change while the service runs.
+//! [`Policies`]: policies by name, as in a configuration file. [`ReloadablePolicies`]: policies that change while the
+//! service runs.
 //!
 //! ```
-//! use sluicegate::{Charge, Key, Limiter, ReloadablePolicies, MemoryStore, Policies, Policy};
+//! use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, policies::{Policies, ReloadablePolicies}};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //! let limiter = Limiter::new(MemoryStore::new());
@@ -9,12 +10,12 @@
 //! let charge = |cost| Charge::new(&live.get("ip").unwrap(), Key::new("ip", "192.0.2.1"), cost);
 //! assert!(limiter.check([charge(4)]).await?.is_allowed());
 //!
-//! // A limit that changes holds at once, for what is counted already.
+//! // A new limit takes effect at once, on what is already counted.
 //! live.replace(Policies::new([Policy::parse("ip", "10/1m")?])?)?;
 //! assert!(limiter.check([charge(6)]).await?.is_allowed());
 //! assert!(!limiter.check([charge(1)]).await?.is_allowed());
 //!
-//! // A policy never vanishes: what it limits would be unlimited.
+//! // A policy cannot be removed: what it limits would be unlimited.
 //! let error = live.replace(Policies::new([])?).unwrap_err();
 //! assert_eq!(error.to_string(), "policy `ip` is missing");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -24,13 +25,13 @@
 //!
 //! # In a configuration file
 //!
-//! With the feature `serde`, `Policies` are a map from name to rules, in one string or in a list of them. Beside the rules may stand what to do
-//! [on failure](Policy::on_failure), and whether the policy is a [shadow](Policy::shadow):
+//! With the feature `serde`, `Policies` are a map from name to rules: one string, or a list of strings. Or to a map
+//! with `rules`, what to do [on failure](Policy::on_failure), and whether the policy is a [shadow](Policy::shadow):
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # #[cfg(feature = "serde")] {
-//! let policies: sluicegate::Policies = toml::from_str(r#"
+//! let policies: sluicegate::policies::Policies = toml::from_str(r#"
 //!     ip = "10/1s,120/1m"
 //!     user = ["600/1m", "100000/1d"]
 //!     login = { rules = "5/1m", on_failure = "closed" }
@@ -39,7 +40,7 @@
 //! assert!(policies.get("tenant").unwrap().is_shadow());
 //! assert_eq!(policies.get("user").unwrap().to_string(), "600/1m,100000/1d");
 //!
-//! let error = toml::from_str::<sluicegate::Policies>(r#"ip = "10/1s,10""#).unwrap_err();
+//! let error = toml::from_str::<sluicegate::policies::Policies>(r#"ip = "10/1s,10""#).unwrap_err();
 //! assert!(error.message().starts_with("policy `ip`: rule `10`: write it as LIMIT/WINDOW"));
 //! # }
 //! # Ok(())
@@ -52,7 +53,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use crate::{error::PolicyError, policy::Policy};
+use crate::policy::{Policy, PolicyError};
 
 /// Policies by name; cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
@@ -65,7 +66,7 @@ impl Policies {
     ///
     /// # Errors
     ///
-    /// When two of them have one name.
+    /// When two of them have the same name.
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, PolicyError> {
         let mut by_name = BTreeMap::new();
         for policy in policies {
@@ -99,8 +100,8 @@ impl fmt::Debug for Policies {
 
 /// Policies that can be replaced while the service runs, all in one step; clones are handles of the same set.
 ///
-/// The store keeps what is counted under a rule as long as the rule's window, precision and kind stay: a new limit holds at once
-/// for what was charged before, and a rule with a new window starts from nothing.
+/// The store keeps what is counted under a rule as long as the rule's window, precision and kind stay the same: a new
+/// limit takes effect at once on what was charged before, and a rule with a new window starts at zero.
 #[derive(Clone, Debug)]
 pub struct ReloadablePolicies {
     current: Arc<RwLock<Policies>>,
@@ -115,25 +116,26 @@ impl ReloadablePolicies {
         }
     }
 
-    /// The policy that has this name now.
+    /// The current policy of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Policy> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         current.get(name).cloned()
     }
 
-    /// All policies as they are now.
+    /// All current policies.
     #[must_use]
     pub fn load(&self) -> Policies {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         current.clone()
     }
 
-    /// Replaces all policies; requests that are being decided keep those that they have seen. There may be new names among them.
+    /// Replaces all policies. Requests that are being decided keep the ones that they have read. New names may be
+    /// added.
     ///
     /// # Errors
     ///
-    /// When a policy is missing that is there now. Nothing is replaced then.
+    /// When a current policy is missing from the new ones. Nothing is replaced then.
     pub fn replace(&self, policies: Policies) -> Result<(), PolicyError> {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(missing) = current.iter().find(|it| policies.get(it.name()).is_none()) {
@@ -161,7 +163,7 @@ impl ReloadablePolicies {
     }
 }
 
-/// One policy of [`ReloadablePolicies`], as it is when it is asked for.
+/// One policy of [`ReloadablePolicies`], read anew at each use.
 #[derive(Clone)]
 pub struct PolicyHandle {
     first: Policy,
@@ -169,11 +171,11 @@ pub struct PolicyHandle {
 }
 
 impl PolicyHandle {
-    /// The policy as it is now.
+    /// The current policy.
     #[must_use]
     pub fn load(&self) -> Policy {
         let now = self.all.get(self.first.name());
-        // Names do not vanish; if one did, its limit would still hold.
+        // Names are never removed; if one were, its limit would still hold.
         now.unwrap_or_else(|| self.first.clone())
     }
 }
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_stands_for_one_policy() {
+    fn two_policies_of_one_name_are_an_error() {
         let error = policies(&[("ip", "1/1s"), ("ip", "1/1s")]).unwrap_err();
         assert_eq!(error.to_string(), "policy `ip` is named twice");
     }
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_of_a_policy_that_is_not_there_is_not_given() {
+    fn a_handle_of_an_unknown_policy_is_an_error() {
         let live = ReloadablePolicies::new(policies(&[("ip", "1/1s")]).unwrap());
         let error = live.policy("pi").unwrap_err();
         assert_eq!(error.to_string(), "policy `pi` is missing");

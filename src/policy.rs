@@ -9,14 +9,17 @@
 //!
 //! let error = Policy::parse("api", "10/1s,20/1s").unwrap_err();
 //! assert_eq!(error.to_string(), "policy `api`: rules `10/1s` and `20/1s` have the same window and kind");
-//! # Ok::<(), sluicegate::PolicyError>(())
+//! # Ok::<(), sluicegate::error::PolicyError>(())
 //! ```
 
-use std::{fmt, num::NonZeroU32, sync::Arc};
+use std::{error::Error, fmt, num::NonZeroU32, sync::Arc};
 
-use crate::{error::PolicyError, failure::FailurePolicy, rule::Rule};
+use crate::{
+    failure::FailurePolicy,
+    rule::{Rule, RuleError},
+};
 
-/// More rules than anybody has needed; what a check costs grows with them.
+/// The cost of a check grows with the number of rules.
 const MAX_RULES: usize = 16;
 
 /// Names become parts of Redis keys, header values and metric labels.
@@ -24,8 +27,8 @@ const MAX_NAME: usize = 64;
 
 /// A named set of rules, checked and charged together.
 ///
-/// The name is what clients see in the `RateLimit` headers and what separates this policy's counts from another's: two
-/// policies of one name over one store share their counts. A policy is cheap to clone.
+/// Clients see the name in the `RateLimit` headers. Counts belong to the name: two policies of one name over one store
+/// share their counts. A policy is cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Policy {
     inner: Arc<Inner>,
@@ -101,39 +104,41 @@ impl Policy {
         }
     }
 
-    /// Makes this policy a shadow: it decides, charges and reports, and never refuses. See [`limiter`](crate::limiter).
+    /// Makes this policy a shadow: it is decided, charged and reported, and never denies a request. See
+    /// [`limiter`](crate::limiter).
     ///
-    /// It counts under its name, so that what it counted is there when it is no shadow any more. Beside the policy that it
-    /// may replace, it needs a name of its own.
+    /// It counts under its name: the counts remain when it is no longer a shadow. Used together with the policy that
+    /// it is to replace, it needs another name.
     #[must_use]
     pub fn shadow(mut self) -> Self {
         self.shadow = true;
         self
     }
 
-    /// Whether this policy only pretends to refuse.
+    /// Whether this policy is a shadow, which never denies a request.
     #[must_use]
     pub const fn is_shadow(&self) -> bool {
         self.shadow
     }
 
-    /// Sets what to do with a request under this policy when the store cannot decide. The default is what the limiter or the
-    /// layer says.
+    /// Sets what to do with a request under this policy when the store cannot decide. The default is the failure
+    /// policy of the limiter or the layer.
     ///
-    /// Of policies that are checked together, [the strictest](FailurePolicy) speaks for all. A shadow refuses nobody.
+    /// Of policies that are checked together, [the strictest](FailurePolicy) applies to all. A shadow never denies a
+    /// request.
     #[must_use]
     pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
         self.on_failure = Some(policy);
         self
     }
 
-    /// What to do when the store cannot decide; `None` when that is for others to say.
+    /// What to do when the store cannot decide; `None` when that is the limiter's or the layer's setting.
     #[must_use]
     pub const fn failure_policy(&self) -> Option<FailurePolicy> {
         self.on_failure
     }
 
-    /// The same policy with a share of each limit, as one of so many processes that each count alone.
+    /// The same policy with each limit divided by `of`: one of `of` processes that each count alone.
     pub(crate) fn share(&self, of: NonZeroU32) -> Self {
         let rules = self.rules().iter().map(|rule| rule.share(of));
         Self {
@@ -157,7 +162,7 @@ impl Policy {
         &self.inner.rules
     }
 
-    /// Whether both handles are clones of one policy: a cheap test that may say no to equals.
+    /// Whether both are the same policy: a pointer comparison for clones, else field by field.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let same = Arc::ptr_eq(&self.inner, &other.inner)
             && (self.shadow, self.on_failure) == (other.shadow, other.on_failure);
@@ -195,12 +200,81 @@ impl fmt::Debug for Policy {
     }
 }
 
+/// Why a [`Policy`], or a set of them, could not be built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// The name is empty, longer than 64 characters, or has a character other than `A-Z a-z 0-9 . _ -`.
+    Name {
+        /// The name, or its beginning.
+        name: String,
+    },
+    /// There is no rule, or there are more than 16.
+    RuleCount {
+        /// The policy's name.
+        policy: String,
+    },
+    /// A rule is not valid.
+    Rule {
+        /// The policy's name.
+        policy: String,
+        /// Which rule, and what is wrong with it.
+        source: RuleError,
+    },
+    /// Two rules have the same window and kind, so that one of them would have no effect.
+    SameWindow {
+        /// The policy's name.
+        policy: String,
+        /// The two rules.
+        rules: [Rule; 2],
+    },
+    /// Two policies of one set have the same name.
+    DuplicateName {
+        /// The policy's name.
+        policy: String,
+    },
+    /// A set has no policy of this name, though one is needed.
+    Missing {
+        /// The policy's name.
+        policy: String,
+    },
+}
+
+impl fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name { name } => {
+                write!(
+                    f,
+                    "policy name `{name}` must be 1 to 64 characters of A-Z a-z 0-9 . _ -"
+                )
+            }
+            Self::RuleCount { policy } => write!(f, "policy `{policy}` must have 1 to 16 rules"),
+            Self::Rule { policy, source } => write!(f, "policy `{policy}`: {source}"),
+            Self::DuplicateName { policy } => write!(f, "policy `{policy}` is named twice"),
+            Self::Missing { policy } => write!(f, "policy `{policy}` is missing"),
+            Self::SameWindow {
+                policy,
+                rules: [first, second],
+            } => {
+                write!(
+                    f,
+                    "policy `{policy}`: rules `{first}` and `{second}` have the same window and kind"
+                )
+            }
+        }
+    }
+}
+
+// The rule's error is part of the message, so it is not repeated as a source.
+impl Error for PolicyError {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn nonsense_is_refused_with_the_rule_that_is_wrong() {
+    fn an_invalid_policy_is_an_error_that_names_the_rule() {
         let message = |result: Result<Policy, PolicyError>| result.unwrap_err().to_string();
         assert_eq!(
             message(Policy::new("", [])),

@@ -13,9 +13,7 @@
 //! assert_eq!(error.to_string(), "rule `10/0s`: the window must be from 1ms to 36525d");
 //! ```
 
-use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
-
-use crate::error::{RuleError, RuleProblem};
+use std::{error::Error, fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
 /// The largest limit or cost: 2^53 − 1, the last whole number that a Lua number counts exactly.
 pub const MAX_UNITS: u64 = (1 << 53) - 1;
@@ -23,12 +21,12 @@ pub const MAX_UNITS: u64 = (1 << 53) - 1;
 /// The longest window: a hundred years.
 const MAX_WINDOW: Duration = Duration::from_secs(36_525 * 86_400);
 
-/// A sliding rule counts its window in this many steps unless told otherwise.
+/// A sliding rule counts its window in this many steps by default.
 const DEFAULT_STEPS: u64 = 60;
 
 /// At most `limit` units in any `window`, counted in steps of `precision`.
 ///
-/// A rule is plain data; [`Policy::new`] refuses a rule that makes no sense, and so does parsing one.
+/// A rule is plain data: [`Policy::new`] answers an error for a rule that is not valid, and so does parsing one.
 /// The text form, `LIMIT/WINDOW[@PRECISION]`, is read by [`FromStr`], written by `Display`, and used by serde:
 ///
 /// | text | meaning |
@@ -56,7 +54,7 @@ pub struct Rule {
 impl Rule {
     /// Creates a sliding rule: at most `limit` units in any span of `window`.
     ///
-    /// `limit` is 0 to 2^53 − 1, and 0 refuses every cost above 0. `window` is a whole number of milliseconds from 1 ms
+    /// `limit` is 0 to 2^53 − 1, and 0 denies every cost above 0. `window` is a whole number of milliseconds from 1 ms
     /// to 36 525 days. The precision is a sixtieth of the window, rounded up to whole milliseconds.
     #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Self {
@@ -118,19 +116,19 @@ impl Rule {
         self
     }
 
-    /// The units that fit into one window.
+    /// How many units are admitted in any window.
     #[must_use]
     pub const fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// The span that the limit covers.
+    /// The span of time that the limit is for.
     #[must_use]
     pub const fn window(&self) -> Duration {
         self.window
     }
 
-    /// The width of one step: the precision of a sliding rule, the window of a fixed one.
+    /// The length of one step: the precision of a sliding rule, the window of a fixed one.
     #[must_use]
     pub const fn step(&self) -> Duration {
         self.step
@@ -166,13 +164,13 @@ impl Rule {
         Text(self.window).to_string()
     }
 
-    /// One of so many equal shares of the limit, rounded down; a limit above 0 never becomes 0.
+    /// The rule with its limit divided by `of`, rounded down; a limit above 0 never becomes 0.
     pub(crate) fn share(mut self, of: NonZeroU32) -> Self {
         self.limit = (self.limit / u64::from(of.get())).max(self.limit.min(1));
         self
     }
 
-    /// Refuses what no store could count.
+    /// An error for a rule that no store could count.
     pub(crate) fn validate(&self) -> Result<(), RuleError> {
         let Self { step, .. } = *self;
         let problem = if self.limit > MAX_UNITS {
@@ -191,7 +189,7 @@ impl Rule {
         Err(RuleError::new(self.to_string(), problem))
     }
 
-    /// Two rules of one policy must differ in this: for the same window and kind, one of them could never matter.
+    /// Whether both have the same window and kind: in one policy, one of them would have no effect.
     pub(crate) fn same_window(&self, other: &Self) -> bool {
         self.window == other.window && self.is_fixed() == other.is_fixed()
     }
@@ -304,20 +302,51 @@ impl fmt::Display for Text {
     }
 }
 
-#[cfg(feature = "serde")]
-impl serde::Serialize for Rule {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+/// Why a [`Rule`] is not valid: names the rule and what is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleError {
+    rule: String,
+    problem: RuleProblem,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RuleProblem {
+    Syntax,
+    LimitTooLarge,
+    WindowOutOfRange,
+    WindowNotWholeMillis,
+    PrecisionOutOfRange,
+    PrecisionNotWholeMillis,
+}
+
+impl RuleError {
+    fn new(rule: String, problem: RuleProblem) -> Self {
+        Self { rule, problem }
+    }
+
+    /// The same problem, with the text that the user wrote.
+    fn of(self, text: &str) -> Self {
+        Self::new(text.to_owned(), self.problem)
     }
 }
 
-#[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for Rule {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
+impl fmt::Display for RuleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rule `{}`: ", self.rule)?;
+        match self.problem {
+            RuleProblem::Syntax => {
+                f.write_str("write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact or 1000/1d@fixed")
+            }
+            RuleProblem::LimitTooLarge => write!(f, "the limit must be at most {MAX_UNITS}"),
+            RuleProblem::WindowOutOfRange => f.write_str("the window must be from 1ms to 36525d"),
+            RuleProblem::WindowNotWholeMillis => f.write_str("the window must be whole milliseconds"),
+            RuleProblem::PrecisionOutOfRange => f.write_str("the precision must be from 1ms to the window"),
+            RuleProblem::PrecisionNotWholeMillis => f.write_str("the precision must be whole milliseconds"),
+        }
     }
 }
+
+impl Error for RuleError {}
 
 #[cfg(test)]
 mod tests {

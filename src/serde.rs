@@ -1,44 +1,40 @@
-//! Policies in configuration files, through serde.
+//! Rules and policies in configuration files, through serde.
 //!
-//! A policy's rules are one string, or a list of strings. A policy alone is `{name, rules, on_failure, shadow}`, the last two of
-//! which may be left out; a set is a map from name to rules, or to `{rules, on_failure, shadow}`.
+//! A rule is its text. A policy's rules are one string, or a list of strings. A policy alone is `{name, rules,
+//! on_failure, shadow}`, the last two of which may be left out; a set is a map from name to rules, or to `{rules,
+//! on_failure, shadow}`.
 
 use std::{borrow::Cow, fmt};
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{Error, MapAccess, SeqAccess, Visitor},
-    ser::SerializeStruct,
+    de::{Error, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use crate::{failure::FailurePolicy, policies::Policies, policy::Policy};
+use crate::{failure::FailurePolicy, policies::Policies, policy::Policy, rule::Rule};
 
-const FIELDS: &[&str] = &["name", "rules", "on_failure", "shadow"];
-const ENTRY: &[&str] = &["rules", "on_failure", "shadow"];
-
-impl Serialize for FailurePolicy {
+impl Serialize for Rule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
+        serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for FailurePolicy {
+impl<'de> Deserialize<'de> for Rule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Cow::<str>::deserialize(deserializer)?;
-        [Self::Open, Self::Local, Self::Closed]
-            .into_iter()
-            .find(|it| it.as_str() == text)
-            .ok_or_else(|| D::Error::unknown_variant(&text, &["open", "local", "closed"]))
+        text.parse().map_err(D::Error::custom)
     }
 }
 
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let entry = Entry::of(self);
-        let mut policy = serializer.serialize_struct("Policy", 2 + entry.options())?;
-        policy.serialize_field("name", self.name())?;
-        entry.write(&mut policy)?;
-        policy.end()
+        let named = Named {
+            name: self.name().into(),
+            rules: Rules(self.to_string()),
+            on_failure: self.failure_policy(),
+            shadow: self.is_shadow(),
+        };
+        named.serialize(serializer)
     }
 }
 
@@ -48,6 +44,37 @@ impl<'de> Deserialize<'de> for Policy {
     }
 }
 
+const FIELDS: &[&str] = &["name", "rules", "on_failure", "shadow"];
+
+/// Makes the policy while the map is read, so that an error tells where it is.
+struct PolicyVisitor;
+
+impl<'de> Visitor<'de> for PolicyVisitor {
+    type Value = Policy;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a policy: its `name` and its `rules`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Policy, A::Error> {
+        let it = Named::deserialize(MapAccessDeserializer::new(map))?;
+        policy(&it.name, &it.rules, it.on_failure, it.shadow)
+    }
+}
+
+fn policy<E: Error>(
+    name: &str,
+    rules: &Rules,
+    on_failure: Option<FailurePolicy>,
+    shadow: bool,
+) -> Result<Policy, E> {
+    let mut policy = Policy::parse(name, &rules.0).map_err(E::custom)?;
+    if let Some(on_failure) = on_failure {
+        policy = policy.on_failure(on_failure);
+    }
+    Ok(if shadow { policy.shadow() } else { policy })
+}
+
 impl Serialize for Policies {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let entries = self.iter().map(|policy| (policy.name(), Entry::of(policy)));
@@ -55,67 +82,66 @@ impl Serialize for Policies {
     }
 }
 
-/// All of a policy but its name.
-struct Entry {
+impl<'de> Deserialize<'de> for Policies {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(PoliciesVisitor)
+    }
+}
+
+/// A policy alone.
+#[derive(Serialize, Deserialize)]
+#[serde(rename = "Policy", deny_unknown_fields)]
+struct Named {
+    name: String,
     rules: Rules,
+    #[serde(skip_serializing_if = "Option::is_none")]
     on_failure: Option<FailurePolicy>,
+    #[serde(default, skip_serializing_if = "is_false")]
     shadow: bool,
+}
+
+/// All of a policy but its name: serde's `flatten` would let unknown fields pass.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    rules: Rules,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    on_failure: Option<FailurePolicy>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    shadow: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+const fn is_false(it: &bool) -> bool {
+    !*it
+}
+
+/// What a set has for a name. Not read as an untagged enum, whose errors do not say what is wrong, or where.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Entry {
+    Rules(Rules),
+    Fields(Fields),
 }
 
 impl Entry {
     fn of(policy: &Policy) -> Self {
-        Self {
-            rules: Rules(policy.to_string()),
-            on_failure: policy.failure_policy(),
-            shadow: policy.is_shadow(),
-        }
-    }
-
-    /// How many of the fields are said that may be left out.
-    fn options(&self) -> usize {
-        usize::from(self.on_failure.is_some()) + usize::from(self.shadow)
-    }
-
-    fn write<S: SerializeStruct>(&self, fields: &mut S) -> Result<(), S::Error> {
-        fields.serialize_field("rules", &self.rules.0)?;
-        match self.on_failure {
-            Some(on_failure) => fields.serialize_field("on_failure", &on_failure)?,
-            None => fields.skip_field("on_failure")?,
-        }
-        if self.shadow {
-            fields.serialize_field("shadow", &true)
-        } else {
-            fields.skip_field("shadow")
+        let rules = Rules(policy.to_string());
+        match (policy.failure_policy(), policy.is_shadow()) {
+            (None, false) => Self::Rules(rules),
+            (on_failure, shadow) => Self::Fields(Fields {
+                rules,
+                on_failure,
+                shadow,
+            }),
         }
     }
 
     fn policy<E: Error>(self, name: &str) -> Result<Policy, E> {
-        let mut policy = Policy::parse(name, &self.rules.0).map_err(E::custom)?;
-        if let Some(on_failure) = self.on_failure {
-            policy = policy.on_failure(on_failure);
+        match self {
+            Self::Rules(rules) => policy(name, &rules, None, false),
+            Self::Fields(it) => policy(name, &it.rules, it.on_failure, it.shadow),
         }
-        Ok(if self.shadow { policy.shadow() } else { policy })
-    }
-}
-
-impl From<Rules> for Entry {
-    fn from(rules: Rules) -> Self {
-        Self {
-            rules,
-            on_failure: None,
-            shadow: false,
-        }
-    }
-}
-
-impl Serialize for Entry {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.options() == 0 {
-            return serializer.serialize_str(&self.rules.0);
-        }
-        let mut entry = serializer.serialize_struct("Entry", 1 + self.options())?;
-        self.write(&mut entry)?;
-        entry.end()
     }
 }
 
@@ -135,55 +161,20 @@ impl<'de> Visitor<'de> for EntryVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Entry, E> {
-        RulesVisitor.visit_str(text).map(Entry::from)
+        RulesVisitor.visit_str(text).map(Entry::Rules)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Entry, A::Error> {
-        RulesVisitor.visit_seq(list).map(Entry::from)
+        RulesVisitor.visit_seq(list).map(Entry::Rules)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Entry, A::Error> {
-        read_fields(map, ENTRY).map(|(_, entry)| entry)
-    }
-}
-
-/// A name, if that is one of `fields`, and an entry.
-fn read_fields<'de, A: MapAccess<'de>>(
-    mut map: A,
-    fields: &'static [&'static str],
-) -> Result<(String, Entry), A::Error> {
-    let (mut name, mut rules, mut on_failure, mut shadow) = (None, None, None, None);
-    while let Some(field) = map.next_key::<Cow<'_, str>>()? {
-        match &*field {
-            other if !fields.contains(&other) => {
-                return Err(A::Error::unknown_field(other, fields));
-            }
-            "name" if name.is_none() => name = Some(map.next_value()?),
-            "rules" if rules.is_none() => rules = Some(map.next_value()?),
-            "on_failure" if on_failure.is_none() => on_failure = Some(map.next_value()?),
-            "shadow" if shadow.is_none() => shadow = Some(map.next_value()?),
-            _ => return Err(A::Error::custom(format!("`{field}` stands twice"))),
-        }
-    }
-    if name.is_none() && fields.contains(&"name") {
-        return Err(A::Error::missing_field("name"));
-    }
-    let rules = rules.ok_or_else(|| A::Error::missing_field("rules"))?;
-    let entry = Entry {
-        rules,
-        on_failure,
-        shadow: shadow.unwrap_or_default(),
-    };
-    Ok((name.unwrap_or_default(), entry))
-}
-
-impl<'de> Deserialize<'de> for Policies {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(PoliciesVisitor)
+        Fields::deserialize(MapAccessDeserializer::new(map)).map(Entry::Fields)
     }
 }
 
 /// The text of a policy's rules, as [`Policy::parse`] reads it.
+#[derive(Serialize)]
 struct Rules(String);
 
 impl<'de> Deserialize<'de> for Rules {
@@ -211,21 +202,6 @@ impl<'de> Visitor<'de> for RulesVisitor {
             rules.push(rule);
         }
         Ok(Rules(rules.join(",")))
-    }
-}
-
-struct PolicyVisitor;
-
-impl<'de> Visitor<'de> for PolicyVisitor {
-    type Value = Policy;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a policy: its `name` and its `rules`")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Policy, A::Error> {
-        let (name, entry) = read_fields(map, FIELDS)?;
-        entry.policy(&name)
     }
 }
 
@@ -351,6 +327,7 @@ mod tests {
                 .unwrap_err()
                 .to_string();
             assert!(error.starts_with(expected), "{text}: {error}");
+            assert!(error.contains(" at line 1 column "), "{text}: {error}");
         }
         for (text, expected) in [
             (r#"{"name":"ip"}"#, "missing field `rules`"),
@@ -358,21 +335,26 @@ mod tests {
             (r#"{"name":"ip","rule":"1/1s"}"#, "unknown field `rule`"),
             (
                 r#"{"name":"ip","rules":"1/1s","shadow":true,"shadow":true}"#,
-                "`shadow` stands twice",
+                "duplicate field `shadow`",
             ),
             (
                 r#"{"name":"ip","name":"ip","rules":"1/1s"}"#,
-                "`name` stands twice",
+                "duplicate field `name`",
             ),
             (
                 r#"{"name":"ip","rules":"1/s/1"}"#,
                 "policy `ip`: rule `1/s/1`",
+            ),
+            (
+                r#"["ip","1/1s"]"#,
+                "invalid type: sequence, expected a policy: its `name` and its `rules`",
             ),
         ] {
             let error = serde_json::from_str::<Policy>(text)
                 .unwrap_err()
                 .to_string();
             assert!(error.starts_with(expected), "{text}: {error}");
+            assert!(error.contains(" at line 1 column "), "{text}: {error}");
         }
     }
 }

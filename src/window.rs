@@ -23,7 +23,7 @@ pub struct Count {
     pub used: u64,
     /// The end of the newest step that counts, in ms of the store's clock; 0 when nothing counts.
     pub newest_end_ms: u64,
-    /// For a rule that refuses a cost within its limit: when enough has been released, in ms of the store's clock.
+    /// For a rule that denies a cost within its limit: when enough has been released, in ms of the store's clock.
     pub fits_at_ms: u64,
 }
 

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis_server::Server;
-use sluicegate::{Charge, Check, Key, Policy, RedisStore, Rule, Store, test_util::TestClock};
+use sluicegate::{
+    Charge, Key, Policy, RedisStore, Rule, Store, store::Check, test_util::TestClock,
+};
 
 const IDENTITIES: u64 = 10_000;
 /// Odd, so that the median is one of them.

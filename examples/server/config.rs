@@ -10,7 +10,7 @@
 use std::{collections::BTreeMap, fs, io, path::Path};
 
 use serde::Deserialize;
-use sluicegate::{Policies, ReloadablePolicies};
+use sluicegate::policies::{Policies, ReloadablePolicies};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::options::Limit;

@@ -19,8 +19,8 @@ use axum::http::{request::Parts, response::Parts as Head};
 use redis::ConnectionInfo;
 use sluicegate::{
     Charge, FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore,
-    PolicyError, RateLimitLayer, RedisStore, ReloadablePolicies, extract::TrustedProxies,
-    middleware::PolicySelector,
+    RateLimitLayer, RedisStore, error::PolicyError, extract::TrustedProxies,
+    middleware::PolicySelector, policies::ReloadablePolicies,
 };
 
 use options::{Counted, Options, USAGE, Who};

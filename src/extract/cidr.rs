@@ -1,11 +1,13 @@
 use std::{error::Error, fmt, net::IpAddr, str::FromStr};
 
+use ipnet::{IpNet, Ipv4Net};
+
 use super::ip::canonical;
 
-/// A network of IP addresses, written `10.0.0.0/8`, `2001:db8::/32`, or as an address that stands for itself alone.
+/// A network of IP addresses, written `10.0.0.0/8`, `2001:db8::/32`, or as one address, which is a network of its own.
 ///
-/// IPv4 in the clothes of IPv6 is IPv4, here and in the addresses that are looked for: `::ffff:10.0.0.0/104` is
-/// `10.0.0.0/8`, and no network of IPv6 contains an address of IPv4.
+/// An IPv4 address that is mapped into IPv6 is that IPv4 address, here and in [`contains`](Self::contains):
+/// `::ffff:10.0.0.0/104` is `10.0.0.0/8`, and no IPv6 network contains an IPv4 address.
 ///
 /// ```
 /// use sluicegate::extract::Cidr;
@@ -20,10 +22,7 @@ use super::ip::canonical;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Cidr {
-    first: IpAddr,
-    width: u8,
-}
+pub struct Cidr(IpNet);
 
 impl Cidr {
     /// Whether the network contains this address.
@@ -33,26 +32,8 @@ impl Cidr {
     }
 
     pub(super) fn contains_canonical(&self, ip: IpAddr) -> bool {
-        self.first.is_ipv4() == ip.is_ipv4() && masked(ip, self.width) == self.first
+        self.0.contains(&ip)
     }
-}
-
-/// The first address of the network of this width, at most that of the address, around it.
-fn masked(ip: IpAddr, width: u8) -> IpAddr {
-    match ip {
-        IpAddr::V4(ip) => {
-            let mask = u32::MAX.checked_shl(32 - u32::from(width)).unwrap_or(0);
-            IpAddr::V4((ip.to_bits() & mask).into())
-        }
-        IpAddr::V6(ip) => {
-            let mask = u128::MAX.checked_shl(128 - u32::from(width)).unwrap_or(0);
-            IpAddr::V6((ip.to_bits() & mask).into())
-        }
-    }
-}
-
-const fn bits(ip: IpAddr) -> u8 {
-    if ip.is_ipv4() { 32 } else { 128 }
 }
 
 impl FromStr for Cidr {
@@ -63,38 +44,42 @@ impl FromStr for Cidr {
             text: text.to_owned(),
             problem,
         };
-        let (ip, width) = read(text).ok_or_else(|| error(Problem::Syntax))?;
-        let first = masked(ip, width);
-        if first != ip {
-            return Err(error(Problem::Beyond(Self { first, width })));
+        let network = read(text).ok_or_else(|| error(Problem::Syntax))?;
+        let first = network.addr();
+        if network.trunc() != network {
+            return Err(error(Problem::Beyond(Self(network.trunc()))));
         }
-        let plain = canonical(ip);
-        if plain != ip.to_canonical() {
+        if canonical(first) != first.to_canonical() {
             return Err(error(Problem::Translated));
         }
-        // A mapped network has at least the 96 bits that map it: it has bits beyond fewer.
-        let narrower = bits(ip) - bits(plain);
-        Ok(Self {
-            first: plain,
-            width: width - narrower,
-        })
+        Ok(Self(unmapped(network).unwrap_or(network)))
     }
 }
 
-fn read(text: &str) -> Option<(IpAddr, u8)> {
-    let Some((ip, width)) = text.split_once('/') else {
-        let ip: IpAddr = text.parse().ok()?;
-        return Some((ip, bits(ip)));
+/// Not `ipnet`'s parser: it reads `010.0.0.0` as `10.0.0.0`, which other programs take for `8.0.0.0`.
+fn read(text: &str) -> Option<IpNet> {
+    let Some((ip, prefix)) = text.split_once('/') else {
+        return text.parse().ok().map(|ip: IpAddr| ip.into());
     };
-    let digits = (1..=3).contains(&width.len()) && width.bytes().all(|it| it.is_ascii_digit());
-    let (ip, width): (IpAddr, u8) = (ip.parse().ok()?, width.parse().ok()?);
-    (digits && width <= bits(ip)).then_some((ip, width))
+    let digits = (1..=3).contains(&prefix.len()) && prefix.bytes().all(|it| it.is_ascii_digit());
+    let network = IpNet::new(ip.parse().ok()?, prefix.parse().ok()?).ok()?;
+    digits.then_some(network)
+}
+
+/// The IPv4 network of a mapped one, whose prefix has at least the 96 bits that map it.
+fn unmapped(network: IpNet) -> Option<IpNet> {
+    let IpNet::V6(network) = network else {
+        return None;
+    };
+    let first = network.addr().to_ipv4_mapped()?;
+    let prefix = network.prefix_len().checked_sub(96)?;
+    Ipv4Net::new(first, prefix).ok().map(IpNet::V4)
 }
 
 /// Writes the network, as `FromStr` reads it.
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.first, self.width)
+        self.0.fmt(f)
     }
 }
 
@@ -178,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_what_to_write_instead() {
+    fn what_is_no_network_is_an_error_that_says_what_to_write() {
         let message = |text: &str| text.parse::<Cidr>().unwrap_err().to_string();
         for text in [
             "",

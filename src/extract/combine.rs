@@ -8,7 +8,7 @@ use crate::{
     key::Key,
 };
 
-/// An extractor with an answer for requests that do not say who is asking.
+/// An extractor with other keys for requests that do not identify their client.
 ///
 /// Made by [`KeyExtractor::or_skip`] and [`KeyExtractor::or_shared`].
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ impl<E: KeyExtractor> KeyExtractor for OnMissing<E> {
     }
 }
 
-/// The first of two extractors that finds an identity. Made by [`KeyExtractor::or`].
+/// The first of two extractors that finds a key. Made by [`KeyExtractor::or`].
 #[derive(Clone, Debug)]
 pub struct Or<A, B> {
     first: A,
@@ -54,22 +54,23 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     }
 }
 
-/// Two extractors whose keys are one key. Made by [`KeyExtractor::and`].
+/// Two extractors whose keys are combined into one. Made by [`KeyExtractor::and`].
 ///
-/// Its kind is `both`. When the extractors answer several keys, each of the one is paired with each of the other.
+/// The kind of the key is `both`. When the extractors answer several keys, each of the first is combined with each of
+/// the second.
 #[derive(Clone, Debug)]
-pub struct Both<A, B> {
+pub struct And<A, B> {
     first: A,
     second: B,
 }
 
-impl<A, B> Both<A, B> {
+impl<A, B> And<A, B> {
     pub(super) const fn new(first: A, second: B) -> Self {
         Self { first, second }
     }
 }
 
-impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Both<A, B> {
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
         let firsts = self.first.extract(head)?;
         let seconds: Vec<Key> = self.second.extract(head)?.into_iter().collect();
@@ -93,7 +94,7 @@ fn both(first: &Key, second: &Key) -> Key {
     }
 }
 
-/// Lengths before texts, so that no text can flow into the next one.
+/// Lengths come before texts, so that two different pairs never have the same value.
 fn write_part(value: &mut Vec<u8>, part: &Key) {
     let secrecy = if part.is_secret() { '@' } else { ':' };
     let (kind, text) = (part.kind(), part.value());
@@ -102,7 +103,7 @@ fn write_part(value: &mut Vec<u8>, part: &Key) {
     value.extend_from_slice(text);
 }
 
-/// An extractor that only some requests are shown. Made by [`KeyExtractor::only_when`].
+/// An extractor for some requests only. Made by [`KeyExtractor::only_when`].
 #[derive(Clone)]
 pub struct OnlyWhen<E, F> {
     extractor: E,

@@ -3,14 +3,14 @@ use http::{HeaderName, header::COOKIE, request::Parts};
 use super::{KeyExtractor, Keys, header::named};
 use crate::error::ExtractError;
 
-/// The value of a cookie, for instance a session; a secret, of which stores keep a hash only.
+/// The value of a cookie, for instance a session: a secret, of which stores keep only a hash.
 ///
-/// A cookie that is absent or empty is missing; one that stands there twice is malformed, since nobody knows which of the
-/// two the service goes by. It may stand in any of several `Cookie` lines, as HTTP/2 clients send them. One pair of quotes around the
-/// value does not count; nothing else is decoded.
+/// A cookie that is absent or empty is missing. A cookie that is sent twice is malformed, since the service may use
+/// either value. It may be in any of several `Cookie` lines, as HTTP/2 clients send them. One pair of quotes around
+/// the value is ignored; nothing else is decoded.
 ///
-/// **A client can write anything there**, and a service that decodes values knows one session by several texts: what
-/// is said of [`Header`](super::Header) holds here too.
+/// **The value is not verified**, as with [`Header`](super::Header). A service that decodes values may accept several
+/// texts for one session; each of them is a key of its own here.
 ///
 /// ```
 /// use sluicegate::{KeyExtractor, extract::Cookie};
@@ -21,7 +21,7 @@ use crate::error::ExtractError;
 /// assert_eq!(session.extract(&with("session=s3cret"))?, session.extract(&with("theme=dark; session=s3cret"))?);
 /// assert!(session.extract(&with("theme=dark")).is_err());
 /// assert!(session.extract(&with("session=a; session=b")).is_err());
-/// # Ok::<(), sluicegate::ExtractError>(())
+/// # Ok::<(), sluicegate::error::ExtractError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Cookie {
@@ -29,7 +29,7 @@ pub struct Cookie {
 }
 
 impl Cookie {
-    /// Creates an extractor of this cookie; upper and lower case differ.
+    /// Creates an extractor of this cookie; its name is case-sensitive.
     ///
     /// # Panics
     ///
@@ -65,7 +65,7 @@ impl KeyExtractor for Cookie {
         let value = values.next().unwrap_or_default();
         if values.next().is_some() {
             return Err(ExtractError::malformed(
-                "the cookie that identifies the client stands there twice",
+                "the cookie that identifies the client was sent twice",
             ));
         }
         if value.is_empty() {

@@ -7,9 +7,9 @@ use crate::error::ExtractError;
 
 type Read<T> = dyn Fn(&T) -> Result<Keys, ExtractError> + Send + Sync;
 
-/// An identity that an outer layer, such as authentication, has put into the request's extensions.
+/// An identity that an outer layer, such as authentication, has inserted into the request's extensions.
 ///
-/// The layer must be *inside* that layer: without a `T` in the extensions, the identity is missing.
+/// The limit must be *inside* that layer: without a `T` in the extensions, the key is missing.
 ///
 /// ```
 /// use sluicegate::{Key, KeyExtractor, extract::{Extension, Keys}};
@@ -30,7 +30,7 @@ pub struct Extension<T> {
 }
 
 impl<T: Clone + Send + Sync + 'static> Extension<T> {
-    /// Creates an extractor that reads a `T`. It answers whatever an extractor's closure may answer.
+    /// Creates an extractor that makes keys from a `T`. `read` may answer what any extractor's closure may answer.
     #[must_use]
     pub fn new<R: IntoKeys>(read: impl Fn(&T) -> R + Send + Sync + 'static) -> Self {
         Self {
@@ -44,7 +44,7 @@ impl<T: Clone + Send + Sync + 'static> KeyExtractor for Extension<T> {
         match head.extensions.get::<T>() {
             Some(value) => (self.read)(value),
             None => Err(ExtractError::missing(
-                "no identity in the extensions: the layer that puts it there must be outside this one",
+                "no identity in the extensions: the layer that inserts it must be outside this one",
             )),
         }
     }

@@ -3,18 +3,18 @@ use http::{HeaderName, request::Parts};
 use super::{KeyExtractor, Keys};
 use crate::{error::ExtractError, key::Key};
 
-/// Names and values up to this length, together, are put together without an allocation.
+/// A name and a value that together are at most this long are joined without an allocation.
 const SHORT: usize = 192;
 
-/// The value of a header, for instance an API key; a secret, of which stores keep a hash only.
+/// The value of a header, for instance an API key: a secret, of which stores keep only a hash.
 ///
-/// A header that is absent or empty is missing; one that stands there twice is malformed, since nobody knows which of the
-/// two the service goes by. Blanks around the value do not count; any other bytes do. Two headers with one value
-/// are two identities.
+/// A header that is absent or empty is missing. A header that is sent twice is malformed, since the service may use
+/// either value. White space around the value is ignored. The name is part of the key: two headers with the same value
+/// are two keys.
 ///
-/// **A client can write anything there.** Unless unknown values are refused further out, one that makes up a new value for
+/// **The value is not verified.** Unless an outer layer rejects unknown values, a client that makes up a new value for
 /// each request is never limited: use it together with [`PeerIp`](struct@super::PeerIp), or limit by an
-/// [`Extension`](super::Extension) that authentication has put there.
+/// [`Extension`](super::Extension) that authentication has inserted.
 ///
 /// ```
 /// use sluicegate::{Header, KeyExtractor, extract::Keys};
@@ -31,7 +31,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Creates an extractor of this header; upper and lower case are the same.
+    /// Creates an extractor of this header; its name is case-insensitive.
     ///
     /// # Panics
     ///
@@ -51,7 +51,7 @@ impl KeyExtractor for Header {
         let value = lines.next().map_or(&b""[..], |line| line.as_bytes());
         if lines.next().is_some() {
             return Err(ExtractError::malformed(
-                "the header that identifies the client stands there twice",
+                "the header that identifies the client was sent twice",
             ));
         }
         match value.trim_ascii() {
@@ -63,7 +63,7 @@ impl KeyExtractor for Header {
     }
 }
 
-/// A secret key that holds its value's name too. A colon ends the name, which cannot hold one.
+/// A secret key of a name and a value. A colon ends the name, which cannot contain one.
 pub(super) fn named(kind: &'static str, name: &str, value: &[u8]) -> Key {
     let name = name.as_bytes();
     let len = name.len() + 1 + value.len();

@@ -1,4 +1,4 @@
-//! IP addresses as identities: one address, one form; one network, one key.
+//! Keys from IP addresses: one form of each address, one key for each network.
 
 use std::{
     io::{self, Write},
@@ -9,21 +9,21 @@ use http::Extensions;
 
 use crate::{error::ExtractError, key::Key};
 
-/// Room for the longest address with a width: `ffff:…:ffff/128`.
+/// Room for the longest network: `ffff:…:ffff/128`.
 const MAX_TEXT: usize = 39 + 4;
 
-/// How many leading bits of an IPv6 address make a client: the least that a home or a machine is given.
-pub(super) const DEFAULT_WIDTH: u8 = 64;
+/// How many leading bits of an IPv6 address identify a client: the smallest network that a home or a machine is given.
+pub(super) const DEFAULT_IPV6_PREFIX: u8 = 64;
 
-pub(super) const fn checked_width(bits: u8) -> u8 {
+pub(super) const fn checked_ipv6_prefix(bits: u8) -> u8 {
     assert!(
         32 <= bits && bits <= 128,
-        "the width of an IPv6 network must be 32 to 128 bits"
+        "the prefix of an IPv6 network must be 32 to 128 bits"
     );
     bits
 }
 
-/// The address at the other end of the connection, in its one form.
+/// The address at the other end of the connection, in its canonical form.
 pub(super) fn peer(extensions: &Extensions) -> Result<IpAddr, ExtractError> {
     let peer = socket(extensions).or_else(|| tonic(extensions));
     match peer.map(canonical) {
@@ -65,9 +65,10 @@ const fn tonic(_: &Extensions) -> Option<IpAddr> {
     None
 }
 
-/// One address, one form: IPv4 that was mapped (`::ffff:0:0/96`) or translated (`64:ff9b::/96`) into IPv6 is IPv4.
+/// The one form of an address: IPv4 that is mapped (`::ffff:0:0/96`) or translated (`64:ff9b::/96`) into IPv6 becomes
+/// IPv4.
 ///
-/// Translated addresses would otherwise share a single `/64`: the whole of IPv4 one client.
+/// All translated addresses are in one `/64` and would otherwise share one key.
 pub(super) fn canonical(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V6(v6) => match v6.segments() {
@@ -82,22 +83,22 @@ pub(super) fn canonical(ip: IpAddr) -> IpAddr {
 }
 
 /// The key in a form that operators can read.
-pub(super) fn key(ip: IpAddr, width: u8) -> Key {
+pub(super) fn key(ip: IpAddr, ipv6_prefix: u8) -> Key {
     let mut text = [0; MAX_TEXT];
     let mut rest = &mut text[..];
     // Writing cannot fail: there is room for the longest text.
     let _ = match ip {
         IpAddr::V4(ip) => write_v4(&mut rest, ip),
         IpAddr::V6(ip) => {
-            let width = width_of(ip, width);
-            write!(rest, "{}/{width}", network(ip, width))
+            let prefix = prefix_of(ip, ipv6_prefix);
+            write!(rest, "{}/{prefix}", network(ip, prefix))
         }
     };
     let len = MAX_TEXT - rest.len();
     Key::new("ip", &text[..len])
 }
 
-/// As `Display` does, which takes longer than all the rest of the extraction.
+/// As `Display`, which takes longer than the rest of the extraction together.
 fn write_v4(text: &mut &mut [u8], ip: Ipv4Addr) -> io::Result<()> {
     for (index, octet) in ip.octets().into_iter().enumerate() {
         if index > 0 {
@@ -112,16 +113,16 @@ fn write_v4(text: &mut &mut [u8], ip: Ipv4Addr) -> io::Result<()> {
     Ok(())
 }
 
-/// One IPv4 address owns a whole /48 of 6to4 (`2002::/16`).
-fn width_of(ip: Ipv6Addr, width: u8) -> u8 {
+/// Each IPv4 address owns a whole /48 of 6to4 (`2002::/16`).
+fn prefix_of(ip: Ipv6Addr, prefix: u8) -> u8 {
     match ip.segments()[0] {
-        0x2002 => width.min(48),
-        _ => width,
+        0x2002 => prefix.min(48),
+        _ => prefix,
     }
 }
 
-fn network(ip: Ipv6Addr, width: u8) -> Ipv6Addr {
-    let mask = u128::MAX << (128 - u32::from(width));
+fn network(ip: Ipv6Addr, prefix: u8) -> Ipv6Addr {
+    let mask = u128::MAX << (128 - u32::from(prefix));
     Ipv6Addr::from_bits(ip.to_bits() & mask)
 }
 
@@ -129,8 +130,8 @@ fn network(ip: Ipv6Addr, width: u8) -> Ipv6Addr {
 mod tests {
     use super::*;
 
-    fn text(ip: &str, width: u8) -> String {
-        let key = key(canonical(ip.parse().unwrap()), width);
+    fn text(ip: &str, prefix: u8) -> String {
+        let key = key(canonical(ip.parse().unwrap()), prefix);
         String::from_utf8(key.value().to_vec()).unwrap()
     }
 
@@ -143,7 +144,7 @@ mod tests {
 
     #[test]
     fn an_address_has_one_form() {
-        for (ip, width, expected) in [
+        for (ip, prefix, expected) in [
             ("203.0.113.7", 64, "203.0.113.7"),
             ("::ffff:203.0.113.7", 64, "203.0.113.7"),
             ("64:ff9b::203.0.113.7", 64, "203.0.113.7"),
@@ -158,7 +159,7 @@ mod tests {
                 "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128",
             ),
         ] {
-            assert_eq!(text(ip, width), expected, "{ip}");
+            assert_eq!(text(ip, prefix), expected, "{ip}");
         }
     }
 }

@@ -1,12 +1,12 @@
 use crate::{error::ExtractError, key::Key};
 
-/// One more than a check may charge, so that a check of too many keys is refused and not cut short.
+/// One more than a check may charge, so that too many keys are an error and not silently dropped.
 const MAX_KEPT: usize = 65;
 
 /// The keys of one request: none (this limit does not apply), one, or several.
 ///
-/// One key costs no allocation of its own. A key that is named twice is charged twice. More than 64 keys are an error when
-/// the request is checked, and no more are kept than it takes to notice.
+/// One key needs no allocation for the list. A key that is listed twice is charged twice. More than 64 keys are an
+/// error when the request is checked; at most 65 are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keys {
     first: Option<Key>,
@@ -69,7 +69,7 @@ pub trait IntoKeys {
     ///
     /// # Errors
     ///
-    /// When the answer is an error, or `None`, which is [`Missing`](crate::ExtractErrorKind::Missing).
+    /// When the answer is an error, or `None`, which is [`Missing`](crate::error::ExtractErrorKind::Missing).
     fn into_keys(self) -> Result<Keys, ExtractError>;
 }
 

@@ -8,18 +8,19 @@ use crate::error::ExtractError;
 /// The future of an [`AsyncKeyExtractor`]'s answer.
 pub type KeysFuture = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + Send>>;
 
-/// Looks up who is to be charged, where the head of the request alone does not say it.
+/// Looks up the keys of a request, where its head alone is not enough to know them.
 ///
 /// Closures `Fn(&Parts) -> F` are such extractors, where the future's output is anything that a
 /// [`KeyExtractor`](super::KeyExtractor) closure may answer. The future owns what it needs: copy it from the head.
 ///
-/// Look-ups of one layer run one after the other, after all extractors that answer at once, and under a timeout that is as
-/// long as the store's: one that takes longer ends as a store that cannot decide does. The store then has its own time. One
-/// that has failed answers [`ExtractError::unavailable`].
+/// Look-ups of one layer run one after the other, after all extractors that answer at once, and under a timeout of
+/// their own, as long as the limiter's: a look-up that takes longer is
+/// [`Unavailable`](crate::error::ExtractErrorKind::Unavailable). A look-up that has failed answers
+/// [`ExtractError::unavailable`].
 ///
 /// ```
 /// use http::request::Parts;
-/// use sluicegate::{ExtractError, Key, extract::AsyncKeyExtractor};
+/// use sluicegate::{Key, error::ExtractError, extract::AsyncKeyExtractor};
 ///
 /// # async fn owner_of(_project: String) -> Result<String, std::io::Error> { Ok("alice".into()) }
 /// let owner = |head: &Parts| {

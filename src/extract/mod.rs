@@ -1,10 +1,11 @@
-//! Who is asking: a [`KeyExtractor`] sees the head of a request and answers with [`Keys`], *skip*, or an error.
+//! Which keys a request is charged to: a [`KeyExtractor`] reads the head of a request and answers with [`Keys`],
+//! *skip*, or an error.
 //!
 //! ```
 //! use http::request::Parts;
-//! use sluicegate::{ExtractError, Key, KeyExtractor, extract::Keys};
+//! use sluicegate::{Key, KeyExtractor, error::ExtractError, extract::Keys};
 //!
-//! // A closure over the head is an extractor. `None` means that the request does not say who is asking.
+//! // A closure over the head is an extractor. `None` means that the request has no key.
 //! let tenant = |head: &Parts| {
 //!     let host = head.uri.host()?;
 //!     Some(Key::new("tenant", host.split('.').next()?))
@@ -14,35 +15,37 @@
 //! assert_eq!(tenant.extract(&head("http://acme.example.com/"))?, Keys::from(Key::new("tenant", "acme")));
 //! assert!(tenant.extract(&head("/")).is_err());
 //!
-//! // What happens then is the user's choice; the default is to refuse the request.
+//! // What happens then can be chosen; the default is to reject the request.
 //! assert_eq!(tenant.or_skip().extract(&head("/"))?, Keys::skip());
 //! # Ok::<(), ExtractError>(())
 //! ```
 //!
 //! # Which one, and where its layer goes
 //!
-//! | extractor | who | where the layer goes |
+//! | extractor | whom it identifies | where the layer goes |
 //! |---|---|---|
 //! | [`PeerIp`](struct@PeerIp) | the address at the other end of the connection | outside authentication, which it protects; not behind a proxy |
-//! | [`ForwardedIp`] | the address that trusted proxies vouch for | outside authentication; see [`forwarded`] for what each proxy needs |
-//! | [`Header`] | whatever the client writes there | anywhere; says nothing about whether the value is genuine |
-//! | [`Cookie`] | whatever the client writes there | as a header |
-//! | [`Extension`] | whom an outer layer has identified | *inside* the layer that puts it there, or every request is refused |
-//! | a [`Key`] | everybody together | anywhere |
-//! | a closure | what you read from the head | where what it reads is there |
-//! | an [`AsyncKeyExtractor`] | whom you look up | as a closure |
+//! | [`ForwardedIp`] | the client's address as trusted proxies report it | outside authentication; see [`forwarded`] for what each proxy needs |
+//! | [`Header`] | whatever the client sends | anywhere; the value is not verified |
+//! | [`Cookie`] | whatever the client sends | as a header |
+//! | [`Extension`] | whom an outer layer has identified | *inside* the layer that inserts it, or every request is rejected |
+//! | a [`Key`] | all clients together | anywhere |
+//! | a closure | what you read from the head | where what it reads is present |
+//! | an [`AsyncKeyExtractor`] | what you look up | as a closure |
 //!
-//! [`or`](KeyExtractor::or) takes the first of several identities, [`and`](KeyExtractor::and) makes one of two, and
-//! [`only_when`](KeyExtractor::only_when) leaves requests out.
+//! [`or`](KeyExtractor::or) takes the first of several keys, [`and`](KeyExtractor::and) combines two into one, and
+//! [`only_when`](KeyExtractor::only_when) limits only some requests.
 //!
 //! # Never a shared key by accident
 //!
-//! A request without an identity has no key: not an empty one, not `unknown`, not the proxy's. Otherwise all such requests
-//! would share one limit, and one client could use it up for all. So [`ExtractErrorKind::Missing`](crate::ExtractErrorKind::Missing) refuses the request with
-//! a 400 unless the user has chosen [`or_skip`](KeyExtractor::or_skip), which limits such requests by the *other* limits of
-//! the layer only, or [`or_shared`](KeyExtractor::or_shared), which names the key that they share.
-//! [`Malformed`](crate::ExtractErrorKind::Malformed) always refuses the request, since a client could otherwise choose to be skipped.
-//! [`Unavailable`](crate::ExtractErrorKind::Unavailable) follows the failure policy, as a store that cannot decide does.
+//! A request without an identity has no key: not an empty one, not `unknown`, not the proxy's. Otherwise all such
+//! requests would share one limit, and one client could use it up for all. So
+//! [`Missing`](crate::error::ExtractErrorKind::Missing) rejects the request with a 400, unless you choose
+//! [`or_skip`](KeyExtractor::or_skip), which leaves such requests to the *other* limits of the layer, or
+//! [`or_shared`](KeyExtractor::or_shared), which names a key that they share.
+//! [`Malformed`](crate::error::ExtractErrorKind::Malformed) always rejects the request, since a client could otherwise
+//! choose to be skipped. [`Unavailable`](crate::error::ExtractErrorKind::Unavailable) follows the failure policy, as a
+//! store that cannot decide does.
 
 use std::sync::Arc;
 
@@ -62,19 +65,19 @@ mod keys_future;
 mod peer_ip;
 
 pub use cidr::{Cidr, CidrError};
-pub use combine::{Both, OnMissing, OnlyWhen, Or};
+pub use combine::{And, OnMissing, OnlyWhen, Or};
 pub use cookie::Cookie;
 pub use extension::Extension;
 pub use forwarded::{ForwardedIp, TrustedProxies};
 pub use header::Header;
 pub use keys::{IntoKeys, Keys};
 pub use keys_future::{AsyncKeyExtractor, KeysFuture};
-pub use peer_ip::{PeerIp, PeerNetwork};
+pub use peer_ip::PeerIp;
 
-/// Sees the head of a request and answers who is to be charged.
+/// Reads the head of a request and answers the keys that it is charged to.
 ///
-/// Closures `Fn(&Parts) -> R` are extractors, where `R` is a [`Key`], an `Option<Key>`, [`Keys`], or a `Result` of a key or
-/// keys; so is a [`Key`], which everybody shares. It runs for every request: it must not block.
+/// Closures `Fn(&Parts) -> R` are extractors, where `R` is a [`Key`], an `Option<Key>`, [`Keys`], or a `Result` of a
+/// key or keys; so is a [`Key`], which all requests share. It runs for every request: it must not block.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not extract keys",
     note = "a closure needs its argument's type: `|head: &http::request::Parts| Some(Key::new(\"user\", …))`",
@@ -85,10 +88,12 @@ pub trait KeyExtractor: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// When the request does not say who is asking, says it badly, or when that cannot be found out now.
+    /// When the request does not identify its client, does so in a way that cannot be read, or when the service cannot
+    /// find out now.
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError>;
 
-    /// Lets requests pass this limit when they do not say who is asking.
+    /// Skips this limit for requests that do not identify their client
+    /// ([`Missing`](crate::error::ExtractErrorKind::Missing)).
     fn or_skip(self) -> OnMissing<Self>
     where
         Self: Sized,
@@ -96,7 +101,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
         OnMissing::new(self, Keys::skip())
     }
 
-    /// Charges `key` for all requests that do not say who is asking: they share one limit.
+    /// Charges all requests that do not identify their client ([`Missing`](crate::error::ExtractErrorKind::Missing)) to
+    /// `key`: they share one limit.
     fn or_shared(self, key: Key) -> OnMissing<Self>
     where
         Self: Sized,
@@ -104,10 +110,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
         OnMissing::new(self, key.into())
     }
 
-    /// Asks `other` about requests that do not say who is asking: the first of several identities.
+    /// Takes the keys of `other` for requests in which this extractor finds no client
+    /// ([`Missing`](crate::error::ExtractErrorKind::Missing)).
     ///
-    /// The client chooses which of them counts by leaving the first one out. An identity that anybody can make up, such as
-    /// an unchecked [`Header`], must not come before one that cannot be chosen.
+    /// A client chooses which of the two counts by leaving the first one out. A value that a client can make up, such
+    /// as an unverified [`Header`], must not come before one that it cannot choose.
     ///
     /// ```
     /// use sluicegate::{Key, KeyExtractor, PeerIp, extract::{Extension, Keys}};
@@ -131,16 +138,16 @@ pub trait KeyExtractor: Send + Sync + 'static {
         Or::new(self, other)
     }
 
-    /// Makes one key of this one and that of `other`: a user *at* an address, a user *of* a tenant.
+    /// Combines this key and that of `other` into one: a user *at* an address, a user *of* a tenant.
     ///
-    /// Two requests share the key only if they share both parts, whatever the parts hold. It is secret if one of them is. When
-    /// either skips, so does the pair; when either fails, so does the pair. To limit by each of two identities on
-    /// its own, give the layer two limits instead.
+    /// Two requests share the key only if both parts are equal. It is secret if one of the parts is. When either
+    /// extractor skips or fails, so does the pair. To limit by each of two keys on its own, give the layer two limits
+    /// instead.
     ///
     /// ```
     /// use sluicegate::{Header, KeyExtractor, PeerIp};
     ///
-    /// // Guessing a user's password is slowed down where it is tried, and its owner is not locked out elsewhere.
+    /// // Guesses of a password are limited at the address that sends them; the user is not locked out elsewhere.
     /// let who = Header::new("x-user").and(PeerIp);
     ///
     /// let from = |ip: [u8; 4]| {
@@ -150,16 +157,16 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// };
     /// assert_eq!(who.extract(&from([203, 0, 113, 7]))?, who.extract(&from([203, 0, 113, 7]))?);
     /// assert_ne!(who.extract(&from([203, 0, 113, 7]))?, who.extract(&from([203, 0, 113, 8]))?);
-    /// # Ok::<(), sluicegate::ExtractError>(())
+    /// # Ok::<(), sluicegate::error::ExtractError>(())
     /// ```
-    fn and<E: KeyExtractor>(self, other: E) -> Both<Self, E>
+    fn and<E: KeyExtractor>(self, other: E) -> And<Self, E>
     where
         Self: Sized,
     {
-        Both::new(self, other)
+        And::new(self, other)
     }
 
-    /// Applies this limit only to requests of which `condition` is true; the others skip it, whatever else they say.
+    /// Applies this limit only to requests for which `condition` is true; the others skip it.
     ///
     /// ```
     /// use http::{Method, request::Parts};
@@ -179,7 +186,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     }
 }
 
-/// Everybody together: each request is charged to this key.
+/// All requests are charged to this key.
 impl KeyExtractor for Key {
     fn extract(&self, _head: &Parts) -> Result<Keys, ExtractError> {
         Ok(self.clone().into())

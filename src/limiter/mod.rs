@@ -64,7 +64,7 @@
 //!
 //! **A breaker** stands before the store. After five failures in a row it opens: one call in each
 //! [interval](Limiter::probe_interval), of 125 to 375 ms, is then sent as a probe, and all others fail at once
-//! ([`CircuitOpen`](crate::StoreErrorKind::CircuitOpen)) instead of waiting for their timeout. A probe that is answered
+//! ([`CircuitOpen`](crate::error::StoreErrorKind::CircuitOpen)) instead of waiting for their timeout. A probe that is answered
 //! closes it. Timeouts at the whole timeout count (shadows have what is left of it, and theirs do not), and errors by
 //! which the store cannot be reached, cannot work, or refuses its user. Not so an error by which it cannot make sense
 //! of a request: it has answered. And not so a caller who goes away. Clones of a limiter share the breaker; other
@@ -183,7 +183,7 @@ impl Limiter {
 
     /// Sets how long one call may take, whatever it waits for: a connection, a reconnection, the answer.
     ///
-    /// The default is 100 ms, and a year the most. A call that is cut off ends in [`Timeout`](crate::StoreErrorKind::Timeout);
+    /// The default is 100 ms, and a year the most. A call that is cut off ends in [`Timeout`](crate::error::StoreErrorKind::Timeout);
     /// what it asked for may still be done.
     ///
     /// # Panics
@@ -262,7 +262,7 @@ impl Limiter {
     /// # Errors
     ///
     /// When the store could not decide within the timeout, and the failure policy is not [`Local`](FailurePolicy::Local): see
-    /// [`StoreErrorKind`](crate::StoreErrorKind). It is for the caller to follow the policy then, or to use [`try_acquire`](Self::try_acquire).
+    /// [`StoreErrorKind`](crate::error::StoreErrorKind). It is for the caller to follow the policy then, or to use [`try_acquire`](Self::try_acquire).
     pub async fn check(
         &self,
         charges: impl IntoIterator<Item = Charge>,
@@ -359,7 +359,7 @@ impl Limiter {
     /// # Errors
     ///
     /// When the store could not answer within the timeout; the settlement may have been done, and cannot be tried again.
-    /// [`InvalidRequest`](crate::StoreErrorKind::InvalidRequest) when the check was refused or has been settled, or when the number of costs is wrong.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was refused or has been settled, or when the number of costs is wrong.
     pub async fn settle(
         &self,
         usage: &Usage,

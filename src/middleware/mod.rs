@@ -58,7 +58,7 @@
 //! |---|---|
 //! | the route | a layer of its own with `route_layer`, or one layer with a table of [`Routes`] |
 //! | the caller | a closure that finds the caller's tier: see [`PolicySelector`] |
-//! | an operator, while the service runs | [`ReloadablePolicies`](crate::ReloadablePolicies), from a [file](crate::policies) |
+//! | an operator, while the service runs | [`ReloadablePolicies`](crate::policies::ReloadablePolicies), from a [file](crate::policies) |
 //! | what a request does | [`cost`](RateLimitLayer::cost), or a route's [`weight`](Route::weight) |
 //! | nobody: health checks, an allow list | [`skip`](RateLimitLayer::skip) for requests, [`skip_keys`](RateLimitLayer::skip_keys) for keys |
 //! | nobody: a deny list | [`block`](RateLimitLayer::block) for requests, [`block_keys`](RateLimitLayer::block_keys) for keys: a 403 |

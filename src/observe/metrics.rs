@@ -34,7 +34,7 @@ const LATENCY: &str = "sluicegate_store_seconds";
 ///
 /// ```
 /// use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-/// use sluicegate::{Charge, Key, Limiter, MemoryStore, MetricsObserver, Policy};
+/// use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, observe::MetricsObserver};
 ///
 /// let recorder = DebuggingRecorder::new();
 /// let limiter = Limiter::new(MemoryStore::new()).observer(MetricsObserver::new());

@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use std::sync::{Arc, Mutex};
-//! use sluicegate::{Charge, Key, Limiter, MemoryStore, Observer, Policy, observe::Decided};
+//! use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, observe::{Decided, Observer}};
 //!
 //! /// Writes down what was refused, and why.
 //! #[derive(Clone, Default)]

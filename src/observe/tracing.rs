@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// `MetricsObserver`.
 ///
 /// ```
-/// use sluicegate::{Limiter, MemoryStore, TracingObserver};
+/// use sluicegate::{Limiter, MemoryStore, observe::TracingObserver};
 ///
 /// let limiter = Limiter::new(MemoryStore::new()).observer(TracingObserver::new());
 /// # assert!(format!("{limiter:?}").contains("Limiter"));

@@ -9,7 +9,7 @@
 //!
 //! ```
 //! use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-//! use sluicegate::{Check, Decision, Key, Limiter, MemoryStore, Policy, Settlement, Store, StoreFuture, Usage};
+//! use sluicegate::{Decision, Key, Limiter, MemoryStore, Policy, Store, Usage, store::{Check, Settlement, StoreFuture}};
 //!
 //! /// Counts the checks.
 //! #[derive(Debug)]

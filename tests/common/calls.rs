@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use sluicegate::{
-    Charge, Check, Decision, Key, Operation, Policy, Reply, Settlement, Store, StoreError,
+    Charge, Decision, Key, Policy, Store, StoreError,
+    store::{Check, Operation, Reply, Settlement},
     test_util::TestClock,
 };
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, Store, StoreErrorKind, Usage, rule::MAX_UNITS,
+    Charge, Decision, Key, Limiter, Policy, Store, Usage, error::StoreErrorKind, rule::MAX_UNITS,
     test_util::TestClock,
 };
 

@@ -8,7 +8,9 @@ use proptest::{
     sample::{Index, subsequence},
 };
 use sluicegate::{
-    Charge, Check, Key, Policy, Rule, Settlement, Store, Usage, rule::MAX_UNITS,
+    Charge, Key, Policy, Rule, Store, Usage,
+    rule::MAX_UNITS,
+    store::{Check, Settlement},
     test_util::TestClock,
 };
 

@@ -6,8 +6,8 @@ use std::{
 };
 
 use sluicegate::{
-    Observer, Policy,
-    observe::{Asked, Blocked, Decided, Done, Failed, MissingKey, Switched},
+    Policy,
+    observe::{Asked, Blocked, Decided, Done, Failed, MissingKey, Observer, Switched},
 };
 
 /// Writes down all that it is told, in short or in full.

@@ -8,8 +8,10 @@ use std::{
 };
 
 use sluicegate::{
-    Check, Count, Decision, Key, MemoryStore, Policy, Settlement, Store, StoreError,
-    StoreErrorKind, StoreFuture, Usage,
+    Decision, Key, MemoryStore, Policy, Store, StoreError, Usage,
+    decision::Count,
+    error::StoreErrorKind,
+    store::{Check, Settlement, StoreFuture},
 };
 
 type Script = dyn Fn(&Check) -> StoreFuture<Decision> + Send + Sync;

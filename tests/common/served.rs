@@ -6,8 +6,9 @@ use std::{
 };
 
 use sluicegate::{
-    Check, Decision, Key, Operation, Policy, RedisStore, Settlement, Store, StoreFuture, Usage,
-    store::CallFuture, test_util::TestClock,
+    Decision, Key, Policy, RedisStore, Store, Usage,
+    store::{CallFuture, Check, Operation, Settlement, StoreFuture},
+    test_util::TestClock,
 };
 
 use super::redis::Server;

@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, env, fs, path::Path, time::Duration};
 
 use serde::Deserialize;
 use sluicegate::{
-    Charge, Check, Decision, Key, Operation, Policy, Reply, Rule, Settlement, Store, Usage,
+    Charge, Decision, Key, Policy, Rule, Store, Usage,
+    store::{Check, Operation, Reply, Settlement},
     test_util::TestClock,
 };
 
@@ -57,9 +58,9 @@ struct Expect {
     usage: Vec<UsageText>,
     retry_after_ms: Option<u64>,
     refused_by: Option<RefusedBy>,
-    shadow: Option<Box<Expect>>,
+    shadow: Option<Box<Self>>,
     #[serde(default)]
-    decisions: Vec<Expect>,
+    decisions: Vec<Self>,
 }
 
 #[derive(Deserialize)]

@@ -15,10 +15,12 @@ use crate::common::scripted::{self, Scripted};
 use futures::{FutureExt, future::join_all};
 use http::{Request, Response, StatusCode};
 use sluicegate::{
-    Charge, Check, Decision, FailurePolicy, Key, Limiter, MemoryStore, Observer, Policy,
-    RateLimitLayer, Settlement, Store, StoreErrorKind, StoreFuture, Usage,
+    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
+    Usage,
+    error::StoreErrorKind,
     extract::{Keys, KeysFuture},
-    observe::Decided,
+    observe::{Decided, Observer},
+    store::{Check, Settlement, StoreFuture},
     test_util::TestClock,
 };
 use tokio::time::Instant;

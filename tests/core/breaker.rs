@@ -11,8 +11,9 @@ use std::{
 use crate::common::scripted::{Scripted, allowed, unavailable};
 use futures::future::join_all;
 use sluicegate::{
-    Charge, Check, Decision, FailurePolicy, Key, Limiter, Policy, StoreError, StoreErrorKind,
-    StoreFuture,
+    Charge, Decision, FailurePolicy, Key, Limiter, Policy, StoreError,
+    error::StoreErrorKind,
+    store::{Check, StoreFuture},
 };
 use tokio::time::{Instant, advance, sleep};
 

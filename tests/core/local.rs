@@ -11,11 +11,12 @@ use std::{
 
 use http::{Request, Response, StatusCode, request::Parts};
 use sluicegate::{
-    Charge, Check, Decision, ExtractError,
+    Charge, Decision,
     FailurePolicy::{self, Closed, Local, Open},
-    Key, Limiter, MemoryStore, Policy, RateLimitLayer, Settlement, Store, StoreError,
-    StoreErrorKind, StoreFuture, Usage,
+    Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store, StoreError, Usage,
+    error::{ExtractError, StoreErrorKind},
     middleware::HeaderStyle,
+    store::{Check, Settlement, StoreFuture},
     test_util::TestClock,
 };
 use tower::{Layer, ServiceExt, service_fn};

@@ -6,10 +6,12 @@ use crate::common::scripted::{Scripted, allowed, denied, unavailable};
 use futures::future::join_all;
 use http::{Request, Response, StatusCode, request::Parts};
 use sluicegate::{
-    Charge, Decision, ExtractError, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore,
-    Policy, RateLimitLayer, StoreFuture,
+    Charge, Decision, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy,
+    RateLimitLayer,
+    error::ExtractError,
     extract::Keys,
     middleware::{HeaderStyle, Rejection},
+    store::StoreFuture,
 };
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
@@ -39,7 +41,7 @@ async fn ask(layer: RateLimitLayer) -> Response<String> {
 
 /// Answers shadows in this way, and allows all others.
 fn to_shadows(
-    answer: impl Fn(&sluicegate::Check) -> StoreFuture<Decision> + Send + Sync + 'static,
+    answer: impl Fn(&sluicegate::store::Check) -> StoreFuture<Decision> + Send + Sync + 'static,
 ) -> Arc<Scripted> {
     Scripted::new(move |check| match check.charges()[0].policy().is_shadow() {
         true => answer(check),
@@ -49,7 +51,7 @@ fn to_shadows(
 
 /// What was checked, as the names of the policies.
 fn checked(store: &Scripted) -> Vec<Vec<String>> {
-    let names = |check: &sluicegate::Check| {
+    let names = |check: &sluicegate::store::Check| {
         let charges = check.charges().iter();
         charges.map(|it| it.policy().name().to_owned()).collect()
     };

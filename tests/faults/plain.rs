@@ -7,7 +7,7 @@ use std::{
 
 use crate::common::{redis::Server, stores};
 use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore, StoreErrorKind,
+    Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore, error::StoreErrorKind,
 };
 
 /// Much more than the timeout of 100 ms on a busy machine, and less than any wait of a library.

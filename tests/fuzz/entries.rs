@@ -6,9 +6,10 @@ use futures::executor::block_on;
 use http::{HeaderValue, Request};
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, Value, aio::ConnectionLike};
 use sluicegate::{
-    Charge, Check, Decision, ForwardedIp, Key, Policies, Policy, RedisStore, Rule, Settlement,
-    Store,
+    Charge, Decision, ForwardedIp, Key, Policy, RedisStore, Rule, Store,
     extract::{Cidr, TrustedProxies},
+    policies::Policies,
+    store::{Check, Settlement},
 };
 
 /// A rule or policy that can be read is written in a form that means the same.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use http::{Method, Request, request::Parts};
 use proptest::prelude::*;
 use sluicegate::{
-    ExtractError, ExtractErrorKind, Header, Key, KeyExtractor,
-    extract::{Both, Cookie, Keys, OnlyWhen, Or},
+    Header, Key, KeyExtractor,
+    error::{ExtractError, ExtractErrorKind},
+    extract::{And, Cookie, Keys, OnlyWhen, Or},
 };
 
 fn head() -> Parts {
@@ -168,7 +169,7 @@ fn extractors_that_are_put_together_are_trait_objects_again() {
 fn public_types_are_send_sync_and_clone_and_show_no_value() {
     fn check<T: Send + Sync + Clone + std::fmt::Debug>(_: &T) {}
     let or: Or<_, _> = Cookie::new("session").or(user("sesame"));
-    let both: Both<_, _> = or.and(user("sesame"));
+    let both: And<_, _> = or.and(user("sesame"));
     let only: OnlyWhen<_, _> = both.only_when(|_: &Parts| true);
     check(&only);
     let text = format!("{only:?}");

@@ -14,8 +14,8 @@ use axum::{
 };
 use http::{HeaderValue, Method, Request, request::Parts};
 use sluicegate::{
-    ExtractError, ExtractErrorKind, Header, Key, KeyExtractor, MemoryStore, PeerIp, Policy,
-    RateLimitLayer,
+    Header, Key, KeyExtractor, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    error::{ExtractError, ExtractErrorKind},
     extract::{AsyncKeyExtractor, Cookie, Extension, Keys},
 };
 
@@ -373,7 +373,6 @@ async fn a_look_up_owns_what_it_needs_of_the_head() {
 fn public_types_are_send_and_sync() {
     fn check<T: Send + Sync + ?Sized>() {}
     check::<PeerIp>();
-    check::<sluicegate::extract::PeerNetwork>();
     check::<Header>();
     check::<Cookie>();
     check::<Extension<String>>();

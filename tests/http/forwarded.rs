@@ -18,8 +18,8 @@ use axum::{
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use proptest::prelude::*;
 use sluicegate::{
-    ExtractError, ExtractErrorKind, ForwardedIp, Key, KeyExtractor, MemoryStore, Policy,
-    RateLimitLayer,
+    ForwardedIp, Key, KeyExtractor, MemoryStore, Policy, RateLimitLayer,
+    error::{ExtractError, ExtractErrorKind},
     extract::{Cidr, Keys, TrustedProxies},
 };
 use tokio::net::TcpListener;

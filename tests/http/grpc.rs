@@ -15,7 +15,8 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use sluicegate::{
-    ExtractError, FailurePolicy, Header, Key, MemoryStore, PeerIp, Policy, RateLimitLayer, Rule,
+    FailurePolicy, Header, Key, MemoryStore, PeerIp, Policy, RateLimitLayer, Rule,
+    error::ExtractError,
     extract::{KeyExtractor, Keys},
     middleware::{EmptyBody, Grpc, MakeRejection, ProblemJson, Rejection},
 };

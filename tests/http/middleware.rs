@@ -10,13 +10,15 @@ use std::{
 use crate::common::scripted::{NOW_MS, Scripted, decide};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request::Parts};
 use sluicegate::{
-    Count, Decision, ExtractError, FailurePolicy, Header, Key, KeyExtractor, Limiter, Policy,
-    RateLimitLayer, StoreFuture,
+    Decision, FailurePolicy, Header, Key, KeyExtractor, Limiter, Policy, RateLimitLayer,
+    decision::Count,
+    error::ExtractError,
     extract::Keys,
     middleware::{
         EXPOSED_HEADERS, EmptyBody, HeaderStyle, MakeRejection, ProblemJson, RateLimit, Rejection,
         ResponseFuture,
     },
+    store::StoreFuture,
 };
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};

@@ -17,9 +17,9 @@ use crate::common::{
 use http::{Request, Response};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sluicegate::{
-    Charge, FailurePolicy, Header, Key, Limiter, MetricsObserver, Observer, Policy, RateLimitLayer,
-    StoreFuture, TracingObserver,
-    observe::{Asked, Span},
+    Charge, FailurePolicy, Header, Key, Limiter, Policy, RateLimitLayer,
+    observe::{Asked, MetricsObserver, Observer, Span, TracingObserver},
+    store::StoreFuture,
 };
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -199,7 +199,7 @@ async fn an_observer_is_told_of_requests_without_an_identity() {
     let layer = RateLimitLayer::new(limiter);
     let absent = || Header::new("absent");
     let look_up = |_: &http::request::Parts| {
-        std::future::pending::<Result<sluicegate::extract::Keys, sluicegate::ExtractError>>()
+        std::future::pending::<Result<sluicegate::extract::Keys, sluicegate::error::ExtractError>>()
     };
     ask(&layer.clone().limit(policy("a", "1/1s"), absent())).await;
     ask(&layer.clone().limit(policy("b", "1/1s").shadow(), absent())).await;

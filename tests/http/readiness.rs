@@ -12,7 +12,7 @@ use std::{
 
 use crate::common::scripted::{Scripted, allowed};
 use http::{Request, Response, StatusCode};
-use sluicegate::{Key, Policy, RateLimitLayer, Store, StoreFuture};
+use sluicegate::{Key, Policy, RateLimitLayer, Store, store::StoreFuture};
 use tokio::sync::{mpsc, oneshot};
 use tower::{Layer, Service, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit, service_fn};
 

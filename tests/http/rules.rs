@@ -8,10 +8,11 @@ use axum::{
     routing::{any, get},
 };
 use sluicegate::{
-    ExtractError, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policies,
-    Policy, RateLimitLayer, ReloadablePolicies,
+    ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    error::ExtractError,
     extract::{Cidr, Keys, TrustedProxies},
     middleware::{Rejection, Route, Routes},
+    policies::{Policies, ReloadablePolicies},
 };
 use tower::{ServiceBuilder, ServiceExt};
 

@@ -11,7 +11,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     service::TowerToHyperService,
 };
-use sluicegate::{Charge, PeerIp, Policy, RateLimitLayer, StoreFuture};
+use sluicegate::{Charge, PeerIp, Policy, RateLimitLayer, store::StoreFuture};
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceBuilder, service_fn};
 

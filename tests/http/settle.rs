@@ -19,8 +19,11 @@ use axum::{
 use futures::FutureExt;
 use http::{Request, Response};
 use sluicegate::{
-    Charge, Check, Decision, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer, Settlement,
-    Store, StoreError, StoreErrorKind, StoreFuture, Usage, middleware::ActualCost,
+    Charge, Decision, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer, Store, StoreError,
+    Usage,
+    error::StoreErrorKind,
+    middleware::ActualCost,
+    store::{Check, Settlement, StoreFuture},
 };
 use tokio::{
     io::AsyncWriteExt,

@@ -8,7 +8,7 @@ use crate::common::{
     redis::Server,
     served::{LEAST_RIGHTS, limited},
 };
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, StoreErrorKind};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
 
 /// Everything that a limiter asks a store to do, on a server that has not seen the script.
 async fn everything(store: &RedisStore) -> Result<(), StoreError> {

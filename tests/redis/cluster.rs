@@ -22,8 +22,8 @@ use proptest::{
     test_runner::TestRunner,
 };
 use sluicegate::{
-    Charge, Check, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreErrorKind,
-    test_util::TestClock,
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, error::StoreErrorKind,
+    store::Check, test_util::TestClock,
 };
 use tokio::task::JoinHandle;
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::common::{redis::Server, stores};
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, StoreErrorKind};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
 
 /// Much more than any timeout here on a busy machine.
 const SOON: Duration = Duration::from_secs(1);

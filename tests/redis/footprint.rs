@@ -8,8 +8,8 @@ use std::{
 
 use crate::common::redis::Server;
 use sluicegate::{
-    Charge, Check, Decision, Key, Limiter, Policy, RedisStore, StoreError, StoreErrorKind, Usage,
-    test_util::TestClock,
+    Charge, Decision, Key, Limiter, Policy, RedisStore, StoreError, Usage, error::StoreErrorKind,
+    store::Check, test_util::TestClock,
 };
 
 /// Alice's key under the policy `p`.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, TracingObserver};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, observe::TracingObserver};
 
 use crate::common::{log::Log, redis::Server, trace::Trace};
 

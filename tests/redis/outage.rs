@@ -14,9 +14,9 @@ use std::{
 use crate::common::redis::Server;
 use http::{Request, Response, StatusCode};
 use sluicegate::{
-    Charge, FailurePolicy, Key, Limiter, MemoryStore, Observer, Policy, RateLimitLayer, RedisStore,
-    StoreErrorKind,
-    observe::{Decided, Failed, Switched},
+    Charge, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore,
+    error::StoreErrorKind,
+    observe::{Decided, Failed, Observer, Switched},
 };
 use tower::{Layer, ServiceExt, service_fn};
 

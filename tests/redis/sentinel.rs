@@ -13,7 +13,7 @@ use crate::common::{
     redis::Server,
     sentinel::{Group, NAME, Parrot, Sentinel, ask},
 };
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreErrorKind};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, error::StoreErrorKind};
 use tokio::task::{JoinHandle, block_in_place};
 
 /// Much more than the timeout of 100 ms on a busy machine, and less than any wait of a library.

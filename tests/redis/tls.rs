@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::tls::{Authority, TlsServer};
 use redis::Client;
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, StoreErrorKind};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
 
 /// More than a handshake takes on a busy machine.
 const SOON: Duration = Duration::from_secs(1);

@@ -14,7 +14,8 @@ use futures::future::join_all;
 use proptest::prelude::*;
 use redis::{Client, IntoConnectionInfo, RedisConnectionInfo, aio::ConnectionManagerConfig};
 use sluicegate::{
-    Charge, Key, Limiter, MemoryStore, Policy, RedisStore, StoreErrorKind, test_util::TestClock,
+    Charge, Key, Limiter, MemoryStore, Policy, RedisStore, error::StoreErrorKind,
+    test_util::TestClock,
 };
 
 mod contract {

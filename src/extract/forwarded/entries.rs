@@ -1,22 +1,21 @@
-//! The entries of a header that may stand there several times, from the right.
+//! The entries of a header that may be sent in several lines, read from the right.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::ValueIter};
 
 use crate::error::ExtractError;
 
-/// More proxies than anybody has in a row.
+/// The most entries that are read.
 pub(super) const MAX_ENTRIES: usize = 64;
 
-/// Room for as many entries of 64 bytes. What is to the left of the trusted part is not looked at, however long it is.
+/// As many entries of 64 bytes. What is left of the trusted part is never read, however long it is.
 const MAX_BYTES: usize = 4096;
 
 const TOO_LONG: ExtractError =
-    ExtractError::malformed("more entries of forwarded addresses than 64, or than 4 KiB hold");
+    ExtractError::malformed("more than 64 forwarded addresses, or more than 4 KiB of them");
 
-const UNCLOSED: ExtractError =
-    ExtractError::malformed("a forwarded address stands in quotes that are not closed");
+const UNCLOSED: ExtractError = ExtractError::malformed("a forwarded address has an unclosed quote");
 
-/// How a header holds addresses.
+/// The syntax of a header of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     XForwardedFor,
@@ -76,7 +75,7 @@ impl<'a> Iterator for Entries<'a> {
     }
 }
 
-/// Reads leftwards, so that quotes which a client left open do not reach what a proxy has written after them.
+/// Reads from the right, so that a quote which a client left open does not affect what a proxy has appended.
 fn last_unquoted_comma(line: &[u8]) -> Result<Option<usize>, ExtractError> {
     let mut quoted = false;
     for (index, byte) in line.iter().enumerate().rev() {

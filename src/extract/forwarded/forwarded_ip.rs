@@ -11,35 +11,38 @@ use crate::{
     error::ExtractError,
     extract::{
         KeyExtractor, Keys,
-        ip::{self, DEFAULT_WIDTH},
+        ip::{self, DEFAULT_IPV6_PREFIX},
     },
 };
 
-const ABSENT: ExtractError =
-    ExtractError::missing("the proxy did not say for whom it asks: its header is absent");
+const ABSENT: ExtractError = ExtractError::missing(
+    "the header with the client's address is absent, though a trusted proxy sent the request",
+);
 
 const UNREADABLE: ExtractError =
-    ExtractError::malformed("where a client's address should stand, something else does");
+    ExtractError::malformed("the forwarded address of the client cannot be read");
 
 const TOO_FEW: ExtractError = ExtractError::malformed("fewer forwarded addresses than proxies");
 
 const TWICE: ExtractError =
-    ExtractError::malformed("the header that holds the client's address stands there twice");
+    ExtractError::malformed("the header with the client's address was sent twice");
 
-/// The IP address of the client, on the word of trusted proxies: [`PeerIp`](struct@crate::PeerIp) behind proxies.
+/// The IP address of the client as trusted proxies report it: [`PeerIp`](struct@crate::PeerIp) for services behind
+/// proxies.
 ///
-/// It reads exactly one header, from the right, and believes an entry only if it was written by a trusted proxy. Its keys are those
-/// of `PeerIp`, with IPv6 by network. See the [module's page](super) for what each proxy needs. Clones are cheap.
+/// It reads exactly one header, from the right, and uses an entry only if a trusted proxy has written it. Its keys are
+/// those of `PeerIp`, with IPv6 by network. See the [module's page](super) for what each proxy needs. Clones are
+/// cheap.
 ///
 /// - The peer is not trusted: the header is ignored, and the peer is the client.
-/// - The peer is trusted and the header absent: the identity is missing.
+/// - The peer is trusted and the header absent: the key is missing.
 /// - The client is the first entry from the right that is no trusted proxy; where all are, the leftmost entry.
-/// - An entry that is needed and cannot be read, says `unknown`, or is hidden: malformed. No other entry takes its place.
+/// - An entry that is needed and cannot be read, is `unknown`, or is hidden: malformed. No other entry is used instead.
 /// - More than 64 entries or 4 KiB would have to be read: malformed.
 #[derive(Clone, Debug)]
 pub struct ForwardedIp {
     source: Arc<Source>,
-    width: u8,
+    ipv6_prefix: u8,
 }
 
 #[derive(Debug)]
@@ -63,11 +66,11 @@ impl ForwardedIp {
         Self::new(FORWARDED, Form::Forwarded, trusted)
     }
 
-    /// Reads a header that holds one address, which a trusted proxy always sets or overwrites: `cf-connecting-ip`,
+    /// Reads a header of one address, which a trusted proxy always sets or overwrites: `cf-connecting-ip`,
     /// `x-real-ip`.
     ///
-    /// Two lines, or two values, are malformed. Which proxy wrote it cannot be seen: any count of trusted proxies means that
-    /// the peer is trusted.
+    /// Two lines, or two values, are malformed. The header does not show which proxy wrote it: any count of trusted
+    /// proxies means that the peer is trusted.
     ///
     /// # Panics
     ///
@@ -87,22 +90,23 @@ impl ForwardedIp {
                 form,
                 trusted,
             }),
-            width: DEFAULT_WIDTH,
+            ipv6_prefix: DEFAULT_IPV6_PREFIX,
         }
     }
 
-    /// Sets how many leading bits of an IPv6 address make a client, 32 to 128, instead of 64.
+    /// Sets how many leading bits of an IPv6 address identify a client, 32 to 128, instead of 64.
     ///
     /// # Panics
     ///
     /// When `bits` is below 32 or above 128.
     #[must_use]
     pub const fn ipv6_prefix(mut self, bits: u8) -> Self {
-        self.width = ip::checked_width(bits);
+        self.ipv6_prefix = ip::checked_ipv6_prefix(bits);
         self
     }
 
-    /// The client's address itself, IPv4 in the clothes of IPv6 as IPv4; personal data, not fit for logs that are kept.
+    /// The client's address itself; an IPv4 address that is mapped into IPv6 is returned as IPv4. It is personal data:
+    /// do not keep it in logs.
     ///
     /// # Errors
     ///
@@ -124,12 +128,12 @@ impl ForwardedIp {
 
 impl KeyExtractor for ForwardedIp {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
-        Ok(ip::key(self.address(head)?, self.width).into())
+        Ok(ip::key(self.address(head)?, self.ipv6_prefix).into())
     }
 }
 
 impl Source {
-    /// What stands left of an entry that is needed is never read.
+    /// What is left of the entry that is used is never read.
     fn first_from_right(
         &self,
         head: &Parts,
@@ -146,7 +150,7 @@ impl Source {
         answer
     }
 
-    /// Entries to the right of it need not be addresses: the proxies there are counted.
+    /// Entries to the right of it need not be addresses: they are only counted.
     fn nth_from_right(&self, head: &Parts, nth: usize) -> Result<IpAddr, ExtractError> {
         let mut entries = self.entries(head)?;
         let mut next = || entries.next().unwrap_or(Err(TOO_FEW));

@@ -1,10 +1,10 @@
-//! What stands in one entry.
+//! The content of one entry.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::extract::ip::canonical;
 
-/// An address in its one form: with or without a port, and IPv6 with or without brackets and zone.
+/// An address in its canonical form: with or without a port, and IPv6 with or without brackets and zone.
 pub(super) fn address(entry: &str) -> Option<IpAddr> {
     let entry = entry.trim_matches([' ', '\t']);
     let ip = match entry.strip_prefix('[') {

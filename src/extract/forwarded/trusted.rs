@@ -4,7 +4,7 @@ use crate::extract::Cidr;
 
 use super::entries::MAX_ENTRIES;
 
-/// Which proxies' word is taken for where a request came from: those of some networks, or a number of them.
+/// Which proxies are trusted to report where a request came from: those of some networks, or a number of them.
 #[derive(Clone, Debug)]
 pub struct TrustedProxies {
     pub(super) trust: Trust,
@@ -17,7 +17,7 @@ pub(super) enum Trust {
 }
 
 impl TrustedProxies {
-    /// Trusts the proxies of these networks, and nobody else: where the peer is not in one of them, the header is ignored.
+    /// Trusts the proxies of these networks only: where the peer is in none of them, the header is ignored.
     ///
     /// Without any network, no header is ever read, and the peer is the client.
     #[must_use]
@@ -27,13 +27,12 @@ impl TrustedProxies {
         }
     }
 
-    /// Trusts whoever connects, and so many proxies in a row with it: 1 is the peer alone, 2 the peer and the one that
-    /// calls it.
+    /// Trusts this number of proxies in a row: 1 is the peer alone, 2 the peer and the proxy that calls it.
     ///
-    /// The client is the entry that the outermost of them has written: the `proxies`-th from the right. Only for services that
-    /// nobody can reach past these proxies, and always by way of all of them: one too many, and a client writes its own
-    /// address; one too few, and all clients are a proxy. The peer's address is not looked at, so that this
-    /// works over Unix sockets too.
+    /// The client is the entry that the outermost of them has written: the `proxies`-th from the right. Only for
+    /// services to which every request comes through exactly these proxies: with a count that is too high, a client
+    /// can choose its own address; with one that is too low, all clients share the address of a proxy. The peer's
+    /// address is not read, so that this also works over Unix sockets.
     ///
     /// # Panics
     ///

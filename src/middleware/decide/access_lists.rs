@@ -6,7 +6,7 @@ use crate::{error::ExtractError, extract::Keys, key::Key, middleware::Rejection}
 
 type Test<T> = Arc<dyn Fn(&T) -> bool + Send + Sync>;
 
-/// The requests and keys that no limit decides about: those that are let pass, and those that are refused.
+/// The requests and keys that no limit decides about: those that are skipped, and those that are blocked.
 #[derive(Clone, Default)]
 pub(in crate::middleware) struct AccessLists {
     pub(in crate::middleware) skipped: Vec<Test<Parts>>,
@@ -16,7 +16,7 @@ pub(in crate::middleware) struct AccessLists {
 }
 
 impl AccessLists {
-    /// Whether the request passes at once, without a key, a charge or a header. What is blocked is not skipped.
+    /// Whether the request passes at once, without a key, a charge or a header. Blocks take precedence over skips.
     pub(in crate::middleware) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
         if any(&self.blocked, head) {
             return Err(Rejection::Blocked);
@@ -24,7 +24,7 @@ impl AccessLists {
         Ok(any(&self.skipped, head))
     }
 
-    /// The keys that are to be charged. Inlined, since keys are large to hand over and seldom filtered.
+    /// The keys that are to be charged. Inlined, since keys are large to move and seldom filtered.
     #[inline]
     pub(in crate::middleware) fn charged(
         &self,

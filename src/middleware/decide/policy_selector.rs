@@ -4,29 +4,31 @@ use http::request::Parts;
 
 use crate::{error::ExtractError, policies::PolicyHandle, policy::Policy};
 
-/// Where a limit's policy comes from.
+/// Selects the policy of a limit.
 ///
 /// Made from
 ///
 /// - a [`Policy`]: the same for all requests;
-/// - a [`PolicyHandle`]: one that can be replaced while the service runs;
-/// - a closure over the head of the request: a policy by caller, for instance by the tier that authentication has found;
+/// - a [`PolicyHandle`]: a policy that can be replaced while the service runs;
+/// - a closure over the head of the request: a policy by client, for instance by the tier that authentication has
+///   found;
 /// - [`Routes`](super::Routes): a policy by method and path.
 ///
-/// A closure answers a `Policy`, an `Option` or a `Result` of one. *No policy never means no limit:* `None` refuses the
-/// request with a 400, as a missing identity does, and so does an error, unless it is
-/// [`Unavailable`](crate::ExtractErrorKind::Unavailable), which follows the failure policy. A caller who is not limited at all is one
-/// whose extractor answers [`Keys::skip`](crate::extract::Keys::skip): then no policy is asked for.
+/// A closure answers a `Policy`, an `Option` or a `Result` of one. *No policy never means no limit:* `None` rejects
+/// the request with a 400, as a missing key does, and so does an error, unless it is
+/// [`Unavailable`](crate::error::ExtractErrorKind::Unavailable), which follows the failure policy. For a client that
+/// is not to be limited, let the extractor answer [`Keys::skip`](crate::extract::Keys::skip): then no policy is
+/// selected.
 ///
-/// Counts belong to the policy's name. Tiers of different names count apart; policies of one name share what is counted, so that
-/// a caller who moves up within the minute has used what it used. Two policies of one name and different rules must not be
-/// charged to one key by one request: that is answered with a 500.
+/// Counts belong to the policy's name. Tiers of different names are counted separately; policies of one name share
+/// their counts, so that a client that changes its tier keeps what it has used. Two policies of one name and different
+/// rules must not be charged to one key by one request: that is answered with a 500.
 ///
 /// ```
 /// use http::request::Parts;
-/// use sluicegate::{Header, MemoryStore, Policies, Policy, RateLimitLayer};
+/// use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer, policies::Policies};
 ///
-/// /// Put into the extensions by the layer that authenticates.
+/// /// Inserted into the extensions by the layer that authenticates.
 /// #[derive(Clone)]
 /// struct Tier(String);
 ///
@@ -37,7 +39,7 @@ use crate::{error::ExtractError, policies::PolicyHandle, policy::Policy};
 /// };
 /// let layer = RateLimitLayer::new(MemoryStore::new()).limit(tier, Header::new("x-api-key"));
 /// # let _ = layer;
-/// # Ok::<(), sluicegate::PolicyError>(())
+/// # Ok::<(), sluicegate::error::PolicyError>(())
 /// ```
 #[derive(Clone)]
 pub struct PolicySelector {
@@ -76,7 +78,7 @@ impl PolicySelector {
         }
     }
 
-    /// The policy that all requests are charged under.
+    /// The policy, if it is the same for all requests.
     pub(in crate::middleware) const fn fixed(&self) -> Option<&Policy> {
         match &self.source {
             Source::Fixed(policy) => Some(policy),
@@ -149,7 +151,7 @@ pub trait IntoPolicy {
     ///
     /// # Errors
     ///
-    /// When the answer is an error, or `None`, which is [`Missing`](crate::ExtractErrorKind::Missing).
+    /// When the answer is an error, or `None`, which is [`Missing`](crate::error::ExtractErrorKind::Missing).
     fn into_policy(self) -> Result<Policy, ExtractError>;
 }
 

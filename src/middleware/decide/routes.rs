@@ -7,18 +7,18 @@ use crate::{error::ExtractError, policy::Policy};
 
 /// A policy for each route, by method and path: the first argument of a [`limit`](crate::RateLimitLayer::limit).
 ///
-/// A route is written as its path, or as a method and a path. The path is the *template* that the router has matched, with the
-/// prefixes of all nested routers: `/api/items/{id}`. So one entry holds for all items, and no client chooses among entries
-/// by how it writes a path. This needs the feature `axum` and a layer *inside* the router (`Router::layer`,
-/// `Router::route_layer`). Where no router has said what it matched, as in a fallback, the path that the client sent is compared
-/// as it stands; without the feature, what nested routers have left of it.
+/// A route is written as its path, or as a method and a path. The path is the *template* that the router has matched,
+/// with the prefixes of all nested routers: `/api/items/{id}`. So one entry is for all items, and a client cannot
+/// choose among entries by how it writes a path. This needs the feature `axum` and a layer *inside* the router
+/// (`Router::layer`, `Router::route_layer`). Where no router has matched, as in a fallback, the path that the client
+/// sent is compared as it is; without the feature, what nested routers have left of it.
 ///
-/// An entry for the request's method goes before one for any method. A `HEAD` request is taken for the `GET` that it is
-/// served as, unless it has an entry of its own. What no entry names is limited as [`new`](Self::new) was told: nothing is
-/// unlimited by accident.
+/// An entry for the request's method takes precedence over one for any method. A `HEAD` request uses the entry for
+/// `GET`, as it is served, unless it has an entry of its own. A request without an entry is limited by the default of
+/// [`new`](Self::new): nothing is unlimited by accident.
 ///
-/// Policies of one name share their counts, those of different names don't: routes that are limited together have the
-/// same policy, perhaps with different [weights](Route::weight).
+/// Policies of one name share their counts, those of different names do not: routes that are limited together have the
+/// same policy, possibly with different [weights](Route::weight).
 ///
 /// ```
 /// use sluicegate::{MemoryStore, PeerIp, Policy, RateLimitLayer, middleware::{Route, Routes}};
@@ -30,7 +30,7 @@ use crate::{error::ExtractError, policy::Policy};
 ///     .route("POST /items/{id}", Policy::parse("writes", "10/1m")?);
 /// let layer = RateLimitLayer::new(MemoryStore::new()).limit(routes, PeerIp);
 /// # let _ = layer;
-/// # Ok::<(), sluicegate::PolicyError>(())
+/// # Ok::<(), sluicegate::error::PolicyError>(())
 /// ```
 pub struct Routes {
     default: Route,
@@ -88,7 +88,7 @@ impl<P: Into<PolicySelector>> From<P> for Route {
 }
 
 impl Routes {
-    /// Creates a table without entries: all requests are limited like this.
+    /// Creates a table without entries: all requests are limited by `default`.
     #[must_use]
     pub fn new(default: impl Into<Route>) -> Self {
         Self {
@@ -101,8 +101,8 @@ impl Routes {
     ///
     /// # Panics
     ///
-    /// When `name` is not a path, or a method and a path, or has an entry already; or when the method has small letters, which
-    /// are others in HTTP: `get` is nobody's method.
+    /// When `name` is not a path, or a method and a path, or has an entry already; or when the method has lower-case
+    /// letters: methods are case-sensitive in HTTP, and `get` is not one.
     #[must_use]
     pub fn route(mut self, name: &str, route: impl Into<Route>) -> Self {
         let (method, path) =
@@ -160,7 +160,7 @@ fn read(name: &str) -> Result<(Option<Method>, &str), &'static str> {
     is_path.then_some((method, path)).ok_or(FORM)
 }
 
-/// An entry for a method that nobody sends would never hold.
+/// An entry for `get` would never apply.
 fn read_method(method: &str) -> Result<Method, &'static str> {
     if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
         return Err("methods are written in capitals, as in GET /items/{id}");
@@ -168,7 +168,8 @@ fn read_method(method: &str) -> Result<Method, &'static str> {
     method.parse().map_err(|_| FORM)
 }
 
-/// A nested router takes its prefix off the URI, and its fallback matches nothing: `/health` may be `/api/health` then.
+/// A nested router removes its prefix from the URI, and its fallback has no matched path: `/health` may be
+/// `/api/health` there.
 #[cfg(feature = "axum")]
 fn path(head: &Parts) -> &str {
     use axum::extract::{MatchedPath, OriginalUri};

@@ -21,7 +21,7 @@ const MAX_DIGITS: usize = 15;
 /// Room for `r` and `t`, with what stands around them.
 const NUMBERS: usize = 40;
 
-/// The fields of one layer: the static one made once, the items of the other prepared.
+/// The fields of one layer: `RateLimit-Policy` is made once, and the items of `RateLimit` are prepared.
 #[derive(Clone)]
 pub(super) struct Draft11 {
     policy_field: Option<HeaderValue>,
@@ -58,11 +58,11 @@ impl Draft11 {
         }
     }
 
-    /// Appends, since layers around each other each have something to say.
+    /// Appends, since several layers around each other each add their items.
     ///
-    /// Policies that were chosen for this request follow in a line of their own: a list may have several.
+    /// Policies that were chosen for this request are in a line of their own: a list may have several lines.
     pub(super) fn append(&self, headers: &mut HeaderMap, decision: &Decision) {
-        // A local decision goes by other limits than these, all of them.
+        // All limits of a local decision differ from these.
         let local = decision.usage().is_local();
         if !local {
             self.append_known(headers, decision);
@@ -160,14 +160,14 @@ fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage, allowed: bool) 
     }
 }
 
-/// A parameter that clients who do not know it ignore.
+/// A parameter that clients ignore if they do not know it.
 fn push_shadow(field: &mut Vec<u8>, policy: &Policy) {
     if policy.is_shadow() {
         field.extend_from_slice(b";sluicegate-shadow");
     }
 }
 
-/// Shadows have one of their own.
+/// Shadows have a decision of their own.
 fn decision_of<'a>(policy: &Policy, decision: &'a Decision) -> Option<&'a Decision> {
     if policy.is_shadow() {
         decision.usage().shadow()
@@ -182,7 +182,7 @@ fn separate(field: &mut Vec<u8>) {
     }
 }
 
-/// The machinery of `write!` would take most of the time that a response's field does; copies at each call would crowd the cache.
+/// Without `write!`, which would take most of the field's time. Not inlined: copies at each call would fill the cache.
 #[inline(never)]
 fn push_number(field: &mut Vec<u8>, number: u64) {
     let mut digits = [b'0'; MAX_DIGITS];
@@ -196,7 +196,8 @@ fn push_number(field: &mut Vec<u8>, number: u64) {
     field.extend_from_slice(&digits[start..]);
 }
 
-/// Of all keys that were checked under a policy: those that refuse if any does, the longest of them, or the least left.
+/// Of all keys that were checked under a policy: the exceeded one with the longest wait, or, if allowed, the one with
+/// the least left.
 fn tightest<'a>(decision: &'a Decision, policy: &Policy, index: usize) -> Option<&'a RuleUsage> {
     let of_policy = |usage: &'a Usage| {
         let policies = usage.policies();

@@ -9,11 +9,11 @@ use super::{
 };
 use crate::{decision::Decision, policy::Policy};
 
-/// What browsers hide from a page of another origin unless the response exposes it: every header that a [`HeaderStyle`] sends,
-/// and `Retry-After`.
+/// Every header that a [`HeaderStyle`] sends, and `Retry-After`: browsers hide them from pages of other origins unless
+/// the response exposes them.
 ///
-/// For `Access-Control-Expose-Headers`; a `CorsLayer` of tower-http takes it as it is, and goes *outside* the limit:
-/// `CorsLayer::new().expose_headers(EXPOSED_HEADERS)`.
+/// For `Access-Control-Expose-Headers`. A `CorsLayer` of tower-http takes the array as it is, and goes *outside* the
+/// limit: `CorsLayer::new().expose_headers(EXPOSED_HEADERS)`.
 pub const EXPOSED_HEADERS: [HeaderName; 6] = [
     header::RETRY_AFTER,
     draft11::RATELIMIT,
@@ -23,10 +23,10 @@ pub const EXPOSED_HEADERS: [HeaderName; 6] = [
     x_rate_limit::RESET,
 ];
 
-/// Which headers tell clients what is left, and when.
+/// Which headers tell clients their quota.
 ///
-/// They stand in every response to a request that was charged, save redirections, unless told otherwise. `Retry-After` stands
-/// in every refusal that can ever pass, whatever the style.
+/// By default they are in every response to a request that was charged, except redirections. `Retry-After` is in every
+/// response to a denied request that can ever pass, whatever the style.
 ///
 /// ```
 /// use sluicegate::middleware::HeaderStyle;
@@ -42,46 +42,49 @@ pub struct HeaderStyle {
 }
 
 impl HeaderStyle {
-    /// None but `Retry-After`.
+    /// No headers, except `Retry-After`.
     pub const NONE: Self = Self {
         draft11: false,
         x_rate_limit: None,
         below: None,
     };
 
-    /// `RateLimit-Policy` and `RateLimit`, as in revision 11 of the IETF's draft; one item for each rule. The default.
+    /// `RateLimit-Policy` and `RateLimit`, as in revision 11 of the IETF's draft, with one item for each rule. The
+    /// default.
     ///
     /// ```text
     /// ratelimit-policy: "ip/1s";q=10;w=1, "ip/1h";q=240;w=3600, "user";q=600;w=60
     /// ratelimit: "ip/1s";r=9;t=2, "ip/1h";r=203;t=3591, "user";r=599;t=61
     /// ```
     ///
-    /// An item is named after its policy, and after the window if the policy has several rules. `r` is what is left, and
-    /// `t` the seconds until nothing counts any more. A refusal lists only the rules that refuse, `t` being the seconds until they would
-    /// not. Of a policy that was checked with several keys, the tightest one is told. Windows below one second have no `w`,
-    /// and others are rounded up to whole seconds.
+    /// An item has the name of its policy, and the window if the policy has several rules. `r` is how many units are
+    /// left, and `t` the seconds until nothing counts any more. The response to a denied request lists only the
+    /// exceeded rules; there, `t` is the seconds until the rule would admit the request. Of a policy that was checked
+    /// with several keys, one is listed: that with the longest wait, or else that with the least left. Windows below
+    /// one second have no `w`, and others are rounded up to whole seconds.
     pub const DRAFT_11: Self = Self {
         draft11: true,
         ..Self::NONE
     };
 
-    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, of a single rule: the one that refuses for longest, or
-    /// else the one with the smallest share left.
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, of a single rule: the denying one with
+    /// the longest wait, or else the one with the smallest share left.
     ///
-    /// `Reset` is in seconds from now: the time until the rule would not refuse, or until nothing counts any more.
+    /// `Reset` is in seconds from now: the time until the rule would admit the request, or until nothing counts any
+    /// more.
     pub const X_RATE_LIMIT: Self = Self {
         x_rate_limit: Some(Reset::Delta),
         ..Self::NONE
     };
 
-    /// As [`X_RATE_LIMIT`](Self::X_RATE_LIMIT), with `Reset` in seconds since the Unix epoch, as GitHub has it: by this machine's clock,
-    /// which the client's may not agree with.
+    /// As [`X_RATE_LIMIT`](Self::X_RATE_LIMIT), with `Reset` in seconds since the Unix epoch, as GitHub has it: by
+    /// this machine's clock, which may differ from the client's.
     pub const X_RATE_LIMIT_EPOCH: Self = Self {
         x_rate_limit: Some(Reset::Epoch),
         ..Self::NONE
     };
 
-    /// Sends the headers of both. Of two kinds of `X-RateLimit-Reset`, which share a name, `other`'s is sent.
+    /// Sends the headers of both. Where both have `X-RateLimit-Reset`, `other`'s kind is sent.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {
@@ -97,13 +100,14 @@ impl HeaderStyle {
         }
     }
 
-    /// Sends the headers in refusals only.
+    /// Sends the headers only in responses to denied requests.
     #[must_use]
     pub const fn only_on_refusal(self) -> Self {
         self.only_below(0)
     }
 
-    /// Sends the headers in refusals, and when less than this share of some rule's limit is left, in percent.
+    /// Sends the headers in responses to denied requests, and when less than this share of some rule's limit is left,
+    /// in percent.
     ///
     /// # Panics
     ///
@@ -115,7 +119,8 @@ impl HeaderStyle {
         self
     }
 
-    /// Makes all that can be made before the first request. `all_known` when no request is charged under another policy than these.
+    /// Makes all that can be made before the first request. `all_known` when no request is charged under another
+    /// policy than these.
     pub(in crate::middleware) fn prepare(
         self,
         policies: impl Iterator<Item = Policy>,
@@ -167,7 +172,7 @@ impl Headers {
     }
 }
 
-/// Whether the decision is a refusal, or leaves less than this share under some rule.
+/// Whether the decision is a denial, or leaves less than this share under some rule.
 fn tells(percent: u8, decision: &Decision) -> bool {
     match decision {
         Decision::Denied(_) => true,
@@ -177,7 +182,7 @@ fn tells(percent: u8, decision: &Decision) -> bool {
     }
 }
 
-/// At least 1: clients take 0 for "at once", or for nothing.
+/// At least 1: clients take 0 to mean "at once", or ignore it.
 fn delay(wait: Duration) -> HeaderValue {
     HeaderValue::from(seconds(wait).max(1))
 }

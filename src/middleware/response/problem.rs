@@ -10,8 +10,8 @@ const ROOM: usize = 256;
 
 /// Answers with `application/problem+json` (RFC 9457), in the problem types of the `RateLimit` draft.
 ///
-/// A refusal names the quotas that it violates, as `RateLimit-Policy` does; nobody's identity is told. One that can never pass
-/// says so. `HEAD` gets no body, and the length of the one that `GET` would get.
+/// For a denial, it names the violated quotas as `RateLimit-Policy` does, and says so when the request can never pass.
+/// It never contains a key. `HEAD` gets no body, but the length of the one that `GET` would get.
 ///
 /// ```json
 /// {"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429,"violated-policies":["ip/1s"]}
@@ -22,12 +22,12 @@ pub struct ProblemJson {
 }
 
 impl ProblemJson {
-    /// Sets what stands before `quota-exceeded` and `temporary-reduced-capacity` in the types' URIs: by default
+    /// Sets the prefix of `quota-exceeded` and `temporary-reduced-capacity` in the types' URIs: by default
     /// `https://iana.org/assignments/http-problem-types#`, where the draft asks for them to be registered.
     ///
     /// # Panics
     ///
-    /// When `uri` has a character that a URI may not have.
+    /// When `uri` has a character that is not allowed in a URI.
     #[must_use]
     pub const fn types(mut self, uri: &'static str) -> Self {
         let mut rest = uri.as_bytes();
@@ -58,7 +58,7 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
             HeaderValue::from_static("application/problem+json"),
         );
         if head.method == Method::HEAD {
-            // Or the server would tell the length of no body (RFC 9110, 8.6).
+            // Otherwise the server would send the length of the empty body (RFC 9110, 8.6).
             headers.insert(header::CONTENT_LENGTH, problem.len().into());
             problem.clear();
         }
@@ -69,9 +69,9 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
     }
 }
 
-/// Nothing in here needs escaping: policy names are `[A-Za-z0-9._-]`, and URIs have been looked at.
+/// Nothing in here needs escaping: policy names are `[A-Za-z0-9._-]`, and URIs were checked.
 ///
-/// The machinery of `write!` would take most of the time that a refusal does.
+/// Without `write!`, which would take most of the time of a rejection.
 fn problem(rejection: &Rejection, uris: &str) -> String {
     let status = rejection.status();
     let (types, kind) = match (rejection, status) {

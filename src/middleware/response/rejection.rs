@@ -11,11 +11,12 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// A limit refuses the request.
+    /// A limit denied the request.
     Denied(Denial),
-    /// The request does not say who is asking, or that could not be found out and the failure policy is not `Open`.
+    /// No key could be extracted from the request: it does not identify its client, or the service could not find out
+    /// and the failure policy is not `Open`.
     MissingKey(ExtractError),
-    /// The request, or one of its keys, is on a list of those that are not served at all:
+    /// The request, or one of its keys, is blocked by a list:
     /// [`block`](crate::RateLimitLayer::block), [`block_keys`](crate::RateLimitLayer::block_keys).
     Blocked,
     /// The store could not decide and the failure policy is `Closed`, or an extractor answered too many keys.
@@ -23,8 +24,8 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// 429 when a limit refuses, 403 when a list does, 400 when the client does not say who it is, 503 when the service cannot find out or
-    /// decide, 500 when the layer asked the store for nonsense.
+    /// 429 when a limit denied it, 403 when a list blocked it, 400 when it does not identify its client, 503 when the
+    /// service cannot identify the client or decide, 500 when the layer made a check that no store can decide.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
@@ -50,8 +51,9 @@ impl From<ExtractError> for Rejection {
 
 /// Makes the response to a request that is not passed on, in the body type of the inner service.
 ///
-/// Closures `Fn(&Rejection, &Parts) -> Response<B>` do, and [`ProblemJson`](super::ProblemJson) and [`EmptyBody`] are shipped.
-/// `Cache-Control: no-store`, and on a refusal `Retry-After` and the quota headers, are set on whatever response is made.
+/// Implemented by closures `Fn(&Rejection, &Parts) -> Response<B>`, [`ProblemJson`](super::ProblemJson) and
+/// [`EmptyBody`]. `Cache-Control: no-store`, and for a denial `Retry-After` and the quota headers, are set on whatever
+/// response is made.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` makes no response with a body of type `{B}`",
     note = "`ProblemJson`, the default, needs `{B}: From<String>`; `EmptyBody` needs `{B}: Default`",

@@ -1,4 +1,4 @@
-//! `X-RateLimit-*`: what came before the standard, of one rule.
+//! `X-RateLimit-*`: the headers from before the standard, for one rule.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,7 +11,7 @@ pub(super) const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit"
 pub(super) const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 pub(super) const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-/// What `X-RateLimit-Reset` counts.
+/// What `X-RateLimit-Reset` means: seconds from now, or since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Reset {
     Delta,

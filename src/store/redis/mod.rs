@@ -63,7 +63,7 @@
 //! # }
 //! ```
 //!
-//! A server that cannot be trusted, or is not who the URL says, is [`Refused`](crate::StoreErrorKind::AccessDenied): by `connect`
+//! A server that cannot be trusted, or is not who the URL says, is [`Refused`](crate::error::StoreErrorKind::AccessDenied): by `connect`
 //! when the service starts, and by each check of a store that was made lazily. A server that speaks no TLS at that port just
 //! does not answer.
 //!
