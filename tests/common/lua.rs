@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use mlua::{Lua, Table, Value as LuaValue, Variadic};
+use mlua::{Function, Lua, Table, Value as LuaValue, Variadic};
 use redis::{
     Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, RedisResult, ServerErrorKind, Value,
     aio::ConnectionLike,
@@ -37,6 +37,7 @@ impl Keys {
 pub(crate) struct LuaServer {
     lua: Lua,
     keys: State,
+    compiled: Arc<Mutex<Option<(Vec<u8>, Function)>>>,
 }
 
 impl LuaServer {
@@ -62,7 +63,11 @@ impl LuaServer {
             )
             .unwrap();
         lua.globals().set("redis", redis).unwrap();
-        Self { lua, keys }
+        Self {
+            lua,
+            keys,
+            compiled: Arc::default(),
+        }
     }
 
     fn answer(&self, cmd: &Cmd) -> RedisResult<Value> {
@@ -104,8 +109,19 @@ impl LuaServer {
             .globals()
             .set("ARGV", table(&args[2 + keys..]))
             .unwrap();
-        let reply: mlua::String = self.lua.load(args[0]).eval().unwrap();
+        let reply: mlua::String = self.script(args[0]).call(()).unwrap();
         Value::BulkString(reply.as_bytes().to_vec())
+    }
+
+    /// Compiled when it is another than the last one: that takes longer than to run it.
+    fn script(&self, source: &[u8]) -> Function {
+        let mut compiled = self.compiled.lock().unwrap();
+        if let Some((_, function)) = compiled.as_ref().filter(|(last, _)| last == source) {
+            return function.clone();
+        }
+        let function = self.lua.load(source).into_function().unwrap();
+        *compiled = Some((source.to_vec(), function.clone()));
+        function
     }
 
     fn set_clock(&self, clock: Option<&[u8]>) {
