@@ -4,8 +4,7 @@ use http::{request::Parts, response};
 use tower_layer::Layer;
 
 use super::{
-    HeaderStyle, PolicySelector, ProblemJson, RateLimit, decide::AccessLists, plan::Plan,
-    service::Shared,
+    HeaderStyle, PolicySelector, ProblemJson, RateLimit, decide::AccessLists, shared::Shared,
 };
 use crate::{
     charge::Charge,
@@ -28,15 +27,7 @@ impl RateLimitLayer {
     /// It limits nothing until it is told [what to limit](Self::limit).
     #[must_use]
     pub fn new(limiter: impl Into<Limiter>) -> Self {
-        let style = HeaderStyle::default();
-        let plan = Plan::new(limiter.into());
-        let shared = Shared {
-            headers: plan.headers(style),
-            plan,
-            style,
-            jitter: Duration::ZERO,
-            rejection: Arc::new(ProblemJson::default()),
-        };
+        let shared = Shared::new(limiter.into(), ProblemJson::default());
         Self {
             shared: Arc::new(shared),
         }
@@ -72,10 +63,10 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.look_ups.push((policy, Arc::new(extractor))))
     }
 
-    fn without_twin(&self, source: PolicySelector) -> PolicySelector {
-        let sources = self.shared.plan.sources();
-        let others: Vec<Policy> = sources.flat_map(PolicySelector::known).collect();
-        for policy in source.known() {
+    fn without_twin(&self, selector: PolicySelector) -> PolicySelector {
+        let selectors = self.shared.plan.selectors();
+        let others: Vec<Policy> = selectors.flat_map(PolicySelector::known).collect();
+        for policy in selector.known() {
             let mut twins = others.iter().filter(|it| it.name() == policy.name());
             if let Some(twin) = twins.find(|it| **it != policy) {
                 panic!(
@@ -83,7 +74,7 @@ impl<R> RateLimitLayer<R> {
                 );
             }
         }
-        source
+        selector
     }
 
     /// Lets requests pass that this layer should not see, such as health checks: nothing is looked up, charged or added to
@@ -118,15 +109,14 @@ impl<R> RateLimitLayer<R> {
     /// Refuses requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is charged to any of
     /// the request's keys.
     ///
-    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): of what is skipped, no key is known. A key
-    /// that only a shadow [looks up](Self::limit_async) is known too late to refuse anybody.
+    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): of what is skipped, no key is known.
     #[must_use]
     pub fn block_keys(self, blocks: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.blocked_keys.push(Arc::new(blocks)))
     }
 
     fn except(self, add: impl FnOnce(&mut AccessLists)) -> Self {
-        self.change(|shared| add(Arc::make_mut(&mut shared.plan.access_lists)))
+        self.change(|shared| add(&mut shared.plan.access_lists))
     }
 
     /// Sets what a request costs under each of its limits. The default is 1; 0 looks without charging.
@@ -169,7 +159,7 @@ impl<R> RateLimitLayer<R> {
         self,
         cost: impl Fn(&response::Parts, &Charge) -> u64 + Send + Sync + 'static,
     ) -> Self {
-        self.change(|shared| shared.plan.settle.cost_of = Some(Arc::new(cost)))
+        self.change(|shared| shared.settle.cost_of = Some(Arc::new(cost)))
     }
 
     /// Gives back what was charged for requests that get no response: the client went away before there was one, or the
@@ -182,7 +172,7 @@ impl<R> RateLimitLayer<R> {
     /// inner service stops working, too, when nobody waits any more.
     #[must_use]
     pub fn refund_unanswered(self) -> Self {
-        self.change(|shared| shared.plan.settle.refunds_unanswered = true)
+        self.change(|shared| shared.settle.refunds_unanswered = true)
     }
 
     /// Sets how long a decision may take; and, before it, all look-ups of keys together. The default is the limiter's, 100 ms.
@@ -220,7 +210,7 @@ impl<R> RateLimitLayer<R> {
     /// [around a client](super#around-a-client). The timeout is then that of each call of the store.
     #[must_use]
     pub fn max_wait(self, most: Duration) -> Self {
-        self.change(|shared| shared.plan.wait = Some(most))
+        self.change(|shared| shared.plan.max_wait = Some(most))
     }
 
     /// Sets which headers tell clients their quota. The default is [`HeaderStyle::DRAFT_11`].
@@ -245,30 +235,16 @@ impl<R> RateLimitLayer<R> {
     /// [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`.
     #[must_use]
     pub fn rejection<M>(self, make: M) -> RateLimitLayer<M> {
-        let Shared {
-            plan,
-            style,
-            headers,
-            jitter,
-            rejection: _,
-        } = Arc::unwrap_or_clone(self.shared);
-        let shared = Shared {
-            plan,
-            style,
-            headers,
-            jitter,
-            rejection: Arc::new(make),
-        };
+        let shared = Arc::unwrap_or_clone(self.shared);
         RateLimitLayer {
-            shared: Arc::new(shared),
+            shared: Arc::new(shared.with_rejection(make)),
         }
     }
 
-    /// All that can be known is known here, and not when a service is made: axum makes new ones for each connection.
     fn change(mut self, change: impl FnOnce(&mut Shared<R>)) -> Self {
         let shared = Arc::make_mut(&mut self.shared);
         change(shared);
-        shared.headers = shared.plan.headers(shared.style);
+        shared.prepare();
         self
     }
 }

@@ -192,12 +192,10 @@
 mod decide;
 mod future;
 mod layer;
-mod look_ups;
-mod plan;
 mod response;
 mod service;
 mod settle;
-mod shadow;
+mod shared;
 
 pub use decide::{IntoPolicy, PolicySelector, Route, Routes};
 pub use future::ResponseFuture;

@@ -51,10 +51,10 @@ use crate::{
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
-mod share;
+mod scaled;
 
 pub use memory::MemoryStore;
-pub(crate) use share::Share;
+pub(crate) use scaled::ScaledStore;
 
 /// Keeps the counts and decides atomically.
 ///

@@ -15,16 +15,28 @@ use sluicegate::{
 type Script = dyn Fn(&Check) -> StoreFuture<Decision> + Send + Sync;
 
 pub(crate) struct Scripted {
-    script: Box<Script>,
+    script: Arc<Script>,
     checks: Mutex<Vec<Check>>,
 }
 
 impl Scripted {
+    /// The script decides the charges that count, and then the shadows, as a check in which they count.
     pub(crate) fn new(
         script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
     ) -> Arc<Self> {
+        let script: Arc<Script> = Arc::new(script);
+        Self::whole(move |check| match check.shadow_check() {
+            None => script(check),
+            Some(shadows) => with_shadows(script.clone(), check.clone(), shadows),
+        })
+    }
+
+    /// The script decides the shadows by itself.
+    fn whole(
+        script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
+    ) -> Arc<Self> {
         Arc::new(Self {
-            script: Box::new(script),
+            script: Arc::new(script),
             checks: Mutex::default(),
         })
     }
@@ -42,7 +54,7 @@ impl Scripted {
     /// A memory store at the end of a long wire.
     pub(crate) fn far(latency: Duration) -> Arc<Self> {
         let memory = MemoryStore::new();
-        Self::new(move |check| {
+        Self::whole(move |check| {
             let answer = memory.check(check);
             StoreFuture::pending(async move {
                 tokio::time::sleep(latency).await;
@@ -74,6 +86,23 @@ impl Scripted {
             .map(|it| format!("{} {} {}", it.policy().name(), it.key().kind(), it.cost()))
             .collect()
     }
+}
+
+/// Decides in one call, as a store does. Shadows that cannot be decided are left out.
+fn with_shadows(script: Arc<Script>, check: Check, shadows: Check) -> StoreFuture<Decision> {
+    StoreFuture::pending(async move {
+        let decision = match check.charges() {
+            [] => allowed(&check)?,
+            _ => script(&check).await?,
+        };
+        if !decision.is_allowed() {
+            return Ok(decision);
+        }
+        Ok(match script(&shadows).await {
+            Ok(shadow) => decision.with_shadow(shadow),
+            Err(_) => decision,
+        })
+    })
 }
 
 impl Store for Scripted {

@@ -18,7 +18,7 @@ use sluicegate::{
     Charge, Check, Decision, FailurePolicy, Key, Limiter, MemoryStore, Observer, Policy,
     RateLimitLayer, Settlement, Store, StoreErrorKind, StoreFuture, Usage,
     extract::{Keys, KeysFuture},
-    observe::Decided,
+    observe::DecisionEvent,
     test_util::TestClock,
 };
 use tokio::time::Instant;
@@ -77,7 +77,7 @@ impl Store for Timed {
 struct Told(Arc<AtomicU32>);
 
 impl Observer for Told {
-    fn decided(&self, _: &Decided<'_>) {
+    fn on_decision(&self, _: &DecisionEvent<'_>) {
         self.0.fetch_add(1, SeqCst);
     }
 }

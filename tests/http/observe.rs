@@ -19,7 +19,7 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MetricsObserver, Observer, Policy, RateLimitLayer,
     StoreFuture, TracingObserver,
-    observe::{Asked, Span},
+    observe::{CallInfo, PollScope},
 };
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -311,7 +311,12 @@ async fn no_key_is_shown_even_in_full() {
     };
     everything(log.clone()).await;
     let text = log.lines().concat();
-    for event in ["Decided", "Done", "Failed", "Switched"] {
+    for event in [
+        "DecisionEvent",
+        "CompletionEvent",
+        "ErrorEvent",
+        "BreakerEvent",
+    ] {
         assert!(text.contains(event), "{event}");
     }
     let bytes: Vec<String> = SECRET.bytes().map(|byte| byte.to_string()).collect();
@@ -517,11 +522,11 @@ fn a_kind_of_failure_is_told_of_once_until_the_store_answers_and_then_once_a_sec
 async fn the_span_is_around_the_stores_work_and_nothing_else() {
     struct Flag(Arc<AtomicU64>);
     impl Observer for Flag {
-        fn asks(&self, _: &Asked<'_>) -> Option<Box<dyn Span>> {
+        fn on_call(&self, _: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
             Some(Box::new(Self(self.0.clone())))
         }
     }
-    impl Span for Flag {
+    impl PollScope for Flag {
         fn enter(&mut self, poll: &mut dyn FnMut()) {
             self.0.fetch_add(1, Ordering::SeqCst);
             poll();
