@@ -15,7 +15,7 @@ use sluicegate::{
 type Script = dyn Fn(&Check) -> StoreFuture<Decision> + Send + Sync;
 
 pub(crate) struct Scripted {
-    script: Arc<Script>,
+    script: Box<Script>,
     checks: Mutex<Vec<Check>>,
 }
 
@@ -24,10 +24,9 @@ impl Scripted {
     pub(crate) fn new(
         script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let script: Arc<Script> = Arc::new(script);
         Self::whole(move |check| match check.shadow_check() {
             None => script(check),
-            Some(shadows) => with_shadows(script.clone(), check.clone(), shadows),
+            Some(shadows) => with_shadows(&script, check, &shadows),
         })
     }
 
@@ -36,7 +35,7 @@ impl Scripted {
         script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
-            script: Arc::new(script),
+            script: Box::new(script),
             checks: Mutex::default(),
         })
     }
@@ -70,7 +69,7 @@ impl Scripted {
 
     /// Cannot decide.
     pub(crate) fn failing() -> Arc<Self> {
-        Self::new(|_| StoreFuture::ready(Err(unavailable())))
+        Self::whole(|_| StoreFuture::ready(Err(unavailable())))
     }
 
     pub(crate) fn checks(&self) -> Vec<Check> {
@@ -88,19 +87,18 @@ impl Scripted {
     }
 }
 
-/// Decides in one call, as a store does. Shadows that cannot be decided are left out.
-fn with_shadows(script: Arc<Script>, check: Check, shadows: Check) -> StoreFuture<Decision> {
+/// Decides both in one call, as a store does. Shadows that cannot be decided are left out.
+fn with_shadows(script: &Script, check: &Check, shadows: &Check) -> StoreFuture<Decision> {
+    let decision = match check.charges() {
+        [] => StoreFuture::ready(allowed(check)),
+        _ => script(check),
+    };
+    let shadow = script(shadows);
     StoreFuture::pending(async move {
-        let decision = match check.charges() {
-            [] => allowed(&check)?,
-            _ => script(&check).await?,
-        };
-        if !decision.is_allowed() {
-            return Ok(decision);
-        }
-        Ok(match script(&shadows).await {
-            Ok(shadow) => decision.with_shadow(shadow),
-            Err(_) => decision,
+        let (decision, shadow) = futures::join!(decision, shadow);
+        Ok(match shadow {
+            Ok(shadow) => decision?.with_shadow(shadow),
+            Err(_) => decision?,
         })
     })
 }

@@ -100,13 +100,13 @@ async fn an_observer_is_told_of_failures_and_of_what_became_of_the_request() {
         log.lines(),
         [
             "check api timeout passed in 100ms",
-            "check api timeout refused in 100ms",
+            "check api timeout rejected in 100ms",
             "shadow check trial timeout passed in 100ms",
-            "peek api timeout lost in 100ms",
-            "reset api unavailable lost in 0ns",
+            "peek api timeout failed in 100ms",
             r#"open true Some("unavailable")"#,
+            "reset api unavailable failed in 0ns",
             "check api true in 0ns",
-            "settle api unavailable lost in 0ns",
+            "settle api unavailable failed in 0ns",
         ]
     );
 }
@@ -143,20 +143,22 @@ async fn an_observer_is_told_when_the_store_is_asked_no_more_and_when_it_is_aske
         "check api timeout local in 100ms",
         "local check api true in 100ms",
     ];
-    assert_eq!(log.lines()[..10], [failed; 5].concat());
+    assert_eq!(log.lines()[..8], [failed; 4].concat());
     assert_eq!(
-        log.lines()[10..],
+        log.lines()[8..],
         [
             r#"open true Some("timeout")"#,
+            failed[0],
+            failed[1],
             "check api circuit_open local in 0ns",
             "local check api false api:5/1d in 0ns",
             "check api circuit_open local in 0ns",
             "local check api false api:5/1d in 0ns",
             "peek api circuit_open local in 0ns",
             "local peek api in 0ns",
-            "reset api circuit_open lost in 0ns",
-            "check api true in 0ns",
+            "reset api circuit_open failed in 0ns",
             "open false None",
+            "check api true in 0ns",
         ]
     );
 }
@@ -210,11 +212,11 @@ async fn an_observer_is_told_of_requests_without_an_identity() {
     assert_eq!(
         log.lines(),
         [
-            "a missing refused",
+            "a missing rejected",
             "b missing passed",
             "c missing passed",
             "d unavailable passed",
-            "e unavailable refused",
+            "e unavailable rejected",
         ]
     );
 }
@@ -241,13 +243,13 @@ async fn an_observer_is_told_of_requests_on_a_deny_list() {
     assert_eq!(
         log.lines(),
         [
-            "? blocked refused",
+            "? blocked rejected",
             "? blocked passed",
-            "api blocked refused",
+            "api blocked rejected",
             "api blocked passed",
-            "trial blocked refused",
-            "api blocked refused",
-            "trial blocked passed",
+            "trial blocked rejected",
+            "api blocked rejected",
+            "trial blocked rejected",
         ]
     );
 }
@@ -261,7 +263,7 @@ async fn a_pair_of_observers_is_told_both() {
         let kinds = lines.iter().map(|it| it.split(" in ").next().unwrap());
         kinds.map(str::to_owned).collect::<Vec<_>>()
     };
-    assert!(kinds(&logs[0]).contains(&"? blocked refused".to_owned()));
+    assert!(kinds(&logs[0]).contains(&"? blocked rejected".to_owned()));
     assert_eq!(kinds(&logs[0]), kinds(&logs[1]));
 }
 
@@ -360,27 +362,27 @@ fn the_documented_metrics_are_recorded_with_bounded_labels() {
     assert_eq!(
         seen,
         [
-            "sluicegate_blocked_total policy= outcome=refused = 3",
-            "sluicegate_blocked_total policy=api outcome=refused = 3",
+            "sluicegate_blocked_total policy= outcome=rejected = 3",
+            "sluicegate_blocked_total policy=api outcome=rejected = 3",
             "sluicegate_breaker_switches_total state=open = 1",
             "sluicegate_breakers_open  = 1",
             "sluicegate_decisions_total policy=api outcome=allowed = 2",
             "sluicegate_decisions_total policy=api outcome=denied = 2",
             "sluicegate_decisions_total policy=trial outcome=allowed = 2",
             "sluicegate_decisions_total policy=trial outcome=shadow_denied = 1",
+            "sluicegate_denials_total policy=api rule=10/1m shadow=false = 2",
+            "sluicegate_denials_total policy=api rule=10/1s shadow=false = 2",
+            "sluicegate_denials_total policy=trial rule=5/1m shadow=true = 1",
             "sluicegate_failures_total call=check kind=unavailable outcome=passed = 3",
-            "sluicegate_failures_total call=peek kind=protocol outcome=lost = 1",
-            "sluicegate_failures_total call=peek kind=unavailable outcome=lost = 1",
-            "sluicegate_failures_total call=reset kind=unavailable outcome=lost = 3",
-            "sluicegate_failures_total call=settle kind=unavailable outcome=lost = 1",
-            "sluicegate_refusals_total policy=api rule=10/1m shadow=false = 2",
-            "sluicegate_refusals_total policy=api rule=10/1s shadow=false = 2",
-            "sluicegate_refusals_total policy=trial rule=5/1m shadow=true = 1",
-            "sluicegate_store_seconds call=check = 10",
+            "sluicegate_failures_total call=peek kind=protocol outcome=failed = 1",
+            "sluicegate_failures_total call=peek kind=unavailable outcome=failed = 1",
+            "sluicegate_failures_total call=reset kind=unavailable outcome=failed = 3",
+            "sluicegate_failures_total call=settle kind=unavailable outcome=failed = 1",
+            "sluicegate_missing_keys_total policy=who kind=missing outcome=rejected = 3",
+            "sluicegate_store_seconds call=check = 9",
             "sluicegate_store_seconds call=peek = 3",
             "sluicegate_store_seconds call=reset = 3",
             "sluicegate_store_seconds call=settle = 1",
-            "sluicegate_unidentified_total policy=who kind=missing outcome=refused = 3",
         ]
     );
 }
@@ -414,11 +416,11 @@ fn local_decisions_are_counted_and_what_was_not_asked_is_not_timed() {
             "sluicegate_breakers_open  Gauge(1.0)",
             "sluicegate_decisions_total api allowed Counter(5)",
             "sluicegate_decisions_total api denied Counter(3)",
+            "sluicegate_denials_total api 5/1d false Counter(3)",
             "sluicegate_failures_total check circuit_open local Counter(3)",
             "sluicegate_failures_total check unavailable local Counter(5)",
             "sluicegate_local_decisions_total api allowed Counter(5)",
             "sluicegate_local_decisions_total api denied Counter(3)",
-            "sluicegate_refusals_total api 5/1d false Counter(3)",
             "sluicegate_store_seconds check 5 times",
         ]
     );
@@ -455,18 +457,18 @@ fn spans_and_events_have_the_documented_fields() {
         [
             r#"DEBUG call="check" policies=api shadow=false"#,
             r#"TRACE allowed policies=api shadow=false local=false"#,
-            r#"DEBUG call="check" policies=trial shadow=true"#,
             r#"TRACE allowed policies=trial shadow=true local=false"#,
-            r#"DEBUG blocked outcome="refused""#,
-            r#"DEBUG blocked policy="api" outcome="refused""#,
-            r#"DEBUG unidentified policy="who" shadow=false kind="missing" error=the header that identifies the client is absent or empty outcome="refused""#,
+            r#"DEBUG blocked outcome="rejected""#,
+            r#"DEBUG blocked policy="api" outcome="rejected""#,
+            r#"DEBUG missing key policy="who" shadow=false kind="missing" error=the header that identifies the client is absent or empty outcome="rejected""#,
+            r#"DEBUG call="check" policies=trial shadow=true"#,
             r#"DEBUG call="peek" policies=api shadow=false"#,
             r#"DEBUG call="reset" policies=api shadow=false"#,
-            r#"WARN failed call="reset" policies=api shadow=false kind="unavailable" error=told to fail outcome="lost" suppressed=0"#,
+            r#"WARN failed call="reset" policies=api shadow=false kind="unavailable" error=told to fail outcome="failed" suppressed=0"#,
             r#"DEBUG call="settle" policies=api shadow=false"#,
             r#"DEBUG denied policy="api" rule=10/1s shadow=false local=false retry_after_ms=9"#,
             r#"DEBUG denied policy="trial" rule=5/1m shadow=true local=false retry_after_ms=9"#,
-            r#"WARN failed call="peek" policies=api shadow=false kind="protocol" error=the store refused a check that fits every rule outcome="lost" suppressed=0"#,
+            r#"WARN failed call="peek" policies=api shadow=false kind="protocol" error=the store refused a check that fits every rule outcome="failed" suppressed=0"#,
             r#"WARN breaker opened kind="unavailable" error=told to fail"#,
         ]
     );
