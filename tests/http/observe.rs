@@ -17,8 +17,8 @@ use crate::common::{
 use http::{Request, Response};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sluicegate::{
-    Charge, FailurePolicy, Header, Key, Limiter, MetricsObserver, Observer, Policy, RateLimitLayer,
-    StoreFuture, TracingObserver,
+    Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, MetricsObserver, Observer, Policy,
+    RateLimitLayer, StoreFuture, TracingObserver,
     observe::{CallInfo, PollScope},
 };
 use tower::{Layer, ServiceExt, service_fn};
@@ -274,6 +274,35 @@ fn a_store_that_answers_at_once_needs_no_runtime_to_be_observed() {
     let charges = [policy("api", "1/1s"), policy("trial", "1/1s").shadow()].map(|it| charge(&it));
     assert!(futures::executor::block_on(limiter.try_acquire(charges)));
     assert_eq!(log.lines().len(), 2);
+}
+
+#[test]
+fn an_observer_that_does_nothing_costs_no_allocation() {
+    struct Nothing;
+    impl Observer for Nothing {}
+    let allocations = |limiter: Limiter| {
+        let layer = RateLimitLayer::new(limiter)
+            .limit(policy("api", "9999/1m,9999/1h"), Header::new("x-api-key"))
+            .limit(
+                policy("trial", "9999/1m").shadow(),
+                Header::new("x-api-key"),
+            );
+        futures::executor::block_on(ask(&layer));
+        let counted = allocation_counter::measure(|| futures::executor::block_on(ask(&layer)));
+        counted.count_total
+    };
+    let limiter = || Limiter::new(MemoryStore::new());
+    let unobserved = allocations(limiter());
+    assert_eq!(allocations(limiter().observer(Nothing)), unobserved);
+    // Nobody subscribes to these.
+    assert_eq!(
+        allocations(limiter().observer(TracingObserver::new())),
+        unobserved
+    );
+    assert_eq!(
+        allocations(limiter().observer(MetricsObserver::new())),
+        unobserved
+    );
 }
 
 /// Everything that can be told of, once.
