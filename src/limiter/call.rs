@@ -3,7 +3,6 @@
 use std::{
     pin::Pin,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use pin_project_lite::pin_project;
@@ -16,7 +15,7 @@ use super::{
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
-    observe::{CallInfo, PollScope},
+    observe::{CallInfo, PollScope, Timing},
     store::{Store, StoreFuture},
 };
 
@@ -35,10 +34,10 @@ pin_project! {
     }
 }
 
-/// What came of a call, and how long it took; no time without an observer.
+/// What came of a call, and how long it took; `None` without an observer.
 pub(super) struct Answer<T> {
     pub(super) result: Result<T, StoreError>,
-    pub(super) latency: Duration,
+    pub(super) timing: Option<Timing>,
 }
 
 impl Limiter {
@@ -50,7 +49,10 @@ impl Limiter {
     ) -> Call<T> {
         match self.inner.breaker.permit() {
             Some(permit) => self.begin(Some(permit), info, || begin(&*self.inner.store)),
-            None => Call::new(self, StoreFuture::ready(Err(circuit_open()))),
+            None => Call {
+                start: self.inner.observer.as_ref().map(|_| Instant::now()),
+                ..Call::new(self, StoreFuture::ready(Err(circuit_open())))
+            },
         }
     }
 
@@ -126,8 +128,8 @@ impl<T> Future for Call<T> {
         if let Some(permit) = this.permit.take() {
             this.limiter.note(permit, result.as_ref().err());
         }
-        let latency = this.start.map_or(Duration::ZERO, |start| start.elapsed());
-        Poll::Ready(Answer { result, latency })
+        let timing = this.start.map(Timing::since);
+        Poll::Ready(Answer { result, timing })
     }
 }
 

@@ -84,14 +84,14 @@ impl Future for DecisionFuture {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Resolution> {
         let mut this = self.project();
-        let Answer { result, latency } = ready!(this.call.as_mut().poll(cx));
+        let Answer { result, timing } = ready!(this.call.as_mut().poll(cx));
         let limiter = this.call.limiter();
         let resolution = match result {
             Ok(decision) => Resolution::Decided(decision),
-            Err(error) => limiter.fall_back(*this.kind, this.check, error, latency),
+            Err(error) => limiter.fall_back(*this.kind, this.check, error, timing),
         };
         if let Resolution::Decided(decision) = &resolution {
-            limiter.report_decision(*this.kind, decision, this.check, latency);
+            limiter.report_decision(*this.kind, decision, this.check, timing);
         }
         Poll::Ready(resolution)
     }

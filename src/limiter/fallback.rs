@@ -1,14 +1,12 @@
 //! What a limiter does when the store cannot decide: it follows the failure policy.
 
-use std::time::Duration;
-
 use super::{FailurePolicy, Limiter, Resolution};
 use crate::{
     charge::Charge,
     check::Check,
     decision::Decision,
     error::{StoreError, StoreErrorKind},
-    observe::{CallInfo, CallKind, RequestOutcome},
+    observe::{CallInfo, CallKind, RequestOutcome, Timing},
     policy::Policy,
     store::Store,
 };
@@ -21,11 +19,11 @@ impl Limiter {
         kind: CallKind,
         check: &Check,
         error: StoreError,
-        latency: Duration,
+        timing: Option<Timing>,
     ) -> Resolution {
         let resolution = self.fallback(check, error.clone());
         let outcome = outcome(kind, &resolution);
-        self.report_error(CallInfo::new(kind, check), &error, outcome, latency);
+        self.report_error(CallInfo::new(kind, check), &error, outcome, timing);
         resolution
     }
 

@@ -390,10 +390,10 @@ impl Limiter {
         let info = || CallInfo::of(CallKind::Reset, &charges);
         // Done at once; what it forgets may be little or nothing.
         drop(self.inner.local.reset(policy, key));
-        let Answer { result, latency } = self.call(info, |store| store.reset(policy, key)).await;
+        let Answer { result, timing } = self.call(info, |store| store.reset(policy, key)).await;
         match &result {
-            Ok(()) => self.report_completion(info(), false, latency),
-            Err(error) => self.report_error(info(), error, RequestOutcome::Failed, latency),
+            Ok(()) => self.report_completion(info(), false, timing),
+            Err(error) => self.report_error(info(), error, RequestOutcome::Failed, timing),
         }
         // Also where it has failed: it may have been done.
         self.inner.queues.wake(policy, key);

@@ -1,7 +1,5 @@
 //! What the observer is told, and the breaker.
 
-use std::time::Duration;
-
 use super::{
     Limiter,
     breaker::{Permit, Switch},
@@ -12,7 +10,7 @@ use crate::{
     error::{ExtractError, StoreError},
     observe::{
         Blocked, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent,
-        MissingKey, RequestOutcome,
+        MissingKey, Observer, RequestOutcome, Timing,
     },
     policy::Policy,
 };
@@ -39,38 +37,47 @@ impl Limiter {
         kind: CallKind,
         decision: &Decision,
         check: &Check,
-        latency: Duration,
+        timing: Option<Timing>,
     ) {
-        let Some(observer) = self.inner.observer.as_ref().filter(|_| !check.is_empty()) else {
+        let Some((observer, timing)) = self.observed(timing) else {
             return;
         };
+        if check.is_empty() {
+            return;
+        }
         let call = CallInfo::new(kind, check);
         if kind != CallKind::Check {
-            return self.report_completion(call, decision.usage().is_local(), latency);
+            let local = decision.usage().is_local();
+            return self.report_completion(call, local, Some(timing));
         }
         let counting = !check.charges().is_empty();
         if counting {
             observer.on_decision(&DecisionEvent {
                 call,
-                latency,
+                timing,
                 decision,
             });
         }
         if let Some(shadow) = decision.usage().shadow() {
             observer.on_decision(&DecisionEvent {
                 call: CallInfo::of(kind, check.shadow_charges()).shared(counting),
-                latency,
+                timing,
                 decision: shadow,
             });
         }
     }
 
     /// Tells that a call which decides nothing was answered.
-    pub(super) fn report_completion(&self, call: CallInfo<'_>, local: bool, latency: Duration) {
-        if let Some(observer) = &self.inner.observer {
+    pub(super) fn report_completion(
+        &self,
+        call: CallInfo<'_>,
+        local: bool,
+        timing: Option<Timing>,
+    ) {
+        if let Some((observer, timing)) = self.observed(timing) {
             observer.on_completion(&CompletionEvent {
                 call,
-                latency,
+                timing,
                 local,
             });
         }
@@ -81,12 +88,12 @@ impl Limiter {
         call: CallInfo<'_>,
         error: &StoreError,
         outcome: RequestOutcome,
-        latency: Duration,
+        timing: Option<Timing>,
     ) {
-        if let Some(observer) = &self.inner.observer {
+        if let Some((observer, timing)) = self.observed(timing) {
             observer.on_error(&ErrorEvent {
                 call,
-                latency,
+                timing,
                 error,
                 outcome,
             });
@@ -122,6 +129,11 @@ impl Limiter {
     /// Tells of a check that could not be built.
     pub(crate) fn report_invalid(&self, policy: Option<&Policy>, shadow: bool, error: &StoreError) {
         let call = CallInfo::never_sent(policy, shadow);
-        self.report_error(call, error, RequestOutcome::of(shadow), Duration::ZERO);
+        self.report_error(call, error, RequestOutcome::of(shadow), Some(Timing::now()));
+    }
+
+    /// The observer, and what was measured for it.
+    fn observed(&self, timing: Option<Timing>) -> Option<(&dyn Observer, Timing)> {
+        self.inner.observer.as_deref().zip(timing)
     }
 }

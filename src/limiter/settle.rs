@@ -26,7 +26,7 @@ impl Limiter {
     /// All of it was decided in one place, and is settled there.
     pub(crate) async fn settle_all(&self, settlements: Vec<Settlement>) -> Settled {
         let local = settlements.iter().any(|it| it.usage().is_local());
-        let Answer { result, latency } = self.call_to_settle(&settlements, local).await;
+        let Answer { result, timing } = self.call_to_settle(&settlements, local).await;
         let results = result.unwrap_or_else(|error| vec![Err(error); settlements.len()]);
         let results = results
             .into_iter()
@@ -35,8 +35,8 @@ impl Limiter {
         for (index, (settlement, result)) in settlements.iter().zip(&results).enumerate() {
             let call = info(settlement).shared(index > 0);
             match result {
-                Ok(_) => self.report_completion(call, local, latency),
-                Err(error) => self.report_error(call, error, RequestOutcome::Failed, latency),
+                Ok(_) => self.report_completion(call, local, timing),
+                Err(error) => self.report_error(call, error, RequestOutcome::Failed, timing),
             }
             // Also where it has failed: it may have been done.
             self.inner.queues.wake_settled(settlement);

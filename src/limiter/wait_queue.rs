@@ -31,7 +31,7 @@ use crate::{
     check::Check,
     decision::{Decision, Denial},
     key::Key,
-    observe::CallKind,
+    observe::{CallKind, Timing},
     policy::Policy,
     settlement::Settlement,
 };
@@ -262,7 +262,7 @@ impl LastDenial {
             return limiter.decide(check.clone()).await;
         }
         let decision = Decision::Denied(self.denial.clone()).aged(self.at.elapsed());
-        limiter.report_decision(CallKind::Check, &decision, check, Duration::ZERO);
+        limiter.report_decision(CallKind::Check, &decision, check, Some(Timing::now()));
         Resolution::Decided(decision)
     }
 

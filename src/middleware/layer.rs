@@ -98,7 +98,7 @@ impl<R> RateLimitLayer<R> {
         self.except(|lists| lists.skipped_keys.push(Arc::new(skips)))
     }
 
-    /// Refuses requests with a 403, before anybody's identity is looked at or anything is charged.
+    /// Rejects requests with a 403, before any key is extracted or anything is charged.
     ///
     /// It goes before [`skip`](Self::skip). The response is made from [`Rejection::Blocked`](super::Rejection::Blocked).
     #[must_use]
@@ -106,7 +106,7 @@ impl<R> RateLimitLayer<R> {
         self.except(|lists| lists.blocked.push(Arc::new(blocks)))
     }
 
-    /// Refuses requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is charged to any of
+    /// Rejects requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is charged to any of
     /// the request's keys.
     ///
     /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): of what is skipped, no key is known.
@@ -121,7 +121,7 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets what a request costs under each of its limits. The default is 1; 0 looks without charging.
     ///
-    /// A cost above a limit can never fit: the request is refused without a `Retry-After`.
+    /// A cost above a limit can never fit: the request is denied without a `Retry-After`.
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))
@@ -146,10 +146,10 @@ impl<R> RateLimitLayer<R> {
     /// ```
     ///
     /// The request is charged when it comes and settled when it is answered, so that requests under way count: of a hundred
-    /// guesses at the same time, no more than the limit are looked at. A caller with that many good requests under way may be refused.
+    /// guesses at the same time, no more than the limit are served. A caller with that many good requests under way may be denied.
     ///
     /// A response waits for its settlement, within the timeout, and its headers tell what is left afterwards; where nothing
-    /// differs, the store is not asked. If the settlement fails, or takes too long, the response goes out as it is and **the charge
+    /// differs, the store is not called. What [shadows](Policy::shadow) charged is settled in the same call. If the settlement fails, or takes too long, the response goes out as it is and **the charge
     /// stays**. If the client goes away meanwhile, the settlement is carried on in the background.
     ///
     /// What only the end of a streaming body can tell is for the handler to [settle](Limiter::settle), with the
@@ -196,15 +196,15 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.limiter = limiter)
     }
 
-    /// Makes every policy of this layer a [shadow](Policy::shadow): it decides, charges and reports, and refuses nobody, for
+    /// Makes every policy of this layer a [shadow](Policy::shadow): it decides, charges and reports, and rejects no request, for
     /// whatever reason.
     #[must_use]
     pub fn shadow(self) -> Self {
         self.change(|shared| shared.plan.shadow = true)
     }
 
-    /// Lets requests wait for room instead of refusing them, up to this time; a request that would have to wait longer is refused at
-    /// once. By default none waits.
+    /// Lets requests wait for room, up to this time; a request that would have to wait longer is denied at once. By default none
+    /// waits.
     ///
     /// Requests under the same policies and keys go in order of arrival: see [`Limiter::acquire`], and
     /// [around a client](super#around-a-client). The timeout is then that of each call of the store.
@@ -219,7 +219,7 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.style = style)
     }
 
-    /// Adds a random time, up to this one, to what each client is told to wait, so that those that were refused together do not
+    /// Adds a random time, up to this one, to what each client is told to wait, so that those that were denied together do not
     /// come back together. The default is none.
     ///
     /// It is added to `Retry-After`, to `t` or `Reset`, and to what the [`Rejection`](super::Rejection) says; never taken away. The

@@ -2,6 +2,8 @@
 
 use std::{fmt, time::Duration};
 
+use tokio::time::Instant;
+
 use crate::{
     charge::Charge,
     check::Check,
@@ -65,6 +67,31 @@ impl RequestOutcome {
 
     pub(crate) const fn of(passes: bool) -> Self {
         if passes { Self::Passed } else { Self::Rejected }
+    }
+}
+
+/// How long a call took, and when it ended: known already, so that an observer need not ask the clock again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timing {
+    pub(crate) latency: Duration,
+    pub(crate) ended_at: Instant,
+}
+
+impl Timing {
+    pub(crate) fn since(start: Instant) -> Self {
+        let ended_at = Instant::now();
+        Self {
+            latency: ended_at.saturating_duration_since(start),
+            ended_at,
+        }
+    }
+
+    /// Of what took no time.
+    pub(crate) fn now() -> Self {
+        Self {
+            latency: Duration::ZERO,
+            ended_at: Instant::now(),
+        }
     }
 }
 
@@ -183,7 +210,7 @@ impl fmt::Debug for CallInfo<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct DecisionEvent<'a> {
     pub(crate) call: CallInfo<'a>,
-    pub(crate) latency: Duration,
+    pub(crate) timing: Timing,
     /// Leads to the keys, and is therefore not shown.
     pub(crate) decision: &'a Decision,
 }
@@ -198,7 +225,7 @@ impl<'a> DecisionEvent<'a> {
     /// How long the answer took.
     #[must_use]
     pub const fn latency(&self) -> Duration {
-        self.latency
+        self.timing.latency
     }
 
     /// Whether the memory of this process has decided, since the store could not: an [`ErrorEvent`] came before.
@@ -240,7 +267,7 @@ impl<'a> DecisionEvent<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct CompletionEvent<'a> {
     pub(crate) call: CallInfo<'a>,
-    pub(crate) latency: Duration,
+    pub(crate) timing: Timing,
     pub(crate) local: bool,
 }
 
@@ -254,7 +281,7 @@ impl<'a> CompletionEvent<'a> {
     /// How long the answer took.
     #[must_use]
     pub const fn latency(&self) -> Duration {
-        self.latency
+        self.timing.latency
     }
 
     /// Whether the memory of this process has answered, and not the store.
@@ -268,7 +295,7 @@ impl<'a> CompletionEvent<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorEvent<'a> {
     pub(crate) call: CallInfo<'a>,
-    pub(crate) latency: Duration,
+    pub(crate) timing: Timing,
     pub(crate) error: &'a StoreError,
     pub(crate) outcome: RequestOutcome,
 }
@@ -283,7 +310,7 @@ impl<'a> ErrorEvent<'a> {
     /// How long it was waited for.
     #[must_use]
     pub const fn latency(&self) -> Duration {
-        self.latency
+        self.timing.latency
     }
 
     /// Why there is no answer.

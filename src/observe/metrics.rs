@@ -1,18 +1,18 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, PoisonError, RwLock},
-    time::Duration,
+    sync::{Arc, OnceLock, PoisonError, RwLock},
 };
 
 use metrics::{
-    Key, Label, Level, Metadata, Unit, counter, describe_counter, describe_gauge,
-    describe_histogram, gauge, with_recorder,
+    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
+    histogram,
 };
+use tokio::time::{Duration, Instant};
 
 use super::{
     Blocked, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent,
-    MissingKey, Observer,
+    MissingKey, Observer, Timing,
 };
 use crate::{error::StoreErrorKind, policy::Policy, rule::Rule};
 
@@ -25,9 +25,6 @@ const OPEN: &str = "sluicegate_breakers_open";
 const MISSING_KEYS: &str = "sluicegate_missing_keys_total";
 const BLOCKED: &str = "sluicegate_blocked_total";
 const LATENCY: &str = "sluicegate_store_seconds";
-
-static METADATA: Metadata<'static> =
-    Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
 /// Counts and measures, with the recorder of the crate `metrics` (feature `metrics`).
 ///
@@ -44,7 +41,7 @@ static METADATA: Metadata<'static> =
 /// | `sluicegate_store_seconds` | histogram | `call` | how long a call of the store took, answered or not |
 ///
 /// The labels are bounded by the policies and the rules of the service: nothing that a client sends becomes one.
-/// A service that makes up policies for each of its callers should give them few names: names are also kept here.
+/// A service that makes up policies for each of its callers should give them few names.
 ///
 /// ```
 /// use metrics_util::debugging::{DebugValue, DebuggingRecorder};
@@ -64,26 +61,32 @@ static METADATA: Metadata<'static> =
 /// ```
 #[derive(Clone)]
 pub struct MetricsObserver {
-    keys: Arc<Keys>,
+    handles: Arc<RwLock<Handles>>,
 }
 
-/// The names and labels of what is counted for each request, made once.
+/// Handles of the recorder for what is counted for each request.
 ///
-/// Not the counters: a recorder may be installed later, and may drop a counter that was idle.
-struct Keys {
-    latency: [Key; 4],
-    by_policy: RwLock<HashMap<Box<str>, Arc<PolicyKeys>>>,
+/// They are dropped after a while: a recorder may be installed later, and may forget a counter that was idle.
+struct Handles {
+    since: Instant,
+    /// By [`CallKind`].
+    latency: [OnceLock<Histogram>; 4],
+    by_policy: HashMap<Box<str>, PolicyHandles>,
 }
 
-/// The keys of the policies of one name.
-struct PolicyKeys {
+/// Handles for the policies of one name.
+#[derive(Default)]
+struct PolicyHandles {
     /// By [`Outcome`].
-    decisions: [Key; 3],
+    decisions: [OnceLock<Counter>; 3],
     /// By [`Outcome`].
-    local: [Key; 3],
+    local: [OnceLock<Counter>; 3],
     /// By rule, and whether the policy is a shadow.
-    denials: RwLock<HashMap<(Rule, bool), Key>>,
+    denials: RwLock<HashMap<(Rule, bool), Counter>>,
 }
+
+/// How long handles are kept.
+const KEPT_FOR: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy)]
 enum Outcome {
@@ -93,8 +96,13 @@ enum Outcome {
 }
 
 impl Outcome {
-    /// In the order in which they are declared.
-    const LABELS: [&str; 3] = ["allowed", "denied", "shadow_denied"];
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Denied => "denied",
+            Self::ShadowDenied => "shadow_denied",
+        }
+    }
 
     fn of(event: &DecisionEvent<'_>) -> Self {
         match (event.is_allowed(), event.call().is_shadow()) {
@@ -119,7 +127,7 @@ impl MetricsObserver {
         describe_counter!(BLOCKED, "Requests on a deny list");
         describe_histogram!(LATENCY, Unit::Seconds, "How long the store took");
         Self {
-            keys: Arc::new(Keys::new()),
+            handles: Arc::new(RwLock::new(Handles::new(Instant::now()))),
         }
     }
 }
@@ -130,130 +138,144 @@ impl Default for MetricsObserver {
     }
 }
 
-impl Keys {
-    fn new() -> Self {
-        use CallKind::{Check, Peek, Reset, Settle};
-        // In the order in which they are declared.
-        let latency = [Check, Peek, Settle, Reset]
-            .map(|kind| Key::from_parts(LATENCY, vec![Label::new("call", kind.as_str())]));
-        Self {
-            latency,
-            by_policy: RwLock::default(),
+impl MetricsObserver {
+    /// Runs `count` with the handles, which are newer than [`KEPT_FOR`] before `now`.
+    fn with_handles<T>(&self, now: Instant, count: impl FnOnce(&Handles) -> T) -> T {
+        let handles = self.handles.read().unwrap_or_else(PoisonError::into_inner);
+        if handles.are_new(now) {
+            return count(&handles);
         }
+        drop(handles);
+        let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+        if !handles.are_new(now) {
+            *handles = Handles::new(now);
+        }
+        count(&handles)
     }
 
-    fn of(&self, policy: &Policy) -> Arc<PolicyKeys> {
-        let name = policy.name();
-        let known = self
-            .by_policy
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(keys) = known.get(name) {
-            return keys.clone();
+    /// Makes room for the handles of policies that were seen for the first time.
+    #[cold]
+    fn remember<'a>(&self, policies: impl Iterator<Item = &'a Policy>) {
+        let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+        for policy in policies {
+            handles.by_policy.entry(policy.name().into()).or_default();
         }
-        drop(known);
-        let mut known = self
-            .by_policy
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        let keys = known.entry(name.into());
-        keys.or_insert_with(|| Arc::new(PolicyKeys::new(name)))
-            .clone()
-    }
-
-    /// Once for each call, also where it was for several checks.
-    fn record_latency(&self, call: &CallInfo<'_>, latency: Duration) {
-        if call.shares_call() {
-            return;
-        }
-        let key = &self.latency[call.kind() as usize];
-        with_recorder(|it| {
-            it.register_histogram(key, &METADATA)
-                .record(latency.as_secs_f64())
-        });
     }
 }
 
-impl PolicyKeys {
-    fn new(policy: &str) -> Self {
-        let key = |name, outcome| {
-            let labels = vec![
-                Label::new("policy", policy.to_owned()),
-                Label::new("outcome", outcome),
-            ];
-            Key::from_parts(name, labels)
-        };
+impl Handles {
+    fn new(now: Instant) -> Self {
         Self {
-            decisions: Outcome::LABELS.map(|outcome| key(DECISIONS, outcome)),
-            local: Outcome::LABELS.map(|outcome| key(LOCAL, outcome)),
-            denials: RwLock::default(),
+            since: now,
+            latency: Default::default(),
+            by_policy: HashMap::new(),
         }
     }
 
-    fn count(&self, outcome: Outcome, local: bool) {
-        increment(&self.decisions[outcome as usize]);
+    /// Once for each call, also where it was for several checks.
+    fn record_latency(&self, call: &CallInfo<'_>, timing: Timing) {
+        if call.shares_call() {
+            return;
+        }
+        let histogram = &self.latency[call.kind() as usize];
+        let histogram = histogram.get_or_init(|| latency(call.kind()));
+        histogram.record(timing.latency.as_secs_f64());
+    }
+
+    /// Counts a decision; answers whether there were handles for all of its policies.
+    fn count(&self, event: &DecisionEvent<'_>) -> bool {
+        let (outcome, local) = (Outcome::of(event), event.is_local());
+        let mut all_known = true;
+        for policy in applied(event) {
+            let mut denying = denying(event, policy).peekable();
+            if !event.is_allowed() && denying.peek().is_none() {
+                continue;
+            }
+            let known = self.by_policy.get(policy.name());
+            all_known &= known.is_some();
+            let new;
+            let handles = match known {
+                Some(handles) => handles,
+                None => {
+                    new = PolicyHandles::default();
+                    &new
+                }
+            };
+            handles.count(policy, outcome, local);
+            denying.for_each(|rule| handles.count_denial(policy, rule, event.call().is_shadow()));
+        }
+        all_known
+    }
+
+    fn are_new(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) < KEPT_FOR
+    }
+}
+
+impl PolicyHandles {
+    fn count(&self, policy: &Policy, outcome: Outcome, local: bool) {
+        let counter = |name: &'static str| {
+            let policy = policy.name().to_owned();
+            counter!(name, "policy" => policy, "outcome" => outcome.as_str())
+        };
+        let decisions = &self.decisions[outcome as usize];
+        decisions.get_or_init(|| counter(DECISIONS)).increment(1);
         if local {
-            increment(&self.local[outcome as usize]);
+            let local = &self.local[outcome as usize];
+            local.get_or_init(|| counter(LOCAL)).increment(1);
         }
     }
 
     fn count_denial(&self, policy: &Policy, rule: Rule, shadow: bool) {
         let known = self.denials.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(key) = known.get(&(rule, shadow)) {
-            return increment(key);
+        if let Some(counter) = known.get(&(rule, shadow)) {
+            return counter.increment(1);
         }
         drop(known);
-        let key = denial_key(policy, rule, shadow);
-        increment(&key);
+        let counter = denials(policy, rule, shadow);
+        counter.increment(1);
         let mut known = self.denials.write().unwrap_or_else(PoisonError::into_inner);
-        known.insert((rule, shadow), key);
+        known.insert((rule, shadow), counter);
     }
 }
 
-fn denial_key(policy: &Policy, rule: Rule, shadow: bool) -> Key {
-    let labels = vec![
-        Label::new("policy", policy.name().to_owned()),
-        Label::new("rule", rule.to_string()),
-        Label::new("shadow", if shadow { "true" } else { "false" }),
-    ];
-    Key::from_parts(DENIALS, labels)
+fn latency(kind: CallKind) -> Histogram {
+    histogram!(LATENCY, "call" => kind.as_str())
 }
 
-fn increment(key: &Key) {
-    with_recorder(|it| it.register_counter(key, &METADATA).increment(1));
+fn denials(policy: &Policy, rule: Rule, shadow: bool) -> Counter {
+    let (policy, rule) = (policy.name().to_owned(), rule.to_string());
+    let shadow = if shadow { "true" } else { "false" };
+    counter!(DENIALS, "policy" => policy, "rule" => rule, "shadow" => shadow)
 }
 
 impl Observer for MetricsObserver {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
-        let (local, shadow) = (event.is_local(), event.call().is_shadow());
-        if !local {
-            self.keys.record_latency(event.call(), event.latency());
-        }
-        let outcome = Outcome::of(event);
-        for policy in applied(event) {
-            if event.is_allowed() {
-                self.keys.of(policy).count(outcome, local);
-                continue;
+        let all_known = self.with_handles(event.timing.ended_at, |handles| {
+            if !event.is_local() {
+                handles.record_latency(event.call(), event.timing);
             }
-            let mut denying = denying(event, policy).peekable();
-            if denying.peek().is_some() {
-                let keys = self.keys.of(policy);
-                keys.count(outcome, local);
-                denying.for_each(|rule| keys.count_denial(policy, rule, shadow));
-            }
+            handles.count(event)
+        });
+        if !all_known {
+            self.remember(applied(event));
         }
     }
 
     fn on_completion(&self, event: &CompletionEvent<'_>) {
         if !event.is_local() {
-            self.keys.record_latency(event.call(), event.latency());
+            self.with_handles(event.timing.ended_at, |handles| {
+                handles.record_latency(event.call(), event.timing);
+            });
         }
     }
 
     fn on_error(&self, event: &ErrorEvent<'_>) {
         let kind = event.error().kind();
         if kind != StoreErrorKind::CircuitOpen {
-            self.keys.record_latency(event.call(), event.latency());
+            self.with_handles(event.timing.ended_at, |handles| {
+                handles.record_latency(event.call(), event.timing);
+            });
         }
         let (call, kind) = (event.call().kind().as_str(), kind.as_str());
         let outcome = event.outcome().as_str();

@@ -58,6 +58,7 @@ mod tracing;
 
 use std::sync::Arc;
 
+pub(crate) use event::Timing;
 pub use event::{
     Blocked, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent,
     MissingKey, RequestOutcome,
