@@ -363,8 +363,12 @@ impl Usage {
         self.inner.local.load(Ordering::Relaxed)
     }
 
+    /// The same usage, and that of the shadows, as one that the memory of this process has made.
     pub(crate) fn local(self) -> Self {
         self.inner.local.store(true, Ordering::Relaxed);
+        if let Some(shadow) = self.shadow() {
+            shadow.usage().inner.local.store(true, Ordering::Relaxed);
+        }
         self
     }
 

@@ -1,4 +1,4 @@
-//! [`Breaker`]: whether to ask a store that has failed.
+//! [`Breaker`]: whether to call a store that has failed.
 //!
 //! ```text
 //!             5 failures in a row
@@ -8,8 +8,8 @@
 //!             a probe is answered
 //! ```
 //!
-//! It stands in the limiter, and is no store around a store: most failures of a store that hangs are timeouts, and the timeout
-//! is the limiter's. A store sees of those only that its futures are dropped, as they also are when clients go away.
+//! It is a part of the limiter and not a store around a store: most failures of a store that hangs are timeouts, and the
+//! timeout is the limiter's. A store sees only that its futures are dropped, as they are when clients go away.
 
 use std::{
     mem,
@@ -27,17 +27,17 @@ use tokio::time::Instant;
 
 use crate::{error::StoreErrorKind, jitter, observe::Observer};
 
-/// A single slow answer or lost connection is no outage, and a few are soon together when there is one.
+/// More than one slow answer or lost connection, and so few that an outage is noticed soon.
 const FAILURES: u32 = 5;
 
-/// Leave to ask, given by the breaker, and with it what the breaker was then.
+/// Allows one call of the store, and tells in which state the breaker was when it gave it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pass(u32);
+pub(crate) struct Permit(u32);
 
 /// Who is told of a switch: nobody, where the clone of the limiter that opened it has no observer.
 type Told = Option<Arc<dyn Observer>>;
 
-/// What an answer has changed.
+/// How the breaker has switched.
 pub(crate) enum Switch {
     Opened(Told),
     Closed(Told),
@@ -70,29 +70,29 @@ impl Breaker {
         }
     }
 
-    /// Leave to ask the store; while it is open, for one caller each interval.
+    /// Permits a call of the store; while the breaker is open, one each interval.
     ///
-    /// A probe need not come back: its client may go away. The next one then goes when it is due.
-    pub(crate) fn pass(&self) -> Option<Pass> {
+    /// A probe need not be answered, since its client may go away. The next one is sent when it is due.
+    pub(crate) fn permit(&self) -> Option<Permit> {
         let switches = self.switches.load(Acquire);
-        (!is_open(switches) || self.takes_probe()).then_some(Pass(switches))
+        (!is_open(switches) || self.takes_probe()).then_some(Permit(switches))
     }
 
-    /// Takes note of how the store answered a caller with this observer.
+    /// Notes how the call of a limiter with this observer has ended.
     pub(crate) fn note(
         &self,
-        pass: Pass,
+        permit: Permit,
         error: Option<StoreErrorKind>,
         observer: &Told,
     ) -> Option<Switch> {
         if error.is_some_and(is_failure) {
-            self.failed(pass, observer)
+            self.failed(permit, observer)
         } else {
-            self.answered(pass)
+            self.answered(permit)
         }
     }
 
-    fn answered(&self, Pass(switches): Pass) -> Option<Switch> {
+    fn answered(&self, Permit(switches): Permit) -> Option<Switch> {
         if self.failures.load(Relaxed) != 0 {
             self.failures.store(0, Relaxed);
         }
@@ -103,7 +103,7 @@ impl Breaker {
     }
 
     #[cold]
-    fn failed(&self, Pass(switches): Pass, observer: &Told) -> Option<Switch> {
+    fn failed(&self, Permit(switches): Permit, observer: &Told) -> Option<Switch> {
         // A call from before a switch says nothing about what is now.
         if is_open(switches) || switches != self.switches.load(Relaxed) || self.interval.is_zero() {
             return None;
@@ -116,12 +116,12 @@ impl Breaker {
         Some(Switch::Opened(observer.clone()))
     }
 
-    /// Leaves word who is to be told of the next switch, and answers who was to be told of this one; `None` when another caller
-    /// has switched it.
+    /// Switches and stores who is told of the next switch; answers who is told of this one, or `None` when another caller has
+    /// switched.
     fn switch(&self, from: u32, told: Told) -> Option<Told> {
         let to = from.wrapping_add(1);
         self.failures.store(0, Relaxed);
-        // Locked first: who closes it finds the word of who has opened it.
+        // Locked first: who closes it must find what the one who opened it has stored.
         let mut last = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let switched = self.switches.compare_exchange(from, to, Release, Relaxed);
         switched.ok().map(|_| mem::replace(&mut *last, told))
@@ -155,7 +155,7 @@ const fn is_open(switches: u32) -> bool {
     switches % 2 == 1
 }
 
-/// Whether an error speaks against the store. One that makes no sense of a request has answered, and others may fare better.
+/// Whether an error means that the store has failed: not where it has answered that it can do nothing with a request.
 const fn is_failure(kind: StoreErrorKind) -> bool {
     use StoreErrorKind::{AccessDenied, Timeout, Unavailable};
     matches!(kind, Timeout | Unavailable | AccessDenied)

@@ -30,7 +30,7 @@
 //!
 //! # Trying a policy out
 //!
-//! A [shadow](Policy::shadow) decides, charges and reports, and never refuses:
+//! A [shadow](Policy::shadow) decides, charges and reports, and never denies:
 //!
 //! ```
 //! use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy};
@@ -42,7 +42,7 @@
 //!
 //! let decision = limiter.check(charges(60)).await?;
 //! assert!(decision.is_allowed());
-//! assert!(!decision.usage().shadow().unwrap().is_allowed());                   // it would have been refused
+//! assert!(!decision.usage().shadow().unwrap().is_allowed());                   // it would have been denied
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # }).unwrap();
 //! # Ok::<(), std::io::Error>(())
@@ -50,26 +50,27 @@
 //!
 //! What shadows answer is what would happen if they counted, all of them together:
 //!
-//! - They are a check of their own, all or nothing, which the other policies' check knows nothing of.
-//! - It is made when the other policies have admitted the request, and not otherwise: a refused request is charged nowhere,
-//!   and so it would be if the shadows counted. That is a second call of the store, within the same timeout.
-//! - What goes wrong there is told to the [observer](Limiter::observer), and to nobody else.
+//! - They are decided in the same call of the store, after the other policies and all or nothing among themselves. The others'
+//!   decision does not depend on them.
+//! - They are charged only when the other policies have admitted the request: a denied request is charged nowhere, and so it
+//!   would be if the shadows counted.
+//! - A shadow that cannot be decided is left out: [`Usage::shadow`] is `None`, and nothing else changes.
 //!
 //! # When the store cannot decide
 //!
-//! The [failure policy](FailurePolicy) speaks: each [policy's own](Policy::on_failure), or else [the
+//! Then the [failure policy](FailurePolicy) applies: each [policy's own](Policy::on_failure), or else [the
 //! limiter's](Limiter::on_failure); of several policies in one check, the strictest. [`Limiter::try_acquire`] and the middleware
 //! follow it. [`Limiter::check`], [`acquire`](Limiter::acquire) and [`peek`](Limiter::peek) answer what the memory of this
-//! process says where it is `Local`, and an error otherwise.
+//! process says where it is `Local`, and an error otherwise. A check of shadows alone is allowed whatever fails.
 //!
 //! **A breaker** stands before the store. After five failures in a row it opens: one call in each
 //! [interval](Limiter::probe_interval), of 125 to 375 ms, is then sent as a probe, and all others fail at once
 //! ([`CircuitOpen`](crate::error::StoreErrorKind::CircuitOpen)) instead of waiting for their timeout. A probe that is answered
-//! closes it. Timeouts at the whole timeout count (shadows have what is left of it, and theirs do not), and errors by
-//! which the store cannot be reached, cannot work, or refuses its user. Not so an error by which it cannot make sense
-//! of a request: it has answered. And not so a caller who goes away. Clones of a limiter share the breaker; other
-//! limiters over the same store have their own. Over a cluster, whose nodes [fail apart](Store::single_failure_domain), there is
-//! no breaker unless you set an interval. Set it to zero before a proxy of several servers.
+//! closes it. Failures are timeouts, and errors by which the store cannot be reached, cannot work, or denies access. An error
+//! by which the store can do nothing with a request is none, since the store has answered; nor is a caller who goes away.
+//! Several operations in one call fail once. Clones of a limiter share the breaker; other limiters over the same store have
+//! their own. Over a cluster, whose nodes [fail apart](Store::single_failure_domain), there is no breaker unless you set an
+//! interval. Set it to zero before a proxy of several servers.
 //!
 //! **Local** decisions are made by a `MemoryStore` [of this process](Limiter::local_store), within its
 //! [share](Limiter::replicas) of each limit: rounded down, but never to 0.
@@ -97,24 +98,25 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! - **They tell what was applied.** [`Usage::is_local`] says so, and the rules in a decision, and with them the headers,
-//!   are those of the share. A cost above the share is refused without a time.
-//! - **What one has decided, it settles.** A local decision is settled in the memory, also when the store is back; a
-//!   decision of the store is settled there or, while that cannot be asked, not at all. A [reset](Limiter::reset) reaches
-//!   both.
-//! - **Shadows** are asked of the memory where the policies that count were.
+//! - **The rules are those that were applied.** [`Usage::is_local`] says that a decision is local; the rules in it, and in the
+//!   headers, are those of the share. A cost above the share is denied without a time.
+//! - **Settled where it was decided.** A local decision is settled in the memory, also when the store is back; a decision of
+//!   the store is settled there or, while the store cannot be called, not at all. A [reset](Limiter::reset) reaches both.
+//! - **Shadows** are decided in the memory together with the policies that count.
 //! - **At most** so much is admitted in any window, whenever the store goes and comes back: the limit by the store, if it
 //!   has kept its data, and the shares of all replicas, which are together no more than the limit again (or one unit for
-//!   each replica, where the limit is smaller than their number). What was charged on one side is not known on the other.
-//! - **Handing back.** The times of probes are left to chance, so that replicas do not all come back to the store in one
-//!   instant. They do so within half a second, if there are requests to probe with.
+//!   each replica, where the limit is smaller than their number). Neither side knows what the other has charged.
+//! - **Handing back.** The times of probes are random, so that replicas do not all come back to the store in one instant.
+//!   They do so within half a second, if there are requests to probe with.
 
-mod ask;
 mod breaker;
-mod failing;
-mod line;
+mod call;
+mod decide;
+mod fallback;
+mod report;
+mod settle;
 mod timeout;
-mod turns;
+mod wait_queue;
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -125,16 +127,15 @@ use crate::{
     decision::{Decision, Usage},
     error::StoreError,
     key::Key,
-    observe::{Call, Observer, Watch},
+    observe::{CallInfo, CallKind, Observer, RequestOutcome},
     policy::Policy,
     settlement::Settlement,
-    store::{MemoryStore, Share, Store},
+    store::{MemoryStore, ScaledStore, Store},
 };
 use breaker::Breaker;
-pub(crate) use breaker::Pass;
-pub(crate) use failing::Undecided;
-use failing::lost;
-pub(crate) use timeout::{WithTimeout, by};
+use call::Answer;
+pub(crate) use decide::{DecisionFuture, Resolution};
+pub(crate) use timeout::LazySleep;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -150,13 +151,18 @@ const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
 /// of one its futures panic. A `MemoryStore` answers at once and needs none.
 #[derive(Clone)]
 pub struct Limiter {
+    inner: Arc<Inner>,
+}
+
+#[derive(Clone)]
+struct Inner {
     store: Arc<dyn Store>,
     breaker: Arc<Breaker>,
-    local: Share,
+    local: ScaledStore,
     timeout: Duration,
     failure_policy: FailurePolicy,
     observer: Option<Arc<dyn Observer>>,
-    lines: Arc<line::Lines>,
+    queues: Arc<wait_queue::WaitQueues>,
 }
 
 impl Limiter {
@@ -168,45 +174,52 @@ impl Limiter {
             Duration::ZERO
         };
         store.set_timeout(DEFAULT_TIMEOUT);
-        Self {
+        let inner = Inner {
             store: Arc::new(store),
             breaker: Arc::new(Breaker::new(interval)),
-            local: Share {
+            local: ScaledStore {
                 store: MemoryStore::new(),
                 replicas: NonZeroU32::MIN,
             },
             timeout: DEFAULT_TIMEOUT,
             failure_policy: FailurePolicy::default(),
             observer: None,
-            lines: Arc::default(),
+            queues: Arc::default(),
+        };
+        Self {
+            inner: Arc::new(inner),
         }
+    }
+
+    fn change(mut self, change: impl FnOnce(&mut Inner)) -> Self {
+        change(Arc::make_mut(&mut self.inner));
+        self
     }
 
     /// Sets how long one call may take, whatever it waits for: a connection, a reconnection, the answer.
     ///
     /// The default is 100 ms, and a year the most. A call that is cut off ends in [`Timeout`](crate::error::StoreErrorKind::Timeout);
-    /// what it asked for may still be done.
+    /// what it was made for may still be done. The store is [told](Store::set_timeout) of it.
     ///
     /// # Panics
     ///
     /// When `timeout` is zero: nothing could ever be decided.
     #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
+    pub fn timeout(self, timeout: Duration) -> Self {
         assert!(
             !timeout.is_zero(),
             "a timeout of zero leaves no time to decide"
         );
-        self.timeout = timeout.min(FOR_EVER);
-        self.store.set_timeout(self.timeout);
-        self
+        let timeout = timeout.min(FOR_EVER);
+        self.inner.store.set_timeout(timeout);
+        self.change(|inner| inner.timeout = timeout)
     }
 
     /// Sets what to do when the store [cannot decide](self#when-the-store-cannot-decide), for policies that do not say it themselves. The
     /// default is [`FailurePolicy::Open`].
     #[must_use]
-    pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
-        self.failure_policy = policy;
-        self
+    pub fn on_failure(self, policy: FailurePolicy) -> Self {
+        self.change(|inner| inner.failure_policy = policy)
     }
 
     /// Sets how many processes share the limits: where this one decides [locally](FailurePolicy::Local), it admits a share of
@@ -219,47 +232,43 @@ impl Limiter {
     ///
     /// When `replicas` is 0.
     #[must_use]
-    pub fn replicas(mut self, replicas: u32) -> Self {
+    pub fn replicas(self, replicas: u32) -> Self {
         let Some(replicas) = NonZeroU32::new(replicas) else {
             panic!("no process would be left to share the limits");
         };
-        self.local.replicas = replicas;
-        self
+        self.change(|inner| inner.local.replicas = replicas)
     }
 
     /// Sets where [local](FailurePolicy::Local) decisions are counted. The default is a store of its own for 100 000 keys; clones of a
     /// limiter share it.
     #[must_use]
-    pub fn local_store(mut self, store: MemoryStore) -> Self {
-        self.local.store = store;
-        self
+    pub fn local_store(self, store: MemoryStore) -> Self {
+        self.change(|inner| inner.local.store = store)
     }
 
-    /// Sets how often a store that has failed five times in a row is asked, to see whether it is back: once in each such interval,
-    /// which chance makes up to half shorter or longer. The default is 250 ms.
+    /// Sets how often a store that has failed five times in a row is called, to see whether it is back: once in each such
+    /// interval, made up to half shorter or longer at random. The default is 250 ms.
     ///
-    /// A longer one costs fewer requests a timeout, and makes it longer until the store decides again. Zero asks it for every request,
-    /// and [suspends](self#when-the-store-cannot-decide) it never.
+    /// With a longer one, fewer requests wait for a timeout, and it takes longer until the store decides again. Zero switches
+    /// the [breaker](self#when-the-store-cannot-decide) off.
     #[must_use]
-    pub fn probe_interval(mut self, interval: Duration) -> Self {
-        self.breaker = Arc::new(Breaker::new(interval));
-        self
+    pub fn probe_interval(self, interval: Duration) -> Self {
+        self.change(|inner| inner.breaker = Arc::new(Breaker::new(interval)))
     }
 
     /// Sets who is told of each decision and each failure. The default is nobody; a pair is told one after the other.
     #[must_use]
-    pub fn observer(mut self, observer: impl Observer) -> Self {
-        self.observer = Some(Arc::new(observer));
-        self
+    pub fn observer(self, observer: impl Observer) -> Self {
+        self.change(|inner| inner.observer = Some(Arc::new(observer)))
     }
 
     /// What to do when the store cannot decide, under policies that do not say it themselves.
     #[must_use]
-    pub const fn failure_policy(&self) -> FailurePolicy {
-        self.failure_policy
+    pub fn failure_policy(&self) -> FailurePolicy {
+        self.inner.failure_policy
     }
 
-    /// Decides these charges together and charges them if all fit; [shadows](self#trying-a-policy-out) among them never refuse.
+    /// Decides these charges together and charges them if all fit; [shadows](self#trying-a-policy-out) among them never deny.
     ///
     /// # Errors
     ///
@@ -270,29 +279,32 @@ impl Limiter {
         charges: impl IntoIterator<Item = Charge>,
     ) -> Result<Decision, StoreError> {
         let check = Check::new(charges)?;
-        Ok(self.decide(&check).await?)
+        self.decide(check).await.into_result()
     }
 
-    /// Decides these charges together and follows the failure policy if the store cannot decide.
+    /// Decides these charges together and charges them if all fit; follows the failure policy if the store cannot decide.
+    ///
+    /// Answers whether to go on. A check that [makes no sense](crate::error::StoreErrorKind::InvalidRequest) is not admitted, whatever the
+    /// failure policy.
     pub async fn try_acquire(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
-        // A check that makes no sense follows no policy.
-        let Ok(check) = Check::new(charges) else {
-            return false;
-        };
-        match self.decide(&check).await {
-            Ok(decision) => decision.is_allowed(),
-            Err(undecided) => undecided.passes,
+        match Check::new(charges) {
+            Ok(check) => self.decide(check).await.passes(),
+            Err(_) => false,
         }
     }
 
-    /// Waits until these charges are admitted, to stay within somebody else's limits; at most about as long as `most`.
+    /// Waits until these charges are admitted, to stay within somebody else's limits; at most about as long as `max_wait`.
     ///
-    /// Callers of this limiter and its clones that wait for the same policies and keys are admitted in order of arrival: only the first
-    /// of them asks the store, and asks again when the store said that there would be room. Other processes compete with it;
-    /// the limit holds for all together. [`Decision::Denied`] when it would take longer than `most`, or for ever: at
-    /// once, when that is known at once, and with nothing charged.
+    /// Callers of this limiter and its clones that wait for the same policies and keys are admitted in order of arrival: only the
+    /// first of them calls the store, and again when the store said that there would be room. [`Decision::Denied`] when it
+    /// would take longer than `max_wait`, or for ever: at once, when that is known at once, and with nothing charged.
     ///
-    /// The line moves on by one call of the store for each caller: about a thousand admissions a second, when a call takes a millisecond.
+    /// A [reset](Self::reset) or a [settlement](Self::settle) that gives something back, through this limiter or a clone, is heard at
+    /// once. What other processes give back is noticed within 2 s, since the first caller asks at least that often. Callers
+    /// under other policies or rules, and other processes, compete with those that wait; the limits hold for all together.
+    ///
+    /// A queue moves on by one call of the store for each caller: about a thousand admissions a second, when a call takes a
+    /// millisecond.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -322,18 +334,20 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Decision, StoreError> {
         let check = Check::new(charges)?;
-        Ok(self.wait_for(&check, max_wait).await?)
+        self.wait(&check, max_wait).await.into_result()
     }
 
-    pub(crate) async fn wait_for(
-        &self,
-        check: &Check,
-        max_wait: Duration,
-    ) -> Result<Decision, Undecided> {
-        line::wait(self, check, max_wait).await
+    /// How long one call may take.
+    pub(crate) fn timeout_of_calls(&self) -> Duration {
+        self.inner.timeout
     }
 
-    /// Looks at what is left under these policies and keys, at no cost; the charges' own costs do not matter.
+    pub(crate) async fn wait(&self, check: &Check, max_wait: Duration) -> Resolution {
+        wait_queue::wait(self, check, max_wait).await
+    }
+
+    /// Looks at what is left under these policies and keys, at no cost; the charges' own costs do not matter. What is left under
+    /// shadows is in [`Usage::shadow`].
     ///
     /// # Errors
     ///
@@ -343,13 +357,8 @@ impl Limiter {
         charges: impl IntoIterator<Item = Charge>,
     ) -> Result<Usage, StoreError> {
         let check = Check::new(charges)?.without_cost();
-        let answer = async { self.answer(self.ask(&check)).await };
-        let instead = |error| self.instead(&check, error);
-        let tell = |watch: &Watch<'_>, decision: &Decision| watch.done(decision.usage().is_local());
-        let decision = self
-            .watched(Call::Peek, &check, answer, instead, tell)
-            .await?;
-        Ok(decision.usage().clone())
+        let resolution = DecisionFuture::new(self, CallKind::Peek, check).await;
+        Ok(resolution.into_result()?.usage().clone())
     }
 
     /// Gives each charge of an admitted check its final cost: what the work turned out to cost, or 0 to take it back.
@@ -361,27 +370,14 @@ impl Limiter {
     /// # Errors
     ///
     /// When the store could not answer within the timeout; the settlement may have been done, and cannot be tried again.
-    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was refused or has been settled, or when the number of costs is wrong.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or has been settled, or when the number of costs is wrong.
     pub async fn settle(
         &self,
         usage: &Usage,
         costs: impl IntoIterator<Item = u64>,
     ) -> Result<Usage, StoreError> {
         let settlement = Settlement::new(usage, costs)?;
-        let local = usage.is_local();
-        let answer = async {
-            let asked = if local {
-                (None, self.local.settle(&settlement))
-            } else {
-                self.through(|store| store.settle(&settlement))
-            };
-            self.answer(asked).await
-        };
-        let tell = |watch: &Watch<'_>, _: &Usage| watch.done(local);
-        let usage = self
-            .watched(Call::Settle, usage.check(), answer, lost, tell)
-            .await?;
-        Ok(if local { usage.local() } else { usage })
+        self.settle_one(settlement).await
     }
 
     /// Forgets everything that was charged to `key` under `policy`.
@@ -390,26 +386,27 @@ impl Limiter {
     ///
     /// When the store could not answer within the timeout.
     pub async fn reset(&self, policy: &Policy, key: &Key) -> Result<(), StoreError> {
-        let check = Check::new([Charge::new(policy, key.clone(), 0)])?;
-        // Known at once; what it has to forget may be little or nothing.
-        drop(self.local.reset(policy, key));
-        let answer = async {
-            let asked = self.through(|store| store.reset(policy, key));
-            self.answer(asked).await
-        };
-        let tell = |watch: &Watch<'_>, (): &()| watch.done(false);
-        Ok(self
-            .watched(Call::Reset, &check, answer, lost, tell)
-            .await?)
+        let charges = [Charge::new(policy, key.clone(), 0)];
+        let info = || CallInfo::of(CallKind::Reset, &charges);
+        // Done at once; what it forgets may be little or nothing.
+        drop(self.inner.local.reset(policy, key));
+        let Answer { result, timing } = self.call(info, |store| store.reset(policy, key)).await;
+        match &result {
+            Ok(()) => self.report_completion(info(), false, timing),
+            Err(error) => self.report_error(info(), error, RequestOutcome::Failed, timing),
+        }
+        // Also where it has failed: it may have been done.
+        self.inner.queues.wake(policy, key);
+        result
     }
 }
 
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter")
-            .field("store", &self.store)
-            .field("timeout", &self.timeout)
-            .field("failure_policy", &self.failure_policy)
+            .field("store", &self.inner.store)
+            .field("timeout", &self.inner.timeout)
+            .field("failure_policy", &self.inner.failure_policy)
             .finish_non_exhaustive()
     }
 }

@@ -4,8 +4,7 @@ use http::{request::Parts, response};
 use tower_layer::Layer;
 
 use super::{
-    HeaderStyle, PolicySelector, ProblemJson, RateLimit, decide::AccessLists, plan::Plan,
-    service::Shared,
+    HeaderStyle, PolicySelector, ProblemJson, RateLimit, decide::AccessLists, shared::Shared,
 };
 use crate::{
     charge::Charge,
@@ -28,15 +27,7 @@ impl RateLimitLayer {
     /// It limits nothing until it is told [what to limit](Self::limit).
     #[must_use]
     pub fn new(limiter: impl Into<Limiter>) -> Self {
-        let style = HeaderStyle::default();
-        let plan = Plan::new(limiter.into());
-        let shared = Shared {
-            headers: plan.headers(style),
-            plan,
-            style,
-            jitter: Duration::ZERO,
-            rejection: Arc::new(ProblemJson::default()),
-        };
+        let shared = Shared::new(limiter.into(), ProblemJson::default());
         Self {
             shared: Arc::new(shared),
         }
@@ -72,10 +63,10 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.look_ups.push((policy, Arc::new(extractor))))
     }
 
-    fn without_twin(&self, source: PolicySelector) -> PolicySelector {
-        let sources = self.shared.plan.sources();
-        let others: Vec<Policy> = sources.flat_map(PolicySelector::known).collect();
-        for policy in source.known() {
+    fn without_twin(&self, selector: PolicySelector) -> PolicySelector {
+        let selectors = self.shared.plan.selectors();
+        let others: Vec<Policy> = selectors.flat_map(PolicySelector::known).collect();
+        for policy in selector.known() {
             let mut twins = others.iter().filter(|it| it.name() == policy.name());
             if let Some(twin) = twins.find(|it| **it != policy) {
                 panic!(
@@ -83,7 +74,7 @@ impl<R> RateLimitLayer<R> {
                 );
             }
         }
-        source
+        selector
     }
 
     /// Lets requests pass that this layer should not see, such as health checks: nothing is looked up, charged or added to
@@ -107,7 +98,7 @@ impl<R> RateLimitLayer<R> {
         self.except(|lists| lists.skipped_keys.push(Arc::new(skips)))
     }
 
-    /// Refuses requests with a 403, before anybody's identity is looked at or anything is charged.
+    /// Rejects requests with a 403, before any key is extracted or anything is charged.
     ///
     /// It goes before [`skip`](Self::skip). The response is made from [`Rejection::Blocked`](super::Rejection::Blocked).
     #[must_use]
@@ -115,23 +106,22 @@ impl<R> RateLimitLayer<R> {
         self.except(|lists| lists.blocked.push(Arc::new(blocks)))
     }
 
-    /// Refuses requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is charged to any of
+    /// Rejects requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is charged to any of
     /// the request's keys.
     ///
-    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): of what is skipped, no key is known. A key
-    /// that only a shadow [looks up](Self::limit_async) is known too late to refuse anybody.
+    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): of what is skipped, no key is known.
     #[must_use]
     pub fn block_keys(self, blocks: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.blocked_keys.push(Arc::new(blocks)))
     }
 
     fn except(self, add: impl FnOnce(&mut AccessLists)) -> Self {
-        self.change(|shared| add(Arc::make_mut(&mut shared.plan.access_lists)))
+        self.change(|shared| add(&mut shared.plan.access_lists))
     }
 
     /// Sets what a request costs under each of its limits. The default is 1; 0 looks without charging.
     ///
-    /// A cost above a limit can never fit: the request is refused without a `Retry-After`.
+    /// A cost above a limit can never fit: the request is denied without a `Retry-After`.
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))
@@ -156,10 +146,10 @@ impl<R> RateLimitLayer<R> {
     /// ```
     ///
     /// The request is charged when it comes and settled when it is answered, so that requests under way count: of a hundred
-    /// guesses at the same time, no more than the limit are looked at. A caller with that many good requests under way may be refused.
+    /// guesses at the same time, no more than the limit are served. A caller with that many good requests under way may be denied.
     ///
     /// A response waits for its settlement, within the timeout, and its headers tell what is left afterwards; where nothing
-    /// differs, the store is not asked. If the settlement fails, or takes too long, the response goes out as it is and **the charge
+    /// differs, the store is not called. What [shadows](Policy::shadow) charged is settled in the same call. If the settlement fails, or takes too long, the response goes out as it is and **the charge
     /// stays**. If the client goes away meanwhile, the settlement is carried on in the background.
     ///
     /// What only the end of a streaming body can tell is for the handler to [settle](Limiter::settle), with the
@@ -169,7 +159,7 @@ impl<R> RateLimitLayer<R> {
         self,
         cost: impl Fn(&response::Parts, &Charge) -> u64 + Send + Sync + 'static,
     ) -> Self {
-        self.change(|shared| shared.plan.settle.cost_of = Some(Arc::new(cost)))
+        self.change(|shared| shared.settle.cost_of = Some(Arc::new(cost)))
     }
 
     /// Gives back what was charged for requests that get no response: the client went away before there was one, or the
@@ -182,7 +172,7 @@ impl<R> RateLimitLayer<R> {
     /// inner service stops working, too, when nobody waits any more.
     #[must_use]
     pub fn refund_unanswered(self) -> Self {
-        self.change(|shared| shared.plan.settle.refunds_unanswered = true)
+        self.change(|shared| shared.settle.refunds_unanswered = true)
     }
 
     /// Sets how long a decision may take; and, before it, all look-ups of keys together. The default is the limiter's, 100 ms.
@@ -206,21 +196,21 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.limiter = limiter)
     }
 
-    /// Makes every policy of this layer a [shadow](Policy::shadow): it decides, charges and reports, and refuses nobody, for
+    /// Makes every policy of this layer a [shadow](Policy::shadow): it decides, charges and reports, and rejects no request, for
     /// whatever reason.
     #[must_use]
     pub fn shadow(self) -> Self {
         self.change(|shared| shared.plan.shadow = true)
     }
 
-    /// Lets requests wait for room instead of refusing them, up to this time; a request that would have to wait longer is refused at
-    /// once. By default none waits.
+    /// Lets requests wait for room, up to this time; a request that would have to wait longer is denied at once. By default none
+    /// waits.
     ///
     /// Requests under the same policies and keys go in order of arrival: see [`Limiter::acquire`], and
     /// [around a client](super#around-a-client). The timeout is then that of each call of the store.
     #[must_use]
     pub fn max_wait(self, most: Duration) -> Self {
-        self.change(|shared| shared.plan.wait = Some(most))
+        self.change(|shared| shared.plan.max_wait = Some(most))
     }
 
     /// Sets which headers tell clients their quota. The default is [`HeaderStyle::DRAFT_11`].
@@ -229,7 +219,7 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.style = style)
     }
 
-    /// Adds a random time, up to this one, to what each client is told to wait, so that those that were refused together do not
+    /// Adds a random time, up to this one, to what each client is told to wait, so that those that were denied together do not
     /// come back together. The default is none.
     ///
     /// It is added to `Retry-After`, to `t` or `Reset`, and to what the [`Rejection`](super::Rejection) says; never taken away. The
@@ -245,30 +235,16 @@ impl<R> RateLimitLayer<R> {
     /// [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`.
     #[must_use]
     pub fn rejection<M>(self, make: M) -> RateLimitLayer<M> {
-        let Shared {
-            plan,
-            style,
-            headers,
-            jitter,
-            rejection: _,
-        } = Arc::unwrap_or_clone(self.shared);
-        let shared = Shared {
-            plan,
-            style,
-            headers,
-            jitter,
-            rejection: Arc::new(make),
-        };
+        let shared = Arc::unwrap_or_clone(self.shared);
         RateLimitLayer {
-            shared: Arc::new(shared),
+            shared: Arc::new(shared.with_rejection(make)),
         }
     }
 
-    /// All that can be known is known here, and not when a service is made: axum makes new ones for each connection.
     fn change(mut self, change: impl FnOnce(&mut Shared<R>)) -> Self {
         let shared = Arc::make_mut(&mut self.shared);
         change(shared);
-        shared.headers = shared.plan.headers(shared.style);
+        shared.prepare();
         self
     }
 }

@@ -37,19 +37,20 @@
 //! # What happens to a request
 //!
 //! Every limit whose extractor answers with keys adds charges to one check, which is decided in one step: a request that
-//! one limit refuses is charged to none. Then
+//! one limit denies is charged to none. Keys that have to be [looked up](RateLimitLayer::limit_async) are looked up at the same
+//! time. Then
 //!
 //! - an **allowed** request goes to the inner service, with the [`Decision`](crate::Decision) in its extensions;
-//! - a **refused** one is answered with [429](http::StatusCode::TOO_MANY_REQUESTS) and never reaches the inner service;
+//! - a **denied** one is answered with [429](http::StatusCode::TOO_MANY_REQUESTS) and never reaches the inner service;
 //! - one **without an identity** is answered with 400, unless its extractor says otherwise ([`extract`](crate::extract));
-//! - one that **could not be decided** within the timeout follows the [`FailurePolicy`](crate::FailurePolicy), of its policies
-//!   the strictest: passed on without headers, decided by [this process](crate::limiter#when-the-store-cannot-decide), or answered
-//!   with 503. A limit whose key could not be found out is left out if its failure policy is open; else the answer is 503, since
-//!   memory cannot count without a key either.
+//! - one that **could not be decided** within the timeout follows the [`FailurePolicy`](crate::FailurePolicy), the strictest of
+//!   its policies: it is passed on without headers, decided by [this process](crate::limiter#when-the-store-cannot-decide), or
+//!   answered with 503. A limit whose key could not be found out is left out if its failure policy is open; else the answer is
+//!   503, since memory cannot count without a key either.
 //!
 //! A request that no limit applies to is passed on as it is. Responses carry the [quota headers](HeaderStyle), and in
 //! their extensions the `Decision`, and the [`Rejection`] if there was one, for the layers further out. Of several such
-//! layers around each other, the one that refuses speaks alone; when all allow, each adds its own `RateLimit`
+//! layers around each other, only the one that rejects adds headers; when all allow, each adds its own `RateLimit`
 //! items, and the outermost one's `Decision` stays in the response.
 //!
 //! # Which rules
@@ -65,7 +66,7 @@
 //!
 //! Requests are blocked first, then skipped; then the keys are extracted, blocked and skipped. Nothing is charged for what is
 //! blocked. Lists need no store: they hold when it is down. But a key that could not be found out is on no list, and then the
-//! failure policy speaks.
+//! failure policy applies.
 //!
 //! # What is counted
 //!
@@ -107,7 +108,7 @@
 //!
 //! # Trying it out
 //!
-//! A [shadow](crate::Policy::shadow) decides, charges and reports, and never refuses: one policy of several, or a
+//! A [shadow](crate::Policy::shadow) decides, charges and reports, and never denies: one policy of several, or a
 //! [whole layer](RateLimitLayer::shadow).
 //!
 //! ```
@@ -134,17 +135,17 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Shadows are asked after the other policies have admitted the request, in a check of their own: see
-//! [`limiter`](crate::limiter#trying-a-policy-out), also for how to see what they would have refused. A shadow that finds no key,
-//! or no answer in time, is left out. In the headers, its items have the parameter `sluicegate-shadow`; what it decided is
-//! [`Usage::shadow`](crate::Usage::shadow) of the `Decision` in the extensions.
+//! Shadows are decided in the same call of the store, after the other policies have admitted the request: see
+//! [`limiter`](crate::limiter#trying-a-policy-out). A shadow that finds no key, or that cannot be decided, is left out. In the headers,
+//! its items have the parameter `sluicegate-shadow`; what it decided is [`Usage::shadow`](crate::Usage::shadow) of the `Decision` in
+//! the extensions, and an event for the [observer](crate::Limiter::observer).
 //!
 #![doc = include_str!("order.md")]
 //!
 //! # Around a client
 //!
 //! The same layer keeps a *client* within somebody else's limits, all replicas together: with
-//! [`max_wait`](RateLimitLayer::max_wait), requests wait for room instead of being refused.
+//! [`max_wait`](RateLimitLayer::max_wait), requests wait for room instead of being denied at once.
 //!
 //! ```
 //! # use std::{convert::Infallible, time::Duration};
@@ -175,7 +176,8 @@
 //!   is answered by [`MakeRejection`], as a server's is, with a 429 that the other side has never seen, and that has a [`Rejection`] in its
 //!   extensions. The client's response body must be one that can be made: map a body that cannot, such as hyper's `Incoming`, first.
 //! - **In order of arrival**, for each set of policies and keys, as far as one process can see; processes compete.
-//! - **Few calls of the store.** Only the first in line asks, and again when the store said that there would be room.
+//! - **Few calls of the store.** Only the first in the queue calls it, and again when it said that there would be room, when
+//!   something is given back, and at least every 2 s.
 //! - **A request is counted when it leaves.** On its way it can be overtaken by later ones, and the other side sees
 //!   two requests closer together than they left: make the window longer than theirs by as much as the network's delay varies.
 //! - The ready inner service is held while a request waits: a limit of concurrency that others need goes *outside*.
@@ -192,12 +194,10 @@
 mod decide;
 mod future;
 mod layer;
-mod look_ups;
-mod plan;
 mod response;
 mod service;
 mod settle;
-mod shadow;
+mod shared;
 
 pub use decide::{IntoPolicy, PolicySelector, Route, Routes};
 pub use future::ResponseFuture;

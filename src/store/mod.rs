@@ -9,7 +9,9 @@
 //!
 //! ```
 //! use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-//! use sluicegate::{Decision, Key, Limiter, MemoryStore, Policy, Store, Usage, store::{Check, Settlement, StoreFuture}};
+//! use sluicegate::{
+//!     Decision, Key, Limiter, MemoryStore, Policy, Store, Usage, store::{Check, Settlement, StoreFuture},
+//! };
 //!
 //! /// Counts the checks.
 //! #[derive(Debug)]
@@ -66,10 +68,10 @@ use crate::{
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
-mod share;
+mod scaled;
 
 pub use memory::MemoryStore;
-pub(crate) use share::Share;
+pub(crate) use scaled::ScaledStore;
 
 /// Keeps the counts and decides atomically.
 ///

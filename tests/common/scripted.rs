@@ -22,7 +22,18 @@ pub(crate) struct Scripted {
 }
 
 impl Scripted {
+    /// The script decides the charges that count, and then the shadows, as a check in which they count.
     pub(crate) fn new(
+        script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Self::whole(move |check| match check.shadow_check() {
+            None => script(check),
+            Some(shadows) => with_shadows(&script, check, &shadows),
+        })
+    }
+
+    /// The script decides the shadows by itself.
+    fn whole(
         script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -44,7 +55,7 @@ impl Scripted {
     /// A memory store at the end of a long wire.
     pub(crate) fn far(latency: Duration) -> Arc<Self> {
         let memory = MemoryStore::new();
-        Self::new(move |check| {
+        Self::whole(move |check| {
             let answer = memory.check(check);
             StoreFuture::pending(async move {
                 tokio::time::sleep(latency).await;
@@ -60,7 +71,7 @@ impl Scripted {
 
     /// Cannot decide.
     pub(crate) fn failing() -> Arc<Self> {
-        Self::new(|_| StoreFuture::ready(Err(unavailable())))
+        Self::whole(|_| StoreFuture::ready(Err(unavailable())))
     }
 
     pub(crate) fn checks(&self) -> Vec<Check> {
@@ -76,6 +87,22 @@ impl Scripted {
             .map(|it| format!("{} {} {}", it.policy().name(), it.key().kind(), it.cost()))
             .collect()
     }
+}
+
+/// Decides both in one call, as a store does. Shadows that cannot be decided are left out.
+fn with_shadows(script: &Script, check: &Check, shadows: &Check) -> StoreFuture<Decision> {
+    let decision = match check.charges() {
+        [] => StoreFuture::ready(allowed(check)),
+        _ => script(check),
+    };
+    let shadow = script(shadows);
+    StoreFuture::pending(async move {
+        let (decision, shadow) = futures::join!(decision, shadow);
+        Ok(match shadow {
+            Ok(shadow) => decision?.with_shadow(shadow),
+            Err(_) => decision?,
+        })
+    })
 }
 
 impl Store for Scripted {

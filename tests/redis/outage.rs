@@ -16,7 +16,7 @@ use http::{Request, Response, StatusCode};
 use sluicegate::{
     Charge, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore,
     error::StoreErrorKind,
-    observe::{Decided, Failed, Observer, Switched},
+    observe::{BreakerEvent, DecisionEvent, ErrorEvent, Observer},
 };
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -43,7 +43,7 @@ struct Inner {
 }
 
 impl Observer for Counts {
-    fn decided(&self, decided: &Decided<'_>) {
+    fn on_decision(&self, decided: &DecisionEvent<'_>) {
         if decided.is_local() {
             self.0.local.fetch_add(1, SeqCst);
         } else {
@@ -51,7 +51,7 @@ impl Observer for Counts {
         }
     }
 
-    fn failed(&self, failed: &Failed<'_>) {
+    fn on_error(&self, failed: &ErrorEvent<'_>) {
         let count = match failed.error().kind() {
             StoreErrorKind::CircuitOpen => &self.0.circuit_open,
             _ => &self.0.timeouts,
@@ -59,7 +59,7 @@ impl Observer for Counts {
         count.fetch_add(1, SeqCst);
     }
 
-    fn switched(&self, switched: &Switched<'_>) {
+    fn on_breaker(&self, switched: &BreakerEvent<'_>) {
         self.0.switches.lock().unwrap().push(switched.is_open());
     }
 }

@@ -1,8 +1,8 @@
-//! [`Share`]: one process's share of all limits, counted in its own memory.
+//! [`ScaledStore`]: one process's share of all limits, counted in its own memory.
 
 use std::num::NonZeroU32;
 
-use super::{MemoryStore, Store, StoreFuture};
+use super::{CallFuture, MemoryStore, Operation, Store, StoreFuture};
 use crate::{
     check::Check,
     decision::{Decision, Usage},
@@ -17,18 +17,23 @@ use crate::{
 /// one unit each where the limit is smaller than their number. Answers are known at once, and name the policies with the limits
 /// that were applied; a settlement of such an answer is one of the store within.
 #[derive(Clone, Debug)]
-pub(crate) struct Share {
+pub(crate) struct ScaledStore {
     pub(crate) store: MemoryStore,
     pub(crate) replicas: NonZeroU32,
 }
 
-impl Store for Share {
-    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+impl ScaledStore {
+    fn scaled(&self, check: &Check) -> Check {
         if self.replicas == NonZeroU32::MIN {
-            return self.store.check(check);
+            return check.clone();
         }
-        self.store
-            .check(&check.with_policies(|policy| policy.share(self.replicas)))
+        check.with_policies(|policy| policy.share(self.replicas))
+    }
+}
+
+impl Store for ScaledStore {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.store.check(&self.scaled(check))
     }
 
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
@@ -37,5 +42,17 @@ impl Store for Share {
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         self.store.reset(policy, key)
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        let scaled = operations.into_iter().map(|operation| match operation {
+            Operation::Check(check) => Operation::Check(self.scaled(&check)),
+            Operation::Fill { check, count } => Operation::Fill {
+                check: self.scaled(&check),
+                count,
+            },
+            other => other,
+        });
+        self.store.call(scaled.collect())
     }
 }
