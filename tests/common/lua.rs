@@ -19,6 +19,9 @@ const SLACK_MS: u64 = 86_400_000;
 
 type State = Arc<Mutex<Keys>>;
 
+/// The last script that was run, by its source.
+type Compiled = Arc<Mutex<Option<(Vec<u8>, Function)>>>;
+
 /// The keys, and the time at which each is gone: by the clock of the caller, so that a TTL that is too short is seen.
 #[derive(Default)]
 struct Keys {
@@ -37,7 +40,7 @@ impl Keys {
 pub(crate) struct LuaServer {
     lua: Lua,
     keys: State,
-    compiled: Arc<Mutex<Option<(Vec<u8>, Function)>>>,
+    compiled: Compiled,
 }
 
 impl LuaServer {
