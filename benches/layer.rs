@@ -159,18 +159,15 @@ impl Row {
 
 /// Three rules with each of the observers.
 fn observed() -> Vec<Row> {
-    let mut rows: Vec<Row> = Vec::new();
-    #[cfg(feature = "tracing")]
-    rows.push(observed_row(
-        "  tracing, off",
-        sluicegate::observe::TracingObserver::new(),
-    ));
-    #[cfg(feature = "metrics")]
-    rows.push(observed_row(
-        "  Prometheus",
-        sluicegate::observe::MetricsObserver::new(),
-    ));
-    rows
+    vec![
+        #[cfg(feature = "tracing")]
+        observed_row(
+            "  tracing, off",
+            sluicegate::observe::TracingObserver::new(),
+        ),
+        #[cfg(feature = "metrics")]
+        observed_row("  Prometheus", sluicegate::observe::MetricsObserver::new()),
+    ]
 }
 
 #[cfg_attr(not(any(feature = "tracing", feature = "metrics")), expect(dead_code))]

@@ -21,9 +21,12 @@ impl Limiter {
         error: StoreError,
         timing: Option<Timing>,
     ) -> Resolution {
-        let resolution = self.fallback(check, error.clone());
-        let outcome = outcome(kind, &resolution);
-        self.report_error(CallInfo::new(kind, check), &error, outcome, timing);
+        let told = self.inner.observer.as_ref().map(|_| error.clone());
+        let resolution = self.fallback(check, error);
+        if let Some(error) = told {
+            let outcome = outcome(kind, &resolution);
+            self.report_error(CallInfo::new(kind, check), &error, outcome, timing);
+        }
         resolution
     }
 
