@@ -74,6 +74,10 @@ impl RequestOutcome {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     pub(crate) latency: Duration,
+    #[cfg_attr(
+        not(feature = "metrics"),
+        expect(dead_code, reason = "read by that observer")
+    )]
     pub(crate) ended_at: Instant,
 }
 
