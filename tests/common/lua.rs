@@ -51,16 +51,14 @@ impl LuaServer {
         }
         lua.globals().set("struct", structs).unwrap();
         let redis = lua.create_table().unwrap();
-        redis
-            .set(
-                "call",
-                lua.create_function({
-                    let keys = Arc::clone(&keys);
-                    move |lua, args: Variadic<LuaValue>| call(lua, &keys, &args)
-                })
-                .unwrap(),
-            )
-            .unwrap();
+        // None of these commands fails here: a wrong one is a panic.
+        for name in ["call", "pcall"] {
+            let keys = Arc::clone(&keys);
+            let command = move |lua: &Lua, args: Variadic<LuaValue>| call(lua, &keys, &args);
+            redis
+                .set(name, lua.create_function(command).unwrap())
+                .unwrap();
+        }
         lua.globals().set("redis", redis).unwrap();
         Self { lua, keys }
     }
@@ -91,7 +89,7 @@ impl LuaServer {
 
     fn eval(&self, args: &[&[u8]]) -> Value {
         let keys = usize::try_from(number(args[1])).unwrap();
-        self.set_clock(args.get(2 + 2 * keys).copied());
+        self.set_clock(&args[2 + keys][1..]);
         let table = |args: &[&[u8]]| {
             let strings = args.iter().map(|arg| self.lua.create_string(arg).unwrap());
             self.lua.create_sequence_from(strings).unwrap()
@@ -108,11 +106,12 @@ impl LuaServer {
         Value::BulkString(reply.as_bytes().to_vec())
     }
 
-    fn set_clock(&self, clock: Option<&[u8]>) {
+    /// The clock stands behind the version in the head of the call, six bytes, the lowest first.
+    fn set_clock(&self, clock: &[u8]) {
         let mut keys = self.keys.lock().unwrap();
         keys.now_ms = match clock {
-            None => u64::try_from(since_epoch().as_millis()).unwrap(),
-            Some(clock) => number(clock),
+            [] => u64::try_from(since_epoch().as_millis()).unwrap(),
+            clock => clock.iter().rev().fold(0, |ms, byte| ms << 8 | u64::from(*byte)),
         };
     }
 }

@@ -149,16 +149,17 @@
 
 use std::sync::Arc;
 
-use redis::{Cmd, RedisError, Value};
+use redis::{RedisError, Value};
 
 use crate::{
     check::Check,
     decision::{Decision, Usage},
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     key::Key,
+    operation::{Operation, Reply},
     policy::Policy,
     settlement::Settlement,
-    store::{Store, StoreFuture},
+    store::{CallFuture, Store, StoreFuture},
 };
 
 #[cfg(feature = "cluster")]
@@ -180,6 +181,7 @@ mod tls;
 use error::store_error;
 use link::Link;
 use names::Names;
+use script::Call;
 #[cfg(feature = "sentinel")]
 pub use sentinel::Primary;
 
@@ -251,21 +253,69 @@ impl RedisStore {
     }
 
     fn check_batch_at_once(&self, checks: Vec<Check>) -> StoreFuture<Vec<Decision>> {
-        let call = script::check_call(&self.names, self.now_ms(), &checks);
-        let link = self.link.clone();
-        StoreFuture::pending(async move { script::decisions(&checks, &run(&link, &call).await?) })
+        let call = self.call_at_once(checks.into_iter().map(Operation::Check).collect());
+        StoreFuture::pending(async move { call.await?.into_iter().map(decision).collect() })
     }
 
     fn check_at_once(&self, check: &Check) -> StoreFuture<Decision> {
-        let call = script::check_call(&self.names, self.now_ms(), [check]);
-        let (link, check) = (self.link.clone(), check.clone());
-        StoreFuture::pending(async move { script::decision(&check, &run(&link, &call).await?) })
+        let call = self.call_at_once(vec![Operation::Check(check.clone())]);
+        StoreFuture::pending(async move { decision(only(call.await?)) })
     }
 
     fn settle_at_once(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        let call = script::settle_call(&self.names, self.now_ms(), settlement);
-        let (link, settlement) = (self.link.clone(), settlement.clone());
-        StoreFuture::pending(async move { script::usage(&settlement, &run(&link, &call).await?) })
+        let call = self.call_at_once(vec![Operation::Settle(settlement.clone())]);
+        StoreFuture::pending(async move {
+            match only(call.await?)? {
+                Reply::Settle(usage) => Ok(usage),
+                _ => Err(another_reply()),
+            }
+        })
+    }
+
+    /// Does these operations one after another.
+    #[cfg(feature = "cluster")]
+    fn call_apart(&self, operations: Vec<Operation>) -> CallFuture {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            let mut results = Vec::with_capacity(operations.len());
+            for operation in operations {
+                results.push(match operation {
+                    Operation::Check(check) => store.check(&check).await.map(Reply::Check),
+                    Operation::Settle(it) => store.settle(&it).await.map(Reply::Settle),
+                    Operation::Fill { check, count } => {
+                        let mut fill = Ok(Vec::new());
+                        for _ in 0..count {
+                            if let Ok(decisions) = &mut fill {
+                                match store.check(&check).await {
+                                    Ok(decision) => decisions.push(decision),
+                                    Err(error) => fill = Err(error),
+                                }
+                            }
+                        }
+                        fill.map(Reply::Fill)
+                    }
+                    reset @ Operation::Reset { .. } => match store.call_at_once(vec![reset]).await {
+                        Ok(results) => only(results),
+                        Err(error) => Err(error),
+                    },
+                });
+            }
+            Ok(results)
+        })
+    }
+
+    /// Does these operations in one call of the script; on a cluster their keys have to share a slot.
+    fn call_at_once(&self, operations: Vec<Operation>) -> CallFuture {
+        let call = Call::new(&self.names, self.now_ms(), &operations);
+        let link = self.link.clone();
+        StoreFuture::pending(async move {
+            let reply = if call.is_empty() {
+                script::no_reply()
+            } else {
+                run(&link, &call).await?
+            };
+            Ok(script::replies(&operations, &reply))
+        })
     }
 
     #[cfg(feature = "test-util")]
@@ -284,12 +334,34 @@ impl RedisStore {
 }
 
 /// Runs the script: by its hash, and once by its source on a server that does not know it.
-async fn run(link: &Link, call: &Cmd) -> Result<Value, StoreError> {
-    let mut reply = link.send(call).await;
+async fn run(link: &Link, call: &Call) -> Result<Value, StoreError> {
+    let mut reply = link.send(&call.by_hash()).await;
     if reply.as_ref().is_err_and(is_unknown_script) {
-        reply = Box::pin(link.send(&script::with_source(call))).await;
+        reply = Box::pin(link.send(&call.by_source())).await;
     }
     reply.map_err(|error| store_error(&error))
+}
+
+/// The result of a call of one operation.
+fn only(results: Vec<Result<Reply, StoreError>>) -> Result<Reply, StoreError> {
+    results
+        .into_iter()
+        .next()
+        .unwrap_or_else(|| Err(another_reply()))
+}
+
+fn decision(reply: Result<Reply, StoreError>) -> Result<Decision, StoreError> {
+    match reply? {
+        Reply::Check(decision) => Ok(decision),
+        _ => Err(another_reply()),
+    }
+}
+
+fn another_reply() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Protocol,
+        "the reply is one to another operation",
+    )
 }
 
 /// Only this error makes it certain that nothing was executed.
@@ -299,7 +371,8 @@ fn is_unknown_script(error: &RedisError) -> bool {
 
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        if let Some(shadows) = check.shadow_check() {
+        #[cfg(feature = "cluster")]
+        if let Some(shadows) = check.shadow_check().filter(|_| self.link.is_cluster()) {
             let (store, counting) = (self.clone(), check.without_shadows());
             return StoreFuture::pending(async move {
                 let decision = store.check(&counting).await?;
@@ -335,14 +408,16 @@ impl Store for RedisStore {
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        let link = self.link.clone();
-        let mut delete = redis::cmd("DEL");
-        delete.arg(self.names.name(policy.name(), key));
-        StoreFuture::pending(async move {
-            link.send(&delete)
-                .await
-                .map(drop)
-                .map_err(|error| store_error(&error))
-        })
+        let (policy, key) = (policy.clone(), key.clone());
+        let call = self.call_at_once(vec![Operation::Reset { policy, key }]);
+        StoreFuture::pending(async move { only(call.await?).map(drop) })
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        #[cfg(feature = "cluster")]
+        if self.link.is_cluster() {
+            return self.call_apart(operations);
+        }
+        self.call_at_once(operations)
     }
 }
