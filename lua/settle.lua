@@ -114,20 +114,17 @@ local function settle_key(now, state, units)
       read_section(now, value, at, task.labels, k, state[k + 1])
     section.queue, section.room = sub(value, live, behind - 1), section.limit - at - 28
     local used = section.used
-    if change(now, section, task[k + 1], units) then
-      table.insert(changed, 1, section)
-      state[k + 1] = section.used
-    else
-      state[k + 1] = state[k + 1] + section.used - used -- what is released may stay in the value
-    end
-    has_changed, left = has_changed or section.used ~= used, left + section.used
+    local must_be_put_back = change(now, section, task[k + 1], units)
+    -- What is released leaves the value with each write: it must not count again when the clock steps back.
+    if must_be_put_back or used ~= state[k + 1] then table.insert(changed, 1, section) end
+    has_changed, left, state[k + 1] = has_changed or section.used ~= used, left + section.used, section.used
     reply, at = reply .. pack('<I7I6I6', section.used, section.newest, 0), section.limit
   end
   for k = task.rules + 1, state[1] do left = left + state[k + 1] end
 
   if has_changed and left == 0 then
     state.is_gone = true
-  elseif #changed > 0 or has_changed and state.is_whole then
+  elseif has_changed and (#changed > 0 or state.is_whole) then
     put_back(state, changed)
   elseif has_changed then
     state.written = pack(task.counts, spread(state, 1, task.rules + 1))
