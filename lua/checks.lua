@@ -94,7 +94,7 @@ local function charge(now, state, units)
         newest = now - now % step + step
         first = newest
       elseif now >= newest then -- else it is open still, or time stands still
-        if width == 0 then width = hold / step < 4096 and 1 or hold / step < 4294967290 and 2 or 3 end
+        if width == 0 then width = slow_path().least_width(step, hold) end -- its first entry
         local entry, _, wrap = entry_format(width)
         if used >= wrap or base + used > 9007199254740991 then
           closed, width = slow_path().widen(sub(value, live, behind - 1), width, newest / step, base, used)

@@ -18,6 +18,11 @@ local function last_believed(now, step, hold)
   return now + step + step + math.max(step, hold)
 end
 
+-- The narrowest entries that tell the steps of a rule apart; step and hold in ms.
+local function least_width(step, hold)
+  return hold / step < 4096 and 1 or hold / step < 4294967290 and 2 or 3
+end
+
 -- Writes a queue anew, with totals that begin at 0.
 -- queue   its entries as they stand
 -- width   of these

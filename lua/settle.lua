@@ -112,6 +112,7 @@ local function settle_key(now, state, units)
     local section, live, behind = { k = k, at = at }, nil, nil
     section.used, section.newest, section.first, section.base, section.width, live, behind, section.limit, section.step, section.hold =
       read_section(now, value, at, task.labels, k, state[k + 1])
+    if section.limit > #value then error('a queue is longer than its value') end
     section.queue, section.room = sub(value, live, behind - 1), section.limit - at - 28
     local used = section.used
     local must_be_put_back = change(now, section, task[k + 1], units)
@@ -145,10 +146,12 @@ local function settle(now, states, first, last)
     if states[i].value then
       reply = reply .. settle_key(now, states[i], units)
     else
-      reply = reply .. explain(now, states[i], 0)
+      reply = reply .. '\1' .. rep('\0', task.rules * 19)
     end
   end
   return reply
 end
 
-return { front_format = front_format, widen = widen, relayout = relayout, after = after, settle = settle }
+return {
+  front_format = front_format, least_width = least_width, widen = widen, relayout = relayout, after = after, settle = settle,
+}

@@ -9,14 +9,10 @@ local slow_path -- made of layout.lua and settle.lua
 -- width  as in a section's head; 0 is a queue that has had no entries
 -- Returns the format of an entry, its size in bytes, and what both its numbers are counted modulo.
 local function entry_format(width)
+  if width < 2 then return '<I2I2', 4, 65536 end
   if width == 2 then return '<I4I4', 8, 4294967296 end
   if width == 3 then return '<I7I7', 14, 9007199254740992 end
-  return '<I2I2', 4, 65536
-end
-
--- The narrowest entries that tell the steps of a rule apart; step and hold in ms.
-local function least_width(step, hold)
-  return hold / step < 4096 and 1 or hold / step < 4294967290 and 2 or 3
+  error('no such width')
 end
 
 -- Finds a place in a queue by bisection: the numbers of steps, and the totals, grow from entry to entry.

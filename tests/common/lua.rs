@@ -59,6 +59,12 @@ impl LuaServer {
                 .set(name, lua.create_function(command).unwrap())
                 .unwrap();
         }
+        let error_reply = lua.create_function(|lua, text: mlua::String| {
+            let reply = lua.create_table()?;
+            reply.set("err", text)?;
+            Ok(reply)
+        });
+        redis.set("error_reply", error_reply.unwrap()).unwrap();
         lua.globals().set("redis", redis).unwrap();
         Self { lua, keys }
     }
@@ -77,7 +83,7 @@ impl LuaServer {
                 "no matching script",
             )
                 .into()),
-            b"EVAL" => Ok(self.eval(&args[1..])),
+            b"EVAL" => self.eval(&args[1..]),
             b"PING" => Ok(Value::Okay),
             b"DEL" => {
                 self.keys.lock().unwrap().values.remove(args[1]);
@@ -87,7 +93,7 @@ impl LuaServer {
         }
     }
 
-    fn eval(&self, args: &[&[u8]]) -> Value {
+    fn eval(&self, args: &[&[u8]]) -> RedisResult<Value> {
         let keys = usize::try_from(number(args[1])).unwrap();
         self.set_clock(&args[2 + keys][1..]);
         let table = |args: &[&[u8]]| {
@@ -102,8 +108,14 @@ impl LuaServer {
             .globals()
             .set("ARGV", table(&args[2 + keys..]))
             .unwrap();
-        let reply: mlua::String = self.lua.load(args[0]).eval().unwrap();
-        Value::BulkString(reply.as_bytes().to_vec())
+        match self.lua.load(args[0]).eval().unwrap() {
+            LuaValue::String(reply) => Ok(Value::BulkString(reply.as_bytes().to_vec())),
+            LuaValue::Table(error) => {
+                let text: String = error.get("err").unwrap();
+                Err((ErrorKind::Extension, "an error reply", text).into())
+            }
+            other => panic!("not a reply: {other:?}"),
+        }
     }
 
     /// The clock stands behind the version in the head of the call, six bytes, the lowest first.
@@ -111,7 +123,10 @@ impl LuaServer {
         let mut keys = self.keys.lock().unwrap();
         keys.now_ms = match clock {
             [] => u64::try_from(since_epoch().as_millis()).unwrap(),
-            clock => clock.iter().rev().fold(0, |ms, byte| ms << 8 | u64::from(*byte)),
+            clock => clock
+                .iter()
+                .rev()
+                .fold(0, |ms, byte| ms << 8 | u64::from(*byte)),
         };
     }
 }

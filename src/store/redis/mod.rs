@@ -294,10 +294,12 @@ impl RedisStore {
                         }
                         fill.map(Reply::Fill)
                     }
-                    reset @ Operation::Reset { .. } => match store.call_at_once(vec![reset]).await {
-                        Ok(results) => only(results),
-                        Err(error) => Err(error),
-                    },
+                    reset @ Operation::Reset { .. } => {
+                        match store.call_at_once(vec![reset]).await {
+                            Ok(results) => only(results),
+                            Err(error) => Err(error),
+                        }
+                    }
                 });
             }
             Ok(results)
