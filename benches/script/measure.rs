@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 use redis::aio::MultiplexedConnection;
 use redis_server::Server;
 use sluicegate::{
-    Charge, Key, Policy, RedisStore, Rule, Store, store::Check, test_util::TestClock,
+    Charge, Key, Policy, RedisStore, Rule, Store, StoreError,
+    store::{Check, Operation},
+    test_util::TestClock,
 };
 
 const IDENTITIES: u64 = 10_000;
@@ -236,7 +238,7 @@ impl Case {
                         .take(self.checks)
                         .map(|charge| Check::new([charge]))
                         .collect();
-                    store.check_batch(checks?).await?;
+                    check_all(store, checks?).await?;
                 }
             }
             decisions += self.checks as u64;
@@ -377,7 +379,7 @@ async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
     for _ in 0..31 {
         for _ in 0..70 {
             clock.advance(Duration::from_secs(59));
-            store.check_batch(checks()?).await?;
+            check_all(&store, checks()?).await?;
         }
         let mut micros = Vec::new();
         for pause in PAUSES {
@@ -454,4 +456,13 @@ async fn memory() -> Result<bool, Error> {
         used / 1e6,
         100.0,
     ))
+}
+
+/// Decides these checks in one call.
+async fn check_all(store: &RedisStore, checks: Vec<Check>) -> Result<(), StoreError> {
+    let operations = checks.into_iter().map(Operation::Check).collect();
+    for reply in store.call(operations).await? {
+        reply?;
+    }
+    Ok(())
 }

@@ -61,6 +61,23 @@ async fn call(store: &impl Store, operations: Vec<Operation>) -> Vec<Result<Repl
     store.call(operations).await.unwrap()
 }
 
+/// Decides these checks in one call.
+pub(crate) async fn check_all(
+    store: &impl Store,
+    checks: impl IntoIterator<Item = Check>,
+) -> Vec<Decision> {
+    let operations = checks.into_iter().map(Operation::Check).collect();
+    let decision = |reply| match reply {
+        Ok(Reply::Check(decision)) => decision,
+        other => panic!("not a decision: {other:?}"),
+    };
+    call(store, operations)
+        .await
+        .into_iter()
+        .map(decision)
+        .collect()
+}
+
 async fn fill(store: &impl Store, check: Check, count: u16) -> Vec<Decision> {
     match call(store, vec![Operation::Fill { check, count }])
         .await

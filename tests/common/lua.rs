@@ -55,16 +55,20 @@ impl LuaServer {
         }
         lua.globals().set("struct", structs).unwrap();
         let redis = lua.create_table().unwrap();
-        redis
-            .set(
-                "call",
-                lua.create_function({
-                    let keys = Arc::clone(&keys);
-                    move |lua, args: Variadic<LuaValue>| call(lua, &keys, &args)
-                })
-                .unwrap(),
-            )
-            .unwrap();
+        // None of these commands fails here: a wrong one is a panic.
+        for name in ["call", "pcall"] {
+            let keys = Arc::clone(&keys);
+            let command = move |lua: &Lua, args: Variadic<LuaValue>| call(lua, &keys, &args);
+            redis
+                .set(name, lua.create_function(command).unwrap())
+                .unwrap();
+        }
+        let error_reply = lua.create_function(|lua, text: mlua::String| {
+            let reply = lua.create_table()?;
+            reply.set("err", text)?;
+            Ok(reply)
+        });
+        redis.set("error_reply", error_reply.unwrap()).unwrap();
         lua.globals().set("redis", redis).unwrap();
         Self {
             lua,
@@ -87,7 +91,7 @@ impl LuaServer {
                 "no matching script",
             )
                 .into()),
-            b"EVAL" => Ok(self.eval(&args[1..])),
+            b"EVAL" => self.eval(&args[1..]),
             b"PING" => Ok(Value::Okay),
             b"DEL" => {
                 self.keys.lock().unwrap().values.remove(args[1]);
@@ -97,9 +101,9 @@ impl LuaServer {
         }
     }
 
-    fn eval(&self, args: &[&[u8]]) -> Value {
+    fn eval(&self, args: &[&[u8]]) -> RedisResult<Value> {
         let keys = usize::try_from(number(args[1])).unwrap();
-        self.set_clock(args.get(2 + 2 * keys).copied());
+        self.set_clock(&args[2 + keys][1..]);
         let table = |args: &[&[u8]]| {
             let strings = args.iter().map(|arg| self.lua.create_string(arg).unwrap());
             self.lua.create_sequence_from(strings).unwrap()
@@ -112,8 +116,14 @@ impl LuaServer {
             .globals()
             .set("ARGV", table(&args[2 + keys..]))
             .unwrap();
-        let reply: mlua::String = self.script(args[0]).call(()).unwrap();
-        Value::BulkString(reply.as_bytes().to_vec())
+        match self.script(args[0]).call(()).unwrap() {
+            LuaValue::String(reply) => Ok(Value::BulkString(reply.as_bytes().to_vec())),
+            LuaValue::Table(error) => {
+                let text: String = error.get("err").unwrap();
+                Err((ErrorKind::Extension, "an error reply", text).into())
+            }
+            other => panic!("not a reply: {other:?}"),
+        }
     }
 
     /// Compiled when it is another than the last one: that takes longer than to run it.
@@ -127,11 +137,15 @@ impl LuaServer {
         function
     }
 
-    fn set_clock(&self, clock: Option<&[u8]>) {
+    /// The clock stands behind the version in the head of the call, six bytes, the lowest first.
+    fn set_clock(&self, clock: &[u8]) {
         let mut keys = self.keys.lock().unwrap();
         keys.now_ms = match clock {
-            None => u64::try_from(since_epoch().as_millis()).unwrap(),
-            Some(clock) => number(clock),
+            [] => u64::try_from(since_epoch().as_millis()).unwrap(),
+            clock => clock
+                .iter()
+                .rev()
+                .fold(0, |ms, byte| ms << 8 | u64::from(*byte)),
         };
     }
 }

@@ -9,7 +9,7 @@ use sluicegate::{
     Charge, Decision, ForwardedIp, Key, Policy, RedisStore, Rule, Store,
     extract::{Cidr, TrustedProxies},
     policies::Policies,
-    store::{Check, Settlement},
+    store::{Check, Operation, Settlement},
 };
 
 /// A rule or policy that can be read is written in a form that means the same.
@@ -111,7 +111,11 @@ pub(crate) fn script_reply(data: &[u8]) {
         let settlement = Settlement::new(decision.usage(), costs);
         let _ = settlement.map(|settlement| block_on(store.settle(&settlement)));
     }
-    let _ = block_on(store.check_batch([check.clone(), check]));
+    let fill = Operation::Fill {
+        check: check.clone(),
+        count: u16::from(choice),
+    };
+    let _ = block_on(store.call(vec![Operation::Check(check), fill]));
 }
 
 fn check(choice: u8) -> Check {

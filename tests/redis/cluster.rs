@@ -236,7 +236,7 @@ async fn several_checks_in_one_call_are_each_decided() {
         .collect();
     checks.push(Check::new([]).unwrap());
     checks.push(Check::new((0..10).map(|name| charge(&one, name))).unwrap());
-    let decisions = store.check_batch(checks).await.unwrap();
+    let decisions = crate::common::calls::check_all(&store, checks).await;
     let allowed: Vec<bool> = decisions.iter().map(Decision::is_allowed).collect();
     assert_eq!(allowed[..20], [true; 20]);
     assert_eq!(allowed[20..30], [false; 10]);

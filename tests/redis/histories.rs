@@ -84,7 +84,7 @@ async fn agree_together(redis: &RedisStore, clock: &TestClock, history: &History
                 right.extend(player.play(&step.act).await);
             }
         }
-        let said = redis.check_batch(checks).await.unwrap();
+        let said = crate::common::calls::check_all(redis, checks).await;
         let said: Vec<Outcome> = said.iter().map(Outcome::from).collect();
         assert_eq!(said, right, "{steps:?}");
     }

@@ -45,11 +45,10 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     check::Check,
     decision::{Decision, Usage},
-    error::{StoreError, StoreErrorKind},
     key::Key,
     policy::Policy,
     settlement::Settlement,
-    store::{CallFuture, Operation, Reply, Store, StoreFuture},
+    store::{CallFuture, Operation, Store, StoreFuture},
 };
 
 mod calls;
@@ -67,7 +66,6 @@ mod transport;
 
 #[cfg(feature = "sentinel")]
 pub use connection::SentinelPrimary;
-use error::store_error;
 use names::Names;
 use transport::Transport;
 
@@ -121,24 +119,6 @@ impl RedisStore {
         self
     }
 
-    /// Decides several checks in one call of the script, each all or nothing on its own, in this order.
-    ///
-    /// Cheaper than one call each, for those who have many checks at hand. The server does nothing else meanwhile, for
-    /// some 4 to 8 µs a check: hundreds are welcome, tens of thousands are better split. On a cluster it is one call
-    /// for each slot, checks of [several slots](deployment#cluster) are decided one by one, and the order is kept among
-    /// the checks of one slot.
-    ///
-    /// An error is one for all: what has been decided before it stays charged.
-    pub fn check_batch(&self, checks: impl Into<Vec<Check>>) -> StoreFuture<Vec<Decision>> {
-        let checks = checks.into();
-        let has_shadows = checks.iter().any(|it| !it.shadow_charges().is_empty());
-        if self.transport.is_cluster() || has_shadows {
-            let call = self.call(checks.into_iter().map(Operation::Check).collect());
-            return StoreFuture::pending(async { call.await?.into_iter().map(decision).collect() });
-        }
-        self.check_batch_in_one_call(checks)
-    }
-
     #[cfg(feature = "test-util")]
     fn now_ms(&self) -> Option<u64> {
         self.clock.as_ref().map(crate::test_util::TestClock::now_ms)
@@ -154,37 +134,15 @@ impl RedisStore {
     }
 }
 
-fn decision(result: Result<Reply, StoreError>) -> Result<Decision, StoreError> {
-    match result? {
-        Reply::Check(decision) => Ok(decision),
-        _ => Err(StoreError::new(
-            StoreErrorKind::Protocol,
-            "a check was answered as another operation",
-        )),
-    }
-}
-
+/// One call is one call of the script. The server does nothing else meanwhile, for some 4 to 8 µs a check: hundreds in a call are
+/// welcome, tens of thousands are better split. [On a cluster](deployment#cluster) it is one call for each slot.
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        if check.is_empty() {
-            return StoreFuture::ready(Decision::new(check, true, 0, &[]));
-        }
         #[cfg(feature = "cluster")]
         if let Some(answer) = self.check_several_slots(check) {
             return answer;
         }
-        if let Some(shadows) = check.shadow_check() {
-            return self.check_then_shadows(check.without_shadows(), shadows);
-        }
         self.check_one_slot(check)
-    }
-
-    fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        #[cfg(feature = "cluster")]
-        if self.transport.is_cluster() {
-            return self.call_by_slot(operations);
-        }
-        self.one_by_one(operations)
     }
 
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
@@ -195,22 +153,23 @@ impl Store for RedisStore {
         self.settle_one_slot(settlement)
     }
 
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.reset_one_slot(policy, key)
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        #[cfg(feature = "cluster")]
+        if self.transport.is_cluster() {
+            return self.call_by_slot(operations);
+        }
+        self.call_one_slot(operations)
+    }
+
     fn single_failure_domain(&self) -> bool {
         !self.transport.is_cluster()
     }
 
     fn set_timeout(&self, timeout: Duration) {
         self.transport.raise_timeout(timeout);
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        let transport = self.transport.clone();
-        let name = self.names.name(policy.name(), key);
-        let mut delete = redis::cmd("DEL");
-        delete.arg(&name);
-        StoreFuture::pending(async move {
-            let reply = transport.send(&delete, &name).await;
-            reply.map(drop).map_err(|error| store_error(&error))
-        })
     }
 }

@@ -83,7 +83,8 @@ impl Names {
     fn hash(&self, key: &Key) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.hash_key);
         hasher.update(&[u8::from(key.is_secret())]);
-        hasher.update(&key.kind().len().to_le_bytes());
+        // As wide for all replicas, whatever their processors.
+        hasher.update(&(key.kind().len() as u64).to_le_bytes());
         hasher.update(key.kind().as_bytes());
         hasher.update(key.value());
         hasher.finalize()

@@ -1,15 +1,17 @@
-//! The script's call and reply: the wire format that the head of `lua/sluicegate.lua` describes.
+//! The script's call and reply: the wire format that `lua/README.md` describes.
 
 use std::sync::LazyLock;
 
-use redis::{Arg, Cmd, Script, Value};
+use redis::{Cmd, Script, Value};
 
 use super::names::Names;
 use crate::{
     charge::Charge,
     check::Check,
-    decision::{Count, Decision, PolicyUsage, Usage},
+    decision::{Count, Decision, Usage},
     error::{StoreError, StoreErrorKind},
+    operation::{Operation, Reply},
+    policy::Policy,
     rule::Rule,
     settlement::Settlement,
     window::StepSpec,
@@ -18,239 +20,362 @@ use crate::{
 /// Hashed once.
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
 
-const SOURCE: &str = include_str!("../../../lua/sluicegate.lua");
+/// The files of `lua/`, joined as their README says.
+const SOURCE: &str = concat!(
+    "local is_writing = false\n",
+    "local function execute(...)\n",
+    include_str!("../../../lua/steps.lua"),
+    include_str!("../../../lua/checks.lua"),
+    "function slow_path()\n",
+    include_str!("../../../lua/layout.lua"),
+    include_str!("../../../lua/settle.lua"),
+    "end\n",
+    include_str!("../../../lua/operations.lua"),
+    "end\n",
+    include_str!("../../../lua/main.lua"),
+);
 
-/// Begins an answer that is long: all that is to be known of one rule after another.
-const REFUSED: u8 = 0;
-const ADMITTED: u8 = 1;
+/// Of the call, and of the stored value, in which it stands behind the labels of the rules.
+const VERSION: u8 = 1;
 
-/// Begins an answer that is brief, since the newest step of each rule is that of the time.
-const ADMITTED_NOW: u8 = 2;
+/// What the script is to do with a key; [`JOINED`] is added where it belongs to the operation of the key before it.
+const CHECK: u8 = 0;
+const SHADOW: u8 = 1;
+const ADD: u8 = 2;
+const TAKE: u8 = 3;
+const RESET: u8 = 4;
+const JOINED: u8 = 8;
 
-/// The sizes of what is told: units, and a time.
-const UNITS: usize = 7;
-const TIME: usize = 6;
+/// How the reply to an operation begins.
+const FAILED: u8 = 0;
+const DONE: u8 = 1;
+const NOT_ASKED: u8 = 2;
 
-/// What the script is to do with one key.
-#[derive(Clone, Copy)]
-struct Item<'a> {
-    charge: &'a Charge,
-    action: Action,
-    units: u64,
-    /// What was left when the charge was made, if it is to be settled.
-    charged: Option<PolicyUsage<'a>>,
+/// How the counts of a key begin: those of rules whose newest step is that of the time are told in brief.
+const LONG: u8 = 1;
+const BRIEF: u8 = 2;
+
+/// Why an operation failed.
+const WRONG_TYPE: u8 = 1;
+const OTHER_VERSION: u8 = 3;
+
+/// A call of the script: its keys, and what to do with each.
+#[derive(Debug, Default)]
+pub(super) struct Call {
+    keys: Strings,
+    /// The head, then one for each key.
+    args: Strings,
 }
 
-#[derive(Clone, Copy)]
-enum Action {
-    Begin = 0,
-    Join = 1,
-    Add = 2,
-    Take = 3,
+/// Byte strings in one buffer.
+#[derive(Debug, Default)]
+struct Strings {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
 }
 
-/// The call for several checks, each all or nothing on its own.
-pub(super) fn check_call<'a>(
-    names: &Names,
-    clock: Option<u64>,
-    checks: impl IntoIterator<Item = &'a Check, IntoIter: Clone>,
-) -> Cmd {
-    let items = checks.into_iter().flat_map(|check| {
-        check
-            .charges()
+impl Strings {
+    fn end(&mut self) {
+        self.ends.push(self.bytes.len());
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let mut start = 0;
+        self.ends
             .iter()
-            .enumerate()
-            .map(|(index, charge)| Item {
-                charge,
-                action: if index == 0 {
-                    Action::Begin
-                } else {
-                    Action::Join
-                },
-                units: charge.cost(),
-                charged: None,
-            })
-    });
-    call(names, clock, items)
+            .map(move |end| &self.bytes[std::mem::replace(&mut start, *end)..*end])
+    }
 }
 
-/// The call for the differences between what was charged and what it finally cost.
-pub(super) fn settle_call(names: &Names, clock: Option<u64>, settlement: &Settlement) -> Cmd {
-    let charges = settlement.check().charges().iter();
-    let charged = charges
-        .zip(settlement.usage().policies())
-        .zip(settlement.costs());
-    let items = charged.map(|((charge, usage), cost)| Item {
-        charge,
-        action: if *cost < charge.cost() {
-            Action::Take
+impl Call {
+    /// `clock` is the time where it is not the server's clock that counts.
+    pub(super) fn new<'a>(
+        names: &Names,
+        clock: Option<u64>,
+        operations: impl IntoIterator<Item = &'a Operation>,
+    ) -> Self {
+        let mut call = Self::default();
+        call.args.bytes.push(VERSION);
+        if let Some(now_ms) = clock {
+            push_number(&mut call.args.bytes, now_ms, 6);
+        }
+        call.args.end();
+        for operation in operations {
+            match operation {
+                Operation::Check(check) => call.push_check(names, check, 1),
+                Operation::Fill { check, count } => call.push_check(names, check, *count),
+                Operation::Settle(settlement) => call.push_settlement(names, settlement),
+                Operation::Reset { policy, key } => {
+                    names.write(&mut call.keys.bytes, policy.name(), key);
+                    call.keys.end();
+                    call.push_task(RESET, 0, 0, policy, std::iter::empty());
+                }
+            }
+        }
+        call
+    }
+
+    /// The key that says where the call belongs in a cluster; `None` when there is nothing to send.
+    pub(super) fn routing_key(&self) -> Option<&[u8]> {
+        self.keys.iter().next()
+    }
+
+    /// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
+    pub(super) fn by_hash(&self) -> Cmd {
+        self.cmd("EVALSHA", SCRIPT.get_hash())
+    }
+
+    /// The same call with the script itself.
+    pub(super) fn by_source(&self) -> Cmd {
+        self.cmd("EVAL", SOURCE)
+    }
+
+    fn cmd(&self, name: &str, script: &str) -> Cmd {
+        let length = script.len() + self.keys.bytes.len() + self.args.bytes.len() + 16;
+        let count = self.keys.ends.len();
+        let mut cmd = Cmd::with_capacity(4 + 2 * count, length);
+        cmd.arg(name).arg(script).arg(count);
+        for string in self.keys.iter().chain(self.args.iter()) {
+            cmd.arg(string);
+        }
+        cmd
+    }
+
+    fn push_check(&mut self, names: &Names, check: &Check, count: u16) {
+        // Shadows follow a check; where none counts, they are one.
+        let shadow = if check.charges().is_empty() {
+            CHECK
         } else {
-            Action::Add
-        },
-        units: cost.abs_diff(charge.cost()),
-        charged: Some(usage),
-    });
-    call(names, clock, items)
-}
-
-/// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
-fn call<'a>(
-    names: &Names,
-    clock: Option<u64>,
-    items: impl Iterator<Item = Item<'a>> + Clone,
-) -> Cmd {
-    let mut cmd = Cmd::with_capacity(8, 256);
-    let mut buffer = Vec::with_capacity(128);
-    cmd.arg("EVALSHA")
-        .arg(SCRIPT.get_hash())
-        .arg(items.clone().count());
-    for Item { charge, .. } in items.clone() {
-        buffer.clear();
-        names.write(&mut buffer, charge.policy().name(), charge.key());
-        cmd.arg(&buffer[..]);
-    }
-    for item in items {
-        buffer.clear();
-        item.write(&mut buffer);
-        cmd.arg(&buffer[..]);
-    }
-    if let Some(now_ms) = clock {
-        cmd.arg(now_ms);
-    }
-    cmd
-}
-
-/// The same call with the script itself, for the same keys and so the same node.
-pub(super) fn with_source(call: &Cmd) -> Cmd {
-    let mut cmd = redis::cmd("EVAL");
-    cmd.arg(SOURCE);
-    for arg in call.args_iter().skip(2) {
-        if let Arg::Simple(arg) = arg {
-            cmd.arg(arg);
-        }
-    }
-    cmd
-}
-
-impl Item<'_> {
-    fn write(&self, buffer: &mut Vec<u8>) {
-        let rules = self.charge.policy().rules();
-        let count = u8::try_from(rules.len()).unwrap_or(u8::MAX); // a policy has at most 16
-        buffer.push(self.action as u8);
-        buffer.extend_from_slice(&self.units.to_le_bytes()[..7]);
-        buffer.push(count);
-        for (index, rule) in rules.iter().enumerate() {
-            let limit = self
-                .charged
-                .map_or(rule.limit(), |usage| usage.rules()[index].step_end_ms());
-            buffer.extend_from_slice(&limit.to_le_bytes()[..7]);
-        }
-        for spec in rules.iter().map(StepSpec::of) {
-            buffer.extend_from_slice(&spec.step_ms.to_le_bytes()[..6]);
-            buffer.extend_from_slice(&spec.retention_ms.to_le_bytes()[..6]);
-        }
-    }
-}
-
-/// Reads the reply to several checks.
-pub(super) fn decisions(checks: &[Check], reply: &Value) -> Result<Vec<Decision>, StoreError> {
-    let (now_ms, mut rest) = split(bytes(reply)?)?;
-    let decisions = checks.iter().map(|check| {
-        let (admitted, counts) = counts(check, now_ms, &mut rest)?;
-        Decision::new(check, admitted, now_ms, &counts)
-    });
-    decisions.collect()
-}
-
-/// Reads the reply to one check.
-pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, StoreError> {
-    let (now_ms, mut rest) = split(bytes(reply)?)?;
-    let (admitted, counts) = counts(check, now_ms, &mut rest)?;
-    Decision::new(check, admitted, now_ms, &counts)
-}
-
-/// Reads the reply to a settlement.
-pub(super) fn usage(settlement: &Settlement, reply: &Value) -> Result<Usage, StoreError> {
-    let (now_ms, mut rest) = split(bytes(reply)?)?;
-    let (_, counts) = counts(settlement.check(), now_ms, &mut rest)?;
-    Usage::settled(settlement.check(), now_ms, &counts)
-}
-
-fn bytes(reply: &Value) -> Result<&[u8], StoreError> {
-    match reply {
-        Value::BulkString(bytes) => Ok(bytes),
-        _ => Err(garbled()),
-    }
-}
-
-fn split(reply: &[u8]) -> Result<(u64, &[u8]), StoreError> {
-    let (now, rest) = reply.split_at_checked(6).ok_or_else(garbled)?;
-    Ok((number(now), rest))
-}
-
-/// Reads one check: whether it was admitted, and the count under each of its rules.
-fn counts(check: &Check, now_ms: u64, rest: &mut &[u8]) -> Result<(bool, Vec<Count>), StoreError> {
-    let rules = check
-        .charges()
-        .iter()
-        .map(|charge| charge.policy().rules().len())
-        .sum();
-    let mut counts = Vec::with_capacity(rules);
-    let mut admitted = true;
-    for charge in check.charges() {
-        let rules = charge.policy().rules();
-        let (flag, behind) = rest.split_first().ok_or_else(garbled)?;
-        let length = match *flag {
-            REFUSED | ADMITTED => rules.len() * (UNITS + 2 * TIME),
-            ADMITTED_NOW => 1 + rules.len() * UNITS,
-            _ => return Err(garbled()),
+            SHADOW
         };
-        let (answer, behind) = behind.split_at_checked(length).ok_or_else(garbled)?;
-        let answer = Answer {
-            now_ms,
-            flag: *flag,
-            bytes: answer,
-        };
-        counts.extend((0..rules.len()).map(|index| answer.count(&rules[index], index)));
-        admitted = matches!(*flag, ADMITTED | ADMITTED_NOW);
-        *rest = behind;
+        for (action, charges) in [(CHECK, check.charges()), (shadow, check.shadow_charges())] {
+            for (place, charge) in charges.iter().enumerate() {
+                self.push_key(names, charge);
+                let rules = charge.policy().rules().iter();
+                let limits = rules.map(Rule::limit);
+                let action = action + joined(place);
+                self.push_task(action, count, charge.cost(), charge.policy(), limits);
+            }
+        }
     }
-    Ok((admitted, counts))
+
+    fn push_settlement(&mut self, names: &Names, settlement: &Settlement) {
+        let charges = settlement.check().charges().iter().enumerate();
+        let charged = settlement.usage().policies().zip(settlement.costs());
+        for ((place, charge), (usage, cost)) in charges.zip(charged) {
+            self.push_key(names, charge);
+            let action = if *cost < charge.cost() { TAKE } else { ADD } + joined(place);
+            let units = cost.abs_diff(charge.cost());
+            let steps = usage.rules().iter().map(|rule| rule.step_end_ms());
+            self.push_task(action, 1, units, charge.policy(), steps);
+        }
+    }
+
+    fn push_key(&mut self, names: &Names, charge: &Charge) {
+        names.write(&mut self.keys.bytes, charge.policy().name(), charge.key());
+        self.keys.end();
+    }
+
+    /// `limits` are the ends of the charged steps in a settlement, and none in a reset.
+    fn push_task(
+        &mut self,
+        action: u8,
+        count: u16,
+        units: u64,
+        policy: &Policy,
+        limits: impl Iterator<Item = u64>,
+    ) {
+        let arg = &mut self.args.bytes;
+        arg.push(action);
+        push_number(arg, count.into(), 4);
+        push_number(arg, units, 7);
+        let rules_at = arg.len();
+        arg.push(0);
+        for limit in limits {
+            arg[rules_at] += 1; // a policy has at most 16
+            push_number(arg, limit, 7);
+        }
+        let rules = usize::from(arg[rules_at]);
+        for spec in policy.rules()[..rules].iter().map(StepSpec::of) {
+            push_number(arg, spec.step_ms, 6);
+            push_number(arg, spec.retention_ms, 6);
+        }
+        arg.push(VERSION);
+        self.args.end();
+    }
 }
 
-/// What is told of one charge, as long as its flag says.
-struct Answer<'a> {
+fn joined(place: usize) -> u8 {
+    if place == 0 { 0 } else { JOINED }
+}
+
+/// The lowest byte first.
+fn push_number(bytes: &mut Vec<u8>, number: u64, size: usize) {
+    bytes.extend_from_slice(&number.to_le_bytes()[..size]);
+}
+
+/// The reply to a call that was not sent, since it has no keys.
+pub(super) fn no_reply() -> Value {
+    Value::BulkString(vec![0; 6])
+}
+
+/// Reads the reply to these operations: one result for each, whatever the bytes are.
+pub(super) fn replies(operations: &[Operation], reply: &Value) -> Vec<Result<Reply, StoreError>> {
+    let bytes = match reply {
+        Value::BulkString(bytes) => &bytes[..],
+        _ => &[],
+    };
+    let mut reader = Reader { now_ms: 0, bytes };
+    // A time that is missing leaves nothing to read for the operations either.
+    reader.now_ms = reader.number(6).unwrap_or_default();
+    operations.iter().map(|it| reader.reply(it)).collect()
+}
+
+/// What has not been read yet. Nothing is, after an error.
+struct Reader<'a> {
     now_ms: u64,
-    flag: u8,
     bytes: &'a [u8],
 }
 
-impl Answer<'_> {
-    fn count(&self, rule: &Rule, index: usize) -> Count {
-        let (used_at, newest_end_ms, fits_at_ms) = if self.flag == ADMITTED_NOW {
-            (1 + index * UNITS, 0, 0)
-        } else {
-            let at = index * (UNITS + 2 * TIME);
-            let time = |at: usize| number(&self.bytes[at..at + TIME]);
-            (at, time(at + UNITS), time(at + UNITS + TIME))
-        };
-        Count {
-            used: number(&self.bytes[used_at..used_at + UNITS]),
-            newest_end_ms: match newest_end_ms {
-                0 => StepSpec::of(rule).step_end(self.now_ms),
-                end => end,
-            },
-            fits_at_ms,
+impl Reader<'_> {
+    fn reply(&mut self, operation: &Operation) -> Result<Reply, StoreError> {
+        match operation {
+            Operation::Check(check) => {
+                let now_ms = self.now_ms;
+                let (decision, shadow) = self.decide(check, 1, |check, admitted, counts| {
+                    Decision::new(check, admitted == 1, now_ms, counts)
+                })?;
+                Ok(Reply::Check(match shadow {
+                    Some(shadow) => decision.with_shadow(shadow),
+                    None => decision,
+                }))
+            }
+            Operation::Fill { check, count } => {
+                let now_ms = self.now_ms;
+                let (mut decisions, shadows) =
+                    self.decide(check, *count, |check, admitted, counts| {
+                        Decision::fill(check, *count, admitted, now_ms, counts)
+                    })?;
+                for (decision, shadow) in decisions.iter_mut().zip(shadows.into_iter().flatten()) {
+                    *decision = decision.clone().with_shadow(shadow);
+                }
+                Ok(Reply::Fill(decisions))
+            }
+            Operation::Settle(settlement) => {
+                let check = settlement.check().without_shadows();
+                let mut counts = Vec::with_capacity(check.rule_count());
+                if !check.charges().is_empty() {
+                    self.done()?;
+                    self.counts(&check, &mut counts)?;
+                }
+                Usage::settled(&check, self.now_ms, &counts).map(Reply::Settle)
+            }
+            Operation::Reset { .. } => self.done().map(|()| Reply::Reset),
         }
+    }
+
+    /// Reads a check or a fill, and its shadows. What went wrong with these is dropped.
+    fn decide<T>(
+        &mut self,
+        check: &Check,
+        count: u16,
+        tell: impl Fn(&Check, u16, &[Count]) -> Result<T, StoreError>,
+    ) -> Result<(T, Option<T>), StoreError> {
+        let shadows = check.shadow_check();
+        let decided = self.fill(check, count);
+        let shadows = shadows.map(|it| (self.fill(&it, count), it));
+        let (admitted, counts) = decided?;
+        let shadow = match shadows {
+            Some((Ok((shadow_admitted, counts)), shadows)) if admitted > 0 => {
+                Some(tell(&shadows, shadow_admitted, &counts)?)
+            }
+            _ => None,
+        };
+        Ok((tell(check, admitted, &counts)?, shadow))
+    }
+
+    /// Reads how many checks of a fill were admitted, and the counts after them.
+    fn fill(&mut self, check: &Check, count: u16) -> Result<(u16, Vec<Count>), StoreError> {
+        let mut counts = Vec::with_capacity(check.rule_count());
+        if check.charges().is_empty() {
+            return Ok((count, counts));
+        }
+        if self.bytes.first() == Some(&NOT_ASKED) {
+            self.bytes = &self.bytes[1..];
+            counts.resize(check.rule_count(), Count::default());
+            return Ok((0, counts));
+        }
+        self.done()?;
+        let admitted = self.number(4)?;
+        self.counts(check, &mut counts)?;
+        let admitted = u16::try_from(admitted).map_err(|_| self.garbled())?;
+        Ok((admitted, counts))
+    }
+
+    /// Reads that an operation was done, or why not.
+    fn done(&mut self) -> Result<(), StoreError> {
+        match self.number(1)? {
+            it if it == u64::from(DONE) => Ok(()),
+            it if it == u64::from(FAILED) => {
+                let reason = self.number(1)?;
+                Err(failure(reason))
+            }
+            _ => Err(self.garbled()),
+        }
+    }
+
+    /// Reads the count under each rule of each charge that counts.
+    fn counts(&mut self, check: &Check, counts: &mut Vec<Count>) -> Result<(), StoreError> {
+        for charge in check.charges() {
+            let form = self.number(1)?;
+            if form == u64::from(BRIEF) {
+                self.number(1)?; // how many rules the value has
+            } else if form != u64::from(LONG) {
+                return Err(self.garbled());
+            }
+            for rule in charge.policy().rules() {
+                let used = self.number(7)?;
+                counts.push(if form == u64::from(BRIEF) {
+                    Count {
+                        used,
+                        newest_end_ms: StepSpec::of(rule).step_end(self.now_ms),
+                        fits_at_ms: 0,
+                    }
+                } else {
+                    Count {
+                        used,
+                        newest_end_ms: self.number(6)?,
+                        fits_at_ms: self.number(6)?,
+                    }
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// A whole number of up to eight bytes, the lowest first.
+    fn number(&mut self, size: usize) -> Result<u64, StoreError> {
+        let Some((bytes, rest)) = self.bytes.split_at_checked(size) else {
+            return Err(self.garbled());
+        };
+        self.bytes = rest;
+        let bytes = bytes.iter().rev();
+        Ok(bytes.fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+
+    fn garbled(&mut self) -> StoreError {
+        self.bytes = &[];
+        garbled()
     }
 }
 
-/// A whole number of up to eight bytes, the lowest first.
-fn number(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .rev()
-        .fold(0, |number, byte| number << 8 | u64::from(*byte))
+fn failure(reason: u64) -> StoreError {
+    let message = match u8::try_from(reason) {
+        Ok(WRONG_TYPE) => "a key holds a value of another type, not written by this crate",
+        Ok(OTHER_VERSION) => "a key holds a value that another version of this crate has written",
+        _ => "a key holds a value that cannot be read, not written by this crate",
+    };
+    StoreError::new(StoreErrorKind::Protocol, message)
 }
 
 fn garbled() -> StoreError {
@@ -265,7 +390,7 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
-    use crate::{key::Key, policy::Policy};
+    use crate::key::Key;
 
     fn check() -> Check {
         let policies = ["1/1s,2/1m", "3/1d@fixed"].map(|rules| Policy::parse("p", rules).unwrap());
@@ -274,35 +399,58 @@ mod tests {
         Check::new(charges.map(|(policy, key)| Charge::new(policy, key, 1))).unwrap()
     }
 
+    fn decision(reply: &Value) -> Result<Reply, StoreError> {
+        replies(&[Operation::Check(check())], reply).remove(0)
+    }
+
+    /// An admission, told at length.
+    fn whole() -> Vec<u8> {
+        let counts = |rules: usize| [vec![LONG], vec![1; rules * (7 + 6 + 6)]].concat();
+        [&[1; 6][..], &[DONE, 1, 0, 0, 0], &counts(2), &counts(1)].concat()
+    }
+
     #[test]
     fn a_reply_that_is_no_text_or_too_short_is_an_error() {
-        let whole = 6 + 2 + 3 * (UNITS + 2 * TIME);
-        let reply = |length| Value::BulkString(vec![1; length]);
-        assert!(decision(&check(), &reply(whole)).is_ok());
-        let short = (0..whole).map(reply);
+        let whole = whole();
+        let reply = |length| Value::BulkString(whole[..length].to_vec());
+        assert!(decision(&reply(whole.len())).is_ok());
+        let short = (0..whole.len()).map(reply);
         for reply in short.chain([Value::Nil, Value::Int(1), Value::Array(vec![])]) {
-            let error = decision(&check(), &reply).unwrap_err();
+            let error = decision(&reply).unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Protocol);
         }
     }
 
+    #[test]
+    fn an_operation_that_failed_has_an_error_of_its_own() {
+        let mut reply = whole();
+        reply.splice(6..6, [FAILED, WRONG_TYPE]);
+        let operations = [check(), check()].map(Operation::Check);
+        let results = replies(&operations, &Value::BulkString(reply));
+        let error = results[0].as_ref().unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Protocol);
+        assert!(matches!(&results[1], Ok(Reply::Check(it)) if it.is_allowed()));
+    }
+
     proptest! {
         #[test]
-        fn no_reply_panics(refused: bool, mut reply in vec(any::<u8>(), 0..300)) {
-            if refused {
-                // Zeros where a refusal has them, so that the times of a refusal are read.
-                for at in [6, 7 + 2 * (UNITS + 2 * TIME)] {
-                    if let Some(flag) = reply.get_mut(at) {
-                        *flag = 0;
-                    }
-                }
-            }
-            let admitted = decision(&check(), &Value::BulkString(vec![1; 200])).unwrap();
+        fn no_reply_panics(start in 0..3_usize, mut reply in vec(any::<u8>(), 0..300)) {
+            // As a sound reply begins, so that what follows is read too.
+            let sound = whole();
+            let known = [0, 11, 12 + 2 * 19][start].min(reply.len());
+            reply[..known].copy_from_slice(&sound[..known]);
+            let Ok(Reply::Check(admitted)) = decision(&Value::BulkString(sound)) else {
+                panic!("a sound reply is not read")
+            };
             let settlement = Settlement::new(admitted.usage(), [1, 2]).unwrap();
+            let policy = Policy::parse("p", "1/1s").unwrap();
+            let reset = Operation::Reset { policy, key: Key::new("user", "alice") };
+            let fill = Operation::Fill { check: check(), count: 3 };
             let reply = Value::BulkString(reply);
-            let _ = decisions(&[check(), check()], &reply);
-            let _ = decision(&check(), &reply);
-            let _ = usage(&settlement, &reply);
+            for first in [Operation::Check(check()), fill, Operation::Settle(settlement), reset] {
+                let operations = [first, Operation::Check(check())];
+                prop_assert_eq!(replies(&operations, &reply).len(), 2);
+            }
         }
     }
 }

@@ -6,8 +6,10 @@ use redis::cluster_routing::Slot;
 
 use super::cross_slot::too_late;
 use crate::{
+    check::Check,
+    decision::Decision,
     error::StoreError,
-    store::{CallFuture, Operation, Reply, StoreFuture, redis::RedisStore},
+    store::{CallFuture, Operation, Reply, Store, StoreFuture, redis::RedisStore},
 };
 
 type Replies = Vec<Result<Reply, StoreError>>;
@@ -54,6 +56,40 @@ impl RedisStore {
             None => self.one_by_one(call.operations),
         };
         (call.places, answer)
+    }
+
+    /// Does operations of several slots, one after the other.
+    fn one_by_one(&self, operations: Vec<Operation>) -> CallFuture {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            let mut results = Vec::with_capacity(operations.len());
+            for operation in operations {
+                results.push(match operation {
+                    Operation::Check(check) => store.check(&check).await.map(Reply::Check),
+                    Operation::Fill { check, count } => {
+                        store.fill(check, count).await.map(Reply::Fill)
+                    }
+                    Operation::Settle(it) => store.settle(&it).await.map(Reply::Settle),
+                    Operation::Reset { policy, key } => {
+                        store.reset(&policy, &key).await.map(|()| Reply::Reset)
+                    }
+                });
+            }
+            Ok(results)
+        })
+    }
+
+    /// Decides identical checks of several slots: after the first denial all are denied as it was.
+    async fn fill(&self, check: Check, count: u16) -> Result<Vec<Decision>, StoreError> {
+        let mut decisions: Vec<Decision> = Vec::with_capacity(count.into());
+        while decisions.len() < count.into() {
+            let decision = match decisions.last() {
+                Some(denied @ Decision::Denied(_)) => denied.clone(),
+                _ => self.check(&check).await?,
+            };
+            decisions.push(decision);
+        }
+        Ok(decisions)
     }
 
     /// Which calls are made at the same time, round by round.

@@ -10,7 +10,7 @@ use crate::{
     error::StoreError,
     key::Key,
     settlement::Settlement,
-    store::{StoreFuture, redis::RedisStore},
+    store::{Store, StoreFuture, redis::RedisStore},
 };
 
 /// The charges of a check in each slot: their indices.
@@ -47,6 +47,21 @@ impl RedisStore {
                 in_order(check, &slots, &usages),
             ))
         }))
+    }
+
+    /// Decides the charges that count, and then the shadows in a call of their own. What goes wrong with them is dropped.
+    fn check_then_shadows(&self, counting: Check, shadows: Check) -> StoreFuture<Decision> {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            let decision = store.check(&counting).await?;
+            if !decision.is_allowed() {
+                return Ok(decision);
+            }
+            Ok(match store.check(&shadows).await {
+                Ok(shadow) => decision.with_shadow(shadow),
+                Err(_) => decision,
+            })
+        })
     }
 
     /// The slots of the charges that count, if the keys of the check, shadows among them, are in several.

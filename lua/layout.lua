@@ -1,0 +1,156 @@
+-- The slow path, which is made anew each time that it is needed: values that are not laid out as their caller expects them, or were
+-- written while the clock showed a later time.
+
+local spread = table.unpack or unpack
+local pack, unpack, sub, rep = struct.pack, struct.unpack, string.sub, string.rep
+
+-- newest, first, base, length and room of the queue, width
+local HEAD = '<I6I6I7I4I4I1'
+
+-- The format of the front of a value of so many sections.
+local function front_format(sections)
+  local each = rep('I7', sections)
+  return '<I1' .. each .. 'I6I6' .. each
+end
+
+-- The end of the last step that is believed, in ms: one further ahead was charged while the clock was wrong.
+local function last_believed(now, step, hold)
+  return now + step + step + math.max(step, hold)
+end
+
+-- The narrowest entries that tell the steps of a rule apart; step and hold in ms.
+local function least_width(step, hold)
+  return hold / step < 4096 and 1 or hold / step < 4294967290 and 2 or 3
+end
+
+-- Writes a queue anew, with totals that begin at 0.
+-- queue   its entries as they stand
+-- width   of these
+-- newest  the number (end / step) of a step that is not before any of theirs
+-- base    the total before the oldest
+-- most    the units, or steps, that an entry must be able to hold
+-- Returns the new queue, and the width of its entries.
+local function widen(queue, width, newest, base, most)
+  local entry, size, wrap = entry_format(width)
+  local wider, _, wider_wrap = entry, size, wrap
+  while most >= wider_wrap do
+    width = width + 1
+    wider, _, wider_wrap = entry_format(width)
+  end
+  local entries = {}
+  for at = 1, #queue, size do
+    local number, total = unpack(entry, queue, at)
+    number = newest - (newest - number) % wrap
+    entries[#entries + 1] = pack(wider, number % wider_wrap, (total - base) % wrap)
+  end
+  return table.concat(entries), width
+end
+
+-- Keeps the first entries of a section alone; the last of them becomes its newest step.
+-- section  a table, see `parse`; changed
+-- kept     how many; 0 leaves a section in which nothing counts
+local function cut(section, kept)
+  if kept == 0 then
+    section.used, section.newest, section.first, section.base, section.width, section.queue = 0, 0, 0, 0, 0, ''
+    return
+  end
+  local entry, size, wrap = entry_format(section.width)
+  local at, step = 1 + (kept - 1) * size, section.step
+  local number, total = unpack(entry, section.queue, at)
+  section.newest = section.newest - (section.newest / step - number) % wrap * step
+  section.used, section.queue = (total - section.base) % wrap, sub(section.queue, 1, at - 1)
+end
+
+-- Drops the steps of a section that are not believed.
+local function trim(now, section)
+  local step, first, queue = section.step, section.first, section.queue
+  local last = last_believed(now, step, section.hold)
+  if section.used == 0 or section.newest <= last then return end
+  local bound = (last - last % step - first) / step + 1
+  local kept = bound > 0 and lower_bound(queue, 1, #queue + 1, section.width, false, first / step, bound) or 0
+  cut(section, kept)
+end
+
+-- Reads all sections of a value: tables of `used`, `step`, `hold`, the numbers of the head, `queue` and `label`.
+local function parse(value)
+  if string.byte(value, -1) ~= 1 then error('a value of another version', 0) end
+  local count, sections = string.byte(value), {}
+  local used = { unpack('<I1' .. rep('I7', count), value) }
+  local at, labels = 14 + count * 14, #value - count * 12
+  assert(count > 0 and labels >= at, 'a value of no sections')
+  for k = 1, count do
+    local label = labels + k * 12 - 12
+    local section, length = { used = used[k + 1], label = sub(value, label, label + 11) }, nil
+    section.step, section.hold = unpack('<I6I6', section.label)
+    section.newest, section.first, section.base, length, section.room, section.width = unpack(HEAD, value, at)
+    section.queue = sub(value, at + 28, at + 27 + length)
+    sections[k], at = section, at + 28 + section.room
+  end
+  assert(at == labels, 'a value of another length')
+  return sections
+end
+
+-- The caller's sections in its order, empty where they are new or nothing in them counts; then those of others that still count.
+local function arrange(now, stored, labels)
+  local found, sections = {}, {}
+  for _, section in ipairs(stored) do
+    trim(now, section)
+    if section.used > 0 and section.newest + section.hold > now then found[section.label] = section end
+  end
+  for at = 1, #labels - 1, 12 do
+    local section = found[sub(labels, at, at + 11)]
+    if not section then
+      section = { label = sub(labels, at, at + 11), room = 0 }
+      section.step, section.hold = unpack('<I6I6', section.label)
+      cut(section, 0)
+    end
+    sections[#sections + 1], found[section.label] = section, nil
+  end
+  for _, other in ipairs(stored) do
+    if found[other.label] == other and #sections < 255 then sections[#sections + 1] = other end
+  end
+  return sections
+end
+
+-- A section as it stands in a value: its head and the room of its queue.
+local function section_bytes(section)
+  local length = #section.queue
+  local room = math.max(section.room, length)
+  local head = pack(HEAD, section.newest, section.first, section.base, length, room, section.width)
+  return head .. section.queue .. rep('\0', room - length)
+end
+
+-- A value of these sections, which expires at the last release.
+local function compose(now, sections)
+  local used, dues, bodies, labels, since, expires = {}, {}, {}, {}, 0, 0
+  for k, section in ipairs(sections) do
+    local due = 0 -- nothing counts, or time stands still
+    if section.used > 0 then
+      local start = section.newest - section.step
+      since, expires = math.max(since, start), math.max(expires, section.newest + section.hold)
+      if start <= now then due = math.min(section.newest, section.first + section.hold) end
+    end
+    used[k], dues[k], bodies[k], labels[k] = pack('<I7', section.used), pack('<I7', due), section_bytes(section), section.label
+  end
+  return pack('<I1', #sections) .. table.concat(used) .. pack('<I6I6', since, expires) .. table.concat(dues)
+    .. table.concat(bodies) .. table.concat(labels) .. '\1'
+end
+
+-- Lays a value out as its caller expects it. Steps that are not believed are dropped.
+-- now    in ms
+-- value  what is stored, or nil
+-- task   of the caller
+-- Returns a state. Raises an error if the value cannot be read.
+local function relayout(now, value, task)
+  value = compose(now, arrange(now, value and parse(value) or {}, task.labels))
+  return {
+    task = task, value = value, written = false, is_whole = true, unpack(front_format(string.byte(value)), value),
+  }
+end
+
+-- The state of a key after what is to be written to it.
+local function after(state)
+  local value = state.written
+  if not state.is_whole then value = value .. sub(state.value, #value + 1) end
+  return { task = state.task, value = value, unpack(front_format(string.byte(value)), value) }
+end

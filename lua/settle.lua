@@ -1,0 +1,157 @@
+-- Settlements: units are added to the step that was charged, or taken from it, as far as it still counts. Part of the slow path.
+
+local MOST_UNITS = 9007199254740991 -- 2^53 - 1: no section uses more
+
+-- Changes the newest step of a section. Returns whether more than `used` has changed: a step without units is dropped.
+local function change_newest(section, units)
+  local entry, size, wrap = entry_format(section.width)
+  local before, total = #section.queue / size, section.base
+  if before > 0 then total = select(2, unpack(entry, section.queue, #section.queue - size + 1)) end
+  local own = section.used - (total - section.base) % wrap
+  if own + units > 0 then
+    section.used = section.used + units
+    return false
+  end
+  cut(section, before)
+  return true
+end
+
+-- Makes the entries of a section so wide that they tell so many steps and units apart.
+local function fit_entries(section, steps, units)
+  if section.width == 0 then section.width = least_width(section.step, section.hold) end
+  local most = math.max(steps, units)
+  local _, _, wrap = entry_format(section.width)
+  if most >= wrap or section.base + units > MOST_UNITS then
+    section.queue, section.width = widen(section.queue, section.width, section.newest / section.step, section.base, most)
+    section.base = 0
+  end
+  return entry_format(section.width)
+end
+
+-- Adds units in a step behind the newest of a section.
+local function append(section, stop, units)
+  if section.used == 0 then
+    section.first = stop
+  else
+    local entry, _, wrap = fit_entries(section, (stop - section.first) / section.step, section.used)
+    local number = section.newest / section.step
+    section.queue = section.queue .. pack(entry, number % wrap, (section.base + section.used) % wrap)
+  end
+  section.newest, section.used = stop, section.used + units
+end
+
+-- Changes a step before the newest: the totals of all entries from it on. Returns whether anything has changed.
+local function change_older(section, stop, units)
+  local step, first, newest = section.step, section.first, section.newest
+  local entry, size, wrap = fit_entries(section, (newest - math.min(first, stop)) / step, section.used + math.max(units, 0))
+  local queue, total, before = section.queue, section.base, 0
+  if stop > first then
+    before = lower_bound(queue, 1, #queue + 1, section.width, false, first / step, (stop - first) / step)
+  end
+  local at = 1 + before * size
+  if before > 0 then total = select(2, unpack(entry, queue, at - size)) end
+
+  local stops, totals = {}, {} -- of the entries from there on
+  for entry_at = at, #queue, size do
+    local number, sum = unpack(entry, queue, entry_at)
+    stops[#stops + 1], totals[#totals + 1] = newest - (newest / step - number) % wrap * step, sum
+  end
+  local own = stops[1] == stop and (totals[1] - total) % wrap or 0
+  units = math.max(units, -own)
+  if units == 0 then return false end
+  if stops[1] ~= stop then
+    table.insert(stops, 1, stop)
+    table.insert(totals, 1, total)
+  elseif own + units == 0 then
+    table.remove(stops, 1)
+    table.remove(totals, 1)
+  end
+
+  local entries = {}
+  for i = 1, #stops do entries[i] = pack(entry, stops[i] / step % wrap, (totals[i] + units) % wrap) end
+  if before == 0 then section.first = stops[1] or newest end
+  section.queue, section.used = sub(queue, 1, at - 1) .. table.concat(entries), section.used + units
+  return true
+end
+
+-- Adds units (takes them, if they are negative) to the step of a section that ends at `stop`, if it still counts, and never so many that
+-- it has less than none or the section uses too many. Returns whether more than `used` has changed.
+local function change(now, section, stop, units)
+  local time = math.max(now, section.newest - section.step)
+  if stop + section.hold <= time or stop > last_believed(now, section.step, section.hold) then return false end
+  units = math.min(units, MOST_UNITS - section.used)
+  if stop < section.newest then return change_older(section, stop, units) end
+  if stop == section.newest then return change_newest(section, units) end
+  if units <= 0 then return false end
+  append(section, stop, units)
+  return true
+end
+
+-- Puts changed sections back into a state.
+-- changed  tables with the place of their head, `at`, and of the head that follows, `limit`; the last of them first
+local function put_back(state, changed)
+  local value, count = state.value, state[1]
+  local since, expires = state[count + 2], state[count + 3]
+  for _, section in ipairs(changed) do
+    value = sub(value, 1, section.at - 1) .. section_bytes(section) .. sub(value, section.limit)
+    state[count + 3 + section.k] = math.min(section.newest, section.first + section.hold)
+    since, expires = math.max(since, section.newest - section.step), math.max(expires, section.newest + section.hold)
+  end
+  if state.is_whole or expires > state[count + 3] then state.expires = expires end
+  state[count + 2], state[count + 3] = since, expires
+  local front = pack(front_format(count), spread(state, 1, count * 2 + 3))
+  state.written, state.is_whole = front .. sub(value, #front + 1), true
+end
+
+-- Settles one key. The ends of the steps that were charged stand where a check has limits.
+-- Returns what is to be replied of the key.
+local function settle_key(now, state, units)
+  local task, value, reply = state.task, state.value, '\1'
+  local at, left, has_changed, changed = 14 + state[1] * 14, 0, false, {}
+  for k = 1, task.rules do
+    local section, live, behind = { k = k, at = at }, nil, nil
+    section.used, section.newest, section.first, section.base, section.width, live, behind, section.limit, section.step, section.hold =
+      read_section(now, value, at, task.labels, k, state[k + 1])
+    if section.limit > #value then error('a queue is longer than its value') end
+    section.queue, section.room = sub(value, live, behind - 1), section.limit - at - 28
+    local used = section.used
+    local must_be_put_back = change(now, section, task[k + 1], units)
+    -- What is released leaves the value with each write: it must not count again when the clock steps back.
+    if must_be_put_back or used ~= state[k + 1] then table.insert(changed, 1, section) end
+    has_changed, left, state[k + 1] = has_changed or section.used ~= used, left + section.used, section.used
+    reply, at = reply .. pack('<I7I6I6', section.used, section.newest, 0), section.limit
+  end
+  for k = task.rules + 1, state[1] do left = left + state[k + 1] end
+
+  if has_changed and left == 0 then
+    state.is_gone = true
+  elseif has_changed and (#changed > 0 or state.is_whole) then
+    put_back(state, changed)
+  elseif has_changed then
+    state.written = pack(task.counts, spread(state, 1, task.rules + 1))
+  end
+  return reply
+end
+
+-- Settles the charges of one check.
+-- states       by key; changed
+-- first, last  the keys of these charges
+-- Returns what is to be replied.
+local function settle(now, states, first, last)
+  local reply = '\1'
+  for i = first, last do
+    local task = states[i].task
+    local units = task.action % 8 == 3 and -task.units or task.units
+    if not states[i].value and units > 0 then states[i] = relayout(now, nil, task) end
+    if states[i].value then
+      reply = reply .. settle_key(now, states[i], units)
+    else
+      reply = reply .. '\1' .. rep('\0', task.rules * 19)
+    end
+  end
+  return reply
+end
+
+return {
+  front_format = front_format, least_width = least_width, widen = widen, relayout = relayout, after = after, settle = settle,
+}
