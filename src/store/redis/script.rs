@@ -20,20 +20,8 @@ use crate::{
 /// Hashed once.
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
 
-/// The files of `lua/`, joined as their README says.
-const SOURCE: &str = concat!(
-    "local is_writing = false\n",
-    "local function execute(...)\n",
-    include_str!("../../../lua/steps.lua"),
-    include_str!("../../../lua/checks.lua"),
-    "function slow_path()\n",
-    include_str!("../../../lua/layout.lua"),
-    include_str!("../../../lua/settle.lua"),
-    "end\n",
-    include_str!("../../../lua/operations.lua"),
-    "end\n",
-    include_str!("../../../lua/main.lua"),
-);
+/// The files of `lua/`, joined.
+const SOURCE: &str = include!("../../../lua/source.rs");
 
 /// Of the call, and of the stored value, in which it stands behind the labels of the rules.
 const VERSION: u8 = 1;
