@@ -39,18 +39,24 @@ async fn the_script_reads_the_servers_clock() {
 
 #[tokio::test]
 async fn a_call_of_another_version_is_an_error_before_anything_is_done() {
-    let server = LuaServer::new();
-    let limiter = Limiter::new(RedisStore::from_connection(server.clone()));
     let policy = Policy::parse("p", "3/1h").unwrap();
     let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
-    limiter.check(charge()).await.unwrap();
-    for version in [0, 2, 255] {
-        let error = server.repeat_as_version(version).unwrap_err();
-        assert!(error.to_string().contains("CALLVERSION"), "{error}");
+    for clock in [None, Some(TestClock::new(1_700_000_000_000))] {
+        let server = LuaServer::new();
+        let mut store = RedisStore::from_connection(server.clone());
+        if let Some(clock) = clock {
+            store = store.clock(clock);
+        }
+        let limiter = Limiter::new(store);
+        limiter.check(charge()).await.unwrap();
+        for version in [0, 2, 255] {
+            let error = server.repeat_as_version(version).unwrap_err();
+            assert!(error.to_string().contains("CALLVERSION"), "{error}");
+        }
+        server.repeat_as_version(1).unwrap();
+        let decision = limiter.check(charge()).await.unwrap();
+        assert_eq!(decision.usage().rules().next().unwrap().remaining(), 0);
     }
-    server.repeat_as_version(1).unwrap();
-    let decision = limiter.check(charge()).await.unwrap();
-    assert_eq!(decision.usage().rules().next().unwrap().remaining(), 0);
 }
 
 #[test]
