@@ -1,4 +1,4 @@
-//! A rejection of one's own: what is said to clients, in words, and what a limiter's failure looks like.
+//! A rejection of your own: a message for each client that is rejected, and the response when the store could not decide.
 //!
 //!     cargo run --example custom_rejection
 //!

@@ -1,4 +1,4 @@
-//! A client that stays within somebody else's limits: its requests wait for room.
+//! A client that stays within the limits of another service: its requests wait for room.
 //!
 //!     cargo run --example outbound
 //!

@@ -8,12 +8,12 @@ use crate::{
     policy::Policy,
 };
 
-/// More than anybody needs in one request; what a check costs grows with them.
+/// More than one request needs; the time that a check takes grows with them.
 pub(crate) const MAX_CHARGES: usize = 64;
 
 /// One or more charges that are decided together, all or nothing; cheap to clone.
 ///
-/// Charges under a [shadow](Policy::shadow) stand apart from those that count: they are decided after them, only if the check
+/// Charges under a [shadow](Policy::shadow) are kept apart from those that count: they are decided after them, only if the check
 /// is allowed, and all or nothing among themselves.
 ///
 /// ```
@@ -124,9 +124,9 @@ impl Check {
     }
 }
 
-/// A check as its charges come together.
+/// A check that is being built.
 ///
-/// The first charge stands apart, since most requests have one: a check of it costs no allocation but its own.
+/// The first charge is kept apart, since most requests have one: a check of it costs no allocation but its own.
 #[derive(Debug, Default)]
 pub(crate) struct CheckBuilder {
     first: Option<Charge>,
@@ -135,7 +135,7 @@ pub(crate) struct CheckBuilder {
 }
 
 impl CheckBuilder {
-    /// With room for so many charges.
+    /// With room for this many charges.
     pub(crate) fn with_capacity(charges: usize) -> Self {
         Self {
             others: Vec::with_capacity(charges.saturating_sub(1)),

@@ -69,13 +69,13 @@ impl Decision {
         matches!(self, Self::Allowed(_))
     }
 
-    /// The same decision, of which everything that is waited for comes so much later.
+    /// The same decision, with every time to wait longer by this much.
     pub(crate) fn later(&self, by: Duration) -> Self {
         let by_ms = millis(by);
         self.moved(|ms| ms.saturating_add(by_ms).min(NEVER_MS - 1))
     }
 
-    /// The same decision, told so much later.
+    /// The same decision, as it is when told this much later.
     pub(crate) fn aged(&self, by: Duration) -> Self {
         let by_ms = millis(by);
         self.moved(|ms| ms.saturating_sub(by_ms).max(1))
@@ -322,7 +322,7 @@ impl Usage {
 
     /// What is left under each policy that was checked, in the order of the charges.
     ///
-    /// A policy stands here once for each key that it was checked with.
+    /// A policy is listed once for each key that it was checked with.
     pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'_>> + Clone {
         let mut rest = &self.inner.rules[..];
         self.inner.check.charges().iter().map(move |charge| {
@@ -397,7 +397,7 @@ impl Usage {
         }
     }
 
-    /// Answers `true` once for an admission, and `false` ever after, also to its clones.
+    /// Answers `true` once for an admission, and then always `false`, also to its clones.
     pub(crate) fn take_settlement(&self) -> bool {
         self.inner.may_settle.swap(false, Ordering::Relaxed)
     }
@@ -451,7 +451,7 @@ impl RuleUsage {
         }
     }
 
-    /// With times moved. Neither never nor now can be.
+    /// With times moved; `None` (never) and zero stay as they are.
     fn moved(mut self, moved: impl Fn(u64) -> u64) -> Self {
         if self.reset_after_ms > 0 {
             self.reset_after_ms = moved(self.reset_after_ms);
@@ -512,7 +512,7 @@ pub struct Denial {
 }
 
 impl Denial {
-    /// The time until the same check would be admitted if nobody else came, whole milliseconds; `None` for never, when a
+    /// The time until the same check would be admitted if no other check came first, in whole milliseconds; `None` for never, when a
     /// cost is above a limit.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {

@@ -50,7 +50,7 @@ impl Settlement {
         &self.usage
     }
 
-    /// The check that is settled; its shadows are settled apart, by their own usage.
+    /// The check that is settled; its shadows are settled separately, by their own usage.
     #[must_use]
     pub fn check(&self) -> &Check {
         self.usage.check()

@@ -66,7 +66,7 @@ impl StepSpec {
 /// The steps of one key under one spec, oldest first.
 ///
 /// Each step keeps the total of all units up to its own, so that units which were released are taken off by one
-/// subtraction, and whatever has to be found is found by biqueue: nothing depends on how much time has passed. A total
+/// subtraction, and whatever has to be found is found by bisection: nothing depends on how much time has passed. A total
 /// wraps around after 2^64 units; the difference of two never exceeds [`MAX_UNITS`].
 #[derive(Clone, Debug)]
 pub(crate) struct StepQueue {
@@ -273,7 +273,7 @@ mod tests {
 
     use super::*;
 
-    /// The same without totals and biqueue: every question goes through all steps.
+    /// The same without totals and bisection: every question goes through all steps.
     #[derive(Debug)]
     struct Plain {
         spec: StepSpec,
@@ -386,7 +386,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn biqueue_finds_what_a_plain_search_finds(
+        fn bisection_finds_what_a_plain_search_finds(
             spec in specs(),
             // Times of a narrow range in any order: the clock often steps back.
             acts in vec((1_000..1_150_u64, acts()), 1..60),

@@ -19,7 +19,7 @@ struct Worker {
     /// It works until this is closed.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Its clock when it was ready, less ours when we heard of it.
+    /// Its clock when it was ready, less ours when we were told.
     ahead_s: i64,
 }
 

@@ -1,4 +1,4 @@
-//! Clients who are alone on their key, are refused, and come back: at the millisecond they were told, or a little before.
+//! Clients who are alone on their key, are denied, and come back: at the millisecond they were told, or a little before.
 
 use std::time::Duration;
 
@@ -121,7 +121,7 @@ async fn until_refused(limiter: &Limiter, policy: &Policy, key: &Key) -> (u64, D
             (_, answer) => panic!("{answer:?} from a server in peace"),
         }
     }
-    panic!("{policy:?} refuses nobody");
+    panic!("{policy:?} denies no request");
 }
 
 impl Asked {

@@ -70,7 +70,7 @@ fn compare(seen: &[(&str, Vec<Record>)]) {
             "algorithm",
             "admitted",
             "beyond the limit",
-            "refused too early",
+            "denied too early",
             "of requests",
             "at worst by, ms",
         ],

@@ -12,7 +12,7 @@ use crate::{error::ExtractError, key::Key};
 /// Room for the longest network: `ffff:…:ffff/128`.
 const MAX_TEXT: usize = 39 + 4;
 
-/// How many leading bits of an IPv6 address identify a client: the smallest network that a home or a machine is given.
+/// How many leading bits of an IPv6 address identify a client: the smallest network that a household or a machine is given.
 pub(super) const DEFAULT_IPV6_PREFIX: u8 = 64;
 
 pub(super) const fn checked_ipv6_prefix(bits: u8) -> u8 {

@@ -14,7 +14,7 @@ use crate::{
     policy::Policy,
 };
 
-/// Layer that applies the [`RateLimit`] middleware, which limits how often somebody may call a service.
+/// Layer that applies the [`RateLimit`] middleware, which limits how often a client may call a service.
 ///
 /// See the [module docs](super) for an example. `R` makes the responses to requests that are not passed on.
 pub struct RateLimitLayer<R = ProblemJson> {
@@ -89,7 +89,7 @@ impl<R> RateLimitLayer<R> {
 
     /// Lets keys pass, such as those on an allow list: they are charged under no policy of this layer.
     ///
-    /// A list holds what the extractor answers: compare whole keys, or the kind and the value of keys that you have made yourself.
+    /// Compare whole keys with what the extractor answers, or the kind and the value of keys that you make yourself.
     ///
     /// Other keys of the same request are charged all the same: a partner's address that is not limited does not free a user
     /// from the limit by API key. Use [`skip`](Self::skip) to let the whole request pass.
@@ -109,7 +109,7 @@ impl<R> RateLimitLayer<R> {
     /// Rejects requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is charged to any of
     /// the request's keys.
     ///
-    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): of what is skipped, no key is known.
+    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): the keys of a request that is skipped are not known.
     #[must_use]
     pub fn block_keys(self, blocks: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.blocked_keys.push(Arc::new(blocks)))
@@ -127,7 +127,7 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))
     }
 
-    /// Sets what an admitted request finally costs, by the head of its response: asked for each of its charges. The default is what was
+    /// Sets what an admitted request finally costs, by the head of its response: called once for each of its charges. The default is what was
     /// charged.
     ///
     /// ```
@@ -166,10 +166,10 @@ impl<R> RateLimitLayer<R> {
     /// inner service failed with an error. By default they keep their charge.
     ///
     /// This is done in the background, at most 1024 at a time and each within the timeout; where that fails, the charge stays. It also
-    /// stays when the client has gone before the store had decided: what became of the charge is not known then.
+    /// stays when the client has gone before the store had decided: whether it was charged is not known then.
     ///
     /// **A client that always leaves early is then never limited**, whatever its requests have cost: use it only where the
-    /// inner service stops working, too, when nobody waits any more.
+    /// inner service stops working, too, when its caller has gone.
     #[must_use]
     pub fn refund_unanswered(self) -> Self {
         self.change(|shared| shared.settle.refunds_unanswered = true)

@@ -60,18 +60,18 @@
 //! | the route | a layer of its own with `route_layer`, or one layer with a table of [`Routes`] |
 //! | the caller | a closure that finds the caller's tier: see [`PolicySelector`] |
 //! | an operator, while the service runs | [`ReloadablePolicies`](crate::policies::ReloadablePolicies), from a [file](crate::policies) |
-//! | what a request does | [`cost`](RateLimitLayer::cost), or a route's [`weight`](Route::weight) |
-//! | nobody: health checks, an allow list | [`skip`](RateLimitLayer::skip) for requests, [`skip_keys`](RateLimitLayer::skip_keys) for keys |
-//! | nobody: a deny list | [`block`](RateLimitLayer::block) for requests, [`block_keys`](RateLimitLayer::block_keys) for keys: a 403 |
+//! | the cost of a request | [`cost`](RateLimitLayer::cost), or a route's [`weight`](Route::weight) |
+//! | not limited: health checks, an allow list | [`skip`](RateLimitLayer::skip) for requests, [`skip_keys`](RateLimitLayer::skip_keys) for keys |
+//! | not served: a deny list | [`block`](RateLimitLayer::block) for requests, [`block_keys`](RateLimitLayer::block_keys) for keys: a 403 |
 //!
 //! Requests are blocked first, then skipped; then the keys are extracted, blocked and skipped. Nothing is charged for what is
-//! blocked. Lists need no store: they hold when it is down. But a key that could not be found out is on no list, and then the
+//! blocked. Lists need no store: they apply when it is down. But a key that could not be found out is on no list, and then the
 //! failure policy applies.
 //!
 //! # What is counted
 //!
 //! A request is charged its cost when it is admitted. What it costs in the end may be known only from the response:
-//! [`settle`](RateLimitLayer::settle) counts failures only, or nothing on a 304, or what a handler says in a [`ActualCost`].
+//! [`settle`](RateLimitLayer::settle) counts failures only, or nothing on a 304, or what a handler puts into an [`ActualCost`].
 //!
 //! ```
 //! use http::{Request, Response, StatusCode};
@@ -144,7 +144,7 @@
 //!
 //! # Around a client
 //!
-//! The same layer keeps a *client* within somebody else's limits, all replicas together: with
+//! The same layer keeps a *client* within the limits of another service, all replicas together: with
 //! [`max_wait`](RateLimitLayer::max_wait), requests wait for room instead of being denied at once.
 //!
 //! ```
@@ -172,8 +172,8 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! - **Too long a wait is answered, not thrown.** The client's error type stays its own: a request that would have to wait longer
-//!   is answered by [`MakeRejection`], as a server's is, with a 429 that the other side has never seen, and that has a [`Rejection`] in its
+//! - **Too long a wait is answered with a response, not an error.** The client's error type stays its own: a request that would have to wait longer
+//!   is answered by [`MakeRejection`], as a server's is, with a 429 that did not come from the other side and has a [`Rejection`] in its
 //!   extensions. The client's response body must be one that can be made: map a body that cannot, such as hyper's `Incoming`, first.
 //! - **In order of arrival**, for each set of policies and keys, as far as one process can see; processes compete.
 //! - **Few calls of the store.** Only the first in the queue calls it, and again when it said that there would be room, when

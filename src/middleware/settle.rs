@@ -111,7 +111,7 @@ impl Settle {
         }
     }
 
-    /// Carries on with a settlement that nobody waits for any more; without a runtime, the charge stays.
+    /// Carries on with a settlement whose caller has gone; without a runtime, the charge stays.
     pub(super) fn in_background(&self, settling: Settling) {
         let (Ok(runtime), Some(place)) = (Handle::try_current(), Place::take(&self.in_background))
         else {

@@ -39,7 +39,7 @@ impl CallKind {
     }
 }
 
-/// What became of a request that the store did not decide.
+/// What happened to a request that the store did not decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RequestOutcome {
@@ -70,7 +70,7 @@ impl RequestOutcome {
     }
 }
 
-/// How long a call took, and when it ended: known already, so that an observer need not ask the clock again.
+/// How long a call took, and when it ended: known already, so that an observer need not read the clock again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     pub(crate) latency: Duration,
@@ -155,7 +155,7 @@ impl<'a> CallInfo<'a> {
         self.kind
     }
 
-    /// Under which policies, each once.
+    /// The policies that are checked, each once.
     pub fn policies(&self) -> impl Iterator<Item = &'a Policy> + use<'a> {
         let (charges, one) = match self.policies {
             Policies::Of(charges) => (charges, None),
@@ -215,7 +215,7 @@ impl fmt::Debug for CallInfo<'_> {
 pub struct DecisionEvent<'a> {
     pub(crate) call: CallInfo<'a>,
     pub(crate) timing: Timing,
-    /// Leads to the keys, and is therefore not shown.
+    /// Gives access to the keys, and is therefore not shown.
     pub(crate) decision: &'a Decision,
 }
 
@@ -244,7 +244,7 @@ impl<'a> DecisionEvent<'a> {
         self.decision.is_allowed()
     }
 
-    /// What is left under each policy; a policy stands here once for each key that it was checked with.
+    /// What is left under each policy; a policy is listed once for each key that it was checked with.
     pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'a>> + Clone + use<'a> {
         self.decision.usage().policies()
     }
@@ -311,7 +311,7 @@ impl<'a> ErrorEvent<'a> {
         &self.call
     }
 
-    /// How long it was waited for.
+    /// How long the limiter waited.
     #[must_use]
     pub const fn latency(&self) -> Duration {
         self.timing.latency
@@ -323,7 +323,7 @@ impl<'a> ErrorEvent<'a> {
         self.error
     }
 
-    /// What became of the request, by the failure policy; a caller of [`Limiter`](crate::Limiter) may do otherwise.
+    /// What happened to the request, by the failure policy; a caller of [`Limiter`](crate::Limiter) may do otherwise.
     #[must_use]
     pub const fn outcome(&self) -> RequestOutcome {
         self.outcome
@@ -383,7 +383,7 @@ impl<'a> MissingKey<'a> {
         self.error
     }
 
-    /// What became of the request.
+    /// What happened to the request.
     #[must_use]
     pub const fn outcome(&self) -> RequestOutcome {
         self.outcome
@@ -404,7 +404,7 @@ impl<'a> Blocked<'a> {
         self.policy
     }
 
-    /// What became of the request: it passes when the whole layer is a [shadow](Policy::shadow).
+    /// What happened to the request: it passes when the whole layer is a [shadow](Policy::shadow).
     #[must_use]
     pub const fn outcome(&self) -> RequestOutcome {
         self.outcome

@@ -32,8 +32,8 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Two are shipped, each behind a feature: `TracingObserver` (`tracing`) and `MetricsObserver` (`metrics`). A pair of
-//! observers is an observer. Without one, no time is taken.
+//! The crate has two, each behind a feature: `TracingObserver` (`tracing`) and `MetricsObserver` (`metrics`). A pair of
+//! observers is an observer. Without one, the clock is not read.
 //!
 //! # What is told
 //!
@@ -71,10 +71,10 @@ pub use self::tracing::TracingObserver;
 
 /// Is told of each decision and each failure.
 ///
-/// Every method does nothing unless it is written, and more may come. They are called in the path of requests: what takes
-/// long or may wait goes elsewhere. No argument leads to a key.
+/// By default a method does nothing, and later versions may add methods. They are called in the path of requests: move
+/// what takes long or may block to another task. No argument gives access to a key.
 pub trait Observer: Send + Sync + 'static {
-    /// The store is about to be called; what is returned is around every poll of its answer, until it is dropped.
+    /// The store is about to be called. Every poll of its answer runs within the returned scope, which is dropped at the end.
     fn on_call(&self, call: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
         let _ = call;
         None
@@ -97,7 +97,7 @@ pub trait Observer: Send + Sync + 'static {
 
     /// The breaker in front of the store has opened or closed.
     ///
-    /// Clones of a limiter share it. Where they have observers of their own, that of the clone which opens it is told, also when
+    /// Clones of a limiter share it. Where they have different observers, that of the clone which opens it is told, also when
     /// another clone closes it again.
     fn on_breaker(&self, event: &BreakerEvent<'_>) {
         let _ = event;
@@ -114,7 +114,7 @@ pub trait Observer: Send + Sync + 'static {
     }
 }
 
-/// Is around every poll of the answer to one call: a span is entered for it and left after it.
+/// Every poll of the answer to one call runs within it: for instance, a span is entered before and left after.
 pub trait PollScope: Send {
     /// Runs `poll`, once.
     fn enter(&mut self, poll: &mut dyn FnMut());

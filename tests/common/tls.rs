@@ -1,4 +1,4 @@
-//! A Redis server that speaks TLS alone, with certificates made for one test.
+//! A Redis server that accepts TLS alone, with certificates made for one test.
 
 use std::{fs, net::SocketAddr, path::Path};
 
@@ -20,7 +20,7 @@ pub(crate) struct Identity {
 impl Authority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
-        // Of another name than what it signs, or that would pass for signed by itself.
+        // Of another name than what it signs, or it would be taken for signed by itself.
         params
             .distinguished_name
             .push(DnType::CommonName, "authority");

@@ -38,7 +38,7 @@ impl Visit for Fields {
 impl Trace {
     /// Runs with this as the subscriber of the thread.
     pub(crate) fn during(&self, run: impl FnOnce()) {
-        // While there is one subscriber alone, tracing asks the thread that first comes to an event whether anybody wants it;
+        // While there is one subscriber alone, tracing asks the thread that first comes to an event whether a subscriber wants it;
         // a thread of another test says no, for all.
         static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
         LazyLock::force(&ANOTHER);

@@ -107,7 +107,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Waits, and answers when it was admitted, in ms; `None` if it was refused.
+/// Waits, and answers when it was admitted, in ms; `None` if it was denied.
 async fn admitted_ms(limiter: &Limiter, store: &Timed, cost: u64, most: Duration) -> Option<u128> {
     let decision = limiter
         .acquire(calls("2/1s@exact", cost), most)

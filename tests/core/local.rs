@@ -335,7 +335,7 @@ async fn the_memory_decides_shadows_together_with_the_policies_that_count() {
         assert_eq!(shadow.is_allowed(), shadow_allows);
         assert_eq!(store.asked.load(SeqCst), asked + 1);
     }
-    // The failure policy of a shadow beside policies that count says nothing.
+    // The failure policy of a shadow beside policies that count does not matter.
     let closed = trial.clone().on_failure(Closed);
     let charges = [
         Charge::new(&api, alice(), 1),

@@ -15,7 +15,7 @@ const SECOND: u64 = 1;
 const HOUR: u64 = 3_600;
 const DAY: u64 = 86_400;
 
-/// In the order in which two of them can befall one server: of what needs a server that answers, before what makes it mute.
+/// In the order in which two of them can hit one server: what needs a server that answers comes before what makes it mute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     ScriptsFlushed,
@@ -106,7 +106,7 @@ impl Fault {
         }
     }
 
-    /// Whether these two can befall one server, in this order.
+    /// Whether these two can hit one server, in this order.
     pub(crate) fn makes_a_pair_with(self, other: Self) -> bool {
         // A server that was made read-only has no replica that could be promoted.
         self.knob() != other.knob() && (self, other) != (Self::ReadOnly, Self::FailedOver)
@@ -247,7 +247,7 @@ fn jump(site: &Site, seconds: u64, ahead: bool) -> Heal {
     Box::new(|_| ())
 }
 
-/// Somebody else fills the server, so that something has to go all the while.
+/// Another client fills the server, so that keys have to be evicted all the while.
 fn evict(site: &Site, policy: &str) -> Heal {
     site.server
         .run::<()>(&format!("CONFIG SET maxmemory-policy {policy}"));
@@ -265,7 +265,7 @@ fn evict(site: &Site, policy: &str) -> Heal {
     })
 }
 
-/// A script that does not end; returns when the server refuses everything else.
+/// A script that does not end; returns when the server rejects everything else.
 fn keep_busy(site: &Site) -> Heal {
     let client = redis::Client::open(site.server.socket_url()).unwrap();
     let mut running = client.get_connection().unwrap();

@@ -28,7 +28,7 @@ pub(crate) struct Tally {
     pub(crate) worst_wait: Duration,
     /// When the runtime was asked to wake a task, how late it did so at worst.
     pub(crate) worst_lateness: Duration,
-    /// The steps that admissions were charged to, by the clock of who decided: when each of them ends, in ms.
+    /// The steps that admissions were charged to, by the clock of the server or process that decided: when each of them ends, in ms.
     steps: HashMap<Counted, Vec<u64>>,
 }
 

@@ -146,7 +146,7 @@ impl Traffic {
         assert!(is_done, "no traffic: {:?}", self.tally());
     }
 
-    /// Whether every key with small limits admits somebody again; waits for it, longer than any window.
+    /// Whether every key with small limits admits a request again; waits for it, longer than any window.
     pub(crate) fn flows_again(&self) -> bool {
         let before = self.count_small();
         until(|| {

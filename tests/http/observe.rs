@@ -41,7 +41,7 @@ async fn ask(layer: &RateLimitLayer) {
     layer.layer(inner).oneshot(request).await.unwrap();
 }
 
-/// Answers after 30 ms: allows policies whose name says so, refuses others.
+/// Answers after 30 ms: allows policies whose name says so, denies others.
 fn slow() -> Arc<Scripted> {
     Scripted::new(|check| {
         let allows = check.charges()[0].policy().name().starts_with("allows");
@@ -297,7 +297,7 @@ fn an_observer_that_does_nothing_costs_no_allocation() {
     let limiter = || Limiter::new(MemoryStore::new());
     let unobserved = allocations(limiter());
     assert_eq!(allocations(limiter().observer(Nothing)), unobserved);
-    // Nobody subscribes to these.
+    // No subscriber wants these.
     assert_eq!(
         allocations(limiter().observer(TracingObserver::new())),
         unobserved

@@ -57,7 +57,7 @@ fn request() -> Request<String> {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two requests are served and the third is refused; answers the headers of the first and of the refusal.
+/// Two requests are served and the third is rejected; answers the headers of the first and of the rejection.
 async fn limits<S, B>(service: S) -> [HeaderMap; 2]
 where
     S: Service<Request<String>, Response = Response<B>, Error: Debug> + Clone,
@@ -77,7 +77,7 @@ where
     [answers.remove(0), refused]
 }
 
-/// Limits with a layer outside, and with it inside; the headers of a served and of a refused response of each.
+/// Limits with a layer outside, and with it inside; the headers of a served and of a rejected request of each.
 macro_rules! on_either_side {
     ($layer:expr, $inner:expr) => {{
         let outside = ServiceBuilder::new().layer($layer).layer(twice());

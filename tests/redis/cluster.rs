@@ -1,4 +1,4 @@
-//! Proves that a `RedisStore` over a cluster keeps the contract, and what becomes of it on a cluster's bad days.
+//! Proves that a `RedisStore` over a cluster keeps the contract, and what happens when the cluster changes or fails.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -38,7 +38,7 @@ const SCHEDULING: Duration = Duration::from_millis(500);
 /// From a promotion to normal decisions.
 const HEALED: Duration = Duration::from_secs(1);
 
-/// For clusters in which nobody is to be failed over, however busy the machine.
+/// For clusters in which no node is to be failed over, however busy the machine.
 const NEVER: Duration = Duration::from_secs(60);
 
 fn policy(name: &str, rules: &str) -> Policy {
@@ -82,7 +82,7 @@ async fn patient(cluster: &Cluster) -> Limiter {
     limiter(cluster).await.timeout(NEVER)
 }
 
-/// The cluster of all tests that leave it in peace and run now; each has a prefix or users of its own.
+/// The cluster of all tests that change nothing in it and run now; each has a prefix or users of its own.
 fn shared() -> Arc<Cluster> {
     static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -251,7 +251,7 @@ fn a_cluster_agrees_with_the_memory_store_whatever_happens() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let mut random = TestRunner::deterministic();
     for _ in 0..40 {
-        // By a clock that never steps back: what a refused check charges for a moment lets released steps be forgotten,
+        // By a clock that never steps back: what a denied check charges for a moment lets released steps be forgotten,
         // and only such a clock could see them again.
         let history = steady().new_tree(&mut random).unwrap().current();
         runtime.block_on(async {
@@ -380,7 +380,7 @@ async fn healing(limiter: &Limiter, policy: &Policy, users: &[String]) -> Durati
         while limiter.peek([charge(policy, name)]).await.is_err() {
             assert!(
                 start.elapsed() < Duration::from_secs(30),
-                "{name} is not heard"
+                "{name} does not answer"
             );
         }
     }

@@ -141,7 +141,7 @@ fn admission(resolution: Resolution) -> Admission {
     }
 }
 
-/// Of shadows that could not be decided, with nothing beside them, nobody is told.
+/// Where only shadows were checked and could not be decided, the response and the handler get no decision.
 fn decides_something(decision: &Decision) -> bool {
     let usage = decision.usage();
     !usage.check().charges().is_empty() || usage.shadow().is_some()
