@@ -1,9 +1,9 @@
 //! What the layer with a `MemoryStore` adds to a request, in nanoseconds and allocations, beside a bare service.
 //!
-//! `cargo bench --bench layer --features metrics,tracing` prints a table, and fails when three rules add a microsecond or more,
-//! or when an observer adds more than 0.3 µs to them: a `TracingObserver` without a subscriber, or a `MetricsObserver` with the
-//! Prometheus exporter as its recorder. Without these features, their rows are left out. Allocations are not counted while
-//! time is taken.
+//! `cargo bench --bench layer --features metrics,tracing` prints a table, and fails when three rules add a microsecond
+//! or more, or when an observer adds more than 0.3 µs to them: a `TracingObserver` without a subscriber, or a
+//! `MetricsObserver` with the Prometheus exporter as its recorder. Without these features, their rows are left out.
+//! Allocations are not counted while time is taken.
 
 use std::{
     convert::Infallible,

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --example api_key_and_ip --features axum
 //!
-//! Without a key, only the address counts; with one, both do, and a request that one of them denies is charged to neither:
+//! Without a key, only the address counts; with one, both count, and what one of them denies is charged to neither:
 //!
 //!     curl -i http://127.0.0.1:3000/                         # RateLimit: "ip/1s";…, "ip/1m";…
 //!     curl -i http://127.0.0.1:3000/ -H 'x-api-key: alice'   # … and "api-key";r=4;…

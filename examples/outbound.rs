@@ -2,8 +2,8 @@
 //!
 //!     cargo run --example outbound
 //!
-//! A server takes five requests in any second, and counts those that come too early. Two clients, which share a store as replicas
-//! do, have fourteen requests to make, all at once: this takes about two seconds, and none comes too early.
+//! A server takes five requests in any second, and counts those that come too early. Two clients, which share a store
+//! as replicas do, have fourteen requests to make, all at once: this takes about two seconds, and none comes too early.
 
 use std::{
     convert::Infallible,

@@ -12,7 +12,7 @@ use sluicegate::{
     store::{Check, Count, Settlement, StoreFuture},
 };
 
-/// What one count belongs to: the policy's name, the key, and how the rule counts time. Not its limit, which may change.
+/// What one count belongs to: the policy's name, the key, and how the rule counts time. Its limit may change.
 type Place = (String, Key, String);
 
 /// The units of each step, by the end of the step in ms.

@@ -1,4 +1,4 @@
-//! A policy for each caller: each request's plan is found by authentication, and the set of policies says what it allows.
+//! A policy for each caller: authentication finds the plan of each request, and a set of policies its limits.
 //!
 //!     cargo run --example tiers --features axum
 //!

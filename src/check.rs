@@ -13,8 +13,8 @@ pub(crate) const MAX_CHARGES: usize = 64;
 
 /// One or more charges that are decided together, all or nothing; cheap to clone.
 ///
-/// Charges under a [shadow](Policy::shadow) are kept apart from those that count: they are decided after them, only if the check
-/// is allowed, and all or nothing among themselves.
+/// Charges under a [shadow](Policy::shadow) are kept apart from those that count: they are decided after them, only if
+/// the check is allowed, and all or nothing among themselves.
 ///
 /// ```
 /// use sluicegate::{Charge, Key, Policy, store::Check};
@@ -42,8 +42,8 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::InvalidRequest`] when two different policies of one name charge the same key, since they would share
-    /// their counts, or when there are more than 64 charges that count, or more than 64 of shadows.
+    /// [`StoreErrorKind::InvalidRequest`] when two different policies of one name charge the same key, since they would
+    /// share their counts, or when there are more than 64 charges that count, or more than 64 of shadows.
     pub fn new(charges: impl IntoIterator<Item = Charge>) -> Result<Self, StoreError> {
         let mut builder = CheckBuilder::default();
         for charge in charges {

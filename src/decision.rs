@@ -54,7 +54,8 @@ pub enum Decision {
 }
 
 impl Decision {
-    /// Adds what the [shadows](Check::shadow_check) of the check decided; for a denial no shadow is decided, and it stays as it is. For stores.
+    /// Adds what the [shadows](Check::shadow_check) of the check decided; for a denial no shadow is decided, and it
+    /// stays as it is. For stores.
     #[must_use]
     pub fn with_shadow(self, shadow: Self) -> Self {
         match self {
@@ -129,8 +130,8 @@ struct Inner {
 }
 
 impl Decision {
-    /// Computes the decision from the counts, one for each rule of each charge: of an admission, *after* the charges were
-    /// added. For stores; `now_ms` is the store's clock at the check.
+    /// Computes the decision from the counts, one for each rule of each charge: of an admission, *after* the charges
+    /// were added. For stores; `now_ms` is the store's clock at the check.
     ///
     /// # Errors
     ///
@@ -159,8 +160,8 @@ impl Decision {
 
     /// Computes the decisions of a fill: of `count` identical checks, the first `admitted` were admitted. For stores.
     ///
-    /// `counts` has one count for each rule of each charge, taken after all of them were charged; where some are denied, each
-    /// count tells when the cost of one more check fits.
+    /// `counts` has one count for each rule of each charge, taken after all of them were charged; where some are
+    /// denied, each count tells when the cost of one more check fits.
     ///
     /// # Errors
     ///
@@ -356,8 +357,8 @@ impl Usage {
         self.inner.decided_at_ms
     }
 
-    /// Whether the memory of this process has decided, since the store could not. The rules are then this process's share of what was
-    /// asked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    /// Whether the memory of this process has decided, since the store could not. The rules are then this process's
+    /// share of what was asked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
     #[must_use]
     pub fn is_local(&self) -> bool {
         self.inner.local.load(Ordering::Relaxed)
@@ -512,8 +513,8 @@ pub struct Denial {
 }
 
 impl Denial {
-    /// The time until the same check would be admitted if no other check came first, in whole milliseconds; `None` for never, when a
-    /// cost is above a limit.
+    /// The time until the same check would be admitted if no other check came first, in whole milliseconds; `None` for
+    /// never, when a cost is above a limit.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.rule().retry_after()

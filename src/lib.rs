@@ -37,8 +37,8 @@
 //! # Rules
 //!
 //! A [`Rule`] admits at most `limit` units in any `window`, whatever the phase, however many replicas, however wrong
-//! their clocks: the [store's clock](store::redis#clocks) decides. Units are counted in steps of `precision`, a sixtieth
-//! of the window by default, and given back up to one step late, never early:
+//! their clocks: the [store's clock](store::redis#clocks) decides. Units are counted in steps of `precision`, a
+//! sixtieth of the window by default, and given back up to one step late, never early:
 //!
 //! ```text
 //!        charged here                                   released here

@@ -47,7 +47,7 @@ pub(crate) struct Verdict {
     pub(crate) beyond: u64,
     /// Denials of what an exact window would have admitted after the same admissions.
     pub(crate) early: usize,
-    /// How much later than in an exact window a denied request is admitted, in ms: the least and the most of all denials.
+    /// How much later than in an exact window a denied request is admitted, in ms: the least and the most.
     pub(crate) late_ms: Option<(i64, i64)>,
     /// How many denials came before the limit had been admitted at all.
     pub(crate) baseless: usize,

@@ -24,7 +24,7 @@ pub(crate) enum Promise {
     Intact,
     /// The store has forgotten, as replicas and empty servers do: never more than the limit again.
     Forgotten,
-    /// The store was away, and its clients decided: never more than the limit by the store, and that again by all clients.
+    /// The store was away, and its clients decided: never more than the limit by the store, and that again by clients.
     Local,
 }
 

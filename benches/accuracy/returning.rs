@@ -1,4 +1,4 @@
-//! Clients who are alone on their key, are denied, and come back: at the millisecond they were told, or a little before.
+//! Clients who are alone on their key, are denied, and come back: at the millisecond they were told, or earlier.
 
 use std::time::Duration;
 

@@ -41,8 +41,8 @@ async fn status(Path(code): Path<u16>) -> StatusCode {
         .unwrap_or(StatusCode::BAD_REQUEST)
 }
 
-/// What a path says that its request costs, if that can be read. The limits and the handler both read it here, undecoded: they
-/// must not differ.
+/// What a path says that its request costs, if that can be read. The limits and the handler both read it here,
+/// undecoded: they must not differ.
 pub(crate) fn cost(uri: &Uri) -> Option<u64> {
     match uri.path().strip_prefix("/cost/") {
         Some(n) => n.parse().ok(),

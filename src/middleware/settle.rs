@@ -124,7 +124,7 @@ impl Settle {
     }
 }
 
-/// The settlement of what counts and of what shadows charged, in one call; `None` when all of it costs what was charged.
+/// The settlement of what counts and of what shadows charged, in one call; `None` when nothing differs.
 ///
 /// What a handler has settled by itself is left as it is.
 fn settling(

@@ -46,9 +46,9 @@
 //! | a limit found no key in a request | [`on_missing_key`](Observer::on_missing_key) |
 //! | a request, or one of its keys, was on a deny list | [`on_blocked`](Observer::on_blocked) |
 //!
-//! What [shadows](crate::Policy::shadow) decided is an event of its own, after that of the policies that count. A check that the
-//! memory of this process decides, since the store could not, is told of twice: by `on_error`, and then by `on_decision`.
-//! A request whose client goes away before it is decided is not told of.
+//! What [shadows](crate::Policy::shadow) decided is an event of its own, after that of the policies that count. A check
+//! that the memory of this process decides, since the store could not, is told of twice: by `on_error`, and then by
+//! `on_decision`. A request whose client goes away before it is decided is not told of.
 
 mod event;
 #[cfg(feature = "metrics")]
@@ -74,7 +74,7 @@ pub use self::tracing::TracingObserver;
 /// By default a method does nothing, and later versions may add methods. They are called in the path of requests: move
 /// what takes long or may block to another task. No argument gives access to a key.
 pub trait Observer: Send + Sync + 'static {
-    /// The store is about to be called. Every poll of its answer runs within the returned scope, which is dropped at the end.
+    /// The store is about to be called. Every poll of its answer runs within the returned scope.
     fn on_call(&self, call: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
         let _ = call;
         None
@@ -97,8 +97,8 @@ pub trait Observer: Send + Sync + 'static {
 
     /// The breaker in front of the store has opened or closed.
     ///
-    /// Clones of a limiter share it. Where they have different observers, that of the clone which opens it is told, also when
-    /// another clone closes it again.
+    /// Clones of a limiter share it. Where they have different observers, that of the clone which opens it is told,
+    /// also when another clone closes it again.
     fn on_breaker(&self, event: &BreakerEvent<'_>) {
         let _ = event;
     }

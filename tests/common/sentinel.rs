@@ -165,8 +165,8 @@ impl Sentinel {
         false
     }
 
-    /// Makes it look ten times as often as sentinels do, where it can be told so (from Redis 7.0). Not more often: while a
-    /// primary is down it gets reports of replicas once a second, and would trust none of them.
+    /// Makes it look ten times as often as sentinels do, where it can be told so (from Redis 7.0). Not more often:
+    /// while a primary is down it gets reports of replicas once a second, and would trust none of them.
     fn hurry(&self) {
         let periods =
             "info-period 1000 ask-period 100 publish-period 200 min-link-reconnect-period 1000";

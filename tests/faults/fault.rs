@@ -15,7 +15,7 @@ const SECOND: u64 = 1;
 const HOUR: u64 = 3_600;
 const DAY: u64 = 86_400;
 
-/// In the order in which two of them can hit one server: what needs a server that answers comes before what makes it mute.
+/// In the order in which two of them can hit one server: what needs its answers comes before what makes it mute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     ScriptsFlushed,
@@ -148,8 +148,8 @@ impl Fault {
 
     /// How often what a rule has counted may be lost; `None` when any number of times.
     ///
-    /// A clock that steps back by more than a window leaves steps that are not believed, by the design. A replica may lack
-    /// what its primary charged last. A killed server that keeps its data forgets nothing.
+    /// A clock that steps back by more than a window leaves steps that are not believed, by the design. A replica may
+    /// lack what its primary charged last. A killed server that keeps its data forgets nothing.
     pub(crate) fn losses(self, rule: &Rule) -> Option<u64> {
         match self {
             Self::Evicting { .. } => None,

@@ -1,10 +1,10 @@
-//! Whatever happens to the server, the network and the clocks: no request waits longer than its timeout, never more than the
-//! limit is admitted, and all works again by itself.
+//! Whatever happens to the server, the network and the clocks: no request waits longer than its timeout, never more
+//! than the limit is admitted, and all works again by itself.
 //!
-//! `plain` looks at single answers. The rest runs traffic through a proxy while faults are done to the server, and prints
-//! a table, a row for each run. The short form, each fault alone over a store's own connection, runs with all other tests; the
-//! long form takes about twelve minutes, and does every pair of faults that can be combined over each kind of connection, and with a
-//! process that decides by itself meanwhile:
+//! `plain` looks at single answers. The rest runs traffic through a proxy while faults are done to the server, and
+//! prints a table, a row for each run. The short form, each fault alone over a store's own connection, runs with all
+//! other tests; the long form takes about twelve minutes, and does every pair of faults that can be combined over each
+//! kind of connection, and with a process that decides by itself meanwhile:
 //!
 //! ```console
 //! cargo test --all-features --test faults -- --ignored --nocapture

@@ -19,7 +19,7 @@ fn charge(user: &str, limit: u64) -> [Charge; 1] {
 }
 
 async fn works(store: &RedisStore) -> bool {
-    // A busy machine may take longer than the default timeout; what libraries wait before they try again is longer still.
+    // A busy machine may take longer than the default timeout; libraries wait longer before they try again.
     let limiter = Limiter::new(store.clone()).timeout(Duration::from_millis(300));
     limiter
         .check(charge("alice", 1_000_000))

@@ -24,7 +24,7 @@ pub(crate) enum Weather {
     Clear,
     /// Nothing arrives until the weather clears, then everything does, as TCP sends again what was lost.
     Cut,
-    /// Nothing arrives, ever: a connection over which something was sent in this weather stays mute, and open on both sides.
+    /// Nothing arrives, ever: a connection over which something was sent in this weather stays mute, and open.
     HalfOpen,
     /// No connection lives.
     Reset,

@@ -77,8 +77,8 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
         None => u64::from(u32::MAX),
     });
     let too_many_of = format!("{too_many} too many of {whose}");
-    // A task is late when its timer fires late, and again when it is polled late; and the thread that polls it may be held up
-    // while all who measure are in another.
+    // A task is late when its timer fires late, and again when it is polled late; and the thread that polls it may be
+    // held up while all who measure are in another.
     let allowed_wait = TIMEOUT + 3 * tally.worst_lateness + Duration::from_millis(150);
     let undecided = tally.local + tally.errors.values().sum::<u64>();
     let complaints = [

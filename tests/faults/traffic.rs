@@ -79,7 +79,7 @@ impl Traffic {
         asking.chain([measuring]).collect()
     }
 
-    /// As many requests at once, each in a task of its own; among them some that wait for their timeout and nothing else.
+    /// As many requests at once, each in a task of its own; some of them only wait for their timeout.
     pub(crate) fn crowd(&self, runtime: &Handle, tasks: usize) -> Vec<JoinHandle<()>> {
         let spawn = |task: usize| {
             let this = self.clone();
@@ -100,7 +100,7 @@ impl Traffic {
         self.is_late(asleep.elapsed().saturating_sub(span));
     }
 
-    /// How late it is for tasks that wait in the queue that all its threads share; and how late the machine is for a thread.
+    /// How late it is for tasks in the queue that its threads share; and how late the machine is for a thread.
     fn measure_from_outside(&self, runtime: Handle) {
         let this = self.clone();
         std::thread::spawn(move || {

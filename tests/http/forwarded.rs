@@ -1,4 +1,4 @@
-//! Behind proxies, a client is who trusted proxies say it is, whatever it writes itself: each known attack, over real connections.
+//! Behind proxies, a client is who trusted proxies say it is, whatever it sends: each known attack.
 
 use std::{
     convert::Infallible,

@@ -1,4 +1,4 @@
-//! Which rules a request meets: by route, by caller, and while they change; and who meets none, or is not served at all.
+//! Which rules apply to a request: by route, by caller, and while they change; and what is skipped or blocked.
 
 use crate::common::{scripted::Scripted, site::Site};
 use axum::{

@@ -142,7 +142,7 @@ where
 
 #[tokio::test]
 async fn within_it_a_body_must_be_one_that_can_be_made() {
-    // What compression and tracing make of a body can be made from nothing, or from a closure's body, mapped as theirs is.
+    // The bodies of compression and tracing can be made from nothing, or from a closure's body, mapped as theirs is.
     let make = |rejection: &Rejection, _: &http::request::Parts| {
         let mut response = Response::new(Full::from("too many").map_err(Into::into).boxed_unsync());
         *response.status_mut() = rejection.status();

@@ -1,4 +1,4 @@
-//! Proves what decisions do to a server: what they read, what they write, how long it stays, and what a broken value does.
+//! Proves what decisions do to a server: what they read and write, how long it stays, and what a broken value does.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -477,8 +477,8 @@ async fn what_a_burst_needed_is_given_back_after_a_silence() {
     assert_eq!(charge_after(Duration::from_secs(3_600)).await, one);
 }
 
-/// How often a value is written whole, and how often in place, while a user comes for three charges every two seconds, which fill
-/// and empty a queue: ten times, the first not counted. `cost` settles each charge.
+/// How often a value is written whole, and how often in place, while a user comes for three charges every two seconds,
+/// which fill and empty a queue: ten times, the first not counted. `cost` settles each charge.
 async fn writes_of_visits(cost: Option<u64>) -> (u64, u64) {
     let server = Server::start();
     let clock = TestClock::new(1_700_000_000_000);

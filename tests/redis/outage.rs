@@ -1,5 +1,5 @@
-//! Under traffic, a Redis server that is stopped, killed or not there yet costs one timeout each interval, is replaced by local decisions within
-//! the shares, and decides again within a second of being back.
+//! Under traffic, a Redis server that is stopped, killed or not there yet costs one timeout each interval, is replaced
+//! by local decisions within the shares, and decides again within a second of being back.
 
 use std::{
     convert::Infallible,

@@ -15,8 +15,8 @@ use crate::{
     middleware::Rejection,
 };
 
-/// Whether a request is served: with the decision that admitted it, or without one, where no limit applies or the failure
-/// policy lets it pass.
+/// Whether a request is served: with the decision that admitted it, or without one, where no limit applies or the
+/// failure policy lets it pass.
 pub(in crate::middleware) type Admission = Result<Option<Decision>, Rejection>;
 
 pin_project! {
