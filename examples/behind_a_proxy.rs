@@ -5,10 +5,10 @@
 //! The proxies are on this machine or in 10/8, and write `X-Forwarded-For`; curl stands for the proxy here:
 //!
 //!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: 203.0.113.7'             # counts for 203.0.113.7
-//!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: 6.6.6.6, 203.0.113.7'    # the same client: it made the rest up
+//!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: 6.6.6.6, 203.0.113.7'    # the same client
 //!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: 2001:db8:1:2::1'         # counts for a /64, a /56 and a /48
 //!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: unknown'                 # 400: no address
-//!     curl -i http://127.0.0.1:3000/health                                         # a proxy's own request is not limited
+//!     curl -i http://127.0.0.1:3000/health                                         # no header: not limited
 //!
 //! The page of `sluicegate::extract::forwarded` says which proxy needs what.
 

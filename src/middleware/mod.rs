@@ -46,8 +46,9 @@
 //!   ([`extract`](crate::extract));
 //! - one that **could not be decided** within the timeout follows the [`FailurePolicy`](crate::FailurePolicy), the
 //!   strictest of its policies: it is passed on without headers, decided by
-//!   [this process](crate::limiter#when-the-store-cannot-decide), or answered with 503. A limit whose key could not be found
-//!   out is left out if its failure policy is open; else the answer is 503: memory cannot count without a key either.
+//!   [this process](crate::limiter#when-the-store-cannot-decide), or answered with 503. A limit whose key could not be
+//!   found out is left out if its failure policy is open; else the answer is 503: memory cannot count without a key
+//!   either.
 //!
 //! A request that no limit applies to is passed on as it is. Responses carry the [quota headers](HeaderStyle), and in
 //! their extensions the `Decision`, and the [`Rejection`] if there was one, for the layers further out. Of several such
@@ -183,7 +184,8 @@
 //! - **Few calls of the store.** Only the first in the queue calls it, and again when it said that there would be room,
 //!   when something is given back, and at least every 2 s.
 //! - **A request is counted when it leaves.** On its way it can be overtaken by later ones, and the other side sees
-//!   two requests closer together than they left: make the window longer than theirs, by the variation of the network's delay.
+//!   two requests closer together than they left: make the window longer than theirs, by the variation of the network's
+//!   delay.
 //! - The ready inner service is held while a request waits: a limit of concurrency that others need goes *outside*.
 //!
 //! [`Limiter::acquire`](crate::Limiter::acquire) does the same without HTTP.
@@ -192,8 +194,8 @@
 //!
 //! `tower::limit::RateLimit` counts all requests of one service in one process and makes callers wait until there is
 //! room. This one counts by identity, across processes, and waits for room only when
-//! [told to](RateLimitLayer::max_wait): else a request is answered at once, whatever the answer is. It is also `Clone`, as
-//! axum and hyper want it. `tower::limit::ConcurrencyLimit` limits how many requests run at once, as no rate does.
+//! [told to](RateLimitLayer::max_wait): else a request is answered at once, whatever the answer is. It is also `Clone`,
+//! as axum and hyper want it. `tower::limit::ConcurrencyLimit` limits how many requests run at once, as no rate does.
 
 mod decide;
 mod future;
