@@ -81,7 +81,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// A server that notes when it is asked.
+/// A server that records when it is called.
 async fn server() -> Result<(SocketAddr, Arc<Mutex<Vec<Instant>>>), Box<dyn Error>> {
     let arrivals = Arc::new(Mutex::new(Vec::new()));
     let listener = TcpListener::bind("127.0.0.1:0").await?;

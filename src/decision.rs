@@ -76,7 +76,7 @@ impl Decision {
         self.moved(|ms| ms.saturating_add(by_ms).min(NEVER_MS - 1))
     }
 
-    /// The same decision, as it is when told this much later.
+    /// The same decision, as it is when read this much later.
     pub(crate) fn aged(&self, by: Duration) -> Self {
         let by_ms = millis(by);
         self.moved(|ms| ms.saturating_sub(by_ms).max(1))
@@ -286,7 +286,7 @@ impl Usage {
         })
     }
 
-    /// The usage of a check whose parts were asked for apart; not to be settled.
+    /// The usage of a check whose parts were decided separately; not to be settled.
     #[cfg(feature = "cluster")]
     pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
         Self {
@@ -351,14 +351,14 @@ impl Usage {
 
     /// The store's clock at the decision, in ms since the Unix epoch.
     ///
-    /// A decision about keys that are on several nodes of a cluster has the time of the node that was asked first.
+    /// A decision about keys that are on several nodes of a cluster has the time of the node that was called first.
     #[must_use]
     pub fn decided_at_ms(&self) -> u64 {
         self.inner.decided_at_ms
     }
 
     /// Whether the memory of this process has decided, since the store could not. The rules are then this process's
-    /// share of what was asked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    /// share of the rules that were checked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
     #[must_use]
     pub fn is_local(&self) -> bool {
         self.inner.local.load(Ordering::Relaxed)
@@ -384,7 +384,7 @@ impl Usage {
         &self.inner.check
     }
 
-    /// To be told, not to be settled.
+    /// To be shown, not to be settled.
     fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
         Self {
             inner: Arc::new(Inner {

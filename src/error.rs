@@ -132,11 +132,11 @@ impl Code {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// No answer within the timeout. What was asked may or may not have been done.
+    /// No answer within the timeout. The call may or may not have been executed.
     Timeout,
     /// The store cannot be reached or cannot work now: down, loading, out of memory, busy, read-only.
     Unavailable,
-    /// The store was not asked: it has failed several times in a row. See
+    /// The store was not called: it has failed several times in a row. See
     /// [`limiter`](crate::limiter#when-the-store-cannot-decide).
     CircuitOpen,
     /// The store denies this caller access: wrong password, missing rights, wrong type of server. A person has to act.

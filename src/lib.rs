@@ -81,7 +81,7 @@
 //!
 //! # What this does not do
 //!
-//! - It does not slow requests down, unless it is [told to let them wait](middleware#around-a-client); it rejects them.
+//! - It does not slow requests down, unless they [may wait](middleware#around-a-client); it rejects them.
 //! - It does not limit how many requests run at once: use tower's `ConcurrencyLimit`.
 //! - On a cluster, the policies of one identity are decided in one atomic step, several identities are not: a request
 //!   that is about to be denied may for one round trip [make another one be denied](store::redis::deployment#cluster).

@@ -8,7 +8,7 @@ use crate::{
     settlement::Settlement,
 };
 
-/// One thing that a store is asked to do; one [call] can hold several(crate::Store::call).
+/// One thing that a store is asked to do; one [call](crate::Store::call) can hold several.
 #[derive(Clone, Debug)]
 pub enum Operation {
     /// Decide a check, and charge it if it is allowed.

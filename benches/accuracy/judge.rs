@@ -21,7 +21,7 @@ pub(crate) struct Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Answer {
     Admitted,
-    /// For so long.
+    /// With this `retry_after`.
     Refused(Duration),
     /// By the memory of the process that asked, not by the store.
     AdmittedHere,
@@ -36,7 +36,7 @@ impl Answer {
     }
 }
 
-/// What became of the requests under one rule.
+/// What happened to the requests under one rule.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) requests: usize,

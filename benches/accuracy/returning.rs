@@ -16,7 +16,7 @@ use crate::{
 const CLIENTS: u64 = 32;
 const ROUNDS: u64 = 6;
 
-/// How early the impatient come back.
+/// How early the clients that do not wait come back.
 const EARLY: Duration = Duration::from_millis(5);
 
 /// Asked, and of these admitted.

@@ -1,4 +1,4 @@
-//! A process of its own that makes requests, and tells in the end what became of each.
+//! A process of its own that makes requests, and reports in the end what happened to each.
 
 use std::{
     io::{Read, stdin, stdout},

@@ -36,7 +36,7 @@ impl Load {
         }
     }
 
-    /// Keeps all connections busy for so long.
+    /// Keeps all connections busy for this time.
     pub(crate) fn run(&mut self, server: SocketAddr, time: Duration) -> Round {
         let mut poll = Poll::new().unwrap();
         let mut connections: Vec<_> = (0..CONNECTIONS)

@@ -124,7 +124,7 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
     Ok(limiter)
 }
 
-/// The store, which connects when it is first asked.
+/// The store, which connects at the first check.
 fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, String> {
     // Prepares for TLS, too, where the pool is to use it.
     let store =

@@ -233,7 +233,7 @@ impl Limit {
     pub(crate) fn read(key: &str, rules: &str) -> Result<Self, String> {
         let (who, name) = match key.split_once(':') {
             None if key == "ip" => (Who::Ip, "ip".to_owned()),
-            // What may stand in the name of a policy may stand in the name of a header.
+            // A character that is allowed in a policy's name is allowed in a header's.
             Some(("header", header)) if !header.is_empty() => {
                 let header = header.to_ascii_lowercase();
                 (Who::Header(header.clone()), format!("header-{header}"))

@@ -24,7 +24,7 @@ pub struct RateLimitLayer<R = ProblemJson> {
 impl RateLimitLayer {
     /// Creates a layer over a store, or over a [`Limiter`], whose timeout and failure policy it takes.
     ///
-    /// It limits nothing until it is told [what to limit](Self::limit).
+    /// It limits nothing until [`limit`](Self::limit) is called.
     #[must_use]
     pub fn new(limiter: impl Into<Limiter>) -> Self {
         let shared = Shared::new(limiter.into(), ProblemJson::default());
@@ -80,7 +80,7 @@ impl<R> RateLimitLayer<R> {
     /// Lets requests pass that this layer should not see, such as health checks: nothing is looked up, charged or added
     /// to the response. A request is skipped when one of these closures says so, unless it is [blocked](Self::block).
     ///
-    /// A list of networks is a closure too: one that asks [`Cidr::contains`](crate::extract::Cidr::contains) of
+    /// A list of networks is a closure too: one that calls [`Cidr::contains`](crate::extract::Cidr::contains) with
     /// [`ForwardedIp::address`](crate::ForwardedIp::address).
     #[must_use]
     pub fn skip(self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
@@ -224,8 +224,8 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.style = style)
     }
 
-    /// Adds a random time, up to this one, to what each client is told to wait, so that those that were denied together
-    /// do not come back together. The default is none.
+    /// Adds a random time, up to this one, to the wait that each client is sent, so that those that were denied
+    /// together do not come back together. The default is none.
     ///
     /// It is added to `Retry-After`, to `t` or `Reset`, and to what the [`Rejection`](super::Rejection) says; never
     /// taken away. The

@@ -186,7 +186,7 @@
 //! - **A request is counted when it leaves.** On its way it can be overtaken by later ones, and the other side sees
 //!   two requests closer together than they left: make the window longer than theirs, by the variation of the network's
 //!   delay.
-//! - The ready inner service is held while a request waits: a limit of concurrency that others need goes *outside*.
+//! - The ready inner service is kept while a request waits: a concurrency limit that others need goes *outside*.
 //!
 //! [`Limiter::acquire`](crate::Limiter::acquire) does the same without HTTP.
 //!
@@ -194,8 +194,8 @@
 //!
 //! `tower::limit::RateLimit` counts all requests of one service in one process and makes callers wait until there is
 //! room. This one counts by identity, across processes, and waits for room only when
-//! [told to](RateLimitLayer::max_wait): else a request is answered at once, whatever the answer is. It is also `Clone`,
-//! as axum and hyper want it. `tower::limit::ConcurrencyLimit` limits how many requests run at once, as no rate does.
+//! [configured to](RateLimitLayer::max_wait): else a request is answered at once, whatever the answer is. It is also
+//! `Clone`, as axum and hyper want it. `tower::limit::ConcurrencyLimit` limits how many requests run at once.
 
 mod decide;
 mod future;

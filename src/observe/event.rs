@@ -1,4 +1,4 @@
-//! What an observer is told: views without a key.
+//! What an observer is notified of: views without a key.
 
 use std::{fmt, time::Duration};
 
@@ -22,7 +22,7 @@ pub enum CallKind {
     Peek,
     /// To give an admitted check its final cost.
     Settle,
-    /// To forget.
+    /// To reset a key.
     Reset,
 }
 
@@ -133,7 +133,7 @@ impl<'a> CallInfo<'a> {
         }
     }
 
-    /// The same, where the call was told of already.
+    /// The same, where there was an event for the call already.
     pub(crate) const fn shared(mut self, shares_call: bool) -> Self {
         self.shares_call = shares_call;
         self
@@ -174,13 +174,13 @@ impl<'a> CallInfo<'a> {
         Names(*self)
     }
 
-    /// Whether the policies are [shadows](Policy::shadow): they are told of apart from others.
+    /// Whether the policies are [shadows](Policy::shadow): they have an event of their own.
     #[must_use]
     pub const fn is_shadow(&self) -> bool {
         self.shadow
     }
 
-    /// Whether these are shadows beside policies that count, of which was told before: it was one call for all of them.
+    /// Whether these are shadows beside policies that count, which had their event before: it was one call for all.
     #[must_use]
     pub const fn shares_call(&self) -> bool {
         self.shares_call

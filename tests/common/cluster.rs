@@ -16,7 +16,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster in which a node that is mute for `node_timeout` is failed over. Slots that no node serves do
+    /// Starts a cluster in which a node that is silent for `node_timeout` is failed over. Slots that no node serves do
     /// not keep the others from being served.
     pub(crate) fn start(node_timeout: Duration) -> Self {
         let nodes: Vec<Server> = (0..6).map(|_| start_node(node_timeout)).collect();

@@ -157,7 +157,7 @@ impl Server {
         );
     }
 
-    /// Stops the server in its tracks: its connections stay open, and mute.
+    /// Stops the server (SIGSTOP): its connections stay open, without replies.
     pub(crate) fn stop(&self) {
         self.signal("-STOP");
     }

@@ -1,4 +1,4 @@
-//! A store that answers as it is told, and remembers what it was asked.
+//! A store with scripted answers, which records its checks.
 #![allow(dead_code, reason = "each test uses what it needs of it")]
 
 use std::{

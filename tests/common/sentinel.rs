@@ -27,7 +27,7 @@ pub(crate) struct Sentinel {
     _folder: TempDir,
 }
 
-/// One name, and who stands behind it.
+/// One name, and its servers.
 pub(crate) struct Group {
     pub(crate) servers: Vec<Server>,
     pub(crate) sentinels: Vec<Sentinel>,

@@ -76,7 +76,7 @@ impl Store for Shared {
     }
 }
 
-/// Decides locally as one of so many, by a clock that stands still, and asks the store for each request.
+/// Decides locally as one of this many, by a clock that stands still, and calls the store for each request.
 fn limiter(store: &Shared, replicas: u32) -> Limiter {
     Limiter::new(store.clone())
         .on_failure(Local)

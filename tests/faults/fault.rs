@@ -15,7 +15,7 @@ const SECOND: u64 = 1;
 const HOUR: u64 = 3_600;
 const DAY: u64 = 86_400;
 
-/// In the order in which two of them can hit one server: what needs its answers comes before what makes it mute.
+/// In the order in which two of them can hit one server: what needs its answers comes before what makes it silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     ScriptsFlushed,
@@ -34,7 +34,7 @@ pub(crate) enum Fault {
     Crowd,
 }
 
-/// Two faults that turn the same knob are no pair.
+/// Two faults that change the same setting are no pair.
 #[derive(Debug, PartialEq, Eq)]
 enum Knob {
     Scripts,

@@ -1,4 +1,4 @@
-//! What is told of the runs.
+//! The table of the runs.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 

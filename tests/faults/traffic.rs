@@ -93,7 +93,7 @@ impl Traffic {
         (0..tasks * 20 / 19).map(spawn).collect()
     }
 
-    /// How late the runtime is for who waits for so long.
+    /// How late the runtime is for a wait of this time.
     async fn measure(&self, span: Duration) {
         let asleep = Instant::now();
         tokio::time::sleep(span).await;

@@ -314,7 +314,7 @@ fn visible(response: &Response<Incoming>, origin: &str) -> Option<HeaderMap> {
     )
 }
 
-/// As a browser does: asks first, and asks for nothing that it may not.
+/// As a browser does: a preflight first, and then only what that allows.
 async fn fetch(server: SocketAddr, origin: &str) -> (StatusCode, Option<HeaderMap>) {
     let url = format!("http://{server}/");
     let preflight = Request::options(&url)

@@ -388,7 +388,7 @@ fn public_types_are_send_and_sync() {
 #[derive(Clone)]
 struct User(String);
 
-/// One request a day of whomever this extractor finds, behind an authentication that accepts every name.
+/// One request a day for each key that this extractor finds, behind an authentication that accepts every name.
 async fn behind_authentication(extractor: impl KeyExtractor) -> Site {
     let authenticate = async |mut request: Asked, next: Next| {
         if let Some(name) = request.headers().get("authorization") {

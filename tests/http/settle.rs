@@ -83,7 +83,7 @@ impl Store for Watched {
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         self.begun.fetch_add(1, Ordering::SeqCst);
         let (store, settlement) = (self.store.clone(), settlement.clone());
-        // Whoever does not wait for this answer has settled nothing.
+        // A settlement that is not waited for is not done.
         (self.settle)(StoreFuture::pending(async move {
             store.settle(&settlement).await
         }))

@@ -29,7 +29,7 @@ use sluicegate::{
 };
 use tokio::task::JoinHandle;
 
-/// More than a busy machine needs for a decision, and less than a client needs that waits for a mute node.
+/// More than a busy machine needs for a decision, and less than a client needs that waits for a silent node.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What a busy machine may add to a timeout.
@@ -73,7 +73,7 @@ async fn store(cluster: &Cluster) -> RedisStore {
     store.prefix(&format!("store-{number}"))
 }
 
-/// Asks the store each time, however often it has failed: this is what these tests are about.
+/// Calls the store each time, without a breaker: these tests are about the store.
 async fn limiter(cluster: &Cluster) -> Limiter {
     Limiter::new(store(cluster).await).probe_interval(Duration::ZERO)
 }
@@ -593,7 +593,7 @@ async fn a_node_that_hangs_costs_its_own_slots_alone() {
     );
     assert!(!story.errors.is_empty());
     assert_eq!(other_story.errors, []);
-    // What was charged beside the mute node has been given back, or was charged there as well.
+    // What was charged beside the silent node has been given back, or was charged there as well.
     let (healthy, mute) = (
         left(&limiter, &other, &others[0]).await,
         left(&limiter, &other, &mute[0]).await,

@@ -1,4 +1,4 @@
-//! What an observer is told of a server that denies access.
+//! What an observer sees of a server that denies access.
 
 use std::time::Duration;
 

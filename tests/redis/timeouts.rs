@@ -1,4 +1,4 @@
-//! How long a `RedisStore` waits for a server that takes its time, and what becomes of replies whose caller has gone.
+//! How long a `RedisStore` waits for a slow server, and what happens to replies whose caller has gone.
 //! By the paused clock of the runtime, so that nothing is waited for.
 
 use std::{
