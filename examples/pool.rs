@@ -3,8 +3,8 @@
 //!     cargo run --example pool --features axum -- redis://127.0.0.1/
 //!     for i in 1 2 3 4; do curl -i http://127.0.0.1:3000/; done
 //!
-//! The fourth request within ten seconds is answered 429. Stop Redis and requests pass, unlimited; start it again and the next
-//! one is limited.
+//! The fourth request within ten seconds is answered 429. Stop Redis and requests pass, unlimited; start it again and
+//! the next one is limited.
 
 use std::{error::Error, net::SocketAddr, time::Duration};
 

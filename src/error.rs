@@ -92,7 +92,7 @@ impl fmt::Display for ExtractError {
 
 impl Error for ExtractError {}
 
-/// The store could not decide: neither yes nor no.
+/// The store could not decide: the request is neither allowed nor denied.
 ///
 /// Opaque, because what can go wrong differs by store; [`kind`](Self::kind) says what a caller can act upon,
 /// [`code`](Self::code) what the server said, and `source` what caused it. None of them, nor the message, holds a key,
@@ -132,18 +132,18 @@ impl Code {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// No answer within the timeout. What was asked may or may not have been done.
+    /// No answer within the timeout. The call may or may not have been executed.
     Timeout,
     /// The store cannot be reached or cannot work now: down, loading, out of memory, busy, read-only.
     Unavailable,
-    /// The store was not asked: it has failed several times in a row. See
+    /// The store was not called: it has failed several times in a row. See
     /// [`limiter`](crate::limiter#when-the-store-cannot-decide).
     CircuitOpen,
-    /// The store refuses this caller: wrong password, missing rights, wrong type of server. A person has to act.
+    /// The store denies this caller access: wrong password, missing rights, wrong type of server. A person has to act.
     AccessDenied,
-    /// The answer makes no sense, or the stored value was not written by this crate.
+    /// The reply cannot be read, or the stored value was not written by this crate.
     Protocol,
-    /// The call makes no sense: two policies of one name in one check, or a second settlement of one check.
+    /// The call is not valid: two policies of one name in one check, or a second settlement of one check.
     InvalidRequest,
 }
 

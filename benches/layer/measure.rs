@@ -22,7 +22,7 @@ use sluicegate::{
 };
 use tower::{Layer, Service};
 
-/// Few in a row and many rounds: in most of them, nobody else gets the processor.
+/// Few in a row and many rounds: in most of them, no other program gets the processor.
 const REQUESTS: u16 = 200;
 const ROUNDS: usize = 3_000;
 const CLIENTS: usize = 1_000;
@@ -70,7 +70,7 @@ fn limited_by(limiter: Limiter, rules: &str, keys: usize) -> RateLimit<Bare> {
     layer.layer(Bare)
 }
 
-/// Who asks: an address and an API key.
+/// A client: an address and an API key.
 type Client = (SocketAddr, HeaderValue);
 
 fn clients() -> Vec<Client> {
@@ -123,7 +123,7 @@ impl Row {
         }
     }
 
-    /// The best of all rounds: one that nobody else disturbed.
+    /// The best of all rounds: one that no other program disturbed.
     fn ns(&self) -> f64 {
         self.rounds_ns.iter().copied().fold(f64::INFINITY, f64::min)
     }

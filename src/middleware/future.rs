@@ -64,7 +64,7 @@ impl<S: Service<Request<B>>, B, R> ResponseFuture<S, B, R> {
         }
     }
 
-    /// Nobody waits for the response any more, or it has been given.
+    /// The caller has gone, or has got the response.
     fn abandon(self: Pin<&mut Self>) {
         let this = self.project();
         match this.state.project() {

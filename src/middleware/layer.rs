@@ -14,7 +14,7 @@ use crate::{
     policy::Policy,
 };
 
-/// Layer that applies the [`RateLimit`] middleware, which limits how often somebody may call a service.
+/// Layer that applies the [`RateLimit`] middleware, which limits how often a client may call a service.
 ///
 /// See the [module docs](super) for an example. `R` makes the responses to requests that are not passed on.
 pub struct RateLimitLayer<R = ProblemJson> {
@@ -24,7 +24,7 @@ pub struct RateLimitLayer<R = ProblemJson> {
 impl RateLimitLayer {
     /// Creates a layer over a store, or over a [`Limiter`], whose timeout and failure policy it takes.
     ///
-    /// It limits nothing until it is told [what to limit](Self::limit).
+    /// It limits nothing until [`limit`](Self::limit) is called.
     #[must_use]
     pub fn new(limiter: impl Into<Limiter>) -> Self {
         let shared = Shared::new(limiter.into(), ProblemJson::default());
@@ -41,7 +41,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Panics
     ///
-    /// When another limit of this layer has a policy of the same name and different rules: they would share their counts.
+    /// When another limit of this layer has a policy of the same name and other rules: they would share counts.
     #[must_use]
     pub fn limit(self, policy: impl Into<PolicySelector>, extractor: impl KeyExtractor) -> Self {
         let policy = self.without_twin(policy.into());
@@ -77,10 +77,10 @@ impl<R> RateLimitLayer<R> {
         selector
     }
 
-    /// Lets requests pass that this layer should not see, such as health checks: nothing is looked up, charged or added to
-    /// the response. A request is skipped when one of these closures says so, unless it is [blocked](Self::block).
+    /// Lets requests pass that this layer should not see, such as health checks: nothing is looked up, charged or added
+    /// to the response. A request is skipped when one of these closures says so, unless it is [blocked](Self::block).
     ///
-    /// A list of networks is a closure too: one that asks [`Cidr::contains`](crate::extract::Cidr::contains) of
+    /// A list of networks is a closure too: one that calls [`Cidr::contains`](crate::extract::Cidr::contains) with
     /// [`ForwardedIp::address`](crate::ForwardedIp::address).
     #[must_use]
     pub fn skip(self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
@@ -89,10 +89,10 @@ impl<R> RateLimitLayer<R> {
 
     /// Lets keys pass, such as those on an allow list: they are charged under no policy of this layer.
     ///
-    /// A list holds what the extractor answers: compare whole keys, or the kind and the value of keys that you have made yourself.
+    /// Compare whole keys with what the extractor answers, or the kind and the value of keys that you make yourself.
     ///
-    /// Other keys of the same request are charged all the same: a partner's address that is not limited does not free a user
-    /// from the limit by API key. Use [`skip`](Self::skip) to let the whole request pass.
+    /// Other keys of the same request are charged all the same: a partner's address that is not limited does not free a
+    /// user from the limit by API key. Use [`skip`](Self::skip) to let the whole request pass.
     #[must_use]
     pub fn skip_keys(self, skips: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.skipped_keys.push(Arc::new(skips)))
@@ -100,16 +100,18 @@ impl<R> RateLimitLayer<R> {
 
     /// Rejects requests with a 403, before any key is extracted or anything is charged.
     ///
-    /// It goes before [`skip`](Self::skip). The response is made from [`Rejection::Blocked`](super::Rejection::Blocked).
+    /// It goes before [`skip`](Self::skip). The response is made from
+    /// [`Rejection::Blocked`](super::Rejection::Blocked).
     #[must_use]
     pub fn block(self, blocks: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.blocked.push(Arc::new(blocks)))
     }
 
-    /// Rejects requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is charged to any of
-    /// the request's keys.
+    /// Rejects requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is
+    /// charged to any of the request's keys.
     ///
-    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): of what is skipped, no key is known.
+    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): the keys of a request that
+    /// is skipped are not known.
     #[must_use]
     pub fn block_keys(self, blocks: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.blocked_keys.push(Arc::new(blocks)))
@@ -127,8 +129,8 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))
     }
 
-    /// Sets what an admitted request finally costs, by the head of its response: asked for each of its charges. The default is what was
-    /// charged.
+    /// Sets what an admitted request finally costs, by the head of its response: called once for each of its charges.
+    /// The default is what was charged.
     ///
     /// ```
     /// # use http::StatusCode;
@@ -145,15 +147,17 @@ impl<R> RateLimitLayer<R> {
     /// # let _ = layer;
     /// ```
     ///
-    /// The request is charged when it comes and settled when it is answered, so that requests under way count: of a hundred
-    /// guesses at the same time, no more than the limit are served. A caller with that many good requests under way may be denied.
+    /// The request is charged when it comes and settled when it is answered, so that requests under way count: of a
+    /// hundred guesses at the same time, no more than the limit are served. A caller with that many good requests under
+    /// way may be denied.
     ///
-    /// A response waits for its settlement, within the timeout, and its headers tell what is left afterwards; where nothing
-    /// differs, the store is not called. What [shadows](Policy::shadow) charged is settled in the same call. If the settlement fails, or takes too long, the response goes out as it is and **the charge
-    /// stays**. If the client goes away meanwhile, the settlement is carried on in the background.
+    /// A response waits for its settlement, within the timeout, and its headers tell what is left afterwards; where
+    /// nothing differs, the store is not called. What [shadows](Policy::shadow) charged is settled in the same call. If
+    /// the settlement fails, or takes too long, the response goes out as it is and **the charge stays**. If the client
+    /// goes away meanwhile, the settlement is carried on in the background.
     ///
     /// What only the end of a streaming body can tell is for the handler to [settle](Limiter::settle), with the
-    /// [`Decision`](crate::Decision) in the request's extensions; a check is settled once, and then not again from here.
+    /// [`Decision`](crate::Decision) in the request's extensions; a check is settled only once.
     #[must_use]
     pub fn settle(
         self,
@@ -165,17 +169,17 @@ impl<R> RateLimitLayer<R> {
     /// Gives back what was charged for requests that get no response: the client went away before there was one, or the
     /// inner service failed with an error. By default they keep their charge.
     ///
-    /// This is done in the background, at most 1024 at a time and each within the timeout; where that fails, the charge stays. It also
-    /// stays when the client has gone before the store had decided: what became of the charge is not known then.
+    /// This is done in the background, at most 1024 at a time and each within the timeout; where that fails, the charge
+    /// stays. It also stays when the client has gone before the store decided, since it may not have been charged.
     ///
-    /// **A client that always leaves early is then never limited**, whatever its requests have cost: use it only where the
-    /// inner service stops working, too, when nobody waits any more.
+    /// **A client that always leaves early is then never limited**, whatever its requests have cost: use it only where
+    /// the inner service stops working, too, when its caller has gone.
     #[must_use]
     pub fn refund_unanswered(self) -> Self {
         self.change(|shared| shared.settle.refunds_unanswered = true)
     }
 
-    /// Sets how long a decision may take; and, before it, all look-ups of keys together. The default is the limiter's, 100 ms.
+    /// Sets how long a decision may take; and, before it, all look-ups of keys. The default is the limiter's, 100 ms.
     ///
     /// # Panics
     ///
@@ -189,22 +193,23 @@ impl<R> RateLimitLayer<R> {
     /// Sets what to do with a request that could not be decided, for policies that do not
     /// [say it themselves](Policy::on_failure). The default is the limiter's, [`FailurePolicy::Open`].
     ///
-    /// For [`Local`](FailurePolicy::Local), give the layer a [`Limiter`] that knows [how many replicas](Limiter::replicas) there are.
+    /// For [`Local`](FailurePolicy::Local), give the layer a [`Limiter`] that knows
+    /// [how many replicas](Limiter::replicas) there are.
     #[must_use]
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
         let limiter = self.shared.plan.limiter.clone().on_failure(policy);
         self.change(|shared| shared.plan.limiter = limiter)
     }
 
-    /// Makes every policy of this layer a [shadow](Policy::shadow): it decides, charges and reports, and rejects no request, for
-    /// whatever reason.
+    /// Makes every policy of this layer a [shadow](Policy::shadow): it decides, charges and reports, and rejects no
+    /// request, for whatever reason.
     #[must_use]
     pub fn shadow(self) -> Self {
         self.change(|shared| shared.plan.shadow = true)
     }
 
-    /// Lets requests wait for room, up to this time; a request that would have to wait longer is denied at once. By default none
-    /// waits.
+    /// Lets requests wait for room, up to this time; a request that would have to wait longer is denied at once. By
+    /// default none waits.
     ///
     /// Requests under the same policies and keys go in order of arrival: see [`Limiter::acquire`], and
     /// [around a client](super#around-a-client). The timeout is then that of each call of the store.
@@ -219,10 +224,11 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.style = style)
     }
 
-    /// Adds a random time, up to this one, to what each client is told to wait, so that those that were denied together do not
-    /// come back together. The default is none.
+    /// Adds a random time, up to this one, to the wait that each client is sent, so that those that were denied
+    /// together do not come back together. The default is none.
     ///
-    /// It is added to `Retry-After`, to `t` or `Reset`, and to what the [`Rejection`](super::Rejection) says; never taken away. The
+    /// It is added to `Retry-After`, to `t` or `Reset`, and to what the [`Rejection`](super::Rejection) says; never
+    /// taken away. The
     /// [`Decision`](crate::Decision) in the extensions is as the store made it.
     #[must_use]
     pub fn jitter(self, most: Duration) -> Self {

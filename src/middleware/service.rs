@@ -9,7 +9,7 @@ use tower_service::Service;
 
 use super::{MakeRejection, ProblemJson, ResponseFuture, decide::Step, shared::Shared};
 
-/// Middleware that limits how often somebody may call a service.
+/// Middleware that limits how often a client may call a service.
 ///
 /// See the [module docs](super) for an example.
 pub struct RateLimit<S, R = ProblemJson> {

@@ -85,7 +85,7 @@ impl<T> Unsettled<T> {
 }
 
 impl Settle {
-    /// The settlement that a response asks for; `None` when it costs what was charged.
+    /// The settlement that a response requires; `None` when it costs what was charged.
     pub(super) fn of_response<B>(
         &self,
         limiter: &Limiter,
@@ -111,7 +111,7 @@ impl Settle {
         }
     }
 
-    /// Carries on with a settlement that nobody waits for any more; without a runtime, the charge stays.
+    /// Carries on with a settlement whose caller has gone; without a runtime, the charge stays.
     pub(super) fn in_background(&self, settling: Settling) {
         let (Ok(runtime), Some(place)) = (Handle::try_current(), Place::take(&self.in_background))
         else {
@@ -124,7 +124,7 @@ impl Settle {
     }
 }
 
-/// The settlement of what counts and of what shadows charged, in one call; `None` when all of it costs what was charged.
+/// The settlement of what counts and of what shadows charged, in one call; `None` when nothing differs.
 ///
 /// What a handler has settled by itself is left as it is.
 fn settling(
@@ -170,7 +170,7 @@ fn settlement(usage: &Usage, cost_of: impl Fn(&Charge) -> u64) -> Option<Settlem
         .flatten()
 }
 
-/// The head is lent out without the body, whose type has no value to stand in for it.
+/// Calls back with the head alone: the body's type has no value that could replace it meanwhile.
 fn with_head<B, T>(response: &mut Response<B>, look: impl FnOnce(&Parts) -> T) -> T {
     let mut head = Response::new(()).into_parts().0;
     head.status = response.status();

@@ -51,7 +51,7 @@ impl<R> Shared<R> {
         self.headers = headers(self.style, &self.plan);
     }
 
-    /// The settlement that a response asks for; `None` when it costs what was charged.
+    /// The settlement that a response requires; `None` when it costs what was charged.
     pub(super) fn settling<B>(
         &self,
         response: &mut Response<B>,
@@ -102,7 +102,7 @@ impl<R> Shared<R> {
         response
     }
 
-    /// The decision as the client is told it.
+    /// The decision as the client sees it.
     fn told<'a>(&self, decision: &'a Decision) -> Cow<'a, Decision> {
         if self.jitter.is_zero() {
             return Cow::Borrowed(decision);

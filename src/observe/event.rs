@@ -1,4 +1,4 @@
-//! What an observer is told: views without a key.
+//! What an observer is notified of: views without a key.
 
 use std::{fmt, time::Duration};
 
@@ -22,7 +22,7 @@ pub enum CallKind {
     Peek,
     /// To give an admitted check its final cost.
     Settle,
-    /// To forget.
+    /// To reset a key.
     Reset,
 }
 
@@ -39,7 +39,7 @@ impl CallKind {
     }
 }
 
-/// What became of a request that the store did not decide.
+/// What happened to a request that the store did not decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RequestOutcome {
@@ -70,7 +70,7 @@ impl RequestOutcome {
     }
 }
 
-/// How long a call took, and when it ended: known already, so that an observer need not ask the clock again.
+/// How long a call took, and when it ended: known already, so that an observer need not read the clock again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     pub(crate) latency: Duration,
@@ -133,7 +133,7 @@ impl<'a> CallInfo<'a> {
         }
     }
 
-    /// The same, where the call was told of already.
+    /// The same, where there was an event for the call already.
     pub(crate) const fn shared(mut self, shares_call: bool) -> Self {
         self.shares_call = shares_call;
         self
@@ -155,7 +155,7 @@ impl<'a> CallInfo<'a> {
         self.kind
     }
 
-    /// Under which policies, each once.
+    /// The policies that are checked, each once.
     pub fn policies(&self) -> impl Iterator<Item = &'a Policy> + use<'a> {
         let (charges, one) = match self.policies {
             Policies::Of(charges) => (charges, None),
@@ -174,13 +174,13 @@ impl<'a> CallInfo<'a> {
         Names(*self)
     }
 
-    /// Whether the policies are [shadows](Policy::shadow): they are told of apart from others.
+    /// Whether the policies are [shadows](Policy::shadow): they have an event of their own.
     #[must_use]
     pub const fn is_shadow(&self) -> bool {
         self.shadow
     }
 
-    /// Whether these are shadows beside policies that count, of which was told before: it was one call for all of them.
+    /// Whether these are shadows beside policies that count, which had their event before: it was one call for all.
     #[must_use]
     pub const fn shares_call(&self) -> bool {
         self.shares_call
@@ -215,7 +215,7 @@ impl fmt::Debug for CallInfo<'_> {
 pub struct DecisionEvent<'a> {
     pub(crate) call: CallInfo<'a>,
     pub(crate) timing: Timing,
-    /// Leads to the keys, and is therefore not shown.
+    /// Gives access to the keys, and is therefore not shown.
     pub(crate) decision: &'a Decision,
 }
 
@@ -244,7 +244,7 @@ impl<'a> DecisionEvent<'a> {
         self.decision.is_allowed()
     }
 
-    /// What is left under each policy; a policy stands here once for each key that it was checked with.
+    /// What is left under each policy; a policy is listed once for each key that it was checked with.
     pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'a>> + Clone + use<'a> {
         self.decision.usage().policies()
     }
@@ -311,7 +311,7 @@ impl<'a> ErrorEvent<'a> {
         &self.call
     }
 
-    /// How long it was waited for.
+    /// How long the limiter waited.
     #[must_use]
     pub const fn latency(&self) -> Duration {
         self.timing.latency
@@ -323,7 +323,7 @@ impl<'a> ErrorEvent<'a> {
         self.error
     }
 
-    /// What became of the request, by the failure policy; a caller of [`Limiter`](crate::Limiter) may do otherwise.
+    /// What happened to the request, by the failure policy; a caller of [`Limiter`](crate::Limiter) may do otherwise.
     #[must_use]
     pub const fn outcome(&self) -> RequestOutcome {
         self.outcome
@@ -383,7 +383,7 @@ impl<'a> MissingKey<'a> {
         self.error
     }
 
-    /// What became of the request.
+    /// What happened to the request.
     #[must_use]
     pub const fn outcome(&self) -> RequestOutcome {
         self.outcome
@@ -404,7 +404,7 @@ impl<'a> Blocked<'a> {
         self.policy
     }
 
-    /// What became of the request: it passes when the whole layer is a [shadow](Policy::shadow).
+    /// What happened to the request: it passes when the whole layer is a [shadow](Policy::shadow).
     #[must_use]
     pub const fn outcome(&self) -> RequestOutcome {
         self.outcome

@@ -1,4 +1,4 @@
-//! [`Observer`]: is told of each decision and each failure, and never of a key.
+//! [`Observer`]: is notified of each decision and each failure, and never sees a key.
 //!
 //! ```
 //! use std::sync::{Arc, Mutex};
@@ -32,10 +32,10 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Two are shipped, each behind a feature: `TracingObserver` (`tracing`) and `MetricsObserver` (`metrics`). A pair of
-//! observers is an observer. Without one, no time is taken.
+//! The crate has two, each behind a feature: `TracingObserver` (`tracing`) and `MetricsObserver` (`metrics`). A pair of
+//! observers is an observer. Without one, the clock is not read.
 //!
-//! # What is told
+//! # Events
 //!
 //! | what happened | method |
 //! |---|---|
@@ -46,9 +46,9 @@
 //! | a limit found no key in a request | [`on_missing_key`](Observer::on_missing_key) |
 //! | a request, or one of its keys, was on a deny list | [`on_blocked`](Observer::on_blocked) |
 //!
-//! What [shadows](crate::Policy::shadow) decided is an event of its own, after that of the policies that count. A check that the
-//! memory of this process decides, since the store could not, is told of twice: by `on_error`, and then by `on_decision`.
-//! A request whose client goes away before it is decided is not told of.
+//! What [shadows](crate::Policy::shadow) decided is an event of its own, after that of the policies that count. A check
+//! that the memory of this process decides, since the store could not, causes two events: `on_error`, and then
+//! `on_decision`. A request whose client goes away before it is decided causes none.
 
 mod event;
 #[cfg(feature = "metrics")]
@@ -69,12 +69,12 @@ pub use self::metrics::MetricsObserver;
 #[cfg(feature = "tracing")]
 pub use self::tracing::TracingObserver;
 
-/// Is told of each decision and each failure.
+/// Is notified of each decision and each failure.
 ///
-/// Every method does nothing unless it is written, and more may come. They are called in the path of requests: what takes
-/// long or may wait goes elsewhere. No argument leads to a key.
+/// By default a method does nothing, and later versions may add methods. They are called in the path of requests: move
+/// what takes long or may block to another task. No argument gives access to a key.
 pub trait Observer: Send + Sync + 'static {
-    /// The store is about to be called; what is returned is around every poll of its answer, until it is dropped.
+    /// The store is about to be called. Every poll of its answer runs within the returned scope.
     fn on_call(&self, call: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
         let _ = call;
         None
@@ -97,8 +97,8 @@ pub trait Observer: Send + Sync + 'static {
 
     /// The breaker in front of the store has opened or closed.
     ///
-    /// Clones of a limiter share it. Where they have observers of their own, that of the clone which opens it is told, also when
-    /// another clone closes it again.
+    /// Clones of a limiter share it. Where they have different observers, that of the clone which opens it is notified,
+    /// also when another clone closes it again.
     fn on_breaker(&self, event: &BreakerEvent<'_>) {
         let _ = event;
     }
@@ -114,7 +114,7 @@ pub trait Observer: Send + Sync + 'static {
     }
 }
 
-/// Is around every poll of the answer to one call: a span is entered for it and left after it.
+/// Every poll of the answer to one call runs within it: for instance, a span is entered before and left after.
 pub trait PollScope: Send {
     /// Runs `poll`, once.
     fn enter(&mut self, poll: &mut dyn FnMut());
@@ -151,7 +151,7 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
     }
 }
 
-/// Two observers are told one after the other.
+/// Both observers are notified, one after the other.
 impl<A: Observer, B: Observer> Observer for (A, B) {
     fn on_call(&self, call: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
         match (self.0.on_call(call), self.1.on_call(call)) {

@@ -31,11 +31,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// | event `breaker opened` | warn | `kind`, `error`, `cause` |
 /// | event `breaker closed` | info | |
 ///
-/// `policies` are names, separated by commas. What clients can cause at will has the level debug or trace, so that they cannot fill
-/// a log. Failures are warnings, but each kind is written **once** until the store has answered something, and then at most
-/// once a second: a server that is down, or rejects the password, fills no log. `suppressed` is the number of failures of the
-/// kind since the last one that was written. Calls that were not made, since the breaker is open, are not written. For
-/// numbers, use `MetricsObserver`.
+/// `policies` are names, separated by commas. What clients can cause at will has the level debug or trace, so that they
+/// cannot fill a log. Failures are warnings, but each kind is written **once** until the store has answered something,
+/// and then at most once a second: a server that is down, or rejects the password, fills no log. `suppressed` is the
+/// number of failures of the kind since the last one that was written. Calls that were not made, since the breaker is
+/// open, are not written. For numbers, use `MetricsObserver`.
 ///
 /// ```
 /// use sluicegate::{Limiter, MemoryStore, observe::TracingObserver};

@@ -1,4 +1,4 @@
-//! What every store has to do with a call of several operations, with fills and with shadows; stamped out for each store by
+//! What every store has to do with a call of several operations, with fills and with shadows: tests made by
 //! [`calls!`](crate::calls).
 
 use std::time::Duration;

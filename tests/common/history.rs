@@ -48,7 +48,7 @@ pub(crate) enum Act {
     NextRules(usize),
 }
 
-/// The histories that the semantics speak of: the clock goes forward and the rules stay.
+/// The histories that the semantics are defined for: the clock goes forward and the rules stay.
 pub(crate) fn steady() -> impl Strategy<Value = History> {
     let acts = prop_oneof![8 => checks(), 2 => settlements(), 1 => resets()];
     histories(1, gaps(), acts)
@@ -292,7 +292,7 @@ pub(crate) fn move_clock(clock: &TestClock, gap_ms: i64) {
     clock.set(clock.now_ms().saturating_add_signed(gap_ms));
 }
 
-/// Plays a history on two empty stores that go by one clock: they must agree at every step.
+/// Plays a history on two empty stores that share one clock: they must agree at every step.
 pub(crate) async fn agree(
     first: &dyn Store,
     second: &dyn Store,

@@ -1,6 +1,6 @@
 //! A connection to nowhere: it runs the script in Lua 5.4 and keeps the keys itself.
 //!
-//! Redis and Valkey run Lua 5.1; others that speak their protocol run 5.4, where whole numbers and floats differ.
+//! Redis and Valkey run Lua 5.1; others with their protocol run 5.4, where whole numbers and floats differ.
 
 use std::{
     collections::HashMap,
@@ -216,7 +216,7 @@ fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// Floats that are no whole numbers are refused by every command that the script uses.
+/// Floats that are no whole numbers are errors to every command that the script uses.
 fn argument(value: &LuaValue) -> Vec<u8> {
     match value {
         LuaValue::String(string) => string.as_bytes().to_vec(),

@@ -1,4 +1,4 @@
-//! The semantics in the simplest form: every charge is kept for ever, and every question is answered by adding all up.
+//! The semantics in the simplest form: every charge is kept, and each check adds all of them up.
 //!
 //! For clocks that go forward and rules that stay.
 

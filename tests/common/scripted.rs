@@ -1,4 +1,4 @@
-//! A store that answers as it is told, and remembers what it was asked.
+//! A store with scripted answers, which records its checks.
 #![allow(dead_code, reason = "each test uses what it needs of it")]
 
 use std::{
@@ -47,12 +47,12 @@ impl Scripted {
         Self::new(|check| StoreFuture::ready(allowed(check)))
     }
 
-    /// Refuses everything: every rule for this long.
+    /// Denies everything: every rule for this long.
     pub(crate) fn refusing_for(ms: u64) -> Arc<Self> {
         Self::new(move |check| StoreFuture::ready(denied(check, ms)))
     }
 
-    /// A memory store at the end of a long wire.
+    /// A memory store that answers after a delay.
     pub(crate) fn far(latency: Duration) -> Arc<Self> {
         let memory = MemoryStore::new();
         Self::whole(move |check| {
@@ -137,7 +137,7 @@ pub(crate) fn allowed(check: &Check) -> Result<Decision, StoreError> {
     })
 }
 
-/// A refusal by every rule, which are all full.
+/// A denial by every rule, which are all full.
 pub(crate) fn denied(check: &Check, ms: u64) -> Result<Decision, StoreError> {
     decide(check, false, |_, limit| Count {
         used: limit,

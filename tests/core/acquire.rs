@@ -1,4 +1,4 @@
-//! Callers wait for room in order of arrival, ask the store only when it is worth it, and never come too early.
+//! Callers wait for room in order of arrival, call the store only when there may be room, and never come too early.
 
 use std::{
     convert::Infallible,
@@ -28,7 +28,7 @@ use tower::{ServiceBuilder, ServiceExt};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A memory store whose clock is that of the paused runtime, and when it was asked.
+/// A memory store whose clock is that of the paused runtime, and when it was called.
 #[derive(Debug)]
 struct Timed {
     store: MemoryStore,
@@ -88,7 +88,7 @@ impl Store for Timed {
     }
 }
 
-/// How many decisions an observer was told of.
+/// How many decisions an observer was notified of.
 #[derive(Clone, Default)]
 struct Told(Arc<AtomicU32>);
 
@@ -107,7 +107,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Waits, and answers when it was admitted, in ms; `None` if it was refused.
+/// Waits, and answers when it was admitted, in ms; `None` if it was denied.
 async fn admitted_ms(limiter: &Limiter, store: &Timed, cost: u64, most: Duration) -> Option<u128> {
     let decision = limiter
         .acquire(calls("2/1s@exact", cost), most)

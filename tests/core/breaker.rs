@@ -1,4 +1,4 @@
-//! A store that fails is asked once in a while and no more, and is asked again by all as soon as it answers.
+//! A store that fails is called once in each interval, and again by all requests as soon as it answers.
 
 use std::{
     convert::Infallible,

@@ -68,7 +68,7 @@ fn assert_promise(history: &History, admitted: &[Admitted]) {
     }
 }
 
-/// Whoever comes back `retry_after` later is admitted; a millisecond earlier, refused.
+/// A check that comes back `retry_after` later is admitted; a millisecond earlier, denied.
 async fn assert_retry_is_exact(store: &dyn Store, clock: &TestClock, history: &History) {
     let mut player = Player::new(store, history);
     clock.set(history.start_ms);

@@ -76,7 +76,7 @@ impl Store for Shared {
     }
 }
 
-/// Decides locally as one of so many, by a clock that stands still, and asks the store for each request.
+/// Decides locally as one of this many, by a clock that stands still, and calls the store for each request.
 fn limiter(store: &Shared, replicas: u32) -> Limiter {
     Limiter::new(store.clone())
         .on_failure(Local)
@@ -335,7 +335,7 @@ async fn the_memory_decides_shadows_together_with_the_policies_that_count() {
         assert_eq!(shadow.is_allowed(), shadow_allows);
         assert_eq!(store.asked.load(SeqCst), asked + 1);
     }
-    // The failure policy of a shadow beside policies that count says nothing.
+    // The failure policy of a shadow beside policies that count does not matter.
     let closed = trial.clone().on_failure(Closed);
     let charges = [
         Charge::new(&api, alice(), 1),

@@ -35,6 +35,6 @@ async fn prometheus_reads_in_the_example_what_was_allowed_and_refused() {
     ] {
         assert!(page.lines().any(|it| it == line), "{line}:\n{page}");
     }
-    // Nobody's address is in it.
+    // No client's address is in it.
     assert!(!page.contains("127.0.0.1"), "{page}");
 }

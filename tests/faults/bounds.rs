@@ -17,7 +17,7 @@ fn charge() -> [Charge; 1] {
     [Charge::new(&policy, Key::new("user", "alice"), 1)]
 }
 
-/// One check in each of so many tasks at once; how many were decided.
+/// One check in each of this many tasks at once; how many were decided.
 async fn wave(limiter: &Limiter, tasks: usize) -> usize {
     let decided = join_all((0..tasks).map(|_| {
         let limiter = limiter.clone();

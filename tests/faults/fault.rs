@@ -15,7 +15,7 @@ const SECOND: u64 = 1;
 const HOUR: u64 = 3_600;
 const DAY: u64 = 86_400;
 
-/// In the order in which two of them can befall one server: of what needs a server that answers, before what makes it mute.
+/// In the order in which two of them can hit one server: what needs its answers comes before what makes it silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     ScriptsFlushed,
@@ -34,7 +34,7 @@ pub(crate) enum Fault {
     Crowd,
 }
 
-/// Two faults that turn the same knob are no pair.
+/// Two faults that change the same setting are no pair.
 #[derive(Debug, PartialEq, Eq)]
 enum Knob {
     Scripts,
@@ -106,7 +106,7 @@ impl Fault {
         }
     }
 
-    /// Whether these two can befall one server, in this order.
+    /// Whether these two can hit one server, in this order.
     pub(crate) fn makes_a_pair_with(self, other: Self) -> bool {
         // A server that was made read-only has no replica that could be promoted.
         self.knob() != other.knob() && (self, other) != (Self::ReadOnly, Self::FailedOver)
@@ -148,8 +148,8 @@ impl Fault {
 
     /// How often what a rule has counted may be lost; `None` when any number of times.
     ///
-    /// A clock that steps back by more than a window leaves steps that are not believed, by the design. A replica may lack
-    /// what its primary charged last. A killed server that keeps its data forgets nothing.
+    /// A clock that steps back by more than a window leaves steps that are not believed, by the design. A replica may
+    /// lack what its primary charged last. A killed server that keeps its data forgets nothing.
     pub(crate) fn losses(self, rule: &Rule) -> Option<u64> {
         match self {
             Self::Evicting { .. } => None,
@@ -247,7 +247,7 @@ fn jump(site: &Site, seconds: u64, ahead: bool) -> Heal {
     Box::new(|_| ())
 }
 
-/// Somebody else fills the server, so that something has to go all the while.
+/// Another client fills the server, so that keys have to be evicted all the while.
 fn evict(site: &Site, policy: &str) -> Heal {
     site.server
         .run::<()>(&format!("CONFIG SET maxmemory-policy {policy}"));
@@ -265,7 +265,7 @@ fn evict(site: &Site, policy: &str) -> Heal {
     })
 }
 
-/// A script that does not end; returns when the server refuses everything else.
+/// A script that does not end; returns when the server rejects everything else.
 fn keep_busy(site: &Site) -> Heal {
     let client = redis::Client::open(site.server.socket_url()).unwrap();
     let mut running = client.get_connection().unwrap();

@@ -1,10 +1,10 @@
-//! Whatever befalls the server, the network and the clocks: no request waits longer than its timeout, never more than the
-//! limit is admitted, and all works again by itself.
+//! Whatever happens to the server, the network and the clocks: no request waits longer than its timeout, never more
+//! than the limit is admitted, and all works again by itself.
 //!
-//! `plain` looks at single answers. The rest runs traffic through a proxy while faults are done to the server, and prints
-//! a table, a row for each run. The short form, each fault alone over a store's own connection, runs with all other tests; the
-//! long form takes about twelve minutes, and does every pair of faults that makes sense over each kind of connection, and with a
-//! process that decides by itself meanwhile:
+//! `plain` looks at single answers. The rest runs traffic through a proxy while faults are done to the server, and
+//! prints a table, a row for each run. The short form, each fault alone over a store's own connection, runs with all
+//! other tests; the long form takes about twelve minutes, and does every pair of faults that can be combined over each
+//! kind of connection, and with a process that decides by itself meanwhile:
 //!
 //! ```console
 //! cargo test --all-features --test faults -- --ignored --nocapture
@@ -66,7 +66,7 @@ fn every_fault_and_every_pair_over_each_kind_of_connection() {
     runs(setups.flat_map(over).collect());
 }
 
-/// Runs what makes sense, some at a time, and judges all.
+/// Runs all combinations that can be made, some at a time, and judges all.
 fn runs(wanted: Vec<(Setup, Vec<Fault>)>) {
     let with_clock = Clock::is_available();
     let only = std::env::var("FAULTS").unwrap_or_default();

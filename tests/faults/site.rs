@@ -77,7 +77,7 @@ impl Site {
         self.is_down = false;
     }
 
-    /// Limits that would stay for ever.
+    /// Keys without a TTL, which would never expire.
     pub(crate) fn keys_without_ttl(&self) -> u64 {
         let script = "local n = 0 \
              for _, key in ipairs(redis.call('KEYS', 'sluicegate:*')) do if redis.call('PTTL', key) == -1 then n = n + 1 end end \
@@ -129,7 +129,7 @@ impl Drop for Repeated {
     }
 }
 
-/// A connection that waits for nobody for long.
+/// A connection that waits for no reply for long.
 pub(crate) fn connect(url: &str) -> RedisResult<Connection> {
     let connection =
         redis::Client::open(url)?.get_connection_with_timeout(Duration::from_millis(200))?;

@@ -1,4 +1,4 @@
-//! What strangers may write, and what must hold whatever they write. Each function is one fuzz target.
+//! What untrusted parties may write, and what must hold whatever they write. Each function is one fuzz target.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -135,7 +135,7 @@ fn assert_sound(decision: &Decision) {
     let _ = format!("{decision:?}");
 }
 
-/// Gives everybody the same answer.
+/// Gives every command the same answer.
 #[derive(Clone)]
 struct Answering(Value);
 

@@ -507,7 +507,7 @@ async fn each_rule_has_an_item_of_the_same_name_in_both_fields() {
     );
 }
 
-/// Refuses rules with a limit of 1 for 7 s, those with a limit of 2 for 3 s, and no others.
+/// Denies rules with a limit of 1 for 7 s, those with a limit of 2 for 3 s, and no others.
 fn refusing_some() -> Arc<Scripted> {
     Scripted::new(|check| {
         let decision = decide(check, false, |_, limit| Count {
@@ -666,7 +666,7 @@ async fn jitter_only_ever_adds_and_is_bounded() {
         assert_eq!(lines(response.headers(), "ratelimit"), [item]);
         let decision = response.extensions().get::<Decision>();
         let Some(Decision::Denied(denial)) = decision else {
-            panic!("not refused");
+            panic!("not denied");
         };
         assert_eq!(denial.retry_after(), Some(Duration::from_secs(1)));
         told.insert(retry_after);

@@ -1,4 +1,4 @@
-//! An observer is told of every decision and failure, by the names that are documented, and never of a key.
+//! An observer is notified of every decision and failure, by the documented names, and never sees a key.
 
 use std::{
     convert::Infallible,
@@ -41,7 +41,7 @@ async fn ask(layer: &RateLimitLayer) {
     layer.layer(inner).oneshot(request).await.unwrap();
 }
 
-/// Answers after 30 ms: allows policies whose name says so, refuses others.
+/// Answers after 30 ms: allows policies whose name says so, denies others.
 fn slow() -> Arc<Scripted> {
     Scripted::new(|check| {
         let allows = check.charges()[0].policy().name().starts_with("allows");
@@ -57,7 +57,7 @@ fn slow() -> Arc<Scripted> {
     })
 }
 
-// Who is told what
+// Which events there are
 
 #[tokio::test(start_paused = true)]
 async fn an_observer_is_told_of_decisions_and_of_how_long_they_took() {
@@ -297,7 +297,7 @@ fn an_observer_that_does_nothing_costs_no_allocation() {
     let limiter = || Limiter::new(MemoryStore::new());
     let unobserved = allocations(limiter());
     assert_eq!(allocations(limiter().observer(Nothing)), unobserved);
-    // Nobody subscribes to these.
+    // No subscriber wants these.
     assert_eq!(
         allocations(limiter().observer(TracingObserver::new())),
         unobserved
@@ -308,7 +308,7 @@ fn an_observer_that_does_nothing_costs_no_allocation() {
     );
 }
 
-/// Everything that can be told of, once.
+/// Every event, once.
 async fn everything(observer: impl Observer) {
     let observer = Arc::new(observer);
     for store in [

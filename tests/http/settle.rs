@@ -67,7 +67,7 @@ impl Watched {
         self.begun.load(Ordering::SeqCst)
     }
 
-    /// The units left of everybody's policy.
+    /// The units left of the policy that all share.
     async fn left(self: &Arc<Self>, policy: &Policy) -> u64 {
         let charge = Charge::new(policy, everybody(), 0);
         let usage = Limiter::new(self.clone()).peek([charge]).await.unwrap();
@@ -83,7 +83,7 @@ impl Store for Watched {
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         self.begun.fetch_add(1, Ordering::SeqCst);
         let (store, settlement) = (self.store.clone(), settlement.clone());
-        // Whoever does not wait for this answer has settled nothing.
+        // A settlement that is not waited for is not done.
         (self.settle)(StoreFuture::pending(async move {
             store.settle(&settlement).await
         }))
@@ -373,7 +373,7 @@ async fn what_a_handler_has_settled_is_left_and_what_its_shadows_charged_is_sett
     assert_eq!(left, [7, 5]);
 }
 
-/// A server behind a layer that settles to 0, patiently.
+/// A server behind a layer that settles to 0, with a long timeout.
 async fn settling(store: &Arc<Watched>, all: &Policy) -> Site {
     let limits = RateLimitLayer::new(store.clone())
         .limit(all.clone(), everybody())
@@ -399,7 +399,7 @@ async fn a_client_gets_its_response_and_keeps_its_charge_when_settling_fails() {
     assert_eq!(store.begun(), 2);
 }
 
-/// A store that settles when the doors open, and says so.
+/// A store that settles when it is told to, and says so.
 fn behind_doors() -> (Arc<Watched>, Arc<Semaphore>, mpsc::UnboundedReceiver<()>) {
     let doors = Arc::new(Semaphore::new(0));
     let (settled, settlements) = mpsc::unbounded_channel();
@@ -418,7 +418,7 @@ fn behind_doors() -> (Arc<Watched>, Arc<Semaphore>, mpsc::UnboundedReceiver<()>)
     (store, doors, settlements)
 }
 
-/// The next settlement; in vain, not for ever.
+/// The next settlement; fails when none comes in time.
 async fn next(settlements: &mut mpsc::UnboundedReceiver<()>) {
     let next = tokio::time::timeout(Duration::from_secs(30), settlements.recv());
     assert_eq!(next.await, Ok(Some(())), "nothing is settled");

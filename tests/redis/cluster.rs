@@ -1,4 +1,4 @@
-//! Proves that a `RedisStore` over a cluster keeps the contract, and what becomes of it on a cluster's bad days.
+//! Proves that a `RedisStore` over a cluster keeps the contract, and what happens when the cluster changes or fails.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -29,7 +29,7 @@ use sluicegate::{
 };
 use tokio::task::JoinHandle;
 
-/// More than a busy machine needs for a decision, and less than a client needs that waits for a mute node.
+/// More than a busy machine needs for a decision, and less than a client needs that waits for a silent node.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What a busy machine may add to a timeout.
@@ -38,7 +38,7 @@ const SCHEDULING: Duration = Duration::from_millis(500);
 /// From a promotion to normal decisions.
 const HEALED: Duration = Duration::from_secs(1);
 
-/// For clusters in which nobody is to be failed over, however busy the machine.
+/// For clusters in which no node is to be failed over, however busy the machine.
 const NEVER: Duration = Duration::from_secs(60);
 
 fn policy(name: &str, rules: &str) -> Policy {
@@ -73,7 +73,7 @@ async fn store(cluster: &Cluster) -> RedisStore {
     store.prefix(&format!("store-{number}"))
 }
 
-/// Asks the store each time, however often it has failed: this is what these tests are about.
+/// Calls the store each time, without a breaker: these tests are about the store.
 async fn limiter(cluster: &Cluster) -> Limiter {
     Limiter::new(store(cluster).await).probe_interval(Duration::ZERO)
 }
@@ -82,7 +82,7 @@ async fn patient(cluster: &Cluster) -> Limiter {
     limiter(cluster).await.timeout(NEVER)
 }
 
-/// The cluster of all tests that leave it in peace and run now; each has a prefix or users of its own.
+/// The cluster of all tests that change nothing in it and run now; each has a prefix or users of its own.
 fn shared() -> Arc<Cluster> {
     static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -251,7 +251,7 @@ fn a_cluster_agrees_with_the_memory_store_whatever_happens() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let mut random = TestRunner::deterministic();
     for _ in 0..40 {
-        // By a clock that never steps back: what a refused check charges for a moment lets released steps be forgotten,
+        // By a clock that never steps back: what a denied check charges for a moment lets released steps be forgotten,
         // and only such a clock could see them again.
         let history = steady().new_tree(&mut random).unwrap().current();
         runtime.block_on(async {
@@ -380,7 +380,7 @@ async fn healing(limiter: &Limiter, policy: &Policy, users: &[String]) -> Durati
         while limiter.peek([charge(policy, name)]).await.is_err() {
             assert!(
                 start.elapsed() < Duration::from_secs(30),
-                "{name} is not heard"
+                "{name} does not answer"
             );
         }
     }
@@ -593,7 +593,7 @@ async fn a_node_that_hangs_costs_its_own_slots_alone() {
     );
     assert!(!story.errors.is_empty());
     assert_eq!(other_story.errors, []);
-    // What was charged beside the mute node has been given back, or was charged there as well.
+    // What was charged beside the silent node has been given back, or was charged there as well.
     let (healthy, mute) = (
         left(&limiter, &other, &others[0]).await,
         left(&limiter, &other, &mute[0]).await,

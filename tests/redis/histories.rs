@@ -1,4 +1,4 @@
-//! Proves by random histories that the script and the memory store, the other implementation of the same arithmetic, agree.
+//! Proves by random histories that the script and the memory store, two implementations of one arithmetic, agree.
 
 use proptest::prelude::*;
 use sluicegate::{MemoryStore, Policy, RedisStore, test_util::TestClock};

@@ -1,5 +1,5 @@
-//! Under traffic, a Redis server that is stopped, killed or not there yet costs one timeout each interval, is stood in for within
-//! the shares, and decides again within a second of being back.
+//! Under traffic, a Redis server that is stopped, killed or not there yet costs one timeout each interval, is replaced
+//! by local decisions within the shares, and decides again within a second of being back.
 
 use std::{
     convert::Infallible,
@@ -29,7 +29,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The shortest time from one probe to the next.
 const INTERVAL: Duration = Duration::from_millis(125);
 
-/// Counts what it is told.
+/// Counts its events.
 #[derive(Clone, Debug, Default)]
 struct Counts(Arc<Inner>);
 
@@ -90,7 +90,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// Tasks that ask one after the other, without end.
+    /// Tasks that send one request after the other, without end.
     fn start(limiter: &Limiter, limit: u64) -> Self {
         let until = Arc::new(AtomicBool::new(false));
         let tasks = (0..TASKS).map(|_| {

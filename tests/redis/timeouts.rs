@@ -1,4 +1,4 @@
-//! How long a `RedisStore` waits for a server that takes its time, and what becomes of replies that nobody waits for.
+//! How long a `RedisStore` waits for a slow server, and what happens to replies whose caller has gone.
 //! By the paused clock of the runtime, so that nothing is waited for.
 
 use std::{
@@ -196,8 +196,8 @@ async fn a_caller_who_leaves_costs_no_connection() {
     store.check(&check).await.unwrap_err();
     for _ in 0..3 {
         let left = timeout(Duration::from_millis(10), store.check(&check)).await;
-        assert!(left.is_err(), "nobody left");
-        // The reply comes, and nobody waits for it.
+        assert!(left.is_err(), "the caller did not leave");
+        // The reply comes when its caller has gone.
         sleep(Duration::from_secs(60)).await;
         let error = store.check(&check).await.unwrap_err();
         assert!(is_an_answer(&error), "{error:?}");
@@ -248,7 +248,7 @@ async fn a_topology_that_several_nodes_were_asked_for_is_not_asked_for_again() {
     for user in ["alice", "bob", "carol", "dave"] {
         let check = Check::new([charge(user)]).unwrap();
         let left = timeout(Duration::from_millis(10), store.check(&check)).await;
-        assert!(left.is_err(), "nobody left");
+        assert!(left.is_err(), "the caller did not leave");
         sleep(Duration::from_secs(1)).await;
         let error = limiter.check([charge(user)]).await.unwrap_err();
         assert!(is_an_answer(&error), "{error:?}");

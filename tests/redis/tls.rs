@@ -1,4 +1,4 @@
-//! A store speaks TLS with a server that it can trust, and says clearly why it does not with another.
+//! A store uses TLS with a server that it can trust, and says clearly why it does not with another.
 
 use std::time::{Duration, Instant};
 

@@ -12,8 +12,9 @@ pub(super) struct ExtractFailure<'a> {
 }
 
 impl ExtractFailure<'_> {
-    /// Tells the observer, and answers `Ok` where the limit is left out: a shadow, or a limit whose key the service could not find out
-    /// and whose failure policy is open. The memory of this process cannot count without a key any more than the store can.
+    /// Notifies the observer, and answers `Ok` where the limit is left out: a shadow, or a limit whose key the service
+    /// could not find out and whose failure policy is open. The memory of this process cannot count without a key any
+    /// more than the store can.
     pub(super) fn resolve(self, limiter: &Limiter, rejection: Rejection) -> Result<(), Rejection> {
         let Self {
             policy,

@@ -130,7 +130,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Cold, as [`fail`](Self::fail): apart from what every request runs through, which then stays in the processor's cache.
+    /// Cold, as [`fail`](Self::fail): apart from what every request runs through, which then stays in the cache.
     #[cold]
     fn fail_without_keys(
         &self,

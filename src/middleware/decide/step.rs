@@ -15,8 +15,8 @@ use crate::{
     middleware::Rejection,
 };
 
-/// Whether a request is served: with the decision that admitted it, or without one, where no limit applies or the failure
-/// policy lets it pass.
+/// Whether a request is served: with the decision that admitted it, or without one, where no limit applies or the
+/// failure policy lets it pass.
 pub(in crate::middleware) type Admission = Result<Option<Decision>, Rejection>;
 
 pin_project! {
@@ -141,7 +141,7 @@ fn admission(resolution: Resolution) -> Admission {
     }
 }
 
-/// Of shadows that could not be decided, with nothing beside them, nobody is told.
+/// Where only shadows were checked and could not be decided, the response and the handler get no decision.
 fn decides_something(decision: &Decision) -> bool {
     let usage = decision.usage();
     !usage.check().charges().is_empty() || usage.shadow().is_some()
