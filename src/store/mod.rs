@@ -204,6 +204,14 @@ impl<T> StoreFuture<T> {
             state: State::Pending(Box::pin(future)),
         }
     }
+
+    /// The answer if it is known already.
+    pub(crate) fn known(self) -> Option<Result<T, StoreError>> {
+        match self.state {
+            State::Ready(result) => result,
+            State::Pending(_) => None,
+        }
+    }
 }
 
 impl<T: Send + 'static> StoreFuture<T> {
@@ -215,16 +223,6 @@ impl<T: Send + 'static> StoreFuture<T> {
                 state: State::Ready(result.map(|result| result.map(change))),
             },
             State::Pending(future) => StoreFuture::pending(async { future.await.map(change) }),
-        }
-    }
-}
-
-impl<T> StoreFuture<T> {
-    /// The answer if it is known already.
-    pub(crate) fn known(self) -> Option<Result<T, StoreError>> {
-        match self.state {
-            State::Ready(result) => result,
-            State::Pending(_) => None,
         }
     }
 }
@@ -252,7 +250,7 @@ impl<T> Future for StoreFuture<T> {
 impl<T> fmt::Debug for StoreFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ready = matches!(self.state, State::Ready(_));
-        f.debug_struct("Answer")
+        f.debug_struct("StoreFuture")
             .field("ready", &ready)
             .finish_non_exhaustive()
     }

@@ -189,20 +189,16 @@ impl Inner {
         self.with_tokens(check, |tokens, counts| {
             let (tokens, shadow_tokens) = tokens.split_at(check.charges().len());
             let (counts, shadow_counts) = counts.split_at_mut(check.rule_count());
-            let mut shards = Locked::new(&self.shards, tokens.iter().chain(shadow_tokens));
-            // Read under the locks, so that the time of a key never steps back.
-            let now_ms = self.clock.now_ms();
-            let admitted = shards.fill(check.charges(), tokens, now_ms, count, counts);
-            let shadow_admitted = match &shadows {
-                Some(shadows) => shards.fill(
-                    shadows.charges(),
-                    shadow_tokens,
-                    now_ms,
-                    admitted,
-                    shadow_counts,
-                ),
-                None => 0,
-            };
+            let all = tokens.iter().chain(shadow_tokens);
+            let mut shards = Locked::new(&self.shards, all, &self.clock);
+            let now_ms = shards.now_ms;
+            let admitted = shards.fill(check.charges(), tokens, count, counts);
+            let shadow_admitted = shards.fill(
+                check.shadow_charges(),
+                shadow_tokens,
+                admitted,
+                shadow_counts,
+            );
             drop(shards);
             let shadow = shadows.filter(|_| admitted > 0);
             let shadow = shadow.map(|it| tell(&it, shadow_admitted, now_ms, shadow_counts));
@@ -226,8 +222,8 @@ impl Inner {
         let check = settlement.check();
         let costs = check.charges().iter().zip(settlement.costs());
         let mut rest = &mut *counts;
-        let mut shards = Locked::new(&self.shards, tokens);
-        let now_ms = self.clock.now_ms();
+        let mut shards = Locked::new(&self.shards, tokens, &self.clock);
+        let now_ms = shards.now_ms;
         for ((usage, token), (charge, cost)) in settlement.usage().policies().zip(tokens).zip(costs)
         {
             let own;
@@ -248,9 +244,8 @@ impl Inner {
 
     fn reset(&self, policy: &Policy, key: &Key) {
         let token = self.tokens.token(policy, key);
-        Locked::new(&self.shards, &[token])
-            .shard(token)
-            .remove(token);
+        let mut shards = Locked::new(&self.shards, &[token], &self.clock);
+        shards.shard(token).remove(token);
     }
 
     fn call(&self, operation: &Operation) -> Result<Reply, StoreError> {

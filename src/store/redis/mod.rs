@@ -56,7 +56,11 @@ mod calls;
 mod cluster;
 mod connect;
 mod connection;
-pub mod deployment;
+pub mod deployment {
+    //! How to run the server: rights, TLS, Sentinel and replication, a cluster, twemproxy.
+    //!
+    #![doc = include_str!("deployment.md")]
+}
 mod error;
 mod names;
 mod script;
@@ -117,20 +121,6 @@ impl RedisStore {
     pub fn clock(mut self, clock: crate::test_util::TestClock) -> Self {
         self.clock = Some(clock);
         self
-    }
-
-    #[cfg(feature = "test-util")]
-    fn now_ms(&self) -> Option<u64> {
-        self.clock.as_ref().map(crate::test_util::TestClock::now_ms)
-    }
-
-    #[cfg(not(feature = "test-util"))]
-    #[expect(
-        clippy::unused_self,
-        reason = "the clock is a field with the feature `test-util` alone"
-    )]
-    const fn now_ms(&self) -> Option<u64> {
-        None
     }
 }
 

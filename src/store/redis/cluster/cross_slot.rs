@@ -18,11 +18,11 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::slots::{Slots, in_order, time_of};
+use super::slots::{Slots, in_order, time_of, too_late};
 use crate::{
     check::Check,
     decision::{Decision, Usage},
-    error::{StoreError, StoreErrorKind},
+    error::StoreError,
     settlement::Settlement,
     store::{StoreFuture, redis::RedisStore},
 };
@@ -291,11 +291,4 @@ impl Part {
             Self::Waiting | Self::Asked | Self::Failed(_) => None,
         }
     }
-}
-
-pub(super) fn too_late() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Timeout,
-        "a part of the Redis cluster did not answer in time",
-    )
 }
