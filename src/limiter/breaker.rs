@@ -8,8 +8,8 @@
 //!             a probe is answered
 //! ```
 //!
-//! It is a part of the limiter and not a store around a store: most failures of a store that hangs are timeouts, and the
-//! timeout is the limiter's. A store sees only that its futures are dropped, as they are when clients go away.
+//! It is a part of the limiter and not a store around a store: most failures of a store that hangs are timeouts, and
+//! the timeout is the limiter's. A store sees only that its futures are dropped, as they are when clients go away.
 
 use std::{
     mem,
@@ -52,7 +52,8 @@ pub(crate) struct Breaker {
     failures: AtomicU32,
     /// When the next probe may go, in microseconds since `born`.
     probe_at: AtomicU64,
-    /// Who was told that it has opened, and will be told that it has closed, whichever clone does that: some keep count.
+    /// Who was told that it has opened, and will be told that it has closed, whichever clone does that: some keep
+    /// count.
     told: Mutex<Told>,
 }
 
@@ -112,8 +113,8 @@ impl Breaker {
         }
     }
 
-    /// Switches and stores who is told of the next switch; answers who is told of this one, or `None` when another caller has
-    /// switched.
+    /// Switches and stores who is told of the next switch; answers who is told of this one, or `None` when another
+    /// caller has switched.
     fn switch(&self, from: u32, told: Told) -> Option<Told> {
         let to = from.wrapping_add(1);
         self.failures.store(0, Relaxed);
@@ -135,8 +136,8 @@ impl Breaker {
             .is_ok()
     }
 
-    /// From half to one and a half of the interval from now, by chance: replicas that lost the store together neither probe it
-    /// together nor come back to it together.
+    /// From half to one and a half of the interval from now, by chance: replicas that lost the store together neither
+    /// probe it together nor come back to it together.
     fn next_probe(&self) -> u64 {
         let wait = self.interval / 2 + jitter::up_to(self.interval);
         self.now().saturating_add(micros(wait))

@@ -40,8 +40,8 @@ const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A store, a timeout, a failure policy and an observer; cheap to clone.
 ///
-/// A store that has to be waited for, as Redis has, needs a tokio runtime whose timers are enabled, for the timeout; outside
-/// of one its futures panic. A `MemoryStore` answers at once and needs none.
+/// A store that has to be waited for, as Redis has, needs a tokio runtime whose timers are enabled, for the timeout;
+/// outside of one its futures panic. A `MemoryStore` answers at once and needs none.
 #[derive(Clone)]
 pub struct Limiter {
     inner: Arc<Inner>,
@@ -91,8 +91,9 @@ impl Limiter {
 
     /// Sets how long one call may take, whatever it waits for: a connection, a reconnection, the answer.
     ///
-    /// The default is 100 ms, and a year the most. A call that is cut off ends in [`Timeout`](crate::error::StoreErrorKind::Timeout);
-    /// what it was made for may still be done. The store is [told](Store::set_timeout) of it.
+    /// The default is 100 ms, and a year the most. A call that is cut off ends in
+    /// [`Timeout`](crate::error::StoreErrorKind::Timeout); what it was made for may still be done. The store is
+    /// [told](Store::set_timeout) of it.
     ///
     /// # Panics
     ///
@@ -108,18 +109,18 @@ impl Limiter {
         self.change(|inner| inner.timeout = timeout)
     }
 
-    /// Sets what to do when the store [cannot decide](self#when-the-store-cannot-decide), for policies that do not say it themselves. The
-    /// default is [`FailurePolicy::Open`].
+    /// Sets what to do when the store [cannot decide](self#when-the-store-cannot-decide), for policies that do not say
+    /// it themselves. The default is [`FailurePolicy::Open`].
     #[must_use]
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
         self.change(|inner| inner.failure_policy = policy)
     }
 
-    /// Sets how many processes share the limits: where this one decides [locally](FailurePolicy::Local), it admits a share of
-    /// `1/replicas`, rounded down, but never to 0 where the limit is not.
+    /// Sets how many processes share the limits: where this one decides [locally](FailurePolicy::Local), it admits a
+    /// share of `1/replicas`, rounded down, but never to 0 where the limit is not.
     ///
-    /// The default is 1: every process then admits the whole limit. Nothing finds the number out; where it varies, take the
-    /// usual one.
+    /// The default is 1: every process then admits the whole limit. Nothing finds the number out; where it varies, take
+    /// the usual one.
     ///
     /// # Panics
     ///
@@ -132,18 +133,18 @@ impl Limiter {
         self.change(|inner| inner.local.replicas = replicas)
     }
 
-    /// Sets where [local](FailurePolicy::Local) decisions are counted. The default is a store of its own for 100 000 keys; clones of a
-    /// limiter share it.
+    /// Sets where [local](FailurePolicy::Local) decisions are counted. The default is a store of its own for 100 000
+    /// keys; clones of a limiter share it.
     #[must_use]
     pub fn local_store(self, store: MemoryStore) -> Self {
         self.change(|inner| inner.local.store = store)
     }
 
-    /// Sets how often a store that has failed five times in a row is called, to see whether it is back: once in each such
-    /// interval, made up to half shorter or longer at random. The default is 250 ms.
+    /// Sets how often a store that has failed five times in a row is called, to see whether it is back: once in each
+    /// such interval, made up to half shorter or longer at random. The default is 250 ms.
     ///
-    /// With a longer one, fewer requests wait for a timeout, and it takes longer until the store decides again. Zero switches
-    /// the [breaker](self#when-the-store-cannot-decide) off.
+    /// With a longer one, fewer requests wait for a timeout, and it takes longer until the store decides again. Zero
+    /// switches the [breaker](self#when-the-store-cannot-decide) off.
     #[must_use]
     pub fn probe_interval(self, interval: Duration) -> Self {
         self.change(|inner| inner.breaker = Arc::new(Breaker::new(interval)))
@@ -161,12 +162,14 @@ impl Limiter {
         self.inner.failure_policy
     }
 
-    /// Decides these charges together and charges them if all fit; [shadows](self#trying-a-policy-out) among them never deny.
+    /// Decides these charges together and charges them if all fit; [shadows](self#trying-a-policy-out) among them never
+    /// deny.
     ///
     /// # Errors
     ///
-    /// When the store could not decide within the timeout, and the failure policy is not [`Local`](FailurePolicy::Local): see
-    /// [`StoreErrorKind`](crate::error::StoreErrorKind). It is for the caller to follow the policy then, or to use [`try_acquire`](Self::try_acquire).
+    /// When the store could not decide within the timeout, and the failure policy is not
+    /// [`Local`](FailurePolicy::Local): see [`StoreErrorKind`](crate::error::StoreErrorKind). It is for the caller to
+    /// follow the policy then, or to use [`try_acquire`](Self::try_acquire).
     pub async fn check(
         &self,
         charges: impl IntoIterator<Item = Charge>,
@@ -175,10 +178,11 @@ impl Limiter {
         self.decide(check).await.into_result()
     }
 
-    /// Decides these charges together and charges them if all fit; follows the failure policy if the store cannot decide.
+    /// Decides these charges together and charges them if all fit; follows the failure policy if the store cannot
+    /// decide.
     ///
-    /// Answers whether to go on. A check that [makes no sense](crate::error::StoreErrorKind::InvalidRequest) is not admitted, whatever the
-    /// failure policy.
+    /// Answers whether to go on. A check that [makes no sense](crate::error::StoreErrorKind::InvalidRequest) is not
+    /// admitted, whatever the failure policy.
     pub async fn try_acquire(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
         match Check::new(charges) {
             Ok(check) => self.decide(check).await.passes(),
@@ -186,10 +190,11 @@ impl Limiter {
         }
     }
 
-    /// Waits until these charges are admitted, to stay within somebody else's limits; at most about as long as `max_wait`.
+    /// Waits until these charges are admitted, to stay within somebody else's limits; at most about as long as
+    /// `max_wait`.
     ///
-    /// [`Decision::Denied`] when it would take longer than `max_wait`, or for ever: at once, when that is known at once, and with
-    /// nothing charged. Callers queue: see [waiting](self#waiting).
+    /// [`Decision::Denied`] when it would take longer than `max_wait`, or for ever: at once, when that is known at
+    /// once, and with nothing charged. Callers queue: see [waiting](self#waiting).
     ///
     /// # Errors
     ///
@@ -208,12 +213,13 @@ impl Limiter {
         self.inner.timeout
     }
 
-    /// Looks at what is left under these policies and keys, at no cost; the charges' own costs do not matter. What is left under
-    /// shadows is in [`Usage::shadow`].
+    /// Looks at what is left under these policies and keys, at no cost; the charges' own costs do not matter. What is
+    /// left under shadows is in [`Usage::shadow`].
     ///
     /// # Errors
     ///
-    /// When the store could not answer within the timeout, and the failure policy is not [`Local`](FailurePolicy::Local).
+    /// When the store could not answer within the timeout, and the failure policy is not
+    /// [`Local`](FailurePolicy::Local).
     pub async fn peek(
         &self,
         charges: impl IntoIterator<Item = Charge>,
@@ -231,8 +237,9 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// When the store could not answer within the timeout; the settlement may have been done, and cannot be tried again.
-    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or has been settled, or when the number of costs is wrong.
+    /// When the store could not answer within the timeout; the settlement may have been done, and cannot be tried
+    /// again. [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or has been
+    /// settled, or when the number of costs is wrong.
     pub async fn settle(
         &self,
         usage: &Usage,

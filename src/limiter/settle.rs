@@ -56,7 +56,8 @@ fn info(settlement: &Settlement) -> CallInfo<'_> {
     CallInfo::new(CallKind::Settle, settlement.check())
 }
 
-/// The usage after each settlement; an error where none was done, which is how the breaker sees that the call has failed.
+/// The usage after each settlement; an error where none was done, which is how the breaker sees that the call has
+/// failed.
 fn usages(call: CallFuture, local: bool) -> StoreFuture<Settled> {
     StoreFuture::pending(async move {
         let replies = call.await?.into_iter();

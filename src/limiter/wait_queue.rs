@@ -8,8 +8,8 @@
 //!
 //! Only the head of a queue asks the store. Whoever leaves passes the turn on, and with it the store's last denial.
 //!
-//! A queue is for policies with their rules: a caller under a new limit does not wait behind one that sleeps under the old.
-//! Both have the same counts, and so compete, as processes do; the store's limit holds for all of them together.
+//! A queue is for policies with their rules: a caller under a new limit does not wait behind one that sleeps under the
+//! old. Both have the same counts, and so compete, as processes do; the store's limit holds for all of them together.
 
 use std::{
     collections::HashMap,
@@ -42,7 +42,8 @@ const MIN_SLEEP: Duration = Duration::from_millis(1);
 /// The head of a queue asks at least this often, since it does not hear what other processes give back.
 const RECHECK: Duration = Duration::from_secs(2);
 
-/// The queues in which somebody waits, each under every key that it charges; one that charges a key twice stands there twice.
+/// The queues in which somebody waits, each under every key that it charges; one that charges a key twice stands there
+/// twice.
 #[derive(Debug, Default)]
 pub(super) struct WaitQueues {
     by_key: Mutex<HashMap<Key, Vec<Arc<WaitQueue>>>>,
@@ -79,7 +80,8 @@ struct Ticket<'a> {
 impl Limiter {
     /// Waits until the check is admitted; answers with a denial that lasts longer than `max_wait`.
     ///
-    /// Cancellation: the place is given up, and the turn passed on. A check that was sent to the store may have been charged.
+    /// Cancellation: the place is given up, and the turn passed on. A check that was sent to the store may have been
+    /// charged.
     pub(crate) async fn wait(&self, check: &Check, max_wait: Duration) -> Resolution {
         // Shadows deny nothing that could be waited for.
         if check.charges().is_empty() || fits_never(check) {
@@ -249,7 +251,8 @@ fn parts(check: &Check) -> impl Iterator<Item = (&Policy, &Key)> {
 }
 
 impl LastDenial {
-    /// What the store would say to this check: what it said to another one like it, or, where that was cheaper, what it says.
+    /// What the store would say to this check: what it said to another one like it, or, where that was cheaper, what it
+    /// says.
     async fn resolve(&self, limiter: &Limiter, check: &Check) -> Resolution {
         if !self.compares(check, |last, asked| last == asked) {
             return limiter.decide(check.clone()).await;

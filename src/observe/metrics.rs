@@ -1,4 +1,5 @@
 use std::{
+    cell::OnceCell,
     collections::HashMap,
     fmt,
     sync::{Arc, OnceLock, PoisonError, RwLock},
@@ -182,14 +183,8 @@ impl Handles {
             }
             let known = self.by_policy.get(policy.name());
             all_known &= known.is_some();
-            let new;
-            let handles = match known {
-                Some(handles) => handles,
-                None => {
-                    new = PolicyHandles::default();
-                    &new
-                }
-            };
+            let new = OnceCell::new();
+            let handles = known.unwrap_or_else(|| new.get_or_init(PolicyHandles::default));
             handles.count(policy, outcome, event.is_local());
             denying.for_each(|rule| handles.count_denial(policy, rule, shadow));
         }

@@ -45,8 +45,8 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Charges as many of `count` identical checks as fit, and answers how many. `counts` are then those after the charge, and,
-    /// where some did not fit, tell when one more does.
+    /// Charges as many of `count` identical checks as fit, and answers how many. `counts` are then those after the
+    /// charge, and, where some did not fit, tell when one more does.
     pub(super) fn fill(
         &mut self,
         charges: &[Charge],

@@ -69,18 +69,18 @@ const FEW_COUNTS: usize = 8;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 ///
-/// **Clock.** The date is asked for once, when the store is made; from there the store counts on with a clock that never
-/// steps back and that a correction of the date does not reach. So after such a correction, or after the machine slept,
-/// fixed windows begin as much too early or too late.
+/// **Clock.** The date is asked for once, when the store is made; from there the store counts on with a clock that
+/// never steps back and that a correction of the date does not reach. So after such a correction, or after the machine
+/// slept, fixed windows begin as much too early or too late.
 ///
-/// **Memory.** No key is kept in clear: a hash of 128 bits stands for it, keyed anew in each process. A key takes some 300
-/// bytes and 16 for each step that counts, of which a rule has at most `window / precision + 1`, and never more than its limit.
-/// Keys that count no more are dropped as new ones come.
+/// **Memory.** No key is kept in clear: a hash of 128 bits stands for it, keyed anew in each process. A key takes some
+/// 300 bytes and 16 for each step that counts, of which a rule has at most `window / precision + 1`, and never more
+/// than its limit. Keys that count no more are dropped as new ones come.
 ///
-/// **When it is full**, a new key takes the place of one that counts no more, or else of the one that is the first to do so.
-/// Whoever can make up keys (spoofed addresses, random user names) can therefore make the store forget the counts of
-/// others, those with short windows first, and so lift a limit for a while; never deny anyone, and never take more
-/// memory or time. Give a store that faces such keys a capacity above the number that can come in one window, or
+/// **When it is full**, a new key takes the place of one that counts no more, or else of the one that is the first to
+/// do so. Whoever can make up keys (spoofed addresses, random user names) can therefore make the store forget the
+/// counts of others, those with short windows first, and so lift a limit for a while; never deny anyone, and never take
+/// more memory or time. Give a store that faces such keys a capacity above the number that can come in one window, or
 /// limit what makes up keys by something that cannot be made up.
 #[derive(Clone)]
 pub struct MemoryStore {
@@ -177,8 +177,8 @@ impl Inner {
         Ok(decisions)
     }
 
-    /// Decides so many identical checks, and then the shadows of those that were admitted; what was decided of each is told by
-    /// `tell`, which is given how many were admitted, the time and the counts.
+    /// Decides so many identical checks, and then the shadows of those that were admitted; what was decided of each is
+    /// told by `tell`, which is given how many were admitted, the time and the counts.
     fn decide<T>(
         &self,
         check: &Check,
@@ -260,7 +260,8 @@ impl Inner {
         }
     }
 
-    /// Calls `then` with the token of each charge, shadows last, and with room for a count of each rule; a few need no allocation.
+    /// Calls `then` with the token of each charge, shadows last, and with room for a count of each rule; a few need no
+    /// allocation.
     fn with_tokens<T>(&self, check: &Check, then: impl FnOnce(&[Token], &mut [Count]) -> T) -> T {
         let charges = || check.charges().iter().chain(check.shadow_charges());
         let rules = charges().map(|it| it.policy().rules().len()).sum();

@@ -124,8 +124,9 @@ impl RedisStore {
     }
 }
 
-/// One call is one call of the script. The server does nothing else meanwhile, for some 4 to 8 µs a check: hundreds in a call are
-/// welcome, tens of thousands are better split. [On a cluster](deployment#cluster) it is one call for each slot.
+/// One call is one call of the script. The server does nothing else meanwhile, for some 4 to 8 µs a check: hundreds in
+/// a call are welcome, tens of thousands are better split. [On a cluster](deployment#cluster) it is one call for each
+/// slot.
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         #[cfg(feature = "cluster")]

@@ -263,11 +263,10 @@ impl Reader<'_> {
             }
             Operation::Settle(settlement) => {
                 let check = settlement.check().without_shadows();
-                let mut counts = Vec::with_capacity(check.rule_count());
                 if !check.charges().is_empty() {
                     self.done()?;
-                    self.counts(&check, &mut counts)?;
                 }
+                let counts = self.counts(&check)?;
                 Usage::settled(&check, self.now_ms, &counts).map(Reply::Settle)
             }
             Operation::Reset { .. } => self.done().map(|()| Reply::Reset),
@@ -296,61 +295,57 @@ impl Reader<'_> {
 
     /// Reads how many checks of a fill were admitted, and the counts after them.
     fn fill(&mut self, check: &Check, count: u16) -> Result<(u16, Vec<Count>), StoreError> {
-        let mut counts = Vec::with_capacity(check.rule_count());
         if check.charges().is_empty() {
-            return Ok((count, counts));
+            return Ok((count, Vec::new()));
         }
-        if self.bytes.first() == Some(&NOT_ASKED) {
-            self.bytes = &self.bytes[1..];
-            counts.resize(check.rule_count(), Count::default());
-            return Ok((0, counts));
+        if let [NOT_ASKED, rest @ ..] = self.bytes {
+            self.bytes = rest;
+            return Ok((0, vec![Count::default(); check.rule_count()]));
         }
         self.done()?;
         let admitted = self.number(4)?;
-        self.counts(check, &mut counts)?;
+        let counts = self.counts(check)?;
         let admitted = u16::try_from(admitted).map_err(|_| self.garbled())?;
         Ok((admitted, counts))
     }
 
     /// Reads that an operation was done, or why not.
     fn done(&mut self) -> Result<(), StoreError> {
-        match self.number(1)? {
-            it if it == u64::from(DONE) => Ok(()),
-            it if it == u64::from(FAILED) => {
-                let reason = self.number(1)?;
-                Err(failure(reason))
-            }
+        match self.byte()? {
+            DONE => Ok(()),
+            FAILED => Err(failure(self.byte()?)),
             _ => Err(self.garbled()),
         }
     }
 
     /// Reads the count under each rule of each charge that counts.
-    fn counts(&mut self, check: &Check, counts: &mut Vec<Count>) -> Result<(), StoreError> {
+    fn counts(&mut self, check: &Check) -> Result<Vec<Count>, StoreError> {
+        let mut counts = Vec::with_capacity(check.rule_count());
         for charge in check.charges() {
-            let form = self.number(1)?;
-            if form == u64::from(BRIEF) {
-                self.number(1)?; // how many rules the value has
-            } else if form != u64::from(LONG) {
-                return Err(self.garbled());
-            }
+            let is_brief = match self.byte()? {
+                LONG => false,
+                BRIEF => self.byte().map(|_rules_in_the_value| true)?,
+                _ => return Err(self.garbled()),
+            };
             for rule in charge.policy().rules() {
                 let used = self.number(7)?;
-                counts.push(if form == u64::from(BRIEF) {
-                    Count {
-                        used,
-                        newest_end_ms: StepSpec::of(rule).step_end(self.now_ms),
-                        fits_at_ms: 0,
-                    }
+                let (newest_end_ms, fits_at_ms) = if is_brief {
+                    (StepSpec::of(rule).step_end(self.now_ms), 0)
                 } else {
-                    Count {
-                        used,
-                        newest_end_ms: self.number(6)?,
-                        fits_at_ms: self.number(6)?,
-                    }
+                    (self.number(6)?, self.number(6)?)
+                };
+                counts.push(Count {
+                    used,
+                    newest_end_ms,
+                    fits_at_ms,
                 });
             }
         }
-        Ok(())
+        Ok(counts)
+    }
+
+    fn byte(&mut self) -> Result<u8, StoreError> {
+        Ok(self.number(1)?.to_le_bytes()[0])
     }
 
     /// A whole number of up to eight bytes, the lowest first.
@@ -369,10 +364,10 @@ impl Reader<'_> {
     }
 }
 
-fn failure(reason: u64) -> StoreError {
-    let message = match u8::try_from(reason) {
-        Ok(WRONG_TYPE) => "a key holds a value of another type, not written by this crate",
-        Ok(OTHER_VERSION) => "a key holds a value that another version of this crate has written",
+fn failure(reason: u8) -> StoreError {
+    let message = match reason {
+        WRONG_TYPE => "a key holds a value of another type, not written by this crate",
+        OTHER_VERSION => "a key holds a value that another version of this crate has written",
         _ => "a key holds a value that cannot be read, not written by this crate",
     };
     StoreError::new(StoreErrorKind::Protocol, message)

@@ -29,11 +29,8 @@ impl RedisStore {
             let usages = store.join(answers).await.into_iter();
             let usages: Vec<Usage> = usages.collect::<Result<_, _>>()?;
             let check = settlement.check();
-            Ok(Usage::joined(
-                check,
-                time_of(&usages),
-                in_order(check, &slots, &usages),
-            ))
+            let (decided_at_ms, rules) = join_usages(check, &slots, &usages);
+            Ok(Usage::joined(check, decided_at_ms, rules))
         }))
     }
 
@@ -99,19 +96,16 @@ pub(super) fn too_late() -> StoreError {
     )
 }
 
-/// The time of the decision: that of the first part of which it is known.
-pub(super) fn time_of(usages: &[Usage]) -> u64 {
+/// The time of the decision, that of the first part of which it is known; and the usage of a whole check, in the order
+/// of its charges.
+pub(super) fn join_usages(check: &Check, slots: &Slots, usages: &[Usage]) -> (u64, Vec<RuleUsage>) {
     let mut times = usages.iter().map(Usage::decided_at_ms);
-    times.find(|time| *time > 0).unwrap_or(0)
-}
-
-/// The usage of a whole check: that of its parts, in the order of its charges.
-pub(super) fn in_order(check: &Check, slots: &Slots, usages: &[Usage]) -> Vec<RuleUsage> {
+    let decided_at_ms = times.find(|time| *time > 0).unwrap_or(0);
     let mut rules: Vec<&[RuleUsage]> = vec![&[]; check.charges().len()];
     for ((_, charges), usage) in slots.iter().zip(usages) {
         for (index, of_policy) in charges.iter().zip(usage.policies()) {
             rules[*index] = of_policy.rules();
         }
     }
-    rules.concat()
+    (decided_at_ms, rules.concat())
 }

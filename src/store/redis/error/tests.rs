@@ -5,73 +5,50 @@ use super::*;
 #[test]
 fn error_replies_are_told_apart_by_their_code() {
     use StoreErrorKind::{AccessDenied, Protocol, Unavailable};
-    for (reply, kind) in [
+    let replies = [
         (
-            "LOADING Redis is loading the dataset in memory",
             Unavailable,
+            &[
+                "LOADING Redis is loading the dataset in memory",
+                "BUSY Redis is busy running a script",
+                "OOM command not allowed when used memory > 'maxmemory'",
+                "MISCONF Errors writing to the AOF file",
+                "READONLY You can't write against a read only replica",
+                "MASTERDOWN Link with MASTER is down",
+                "NOREPLICAS Not enough good replicas to write",
+                "CLUSTERDOWN Hash slot not served",
+                "ERR Connection timed out",
+                "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -OOM command not allowed",
+                "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -READONLY You can't write",
+            ][..],
         ),
-        ("BUSY Redis is busy running a script", Unavailable),
         (
-            "OOM command not allowed when used memory > 'maxmemory'",
-            Unavailable,
-        ),
-        ("MISCONF Errors writing to the AOF file", Unavailable),
-        (
-            "READONLY You can't write against a read only replica",
-            Unavailable,
-        ),
-        ("MASTERDOWN Link with MASTER is down", Unavailable),
-        ("NOREPLICAS Not enough good replicas to write", Unavailable),
-        ("CLUSTERDOWN Hash slot not served", Unavailable),
-        ("NOAUTH Authentication required", AccessDenied),
-        ("WRONGPASS invalid username-password pair", AccessDenied),
-        (
-            "NOPERM No permissions to access the key alice",
             AccessDenied,
+            &[
+                "NOAUTH Authentication required",
+                "WRONGPASS invalid username-password pair",
+                "NOPERM No permissions to access the key alice",
+                "ERR The user executing the script can't run this command or subcommand script: alice",
+                "ERR ACL failure in script: User alice has no permissions to run the 'get' command",
+                "ERR This instance has cluster support disabled",
+            ][..],
         ),
         (
-            "ERR The user executing the script can't run this command or subcommand script: alice",
-            AccessDenied,
-        ),
-        (
-            "ERR ACL failure in script: User alice has no permissions to run the 'get' command",
-            AccessDenied,
-        ),
-        (
-            "WRONGTYPE Operation against a key holding the wrong kind of value",
             Protocol,
+            &[
+                "WRONGTYPE Operation against a key holding the wrong kind of value",
+                "CROSSSLOT Keys in request don't hash to the same slot",
+                "ERR unknown command 'EVALSHA', with args beginning with: 'alice'",
+                "WHATEVER alice",
+                "ERR Error running script (call to f_0a1b): @user_script:1: WRONGTYPE Operation against a key",
+                "ERR Error running script (call to f_0a1b): @user_script:1: attempt to call a nil value: alice",
+            ][..],
         ),
-        (
-            "CROSSSLOT Keys in request don't hash to the same slot",
-            Protocol,
-        ),
-        (
-            "ERR unknown command 'EVALSHA', with args beginning with: 'alice'",
-            Protocol,
-        ),
-        ("WHATEVER alice", Protocol),
-        (
-            "ERR This instance has cluster support disabled",
-            AccessDenied,
-        ),
-        ("ERR Connection timed out", Unavailable),
-        (
-            "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -OOM command not allowed",
-            Unavailable,
-        ),
-        (
-            "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -READONLY You can't write",
-            Unavailable,
-        ),
-        (
-            "ERR Error running script (call to f_0a1b): @user_script:1: WRONGTYPE Operation against a key",
-            Protocol,
-        ),
-        (
-            "ERR Error running script (call to f_0a1b): @user_script:1: attempt to call a nil value: alice",
-            Protocol,
-        ),
-    ] {
+    ];
+    for (reply, kind) in replies
+        .into_iter()
+        .flat_map(|(kind, replies)| replies.iter().map(move |it| (it, kind)))
+    {
         let error = store_error(&error_reply(reply));
         assert_eq!(error.kind(), kind, "{reply}");
         assert!(!format!("{error} {error:?}").contains("alice"), "{error:?}");
