@@ -8,8 +8,8 @@
 //!             a probe is answered
 //! ```
 //!
-//! It is a part of the limiter and not a store around a store: most failures of a store that hangs are timeouts, and the
-//! timeout is the limiter's. A store sees only that its futures are dropped, as they are when clients go away.
+//! It is a part of the limiter and not a store around a store: most failures of a store that hangs are timeouts, and
+//! the timeout is the limiter's. A store sees only that its futures are dropped, as they are when clients go away.
 
 use std::{
     mem,
@@ -25,7 +25,11 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{error::StoreErrorKind, jitter, observe::Observer};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    jitter,
+    observe::{BreakerEvent, Observer},
+};
 
 /// More than one slow answer or lost connection, and so few that an outage is noticed soon.
 const FAILURES: u32 = 5;
@@ -36,12 +40,6 @@ pub(crate) struct Permit(u32);
 
 /// Who is told of a switch: nobody, where the clone of the limiter that opened it has no observer.
 type Told = Option<Arc<dyn Observer>>;
-
-/// How the breaker has switched.
-pub(crate) enum Switch {
-    Opened(Told),
-    Closed(Told),
-}
 
 /// Shared by all clones of a limiter. While it is closed and nothing fails, a call costs two loads and writes nothing.
 pub(crate) struct Breaker {
@@ -54,7 +52,8 @@ pub(crate) struct Breaker {
     failures: AtomicU32,
     /// When the next probe may go, in microseconds since `born`.
     probe_at: AtomicU64,
-    /// Who was told that it has opened, and will be told that it has closed, whichever clone does that: some keep count.
+    /// Who was told that it has opened, and will be told that it has closed, whichever clone does that: some keep
+    /// count.
     told: Mutex<Told>,
 }
 
@@ -78,46 +77,44 @@ impl Breaker {
         (!is_open(switches) || self.takes_probe()).then_some(Permit(switches))
     }
 
-    /// Notes how the call of a limiter with this observer has ended.
-    pub(crate) fn note(
-        &self,
-        permit: Permit,
-        error: Option<StoreErrorKind>,
-        observer: &Told,
-    ) -> Option<Switch> {
-        if error.is_some_and(is_failure) {
-            self.failed(permit, observer)
-        } else {
-            self.answered(permit)
+    /// Notes how the call of a limiter with this observer has ended, and tells of a switch.
+    pub(crate) fn note(&self, permit: Permit, error: Option<&StoreError>, observer: &Told) {
+        match error.filter(|it| is_failure(it.kind())) {
+            Some(error) => self.failed(permit, error, observer),
+            None => self.answered(permit),
         }
     }
 
-    fn answered(&self, Permit(switches): Permit) -> Option<Switch> {
+    fn answered(&self, Permit(switches): Permit) {
         if self.failures.load(Relaxed) != 0 {
             self.failures.store(0, Relaxed);
         }
-        if !is_open(switches) {
-            return None;
+        if is_open(switches)
+            && let Some(Some(observer)) = self.switch(switches, None)
+        {
+            observer.on_breaker(&BreakerEvent::new(None));
         }
-        self.switch(switches, None).map(Switch::Closed)
     }
 
     #[cold]
-    fn failed(&self, Permit(switches): Permit, observer: &Told) -> Option<Switch> {
+    fn failed(&self, Permit(switches): Permit, error: &StoreError, observer: &Told) {
         // A call from before a switch says nothing about what is now.
         if is_open(switches) || switches != self.switches.load(Relaxed) || self.interval.is_zero() {
-            return None;
+            return;
         }
         if self.failures.fetch_add(1, Relaxed) + 1 < FAILURES {
-            return None;
+            return;
         }
         self.probe_at.store(self.next_probe(), Relaxed);
-        self.switch(switches, observer.clone())?;
-        Some(Switch::Opened(observer.clone()))
+        if self.switch(switches, observer.clone()).is_some()
+            && let Some(observer) = observer
+        {
+            observer.on_breaker(&BreakerEvent::new(Some(error)));
+        }
     }
 
-    /// Switches and stores who is told of the next switch; answers who is told of this one, or `None` when another caller has
-    /// switched.
+    /// Switches and stores who is told of the next switch; answers who is told of this one, or `None` when another
+    /// caller has switched.
     fn switch(&self, from: u32, told: Told) -> Option<Told> {
         let to = from.wrapping_add(1);
         self.failures.store(0, Relaxed);
@@ -139,8 +136,8 @@ impl Breaker {
             .is_ok()
     }
 
-    /// From half to one and a half of the interval from now, by chance: replicas that lost the store together neither probe it
-    /// together nor come back to it together.
+    /// From half to one and a half of the interval from now, by chance: replicas that lost the store together neither
+    /// probe it together nor come back to it together.
     fn next_probe(&self) -> u64 {
         let wait = self.interval / 2 + jitter::up_to(self.interval);
         self.now().saturating_add(micros(wait))

@@ -8,11 +8,7 @@ use std::{
 use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
-use super::{
-    Limiter,
-    breaker::Permit,
-    timeout::{LazySleep, timed_out},
-};
+use super::{Inner, Limiter, breaker::Permit, timeout::LazySleep};
 use crate::{
     error::{StoreError, StoreErrorKind},
     observe::{CallInfo, PollScope, Timing},
@@ -126,7 +122,10 @@ impl<T> Future for Call<T> {
             Poll::Pending => return Poll::Pending,
         };
         if let Some(permit) = this.permit.take() {
-            this.limiter.note(permit, result.as_ref().err());
+            let Inner {
+                breaker, observer, ..
+            } = &*this.limiter.inner;
+            breaker.note(permit, result.as_ref().err(), observer);
         }
         let timing = this.start.map(Timing::since);
         Poll::Ready(Answer { result, timing })
@@ -146,6 +145,10 @@ fn within<T>(scope: &mut Box<dyn PollScope>, run: impl FnOnce() -> T) -> T {
         (None, Some(run)) => run(),
         (None, None) => unreachable!("it was run, and so there is an output"),
     }
+}
+
+const fn timed_out() -> StoreError {
+    StoreError::new(StoreErrorKind::Timeout, "no answer within the timeout")
 }
 
 const fn circuit_open() -> StoreError {

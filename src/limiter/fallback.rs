@@ -2,7 +2,6 @@
 
 use super::{FailurePolicy, Limiter, Resolution};
 use crate::{
-    charge::Charge,
     check::Check,
     decision::Decision,
     error::{StoreError, StoreErrorKind},
@@ -36,18 +35,15 @@ impl Limiter {
             return Resolution::Closed(error);
         }
         match self.failure_policy_for(check) {
-            FailurePolicy::Local => self.decide_locally(check, error),
+            FailurePolicy::Local => match self.inner.local.check(check).known() {
+                Some(Ok(decision)) => Resolution::Decided(decision.local()),
+                _ => Resolution::Closed(error),
+            },
             // Shadows deny nobody, whatever fails.
-            _ if check.charges().is_empty() => nothing_decided(check, error),
+            _ if check.charges().is_empty() => Decision::new(check, true, 0, &[])
+                .map_or(Resolution::Open(error), Resolution::Decided),
             FailurePolicy::Open => Resolution::Open(error),
             FailurePolicy::Closed => Resolution::Closed(error),
-        }
-    }
-
-    fn decide_locally(&self, check: &Check, error: StoreError) -> Resolution {
-        match self.inner.local.check(check).known() {
-            Some(Ok(decision)) => Resolution::Decided(decision.local()),
-            _ => Resolution::Closed(error),
         }
     }
 
@@ -57,8 +53,9 @@ impl Limiter {
             [] => check.shadow_charges(),
             counting => counting,
         };
-        let policies = charges.iter().map(Charge::policy);
-        let policies = policies.map(|policy| self.failure_policy_of(Some(policy)));
+        let policies = charges
+            .iter()
+            .map(|it| self.failure_policy_of(Some(it.policy())));
         let strictest = policies.reduce(FailurePolicy::or_stricter);
         strictest.unwrap_or(self.inner.failure_policy)
     }
@@ -67,14 +64,6 @@ impl Limiter {
     pub(crate) fn failure_policy_of(&self, policy: Option<&Policy>) -> FailurePolicy {
         let own = policy.and_then(Policy::failure_policy);
         own.unwrap_or(self.inner.failure_policy)
-    }
-}
-
-/// The decision about shadows alone, none of which could be decided.
-fn nothing_decided(check: &Check, error: StoreError) -> Resolution {
-    match Decision::new(check, true, 0, &[]) {
-        Ok(decision) => Resolution::Decided(decision),
-        Err(_) => Resolution::Open(error),
     }
 }
 

@@ -1,36 +1,18 @@
-//! What the observer is told, and the breaker.
+//! What the observer is told.
 
-use super::{
-    Limiter,
-    breaker::{Permit, Switch},
-};
+use super::Limiter;
 use crate::{
     check::Check,
     decision::Decision,
     error::{ExtractError, StoreError},
     observe::{
-        Blocked, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent,
-        MissingKey, Observer, RequestOutcome, Timing,
+        Blocked, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
+        Observer, RequestOutcome, Timing,
     },
     policy::Policy,
 };
 
 impl Limiter {
-    /// Tells the breaker how a call has ended, and the observer when the breaker has switched.
-    pub(super) fn note(&self, permit: Permit, error: Option<&StoreError>) {
-        let kind = error.map(StoreError::kind);
-        let switch = self.inner.breaker.note(permit, kind, &self.inner.observer);
-        match switch {
-            Some(Switch::Opened(Some(observer))) => {
-                observer.on_breaker(&BreakerEvent::new(error));
-            }
-            Some(Switch::Closed(Some(observer))) => {
-                observer.on_breaker(&BreakerEvent::new(None));
-            }
-            _ => {}
-        }
-    }
-
     /// Tells of a decision, and of what the shadows of its check decided; of a peek, that it was answered.
     pub(super) fn report_decision(
         &self,
@@ -39,12 +21,9 @@ impl Limiter {
         check: &Check,
         timing: Option<Timing>,
     ) {
-        let Some((observer, timing)) = self.observed(timing) else {
+        let Some((observer, timing)) = self.observed(timing).filter(|_| !check.is_empty()) else {
             return;
         };
-        if check.is_empty() {
-            return;
-        }
         let call = CallInfo::new(kind, check);
         if kind != CallKind::Check {
             let local = decision.usage().is_local();

@@ -10,7 +10,7 @@ use crate::{
     observe::{CallInfo, CallKind, RequestOutcome},
     operation::{Operation, Reply},
     settlement::Settlement,
-    store::{CallFuture, StoreFuture},
+    store::{CallFuture, Store, StoreFuture},
 };
 
 type Settled = Vec<Result<Usage, StoreError>>;
@@ -28,10 +28,6 @@ impl Limiter {
         let local = settlements.iter().any(|it| it.usage().is_local());
         let Answer { result, timing } = self.call_to_settle(&settlements, local).await;
         let results = result.unwrap_or_else(|error| vec![Err(error); settlements.len()]);
-        let results = results
-            .into_iter()
-            .map(|it| it.map(|usage| mark(usage, local)));
-        let results: Settled = results.collect();
         for (index, (settlement, result)) in settlements.iter().zip(&results).enumerate() {
             let call = info(settlement).shared(index > 0);
             match result {
@@ -47,10 +43,11 @@ impl Limiter {
     fn call_to_settle(&self, settlements: &[Settlement], local: bool) -> Call<Settled> {
         let info = || info(&settlements[0]);
         let operations = settlements.iter().cloned().map(Operation::Settle).collect();
+        let settle = |store: &dyn Store| usages(store.call(operations), local);
         if local {
-            self.call_local(info, |store| usages(store.call(operations)))
+            self.call_local(info, settle)
         } else {
-            self.call(info, |store| usages(store.call(operations)))
+            self.call(info, settle)
         }
     }
 }
@@ -59,27 +56,22 @@ fn info(settlement: &Settlement) -> CallInfo<'_> {
     CallInfo::new(CallKind::Settle, settlement.check())
 }
 
-fn mark(usage: Usage, local: bool) -> Usage {
-    if local { usage.local() } else { usage }
-}
-
-/// The usage after each settlement; an error where none was done, which is how the breaker sees that the call has failed.
-fn usages(call: CallFuture) -> StoreFuture<Settled> {
-    StoreFuture::pending(async {
+/// The usage after each settlement; an error where none was done, which is how the breaker sees that the call has
+/// failed.
+fn usages(call: CallFuture, local: bool) -> StoreFuture<Settled> {
+    StoreFuture::pending(async move {
         let replies = call.await?.into_iter();
-        let usages: Settled = replies.map(|reply| reply.and_then(usage)).collect();
+        let usages = replies.map(|reply| match reply? {
+            Reply::Settle(usage) if local => Ok(usage.local()),
+            Reply::Settle(usage) => Ok(usage),
+            _ => Err(no_settlement()),
+        });
+        let usages: Settled = usages.collect();
         match &usages[..] {
             [Err(first), rest @ ..] if rest.iter().all(Result::is_err) => Err(first.clone()),
             _ => Ok(usages),
         }
     })
-}
-
-fn usage(reply: Reply) -> Result<Usage, StoreError> {
-    match reply {
-        Reply::Settle(usage) => Ok(usage),
-        _ => Err(no_settlement()),
-    }
 }
 
 const fn no_settlement() -> StoreError {

@@ -9,8 +9,6 @@ use std::{
 use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 
-use crate::error::{StoreError, StoreErrorKind};
-
 pin_project! {
     /// Ends so long after it was first polled.
     ///
@@ -44,8 +42,4 @@ impl Future for LazySleep {
         }
         Poll::Ready(())
     }
-}
-
-pub(super) const fn timed_out() -> StoreError {
-    StoreError::new(StoreErrorKind::Timeout, "no answer within the timeout")
 }

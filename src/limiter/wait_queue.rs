@@ -8,8 +8,8 @@
 //!
 //! Only the head of a queue asks the store. Whoever leaves passes the turn on, and with it the store's last denial.
 //!
-//! A queue is for policies with their rules: a caller under a new limit does not wait behind one that sleeps under the old.
-//! Both have the same counts, and so compete, as processes do; the store's limit holds for all of them together.
+//! A queue is for policies with their rules: a caller under a new limit does not wait behind one that sleeps under the
+//! old. Both have the same counts, and so compete, as processes do; the store's limit holds for all of them together.
 
 use std::{
     collections::HashMap,
@@ -42,7 +42,8 @@ const MIN_SLEEP: Duration = Duration::from_millis(1);
 /// The head of a queue asks at least this often, since it does not hear what other processes give back.
 const RECHECK: Duration = Duration::from_secs(2);
 
-/// The queues in which somebody waits, each under every key that it charges.
+/// The queues in which somebody waits, each under every key that it charges; one that charges a key twice stands there
+/// twice.
 #[derive(Debug, Default)]
 pub(super) struct WaitQueues {
     by_key: Mutex<HashMap<Key, Vec<Arc<WaitQueue>>>>,
@@ -50,8 +51,8 @@ pub(super) struct WaitQueues {
 
 #[derive(Debug)]
 struct WaitQueue {
-    /// What is charged here, in order.
-    charges: Box<[(Policy, Key)]>,
+    /// Of the first caller; the others have the same policies and keys in the same order.
+    check: Check,
     /// Written under the lock of all queues.
     tickets: AtomicUsize,
     /// Handed on in order of arrival.
@@ -76,47 +77,54 @@ struct Ticket<'a> {
     queue: Arc<WaitQueue>,
 }
 
-/// Waits until the check is admitted; answers with a denial that lasts longer than `max_wait`.
-///
-/// Cancellation: the place is given up, and the turn passed on. A check that was sent to the store may have been charged.
-pub(super) async fn wait(limiter: &Limiter, check: &Check, max_wait: Duration) -> Resolution {
-    // Shadows deny nothing that could be waited for.
-    if check.charges().is_empty() || fits_never(check) {
-        return limiter.decide(check.clone()).await;
-    }
-    let deadline = Instant::now() + max_wait.min(FOR_EVER);
-    let ticket = limiter.inner.queues.join(check);
-    let queue = &*ticket.queue;
-    if let Some(denial) = queue.denial(check).filter(|it| it.until > deadline) {
-        return denial.resolve(limiter, check).await;
-    }
-    let Ok(_turn) = timeout_at(deadline, queue.turn.lock()).await else {
-        // Where nothing is known, the queue is long, but moves: there may be room.
-        return match queue.denial(check) {
-            Some(denial) => denial.resolve(limiter, check).await,
-            None => limiter.decide(check.clone()).await,
+impl Limiter {
+    /// Waits until the check is admitted; answers with a denial that lasts longer than `max_wait`.
+    ///
+    /// Cancellation: the place is given up, and the turn passed on. A check that was sent to the store may have been
+    /// charged.
+    pub(crate) async fn wait(&self, check: &Check, max_wait: Duration) -> Resolution {
+        // Shadows deny nothing that could be waited for.
+        if check.charges().is_empty() || fits_never(check) {
+            return self.decide(check.clone()).await;
+        }
+        let deadline = Instant::now() + max_wait.min(FOR_EVER);
+        let ticket = self.inner.queues.join(check);
+        let queue = &*ticket.queue;
+        if let Some(denial) = queue.denial(check).filter(|it| it.until > deadline) {
+            return denial.resolve(self, check).await;
+        }
+        let Ok(_turn) = timeout_at(deadline, queue.turn.lock()).await else {
+            // Where nothing is known, the queue is long, but moves: there may be room.
+            return match queue.denial(check) {
+                Some(denial) => denial.resolve(self, check).await,
+                None => self.decide(check.clone()).await,
+            };
         };
-    };
-    // Listens from before each question on: what is given back before the answer is here is heard, too.
-    let mut room = queue.room.notified();
-    let mut known = queue.denial(check);
-    loop {
-        let denial = match known.take() {
-            Some(denial) if denial.until > deadline => return denial.resolve(limiter, check).await,
-            Some(denial) => denial,
-            None => match limiter.decide(check.clone()).await {
-                Resolution::Decided(Decision::Denied(denial)) if denial.retry_after().is_some() => {
-                    let last = queue.remember(check, &denial);
-                    if last.until > deadline {
-                        return Resolution::Decided(Decision::Denied(denial));
-                    }
-                    last
+        // Listens from before each question on: what is given back before the answer is here is heard, too.
+        let mut room = queue.room.notified();
+        let mut known = queue.denial(check);
+        loop {
+            let denial = match known.take() {
+                Some(denial) if denial.until > deadline => {
+                    return denial.resolve(self, check).await;
                 }
-                resolution => return resolution,
-            },
-        };
-        let _ = timeout_at(denial.asks_again_at(), room).await;
-        room = queue.room.notified();
+                Some(denial) => denial,
+                None => match self.decide(check.clone()).await {
+                    Resolution::Decided(Decision::Denied(denial))
+                        if denial.retry_after().is_some() =>
+                    {
+                        let last = queue.remember(check, &denial);
+                        if last.until > deadline {
+                            return Resolution::Decided(Decision::Denied(denial));
+                        }
+                        last
+                    }
+                    resolution => return resolution,
+                },
+            };
+            let _ = timeout_at(denial.until.min(denial.at + RECHECK), room).await;
+            room = queue.room.notified();
+        }
     }
 }
 
@@ -136,8 +144,9 @@ impl WaitQueues {
         let known = known.and_then(|queues| queues.iter().find(|it| it.is_for(check)));
         let queue = known.cloned().unwrap_or_else(|| {
             let queue = Arc::new(WaitQueue::new(check));
-            for key in queue.keys() {
-                by_key.entry(key.clone()).or_default().push(queue.clone());
+            for charge in check.charges() {
+                let queues = by_key.entry(charge.key().clone()).or_default();
+                queues.push(Arc::clone(&queue));
             }
             queue
         });
@@ -153,11 +162,11 @@ impl WaitQueues {
         if queue.tickets.fetch_sub(1, Relaxed) > 1 {
             return;
         }
-        for key in queue.keys() {
-            if let Some(queues) = by_key.get_mut(key) {
+        for charge in queue.check.charges() {
+            if let Some(queues) = by_key.get_mut(charge.key()) {
                 queues.retain(|it| !Arc::ptr_eq(it, queue));
                 if queues.is_empty() {
-                    by_key.remove(key);
+                    by_key.remove(charge.key());
                 }
             }
         }
@@ -167,8 +176,8 @@ impl WaitQueues {
     pub(super) fn wake(&self, policy: &Policy, key: &Key) {
         let by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
         for queue in by_key.get(key).into_iter().flatten() {
-            let mut charges = queue.charges.iter();
-            if charges.any(|it| it.0.name() == policy.name() && it.1 == *key) {
+            let mut charges = queue.check.charges().iter();
+            if charges.any(|it| it.policy().name() == policy.name() && it.key() == key) {
                 *queue.last_denial() = None;
                 queue.room.notify_waiters();
             }
@@ -194,11 +203,8 @@ impl Drop for Ticket<'_> {
 
 impl WaitQueue {
     fn new(check: &Check) -> Self {
-        let charges = check.charges().iter();
         Self {
-            charges: charges
-                .map(|it| (it.policy().clone(), it.key().clone()))
-                .collect(),
+            check: check.clone(),
             tickets: AtomicUsize::new(0),
             turn: tokio::sync::Mutex::default(),
             last_denial: Mutex::default(),
@@ -207,19 +213,7 @@ impl WaitQueue {
     }
 
     fn is_for(&self, check: &Check) -> bool {
-        let charges = check.charges().iter();
-        charges
-            .map(|it| (it.policy(), it.key()))
-            .eq(self.charges.iter().map(|it| (&it.0, &it.1)))
-    }
-
-    /// The keys, each once.
-    fn keys(&self) -> impl Iterator<Item = &Key> {
-        let keys = self.charges.iter().enumerate();
-        keys.filter_map(|(index, (_, key))| {
-            let is_first = self.charges[..index].iter().all(|(_, it)| it != key);
-            is_first.then_some(key)
-        })
+        parts(&self.check).eq(parts(check))
     }
 
     /// What is known to deny this check, too.
@@ -251,12 +245,14 @@ impl WaitQueue {
     }
 }
 
-impl LastDenial {
-    fn asks_again_at(&self) -> Instant {
-        self.until.min(self.at + RECHECK)
-    }
+fn parts(check: &Check) -> impl Iterator<Item = (&Policy, &Key)> {
+    let charges = check.charges().iter();
+    charges.map(|it| (it.policy(), it.key()))
+}
 
-    /// What the store would say to this check: what it said to another one like it, or, where that was cheaper, what it says.
+impl LastDenial {
+    /// What the store would say to this check: what it said to another one like it, or, where that was cheaper, what it
+    /// says.
     async fn resolve(&self, limiter: &Limiter, check: &Check) -> Resolution {
         if !self.compares(check, |last, asked| last == asked) {
             return limiter.decide(check.clone()).await;
@@ -294,11 +290,11 @@ mod tests {
             charge(&policies[1], "everybody"),
         ])
         .unwrap();
-        assert!(wait(&limiter, &check, FOR_EVER).await.passes());
+        assert!(limiter.wait(&check, FOR_EVER).await.passes());
         let keys = || limiter.inner.queues.by_key.lock().unwrap().len();
         assert_eq!(keys(), 0);
         {
-            let mut waiting = [0, 1].map(|_| Box::pin(wait(&limiter, &check, FOR_EVER)));
+            let mut waiting = [0, 1].map(|_| Box::pin(limiter.wait(&check, FOR_EVER)));
             let mut context = Context::from_waker(Waker::noop());
             for caller in &mut waiting {
                 assert!(pin!(caller).poll(&mut context).is_pending());

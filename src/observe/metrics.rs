@@ -1,4 +1,5 @@
 use std::{
+    cell::OnceCell,
     collections::HashMap,
     fmt,
     sync::{Arc, OnceLock, PoisonError, RwLock},
@@ -11,8 +12,8 @@ use metrics::{
 use tokio::time::{Duration, Instant};
 
 use super::{
-    Blocked, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent,
-    MissingKey, Observer, Timing,
+    Blocked, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
+    Observer, Timing,
 };
 use crate::{error::StoreErrorKind, policy::Policy, rule::Rule};
 
@@ -69,7 +70,7 @@ pub struct MetricsObserver {
 /// They are dropped after a while: a recorder may be installed later, and may forget a counter that was idle.
 struct Handles {
     since: Instant,
-    /// By [`CallKind`].
+    /// By [`CallKind`](super::CallKind).
     latency: [OnceLock<Histogram>; 4],
     by_policy: HashMap<Box<str>, PolicyHandles>,
 }
@@ -77,9 +78,9 @@ struct Handles {
 /// Handles for the policies of one name.
 #[derive(Default)]
 struct PolicyHandles {
-    /// By [`Outcome`].
+    /// By the index in [`OUTCOMES`].
     decisions: [OnceLock<Counter>; 3],
-    /// By [`Outcome`].
+    /// The same.
     local: [OnceLock<Counter>; 3],
     /// By rule, and whether the policy is a shadow.
     denials: RwLock<HashMap<(Rule, bool), Counter>>,
@@ -88,30 +89,7 @@ struct PolicyHandles {
 /// How long handles are kept.
 const KEPT_FOR: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Copy)]
-enum Outcome {
-    Allowed,
-    Denied,
-    ShadowDenied,
-}
-
-impl Outcome {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Allowed => "allowed",
-            Self::Denied => "denied",
-            Self::ShadowDenied => "shadow_denied",
-        }
-    }
-
-    fn of(event: &DecisionEvent<'_>) -> Self {
-        match (event.is_allowed(), event.call().is_shadow()) {
-            (true, _) => Self::Allowed,
-            (false, false) => Self::Denied,
-            (false, true) => Self::ShadowDenied,
-        }
-    }
-}
+const OUTCOMES: [&str; 3] = ["allowed", "denied", "shadow_denied"];
 
 impl MetricsObserver {
     /// Creates the observer and describes its metrics to the recorder, if that is installed already.
@@ -153,6 +131,12 @@ impl MetricsObserver {
         count(&handles)
     }
 
+    fn record_latency(&self, call: &CallInfo<'_>, timing: Timing) {
+        self.with_handles(timing.ended_at, |handles| {
+            handles.record_latency(call, timing)
+        });
+    }
+
     /// Makes room for the handles of policies that were seen for the first time.
     #[cold]
     fn remember<'a>(&self, policies: impl Iterator<Item = &'a Policy>) {
@@ -177,14 +161,20 @@ impl Handles {
         if call.shares_call() {
             return;
         }
-        let histogram = &self.latency[call.kind() as usize];
-        let histogram = histogram.get_or_init(|| latency(call.kind()));
+        let kind = call.kind();
+        let histogram = self.latency[kind as usize]
+            .get_or_init(|| histogram!(LATENCY, "call" => kind.as_str()));
         histogram.record(timing.latency.as_secs_f64());
     }
 
     /// Counts a decision; answers whether there were handles for all of its policies.
     fn count(&self, event: &DecisionEvent<'_>) -> bool {
-        let (outcome, local) = (Outcome::of(event), event.is_local());
+        let shadow = event.call().is_shadow();
+        let outcome = match (event.is_allowed(), shadow) {
+            (true, _) => 0,
+            (false, false) => 1,
+            (false, true) => 2,
+        };
         let mut all_known = true;
         for policy in applied(event) {
             let mut denying = denying(event, policy).peekable();
@@ -193,16 +183,10 @@ impl Handles {
             }
             let known = self.by_policy.get(policy.name());
             all_known &= known.is_some();
-            let new;
-            let handles = match known {
-                Some(handles) => handles,
-                None => {
-                    new = PolicyHandles::default();
-                    &new
-                }
-            };
-            handles.count(policy, outcome, local);
-            denying.for_each(|rule| handles.count_denial(policy, rule, event.call().is_shadow()));
+            let new = OnceCell::new();
+            let handles = known.unwrap_or_else(|| new.get_or_init(PolicyHandles::default));
+            handles.count(policy, outcome, event.is_local());
+            denying.for_each(|rule| handles.count_denial(policy, rule, shadow));
         }
         all_known
     }
@@ -213,15 +197,15 @@ impl Handles {
 }
 
 impl PolicyHandles {
-    fn count(&self, policy: &Policy, outcome: Outcome, local: bool) {
+    fn count(&self, policy: &Policy, outcome: usize, local: bool) {
         let counter = |name: &'static str| {
             let policy = policy.name().to_owned();
-            counter!(name, "policy" => policy, "outcome" => outcome.as_str())
+            counter!(name, "policy" => policy, "outcome" => OUTCOMES[outcome])
         };
-        let decisions = &self.decisions[outcome as usize];
+        let decisions = &self.decisions[outcome];
         decisions.get_or_init(|| counter(DECISIONS)).increment(1);
         if local {
-            let local = &self.local[outcome as usize];
+            let local = &self.local[outcome];
             local.get_or_init(|| counter(LOCAL)).increment(1);
         }
     }
@@ -232,21 +216,13 @@ impl PolicyHandles {
             return counter.increment(1);
         }
         drop(known);
-        let counter = denials(policy, rule, shadow);
+        let (name, text) = (policy.name().to_owned(), rule.to_string());
+        let of_shadow = if shadow { "true" } else { "false" };
+        let counter = counter!(DENIALS, "policy" => name, "rule" => text, "shadow" => of_shadow);
         counter.increment(1);
         let mut known = self.denials.write().unwrap_or_else(PoisonError::into_inner);
         known.insert((rule, shadow), counter);
     }
-}
-
-fn latency(kind: CallKind) -> Histogram {
-    histogram!(LATENCY, "call" => kind.as_str())
-}
-
-fn denials(policy: &Policy, rule: Rule, shadow: bool) -> Counter {
-    let (policy, rule) = (policy.name().to_owned(), rule.to_string());
-    let shadow = if shadow { "true" } else { "false" };
-    counter!(DENIALS, "policy" => policy, "rule" => rule, "shadow" => shadow)
 }
 
 impl Observer for MetricsObserver {
@@ -264,18 +240,14 @@ impl Observer for MetricsObserver {
 
     fn on_completion(&self, event: &CompletionEvent<'_>) {
         if !event.is_local() {
-            self.with_handles(event.timing.ended_at, |handles| {
-                handles.record_latency(event.call(), event.timing);
-            });
+            self.record_latency(event.call(), event.timing);
         }
     }
 
     fn on_error(&self, event: &ErrorEvent<'_>) {
         let kind = event.error().kind();
         if kind != StoreErrorKind::CircuitOpen {
-            self.with_handles(event.timing.ended_at, |handles| {
-                handles.record_latency(event.call(), event.timing);
-            });
+            self.record_latency(event.call(), event.timing);
         }
         let (call, kind) = (event.call().kind().as_str(), kind.as_str());
         let outcome = event.outcome().as_str();

@@ -13,9 +13,9 @@ use crate::{
 
 /// A memory store that checks each policy with a share of its limits, `1/replicas`.
 ///
-/// The share is rounded down, but a limit above 0 never becomes 0: so all processes together admit no more than the limit, or
-/// one unit each where the limit is smaller than their number. Answers are known at once, and name the policies with the limits
-/// that were applied; a settlement of such an answer is one of the store within.
+/// The share is rounded down, but a limit above 0 never becomes 0: so all processes together admit no more than the
+/// limit, or one unit each where the limit is smaller than their number. Answers are known at once, and name the
+/// policies with the limits that were applied; a settlement of such an answer is one of the store within.
 #[derive(Clone, Debug)]
 pub(crate) struct ScaledStore {
     pub(crate) store: MemoryStore,

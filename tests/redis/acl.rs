@@ -58,7 +58,7 @@ async fn with_all_of_them_everything_works() {
 
 #[test]
 fn the_documentation_names_these() {
-    let page = include_str!("../../src/store/redis/deployment.rs");
+    let page = include_str!("../../src/store/redis/deployment.md");
     assert!(page.contains(&format!(">PASSWORD {}\n", LEAST_RIGHTS.join(" "))));
 }
 

@@ -25,29 +25,34 @@ impl RedisStore {
     }
 
     pub(super) fn check_one_slot(&self, check: &Check) -> StoreFuture<Decision> {
-        let replies = self.execute([Operation::Check(check.clone())]);
-        StoreFuture::pending(async {
-            match only(replies.await?)? {
-                Reply::Check(decision) => Ok(decision),
-                _ => Err(another_reply()),
-            }
+        self.execute_one(Operation::Check(check.clone()), |reply| match reply {
+            Reply::Check(decision) => Some(decision),
+            _ => None,
         })
     }
 
     pub(super) fn settle_one_slot(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        let replies = self.execute([Operation::Settle(settlement.clone())]);
-        StoreFuture::pending(async {
-            match only(replies.await?)? {
-                Reply::Settle(usage) => Ok(usage),
-                _ => Err(another_reply()),
-            }
+        self.execute_one(Operation::Settle(settlement.clone()), |reply| match reply {
+            Reply::Settle(usage) => Some(usage),
+            _ => None,
         })
     }
 
     pub(super) fn reset_one_slot(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         let (policy, key) = (policy.clone(), key.clone());
-        let replies = self.execute([Operation::Reset { policy, key }]);
-        StoreFuture::pending(async { only(replies.await?).map(drop) })
+        self.execute_one(Operation::Reset { policy, key }, |_| Some(()))
+    }
+
+    fn execute_one<T: 'static>(
+        &self,
+        operation: Operation,
+        read: fn(Reply) -> Option<T>,
+    ) -> StoreFuture<T> {
+        let replies = self.execute([operation]);
+        StoreFuture::pending(async move {
+            let reply = replies.await?.pop();
+            reply.transpose()?.and_then(read).ok_or_else(another_reply)
+        })
     }
 
     /// One call of the script for all of these operations.
@@ -56,7 +61,11 @@ impl RedisStore {
         operations: impl AsRef<[Operation]> + Send + 'static,
     ) -> impl Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>> + Send + 'static
     {
-        let call = Call::new(&self.names, self.now_ms(), operations.as_ref());
+        #[cfg(feature = "test-util")]
+        let now_ms = self.clock.as_ref().map(crate::test_util::TestClock::now_ms);
+        #[cfg(not(feature = "test-util"))]
+        let now_ms = None;
+        let call = Call::new(&self.names, now_ms, operations.as_ref());
         let transport = self.transport.clone();
         async move {
             let reply = match call.routing_key() {
@@ -80,11 +89,6 @@ async fn run(transport: &Transport, call: &Call, key: &[u8]) -> Result<Value, St
 /// Only this error makes it certain that nothing was executed.
 fn is_unknown_script(error: &RedisError) -> bool {
     error.code() == Some("NOSCRIPT")
-}
-
-fn only(replies: Vec<Result<Reply, StoreError>>) -> Result<Reply, StoreError> {
-    let mut replies = replies.into_iter();
-    replies.next().unwrap_or_else(|| Err(another_reply()))
 }
 
 fn another_reply() -> StoreError {

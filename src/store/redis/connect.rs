@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Client, IntoConnectionInfo, RedisError, RedisResult, aio::ConnectionLike};
+use redis::{Client, IntoConnectionInfo, aio::ConnectionLike};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
@@ -14,7 +14,7 @@ use super::{
     RedisStore,
     connection::{ReconnectingConnection, ReplyTimeout, Source, client, within},
     error::store_error,
-    transport::Transport,
+    transport::{Route, Transport},
 };
 use crate::error::{StoreError, StoreErrorKind};
 
@@ -92,18 +92,19 @@ impl RedisStore {
         primary: impl Into<SentinelPrimary>,
     ) -> Result<Self, StoreError> {
         let timeout = ReplyTimeout::new();
-        let sentinels = sentinels
+        let sentinels = clients(sentinels)?
             .into_iter()
-            .map(|it| Ok(ReconnectingConnection::new(client(it)?, timeout.clone())))
-            .collect::<RedisResult<Vec<_>>>()
-            .and_then(|sentinels| Sentinels::new(sentinels, primary.into()))
-            .map_err(|_| bad_url())?;
-        Ok(Self::from_source(sentinels, timeout))
+            .map(|it| ReconnectingConnection::new(it, timeout.clone()));
+        let sentinels = Sentinels::new(sentinels.collect(), primary.into());
+        Ok(Self::from_source(
+            sentinels.map_err(|_| bad_url())?,
+            timeout,
+        ))
     }
 
     fn from_source(source: impl Source, timeout: ReplyTimeout) -> Self {
         let connection = ReconnectingConnection::new(source, timeout.clone());
-        Self::over(Transport::server(connection, timeout))
+        Self::over(Transport::new(Route::Server(connection), timeout))
     }
 
     /// Connects to the [cluster](super::deployment#cluster) that these servers are nodes of: URLs (`redis://`,
@@ -117,13 +118,10 @@ impl RedisStore {
     /// second at most. Use [`connect_lazy_cluster`](Self::connect_lazy_cluster) where the service must start without
     /// it.
     #[cfg(feature = "cluster")]
-    pub async fn cluster<T: IntoConnectionInfo>(
-        nodes: impl IntoIterator<Item = T>,
+    pub async fn cluster(
+        nodes: impl IntoIterator<Item: IntoConnectionInfo>,
     ) -> Result<Self, StoreError> {
-        let (cluster, timeout) = new_cluster(nodes)?;
-        let refreshed = within(CONNECT_TIMEOUT, cluster.refresh()).await;
-        refreshed.map_err(|error| store_error(&error))?;
-        Ok(Self::over(Transport::cluster(cluster, timeout)))
+        greeted(Self::connect_lazy_cluster(nodes)?).await
     }
 
     /// Like [`cluster`](Self::cluster), but does not wait for the nodes: the first check connects.
@@ -132,11 +130,13 @@ impl RedisStore {
     ///
     /// When a URL is invalid, or there is none.
     #[cfg(feature = "cluster")]
-    pub fn connect_lazy_cluster<T: IntoConnectionInfo>(
-        nodes: impl IntoIterator<Item = T>,
+    pub fn connect_lazy_cluster(
+        nodes: impl IntoIterator<Item: IntoConnectionInfo>,
     ) -> Result<Self, StoreError> {
-        let (cluster, timeout) = new_cluster(nodes)?;
-        Ok(Self::over(Transport::cluster(cluster, timeout)))
+        let timeout = ReplyTimeout::new();
+        let cluster = Cluster::new(&clients(nodes)?, timeout.clone()).map_err(|_| bad_url())?;
+        let route = Route::Cluster(Arc::new(cluster));
+        Ok(Self::over(Transport::new(route, timeout)))
     }
 
     /// Uses a connection that reconnects by itself, such as a `redis::aio::ConnectionManager`.
@@ -187,18 +187,12 @@ impl RedisStore {
     }
 }
 
-#[cfg(feature = "cluster")]
-fn new_cluster<T: IntoConnectionInfo>(
-    nodes: impl IntoIterator<Item = T>,
-) -> Result<(Arc<Cluster>, ReplyTimeout), StoreError> {
-    let timeout = ReplyTimeout::new();
-    let cluster = nodes
-        .into_iter()
-        .map(client)
-        .collect::<RedisResult<Vec<_>>>()
-        .and_then(|nodes| Cluster::new(&nodes, timeout.clone()))
-        .map_err(|_| bad_url())?;
-    Ok((Arc::new(cluster), timeout))
+#[cfg(any(feature = "cluster", feature = "sentinel"))]
+fn clients(
+    servers: impl IntoIterator<Item: IntoConnectionInfo>,
+) -> Result<Vec<Client>, StoreError> {
+    let clients = servers.into_iter().map(client);
+    clients.collect::<Result<_, _>>().map_err(|_| bad_url())
 }
 
 fn bad_url() -> StoreError {
@@ -206,23 +200,9 @@ fn bad_url() -> StoreError {
 }
 
 async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
-    let greeting = within(CONNECT_TIMEOUT, greet(&store.transport)).await;
+    let greeting = within(CONNECT_TIMEOUT, store.transport.greet()).await;
     greeting.map_err(|error| store_error(&error))?;
     Ok(store)
-}
-
-/// Makes sure that a server is there that lets us in. A user who may not PING has been let in.
-async fn greet(transport: &Transport) -> RedisResult<()> {
-    match transport.send(&redis::cmd("PING"), b"").await {
-        Err(error) if may_not_ping(&error) => Ok(()),
-        result => result.map(drop),
-    }
-}
-
-/// Not any other missing right: behind sentinels a ROLE comes first.
-fn may_not_ping(error: &RedisError) -> bool {
-    let detail = error.detail().unwrap_or_default();
-    error.code() == Some("NOPERM") && detail.contains("'ping'")
 }
 
 /// Connects at the first check, with `TCP_NODELAY` on and the client's other settings as they are.

@@ -56,7 +56,11 @@ mod calls;
 mod cluster;
 mod connect;
 mod connection;
-pub mod deployment;
+pub mod deployment {
+    //! How to run the server: rights, TLS, Sentinel and replication, a cluster, twemproxy.
+    //!
+    #![doc = include_str!("deployment.md")]
+}
 mod error;
 mod names;
 mod script;
@@ -118,24 +122,11 @@ impl RedisStore {
         self.clock = Some(clock);
         self
     }
-
-    #[cfg(feature = "test-util")]
-    fn now_ms(&self) -> Option<u64> {
-        self.clock.as_ref().map(crate::test_util::TestClock::now_ms)
-    }
-
-    #[cfg(not(feature = "test-util"))]
-    #[expect(
-        clippy::unused_self,
-        reason = "the clock is a field with the feature `test-util` alone"
-    )]
-    const fn now_ms(&self) -> Option<u64> {
-        None
-    }
 }
 
-/// One call is one call of the script. The server does nothing else meanwhile, for some 4 to 8 µs a check: hundreds in a call are
-/// welcome, tens of thousands are better split. [On a cluster](deployment#cluster) it is one call for each slot.
+/// One call is one call of the script. The server does nothing else meanwhile, for some 4 to 8 µs a check: hundreds in
+/// a call are welcome, tens of thousands are better split. [On a cluster](deployment#cluster) it is one call for each
+/// slot.
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         #[cfg(feature = "cluster")]

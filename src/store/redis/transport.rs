@@ -2,7 +2,7 @@
 
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
-use redis::{Cmd, RedisFuture, RedisResult, Value, aio::ConnectionLike};
+use redis::{Cmd, RedisError, RedisFuture, RedisResult, Value, aio::ConnectionLike};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
@@ -16,7 +16,7 @@ pub(super) struct Transport {
 }
 
 #[derive(Clone)]
-enum Route {
+pub(super) enum Route {
     Server(Arc<ReconnectingConnection>),
     #[cfg(feature = "cluster")]
     Cluster(Arc<Cluster>),
@@ -28,29 +28,28 @@ enum Route {
 }
 
 impl Transport {
-    pub(super) fn server(connection: Arc<ReconnectingConnection>, timeout: ReplyTimeout) -> Self {
-        Self {
-            route: Route::Server(connection),
-            timeout,
-        }
+    pub(super) const fn new(route: Route, timeout: ReplyTimeout) -> Self {
+        Self { route, timeout }
     }
 
-    #[cfg(feature = "cluster")]
-    pub(super) fn cluster(cluster: Arc<Cluster>, timeout: ReplyTimeout) -> Self {
-        Self {
-            route: Route::Cluster(cluster),
-            timeout,
-        }
-    }
-
-    /// Over a connection that heals by itself, or not at all.
+    /// Over a connection that reconnects by itself, or not at all.
     pub(super) fn custom(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
-        Self {
-            route: Route::Custom {
-                is_cluster: is_cluster(&connection),
-                connection: Arc::new(connection),
-            },
-            timeout: ReplyTimeout::new(),
+        let route = Route::Custom {
+            is_cluster: is_cluster(&connection),
+            connection: Arc::new(connection),
+        };
+        Self::new(route, ReplyTimeout::new())
+    }
+
+    /// Makes sure that a server is there that lets us in, or a node of a cluster.
+    pub(super) async fn greet(&self) -> RedisResult<()> {
+        #[cfg(feature = "cluster")]
+        if let Route::Cluster(cluster) = &self.route {
+            return cluster.refresh().await;
+        }
+        match self.send(&redis::cmd("PING"), b"").await {
+            Err(error) if may_not_ping(&error) => Ok(()),
+            result => result.map(drop),
         }
     }
 
@@ -107,14 +106,17 @@ impl Transport {
     }
 }
 
-#[cfg(feature = "cluster")]
-fn is_cluster(connection: &dyn Any) -> bool {
-    connection.is::<redis::cluster_async::ClusterConnection>()
+fn is_cluster(_connection: &dyn Any) -> bool {
+    #[cfg(feature = "cluster")]
+    return _connection.is::<redis::cluster_async::ClusterConnection>();
+    #[cfg(not(feature = "cluster"))]
+    false
 }
 
-#[cfg(not(feature = "cluster"))]
-fn is_cluster(_: &dyn Any) -> bool {
-    false
+/// A user who may not PING has been let in. Not any other missing right: behind sentinels a ROLE comes first.
+fn may_not_ping(error: &RedisError) -> bool {
+    let detail = error.detail().unwrap_or_default();
+    error.code() == Some("NOPERM") && detail.contains("'ping'")
 }
 
 impl fmt::Debug for Transport {
@@ -129,7 +131,7 @@ impl fmt::Debug for Transport {
 }
 
 /// A user's own connection, its type forgotten.
-trait CustomConnection: Send + Sync {
+pub(super) trait CustomConnection: Send + Sync {
     fn send<'a>(&self, cmd: &'a Cmd) -> RedisFuture<'a, Value>;
 }
 

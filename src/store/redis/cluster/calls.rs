@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use redis::cluster_routing::Slot;
 
-use super::cross_slot::too_late;
+use super::{cross_slot, slots::too_late};
 use crate::{
     check::Check,
     decision::Decision,
     error::StoreError,
-    store::{CallFuture, Operation, Reply, Store, StoreFuture, redis::RedisStore},
+    store::{CallFuture, Operation, Reply, Store, StoreFuture, call_one, redis::RedisStore},
 };
 
 type Replies = Vec<Result<Reply, StoreError>>;
@@ -43,7 +43,10 @@ impl RedisStore {
                 let (places, calls): (Vec<_>, Vec<_>) =
                     round.into_iter().map(|call| store.begin_call(call)).unzip();
                 for (places, answer) in places.into_iter().zip(store.join(calls).await) {
-                    put_in_places(&mut replies, &places, answer);
+                    let answers = answer.unwrap_or_else(|error| vec![Err(error); places.len()]);
+                    for (place, reply) in places.into_iter().zip(answers) {
+                        replies[place] = reply;
+                    }
                 }
             }
             Ok(replies)
@@ -51,45 +54,63 @@ impl RedisStore {
     }
 
     fn begin_call(&self, call: SlotCall) -> (Vec<usize>, CallFuture) {
-        let answer = match call.slot {
-            Some(_) => self.call_one_slot(call.operations),
-            None => self.one_by_one(call.operations),
+        let answer = match (call.slot, &call.operations[..]) {
+            (None, [operation]) => self.call_several_slots(operation),
+            _ => self.call_one_slot(call.operations),
         };
         (call.places, answer)
     }
 
-    /// Does operations of several slots, one after the other.
-    fn one_by_one(&self, operations: Vec<Operation>) -> CallFuture {
-        let store = self.clone();
-        StoreFuture::pending(async move {
-            let mut results = Vec::with_capacity(operations.len());
-            for operation in operations {
-                results.push(match operation {
-                    Operation::Check(check) => store.check(&check).await.map(Reply::Check),
-                    Operation::Fill { check, count } => {
-                        store.fill(check, count).await.map(Reply::Fill)
-                    }
-                    Operation::Settle(it) => store.settle(&it).await.map(Reply::Settle),
-                    Operation::Reset { policy, key } => {
-                        store.reset(&policy, &key).await.map(|()| Reply::Reset)
-                    }
-                });
-            }
-            Ok(results)
-        })
+    fn call_several_slots(&self, operation: &Operation) -> CallFuture {
+        let reply = match operation {
+            Operation::Fill { check, count } => self.fill(check.clone(), *count).map(Reply::Fill),
+            other => call_one(self, other),
+        };
+        StoreFuture::pending(async { Ok(vec![reply.await]) })
     }
 
     /// Decides identical checks of several slots: after the first denial all are denied as it was.
-    async fn fill(&self, check: Check, count: u16) -> Result<Vec<Decision>, StoreError> {
-        let mut decisions: Vec<Decision> = Vec::with_capacity(count.into());
-        while decisions.len() < count.into() {
-            let decision = match decisions.last() {
-                Some(denied @ Decision::Denied(_)) => denied.clone(),
-                _ => self.check(&check).await?,
-            };
-            decisions.push(decision);
-        }
-        Ok(decisions)
+    fn fill(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            let mut decisions: Vec<Decision> = Vec::with_capacity(count.into());
+            while decisions.len() < count.into() {
+                let decision = match decisions.last() {
+                    Some(denied @ Decision::Denied(_)) => denied.clone(),
+                    _ => store.check(&check).await?,
+                };
+                decisions.push(decision);
+            }
+            Ok(decisions)
+        })
+    }
+
+    /// `None` where one call will do.
+    pub(in crate::store::redis) fn check_several_slots(
+        &self,
+        check: &Check,
+    ) -> Option<StoreFuture<Decision>> {
+        let slots = self.several_slots(check)?;
+        Some(match check.shadow_check() {
+            Some(shadows) => self.check_then_shadows(check.without_shadows(), shadows),
+            None => cross_slot::check(self.clone(), check.clone(), slots),
+        })
+    }
+
+    /// Decides the charges that count, and then the shadows in a call of their own. What goes wrong with them is
+    /// dropped.
+    fn check_then_shadows(&self, counting: Check, shadows: Check) -> StoreFuture<Decision> {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            let decision = store.check(&counting).await?;
+            if !decision.is_allowed() {
+                return Ok(decision);
+            }
+            Ok(match store.check(&shadows).await {
+                Ok(shadow) => decision.with_shadow(shadow),
+                Err(_) => decision,
+            })
+        })
     }
 
     /// Which calls are made at the same time, round by round.
@@ -154,20 +175,5 @@ fn add(round: &mut Vec<SlotCall>, slot: Option<Slot>, place: usize, operation: O
             places: vec![place],
             operations: vec![operation],
         }),
-    }
-}
-
-fn put_in_places(replies: &mut Replies, places: &[usize], answer: Result<Replies, StoreError>) {
-    match answer {
-        Ok(answers) => {
-            for (place, reply) in places.iter().zip(answers) {
-                replies[*place] = reply;
-            }
-        }
-        Err(error) => {
-            for place in places {
-                replies[*place] = Err(error.clone());
-            }
-        }
     }
 }

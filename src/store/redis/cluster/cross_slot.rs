@@ -18,11 +18,11 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::slots::{Slots, in_order, time_of};
+use super::slots::{Slots, join_usages, too_late};
 use crate::{
     check::Check,
     decision::{Decision, Usage},
-    error::{StoreError, StoreErrorKind},
+    error::StoreError,
     settlement::Settlement,
     store::{StoreFuture, redis::RedisStore},
 };
@@ -246,30 +246,26 @@ impl CrossSlotCheck {
         let Some(caller) = self.caller.take() else {
             return;
         };
-        let decision = match self.failed {
-            true if !self.denied => Err(self.first_error()),
-            failed => {
-                let usages = self
-                    .parts
-                    .iter()
-                    .zip(&self.slots)
-                    .map(|(part, (_, charges))| {
-                        // Of a slot that did not answer nothing is known.
-                        part.usage()
-                            .unwrap_or_else(|| Usage::unused(&self.check.pick(charges)))
-                    });
-                let usages: Vec<Usage> = usages.collect();
-                Decision::joined(
-                    &self.check,
-                    !failed,
-                    time_of(&usages),
-                    in_order(&self.check, &self.slots, &usages),
-                )
-            }
+        let decision = if self.failed && !self.denied {
+            Err(self.first_error())
+        } else {
+            self.join_parts()
         };
         if caller.send(decision).is_err() {
             self.fail();
         }
+    }
+
+    fn join_parts(&self) -> Result<Decision, StoreError> {
+        let parts = self.parts.iter().zip(&self.slots);
+        let usages = parts.map(|(part, (_, charges))| {
+            // Of a slot that did not answer nothing is known.
+            let unknown = || Usage::unused(&self.check.pick(charges));
+            part.usage().unwrap_or_else(unknown)
+        });
+        let usages: Vec<Usage> = usages.collect();
+        let (decided_at_ms, rules) = join_usages(&self.check, &self.slots, &usages);
+        Decision::joined(&self.check, !self.failed, decided_at_ms, rules)
     }
 
     fn first_error(&self) -> StoreError {
@@ -291,11 +287,4 @@ impl Part {
             Self::Waiting | Self::Asked | Self::Failed(_) => None,
         }
     }
-}
-
-pub(super) fn too_late() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Timeout,
-        "a part of the Redis cluster did not answer in time",
-    )
 }

@@ -23,7 +23,7 @@ use redis::{
 };
 use tokio::time::sleep;
 
-use node::Node;
+use node::{Node, is_out_of_service};
 use nodes::Nodes;
 use refresh::TopologyRefresh;
 
@@ -73,10 +73,13 @@ impl Cluster {
                     sleep(TRY_AGAIN_PAUSE).await;
                     (self.owner(slot).await?, false)
                 }
-                _ if is_unread(&error) => match self.owner(slot).await? {
-                    other if Arc::ptr_eq(&other, &node) => return Err(error),
-                    other => (other, false),
-                },
+                // Certainly not executed.
+                _ if error.is_connection_refusal() || is_out_of_service(&error) => {
+                    match self.owner(slot).await? {
+                        other if Arc::ptr_eq(&other, &node) => return Err(error),
+                        other => (other, false),
+                    }
+                }
                 _ => return Err(error),
             };
         }
@@ -106,16 +109,6 @@ impl Cluster {
     fn nodes(&self) -> MutexGuard<'_, Nodes> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether the command was certainly not executed, and another node may have taken over.
-fn is_unread(error: &RedisError) -> bool {
-    use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, ReadOnly};
-    error.is_connection_refusal()
-        || matches!(
-            error.kind(),
-            ErrorKind::Server(BusyLoading | ClusterDown | MasterDown | ReadOnly)
-        )
 }
 
 fn unserved() -> RedisError {

@@ -134,10 +134,15 @@ impl Node {
 
 /// Whether another topology would explain this error of a node that answers.
 fn is_redirecting(error: &RedisError) -> bool {
-    use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, Moved, ReadOnly};
+    error.kind() == ErrorKind::Server(ServerErrorKind::Moved) || is_out_of_service(error)
+}
+
+/// Whether a node has executed nothing, and another may have taken over.
+pub(super) fn is_out_of_service(error: &RedisError) -> bool {
+    use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, ReadOnly};
     matches!(
         error.kind(),
-        ErrorKind::Server(BusyLoading | ClusterDown | MasterDown | Moved | ReadOnly)
+        ErrorKind::Server(BusyLoading | ClusterDown | MasterDown | ReadOnly)
     )
 }
 

@@ -3,32 +3,20 @@
 use redis::cluster_routing::Slot;
 use tokio::time::timeout;
 
-use super::cross_slot::{self, too_late};
 use crate::{
     check::Check,
-    decision::{Decision, RuleUsage, Usage},
-    error::StoreError,
+    decision::{RuleUsage, Usage},
+    error::{StoreError, StoreErrorKind},
     key::Key,
     settlement::Settlement,
-    store::{Store, StoreFuture, redis::RedisStore},
+    store::{StoreFuture, redis::RedisStore},
 };
 
 /// The charges of a check in each slot: their indices.
 pub(super) type Slots = Vec<(Slot, Vec<usize>)>;
 
-/// Each answers `None` where one call will do.
 impl RedisStore {
-    pub(in crate::store::redis) fn check_several_slots(
-        &self,
-        check: &Check,
-    ) -> Option<StoreFuture<Decision>> {
-        let slots = self.several_slots(check)?;
-        Some(match check.shadow_check() {
-            Some(shadows) => self.check_then_shadows(check.without_shadows(), shadows),
-            None => cross_slot::check(self.clone(), check.clone(), slots),
-        })
-    }
-
+    /// `None` where one call will do.
     pub(in crate::store::redis) fn settle_several_slots(
         &self,
         settlement: &Settlement,
@@ -41,37 +29,19 @@ impl RedisStore {
             let usages = store.join(answers).await.into_iter();
             let usages: Vec<Usage> = usages.collect::<Result<_, _>>()?;
             let check = settlement.check();
-            Ok(Usage::joined(
-                check,
-                time_of(&usages),
-                in_order(check, &slots, &usages),
-            ))
+            let (decided_at_ms, rules) = join_usages(check, &slots, &usages);
+            Ok(Usage::joined(check, decided_at_ms, rules))
         }))
     }
 
-    /// Decides the charges that count, and then the shadows in a call of their own. What goes wrong with them is dropped.
-    fn check_then_shadows(&self, counting: Check, shadows: Check) -> StoreFuture<Decision> {
-        let store = self.clone();
-        StoreFuture::pending(async move {
-            let decision = store.check(&counting).await?;
-            if !decision.is_allowed() {
-                return Ok(decision);
-            }
-            Ok(match store.check(&shadows).await {
-                Ok(shadow) => decision.with_shadow(shadow),
-                Err(_) => decision,
-            })
-        })
-    }
-
     /// The slots of the charges that count, if the keys of the check, shadows among them, are in several.
-    fn several_slots(&self, check: &Check) -> Option<Slots> {
+    pub(super) fn several_slots(&self, check: &Check) -> Option<Slots> {
         let charges = check.charges().len() + check.shadow_charges().len();
         let may_be = self.transport.is_cluster() && charges > 1;
         (may_be && self.slot_of(check).is_none()).then(|| self.slots(check))
     }
 
-    pub(super) fn slots(&self, check: &Check) -> Slots {
+    fn slots(&self, check: &Check) -> Slots {
         let mut slots = Slots::new();
         for (index, charge) in check.charges().iter().enumerate() {
             let slot = self.slot(charge.policy().name(), charge.key());
@@ -84,7 +54,7 @@ impl RedisStore {
     }
 
     /// The slot that all keys of a check share, shadows among them.
-    pub(super) fn slot_of(&self, check: &Check) -> Option<Slot> {
+    fn slot_of(&self, check: &Check) -> Option<Slot> {
         let charges = check.charges().iter().chain(check.shadow_charges());
         let mut slots = charges.map(|it| self.slot(it.policy().name(), it.key()));
         let first = slots.next()?;
@@ -119,19 +89,23 @@ impl RedisStore {
     }
 }
 
-/// The time of the decision: that of the first part of which it is known.
-pub(super) fn time_of(usages: &[Usage]) -> u64 {
-    let mut times = usages.iter().map(Usage::decided_at_ms);
-    times.find(|time| *time > 0).unwrap_or(0)
+pub(super) fn too_late() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Timeout,
+        "a part of the Redis cluster did not answer in time",
+    )
 }
 
-/// The usage of a whole check: that of its parts, in the order of its charges.
-pub(super) fn in_order(check: &Check, slots: &Slots, usages: &[Usage]) -> Vec<RuleUsage> {
+/// The time of the decision, that of the first part of which it is known; and the usage of a whole check, in the order
+/// of its charges.
+pub(super) fn join_usages(check: &Check, slots: &Slots, usages: &[Usage]) -> (u64, Vec<RuleUsage>) {
+    let mut times = usages.iter().map(Usage::decided_at_ms);
+    let decided_at_ms = times.find(|time| *time > 0).unwrap_or(0);
     let mut rules: Vec<&[RuleUsage]> = vec![&[]; check.charges().len()];
     for ((_, charges), usage) in slots.iter().zip(usages) {
         for (index, of_policy) in charges.iter().zip(usage.policies()) {
             rules[*index] = of_policy.rules();
         }
     }
-    rules.concat()
+    (decided_at_ms, rules.concat())
 }

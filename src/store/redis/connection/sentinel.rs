@@ -66,13 +66,8 @@ impl fmt::Debug for SentinelPrimary {
     }
 }
 
-/// The sentinels of one primary, with a connection kept to each; cheap to clone.
-#[derive(Clone)]
+/// The sentinels of one primary, with a connection kept to each.
 pub(in crate::store::redis) struct Sentinels {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
     sentinels: Vec<Arc<ReconnectingConnection>>,
     question: Cmd,
     /// With the name in the place of the host.
@@ -87,7 +82,7 @@ impl Sentinels {
     pub(in crate::store::redis) fn new(
         sentinels: Vec<Arc<ReconnectingConnection>>,
         primary: SentinelPrimary,
-    ) -> RedisResult<Self> {
+    ) -> RedisResult<Arc<Self>> {
         let primary = primary.0?;
         #[cfg(feature = "tls")]
         crate::store::redis::tls::prepare(&primary);
@@ -103,33 +98,33 @@ impl Sentinels {
         }
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-        let inner = Inner {
+        Ok(Arc::new(Self {
             sentinels,
             question,
             primary,
             found: Mutex::default(),
             next_check: Mutex::new(Instant::now() + PRIMARY_CHECK_INTERVAL),
-        };
-        Ok(Self {
-            inner: Arc::new(inner),
-        })
+        }))
     }
 }
 
-impl Source for Sentinels {
+impl Source for Arc<Sentinels> {
     fn connect(&self, timeout: Duration) -> RedisFuture<'_, MultiplexedConnection> {
-        Box::pin(within(timeout, self.inner.find(share(timeout))))
+        Box::pin(within(timeout, self.find(share(timeout))))
     }
 
     fn has_moved(&self, timeout: Duration) -> Option<Pin<Box<dyn Future<Output = bool> + Send>>> {
-        let inner = Arc::clone(&self.inner);
-        self.inner
-            .is_check_due()
-            .then(|| Box::pin(async move { inner.name_another(share(timeout)).await }) as _)
+        if !self.is_check_due() {
+            return None;
+        }
+        let this = Self::clone(self);
+        Some(Box::pin(
+            async move { this.name_another(share(timeout)).await },
+        ))
     }
 }
 
-impl Inner {
+impl Sentinels {
     /// Asks all at once. An address is tried as soon as most of them name it, the others when all have answered: one
     /// sentinel that is cut off with an old primary leads nobody there while the others can be reached.
     async fn find(&self, share: Duration) -> RedisResult<MultiplexedConnection> {
