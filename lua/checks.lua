@@ -1,14 +1,17 @@
 -- Pass 2 of a check: how one key is explained or charged. Nothing is written to the server here.
 --
--- A *task* is what an argument asks to be done with a key, a table: `action`, `joins`, `count` and `units` as the call has them; `rules`,
--- how many; their limits, or the steps to be settled, at [2], [3] …; `labels`, the spans as they stand at the end of a value; and the
--- formats of the front of such a value, `counts` of its beginning and `front` of all.
+-- A *task* is what an argument asks to be done with a key, a table: `arg`, the argument; `action`, `count` and `units`
+-- as README.md tells; `rules`, how many; their limits, or in a settlement the ends of the charged steps, from [2] on;
+-- `labels` of the rules, as they stand at the end of a value; and two formats, `front` of the front of a value and
+-- `counts` of its beginning.
 --
--- A *state* is what a key holds, a table: `task`; `value`, false where nothing counts; the numbers of the value's front: at [1] how
--- many sections, then what each uses, since, expires, when each is due; and what pass 2 makes of it: `written`, what is to be
--- stored, all of a value if `is_whole`, else its first bytes; `expires`, when the key shall expire, unless when it does.
+-- A *state* is what a key holds, a table: `task`; `value`, false where nothing counts; the numbers of the value's
+-- front: at [1] how many sections, then what each uses, since, expires, and when each is due. Pass 2 adds what is to be
+-- written: `written`, all of a value if `is_whole`, else its first bytes; `expires`, when the key shall expire, if not
+-- when it does; or `is_gone`.
 
--- Pass 2: what is to be replied of one key: for each rule what is used, the end of the newest step, and when the units fit.
+-- Pass 2: what is to be replied of one key: for each rule what is used, the end of the newest step, and when the units
+-- fit.
 -- now    in ms
 -- state  of the key
 -- units  that ought to fit; 0 if only what counts is asked for
@@ -78,7 +81,8 @@ local function charge(now, state, units)
   local since, expires, dues = state[sections + 2], state[sections + 3], sections + 3
   local release, window = expires, 0
   local at, reached = 14 + sections * 14, 1 -- the section whose head begins there
-  -- What is to follow the front, up to `copied` in the old value: joined as late as can be, since each string that is made is hashed.
+  -- What is to follow the front, up to `copied` in the old value: joined as late as can be, since each string that is
+  -- made is hashed.
   local changed, head, queue, tail, copied = '', '', '', '', at
   for k = 1, rules do
     local used = state[k + 1]
@@ -134,7 +138,8 @@ local function charge(now, state, units)
     return false
   end
   if release > expires then
-    -- A window later than must be, at most a minute: else each new step moved the expiry, and a SET is dearer than a SETRANGE.
+    -- A window later than must be, at most a minute: else each new step moved the expiry, and a SET is dearer than a
+    -- SETRANGE.
     expires, is_whole = release + (window > 60000 and 60000 or window), true
     state.expires = expires
   elseif state.is_whole then

@@ -1,5 +1,5 @@
--- The slow path, which is made anew each time that it is needed: values that are not laid out as their caller expects them, or were
--- written while the clock showed a later time.
+-- The slow path, which is made anew each time that it is needed: values that are not laid out as their caller expects
+-- them, or were written while the clock showed a later time.
 
 local spread = table.unpack or unpack
 local pack, unpack, sub, rep = struct.pack, struct.unpack, string.sub, string.rep
@@ -90,7 +90,8 @@ local function parse(value)
   return sections
 end
 
--- The caller's sections in its order, empty where they are new or nothing in them counts; then those of others that still count.
+-- The caller's sections in its order, empty where they are new or nothing in them counts; then those of others that
+-- still count.
 local function arrange(now, stored, labels)
   local found, sections = {}, {}
   for _, section in ipairs(stored) do

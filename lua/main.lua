@@ -1,3 +1,6 @@
+-- The call: its head, and what becomes of operations that cannot be done. README.md beside this file says what a call
+-- looks like.
+
 local head, now, expires, origin = ARGV[1], nil, 'PXAT', 0
 if head == '\1' then
   local time = redis.call('TIME')
@@ -15,6 +18,7 @@ local replies, done, reply, i = {}, false, nil, 1
 while not done do
   done, reply = pcall(execute, i, now, replies, expires, origin)
   if not done then
+    if type(reply) == 'table' then reply = reply.err or '' end -- as servers differ
     if is_writing then -- no write of this call is accepted
       return redis.error_reply((string.gsub(reply, '^.*: %-', '')))
     end

@@ -49,10 +49,12 @@ while KEYS[i] do
 
     for k = 1, rules do
       local limit, used = task[k + 1], state[k + 1] or 0
-      if (units > limit - used or count > 1) and value and state[state[1] + 3 + k] <= now then -- some may have been released
+      if (units > limit - used or count > 1) and value and state[state[1] + 3 + k] <= now then
         local at = 14 + state[1] * 14
         for _ = 2, k do at = at + 28 + unpack('<I4', value, at + 23) end
-        used = read_section(now, value, at, labels, k, used)
+        if state.is_whole or unpack('<I6', value, at + 6) + unpack('<I6', labels, k * 12 - 5) <= now then
+          used = read_section(now, value, at, labels, k, used) -- without what is released
+        end
       end
       local room = limit - used
       if units > room then

@@ -1,4 +1,5 @@
--- Settlements: units are added to the step that was charged, or taken from it, as far as it still counts. Part of the slow path.
+-- Settlements: units are added to the step that was charged, or taken from it, as far as it still counts. Part of the
+-- slow path.
 
 local MOST_UNITS = 9007199254740991 -- 2^53 - 1: no section uses more
 
@@ -74,8 +75,8 @@ local function change_older(section, stop, units)
   return true
 end
 
--- Adds units (takes them, if they are negative) to the step of a section that ends at `stop`, if it still counts, and never so many that
--- it has less than none or the section uses too many. Returns whether more than `used` has changed.
+-- Adds units (takes them, if they are negative) to the step of a section that ends at `stop`, if it still counts, and
+-- never so many that it has less than none or the section uses too many. Returns whether more than `used` has changed.
 local function change(now, section, stop, units)
   local time = math.max(now, section.newest - section.step)
   if stop + section.hold <= time or stop > last_believed(now, section.step, section.hold) then return false end

@@ -1,7 +1,8 @@
 -- Steps and sections: how a value is read and searched.
 --
--- Each function here is made anew by every call of the script, and what it closes over costs more: so they are few, take what they
--- need as arguments, and give several values back where a table would read better. What is seldom needed is in `slow_path`.
+-- Each function here is made anew by every call of the script, and what it closes over costs more: so they are few,
+-- take what they need as arguments, and give several values back where a table would read better. What is seldom needed
+-- is in `slow_path`.
 
 local slow_path -- made of layout.lua and settle.lua
 
@@ -46,8 +47,9 @@ end
 -- value, at  the value, and where in it the section's head begins
 -- labels, k  the labels of the caller's rules, and which rule it is
 -- used       the section's units as the front of the value says
--- Returns the units that count; the ends of the newest and the oldest step that count, 0 and 0 if none does; the total before the
--- oldest; the width of entries; where the entries that count begin and end; where their room ends; step and hold in ms.
+-- Returns the units that count; the ends of the newest and the oldest step that count, 0 and 0 if none does; the total
+-- before the oldest; the width of entries; where the entries that count begin and end; where their room ends; step and
+-- hold in ms.
 local function read_section(now, value, at, labels, k, used)
   local unpack = struct.unpack
   local step, hold = unpack('<I6I6', labels, k * 12 - 11)

@@ -409,6 +409,8 @@ mod tests {
                 }
                 prop_assert_eq!(queue.kept(), sum(&plain.steps));
                 prop_assert_eq!(queue.is_empty(), plain.steps.is_empty());
+                let newest = plain.steps.last().map(|step| step.0 + spec.retention_ms);
+                prop_assert_eq!(queue.release_ms(), newest.unwrap_or(0));
             }
         }
     }

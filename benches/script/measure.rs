@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use redis::aio::MultiplexedConnection;
 use redis_server::Server;
 use sluicegate::{
-    Charge, Key, Policy, RedisStore, Rule, Store, StoreError,
-    store::{Check, Operation},
+    Charge, Key, Policy, RedisStore, Rule, Store,
+    store::{Check, Operation, Settlement},
     test_util::TestClock,
 };
 
@@ -31,11 +31,19 @@ const CALLERS: u64 = 32;
 const GET_SET: &str = "local v = redis.call('GET', KEYS[1]) redis.call('SET', KEYS[1], ARGV[1], 'PX', 60000) return 1";
 const HASH_LAYOUT: &str = include_str!("hash_layout.lua");
 
+/// The script as it was before it decided in two passes: faster in places, and hard to read.
+const BEFORE: &str = include_str!("before.lua");
+
+/// The script as it is, to be called in the same way.
+const NOW: &str = include!("../../lua/source.rs");
+
+const PLENTY: u64 = 1_000_000_000;
+
 type Error = Box<dyn std::error::Error>;
 
 /// One way to use the server, called again and again.
 struct Case {
-    name: &'static str,
+    name: String,
     /// Decisions in a call.
     checks: usize,
     work: Work,
@@ -45,12 +53,15 @@ struct Case {
 enum Work {
     Script {
         script: redis::Script,
-        args: Vec<String>,
+        args: Vec<Vec<u8>>,
     },
+    /// Checks that charge a key under each of the policies.
     Checks {
         store: RedisStore,
-        policy: Policy,
+        policies: Vec<Policy>,
     },
+    /// As many checks, all of one key.
+    Fill { store: RedisStore, policy: Policy },
 }
 
 #[derive(Clone, Copy)]
@@ -72,6 +83,7 @@ pub(crate) async fn run() -> Result<(), Error> {
     print_cases(&cases);
     let mut met = bars(&cases);
     met &= silence(&server, store.clone()).await?;
+    met &= settling(&server, store.clone()).await?;
     met &= memory().await?;
     if met {
         Ok(())
@@ -95,104 +107,130 @@ fn coarse_rules(limit: u64) -> [Rule; 3] {
     [second.precision(Duration::from_secs(1)), minute, hour]
 }
 
-fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
-    const PLENTY: u64 = 1_000_000_000;
-    let hash = |rules: &[Rule]| {
-        let json = rules.iter().map(|rule| {
-            let (window, precision) = (rule.window().as_millis(), rule.step().as_millis());
-            format!("[{},{window},{precision}]", rule.limit())
-        });
-        let json = format!("[{}]", json.collect::<Vec<_>>().join(","));
-        Work::Script {
-            script: redis::Script::new(HASH_LAYOUT),
-            args: vec![json, "1".into()],
-        }
-    };
-    let checks = |name, rules: &[Rule]| -> Result<Work, Error> {
-        Ok(Work::Checks {
-            store: store.clone(),
-            policy: Policy::new(name, rules.iter().copied())?,
-        })
-    };
-    let script = |text, args| Work::Script {
-        script: redis::Script::new(text),
-        args,
-    };
-    let (plenty, coarse) = (rules(PLENTY), coarse_rules(PLENTY));
-    let case = |name, checks, work| Case {
-        name,
+/// The first two as they come, and the last so small that it denies nearly all.
+fn denied_by_the_last() -> [Rule; 3] {
+    let [second, minute, _] = rules(PLENTY);
+    [second, minute, Rule::per_hour(1)]
+}
+
+fn case(name: impl Into<String>, checks: usize, work: Work) -> Case {
+    Case {
+        name: name.into(),
         checks,
         work,
         turns: Vec::new(),
+    }
+}
+
+fn script(name: &str, text: &str, args: Vec<Vec<u8>>) -> Case {
+    let script = redis::Script::new(text);
+    case(name, 1, Work::Script { script, args })
+}
+
+fn hash_layout(name: &str, rules: &[Rule]) -> Case {
+    let json = rules.iter().map(|rule| {
+        let (window, precision) = (rule.window().as_millis(), rule.step().as_millis());
+        format!("[{},{window},{precision}]", rule.limit())
+    });
+    let json = format!("[{}]", json.collect::<Vec<_>>().join(","));
+    script(name, HASH_LAYOUT, vec![json.into(), b"1".to_vec()])
+}
+
+/// A number in so many bytes, the lowest first.
+fn number(number: u128, size: usize) -> Vec<u8> {
+    number.to_le_bytes()[..size].to_vec()
+}
+
+/// What both scripts are told of rules.
+fn described(rules: &[Rule]) -> Vec<u8> {
+    let limits = rules.iter().map(|rule| number(rule.limit().into(), 7));
+    let steps = rules.iter().flat_map(|rule| {
+        let (step, window) = (rule.step().as_millis(), rule.window().as_millis());
+        [number(step, 6), number(window, 6)]
+    });
+    let count = number(rules.len() as u128, 1);
+    let all = std::iter::once(count).chain(limits).chain(steps);
+    all.collect::<Vec<_>>().concat()
+}
+
+/// A check of one unit by the old script: the action and the units, then the rules.
+fn before(name: &str, rules: &[Rule]) -> Case {
+    let arg = [number(0, 1), number(1, 7), described(rules)].concat();
+    script(name, BEFORE, vec![arg])
+}
+
+/// A check of one unit by the script as it is: the head; the action, the count and the units, the rules, and the version.
+fn now(name: &str, rules: &[Rule]) -> Case {
+    let head = [number(0, 1), number(1, 4), number(1, 7)].concat();
+    let arg = [head, described(rules), vec![1]].concat();
+    script(name, NOW, vec![vec![1], arg])
+}
+
+/// `checks` of one key in a call.
+fn checks(store: &RedisStore, name: &str, checks: usize, rules: &[Rule]) -> Result<Case, Error> {
+    let policies = vec![Policy::new("p", rules.iter().copied())?];
+    let store = store.clone().prefix(&name.replace(' ', "_"));
+    Ok(case(name, checks, Work::Checks { store, policies }))
+}
+
+/// A check of so many keys, each under three rules, admitted or denied by the last key.
+fn keys(store: &RedisStore, count: usize, denied: bool) -> Result<Case, Error> {
+    let name = if denied {
+        format!("{count} keys, denied by the last")
+    } else {
+        format!("{count} keys")
     };
-    Ok(vec![
-        case("an empty script", 1, script("return 0", vec![])),
-        case(
-            "one GET, one SET PX",
-            1,
-            script(GET_SET, vec!["x".repeat(46)]),
-        ),
-        case("hash layout, 1 rule", 1, hash(&coarse[1..2])),
-        case("hash layout, 3 rules", 1, hash(&coarse)),
-        case("hash layout, 3 rules, 17 ms", 1, hash(&plenty)),
-        case("1 rule", 1, checks("one", &plenty[1..2])?),
-        case("3 rules, coarse", 1, checks("coarse", &coarse)?),
-        case("3 rules", 1, checks("three", &plenty)?),
-        case(
-            "3 rules, refused",
-            1,
-            checks("refused", &[Rule::per_second(1), plenty[1], plenty[2]])?,
-        ),
-        case(
-            "3 rules, refused by the last",
-            1,
-            checks("last", &[plenty[0], plenty[1], Rule::per_hour(1)])?,
-        ),
-        case(
-            "3 rules, coarse, refused",
-            1,
-            checks(
-                "coarse-refused",
-                &[
-                    Rule::per_second(1).precision(Duration::from_secs(1)),
-                    coarse[1],
-                    coarse[2],
-                ],
-            )?,
-        ),
-        case(
-            "3 rules, coarse, refused by the last",
-            1,
-            checks("coarse-last", &[coarse[0], coarse[1], Rule::per_hour(1)])?,
-        ),
-        case(
-            "1 rule, refused",
-            1,
-            checks("one-refused", &[Rule::per_minute(1)])?,
-        ),
-        case("1 rule, 16 a call", 16, checks("one-of-16", &plenty[1..2])?),
-        case(
-            "1 rule, refused, 16 a call",
+    let mut policies = vec![Policy::new("p", rules(PLENTY))?; count];
+    if denied {
+        policies[count - 1] = Policy::new("p", denied_by_the_last())?;
+    }
+    let store = store.clone().prefix(&name.replace(' ', "_"));
+    Ok(case(name, 1, Work::Checks { store, policies }))
+}
+
+fn fill(store: &RedisStore) -> Result<Case, Error> {
+    let policy = Policy::new("p", rules(PLENTY))?;
+    let store = store.clone().prefix("fill");
+    Ok(case("a fill of 16", 16, Work::Fill { store, policy }))
+}
+
+fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
+    let (plenty, coarse, last) = (rules(PLENTY), coarse_rules(PLENTY), denied_by_the_last());
+    let first = [Rule::per_second(1), plenty[1], plenty[2]];
+    let mut cases = vec![
+        script("an empty script", "return 0", vec![]),
+        script("one GET, one SET PX", GET_SET, vec![vec![b'x'; 46]]),
+        hash_layout("hash layout, 1 rule", &coarse[1..2]),
+        hash_layout("hash layout, 3 rules", &coarse),
+        hash_layout("hash layout, 3 rules, 17 ms", &plenty),
+        before("before, 3 rules", &plenty),
+        now("now, 3 rules", &plenty),
+        before("before, 1 rule of 1 s", &plenty[..1]),
+        now("now, 1 rule of 1 s", &plenty[..1]),
+        checks(store, "1 rule", 1, &plenty[1..2])?,
+        checks(store, "3 rules, coarse", 1, &coarse)?,
+        checks(store, "3 rules", 1, &plenty)?,
+        checks(store, "3 rules, denied", 1, &first)?,
+        checks(store, "3 rules, denied by the last", 1, &last)?,
+        checks(store, "1 rule, denied", 1, &[Rule::per_minute(1)])?,
+        checks(store, "1 rule, 16 a call", 16, &plenty[1..2])?,
+        checks(
+            store,
+            "1 rule, denied, 16 a call",
             16,
-            checks("one-refused-of-16", &[Rule::per_minute(1)])?,
-        ),
-        case(
-            "3 rules, refused by the last, 16 a call",
-            16,
-            checks("last-of-16", &[plenty[0], plenty[1], Rule::per_hour(1)])?,
-        ),
-        case(
-            "3 rules, refused by the last, 512 a call",
-            512,
-            checks("last-of-512", &[plenty[0], plenty[1], Rule::per_hour(1)])?,
-        ),
-        case(
-            "3 rules, coarse, 16 a call",
-            16,
-            checks("coarse-of-16", &coarse)?,
-        ),
-        case("3 rules, 16 a call", 16, checks("three-of-16", &plenty)?),
-    ])
+            &[Rule::per_minute(1)],
+        )?,
+        checks(store, "3 rules, denied by the last, 16 a call", 16, &last)?,
+        checks(store, "3 rules, denied by the last, 512 a call", 512, &last)?,
+        checks(store, "3 rules, coarse, 16 a call", 16, &coarse)?,
+        checks(store, "3 rules, 16 a call", 16, &plenty)?,
+        fill(store)?,
+    ];
+    for count in [2, 3, 8] {
+        cases.push(keys(store, count, false)?);
+        cases.push(keys(store, count, true)?);
+    }
+    Ok(cases)
 }
 
 impl Case {
@@ -219,26 +257,27 @@ impl Case {
         seed: u64,
     ) -> Result<u64, Error> {
         let mut random = fastrand::Rng::with_seed(seed);
+        let mut user = || random.u64(..IDENTITIES);
         let mut decisions = 0;
         while Instant::now() < end {
             match &self.work {
                 Work::Script { script, args } => {
-                    let key = format!("{}:{{user={}}}", self.name, random.u64(..IDENTITIES));
-                    script
-                        .key(key)
-                        .arg(args)
-                        .invoke_async::<()>(&mut connection)
-                        .await?;
+                    let key = format!("{}:{{user={}}}", self.name, user());
+                    let mut invocation = script.key(key);
+                    for arg in args {
+                        invocation.arg(&arg[..]);
+                    }
+                    invocation.invoke_async::<()>(&mut connection).await?;
                 }
-                Work::Checks { store, policy } => {
-                    let user = || Key::new("user", random.u64(..IDENTITIES).to_string());
-                    let charges =
-                        std::iter::repeat_with(user).map(|key| Charge::new(policy, key, 1));
-                    let checks: Result<Vec<Check>, _> = charges
-                        .take(self.checks)
-                        .map(|charge| Check::new([charge]))
-                        .collect();
-                    check_all(store, checks?).await?;
+                Work::Checks { store, policies } => {
+                    let checks = (0..self.checks).map(|_| check_of(policies, user()));
+                    let operations = checks.map(|check| check.map(Operation::Check));
+                    call(store, operations.collect::<Result<_, _>>()?).await?;
+                }
+                Work::Fill { store, policy } => {
+                    let count = u16::try_from(self.checks)?;
+                    let check = check_of(std::slice::from_ref(policy), user())?;
+                    call(store, vec![Operation::Fill { check, count }]).await?;
                 }
             }
             decisions += self.checks as u64;
@@ -253,6 +292,23 @@ impl Case {
         figures.sort_by(f64::total_cmp);
         figures[figures.len() / 2]
     }
+}
+
+/// A charge under each policy, each of a key of its own: nobody else's, but shared by all checks of this user.
+fn check_of(policies: &[Policy], user: u64) -> Result<Check, Error> {
+    let charges = policies.iter().enumerate().map(|(place, policy)| {
+        let key = Key::new("user", format!("{user}-{place}"));
+        Charge::new(policy, key, 1)
+    });
+    Ok(Check::new(charges)?)
+}
+
+/// Fails if any operation does.
+async fn call(store: &RedisStore, operations: Vec<Operation>) -> Result<(), Error> {
+    for result in store.call(operations).await? {
+        result?;
+    }
+    Ok(())
 }
 
 /// Waits as long as it takes: a busy machine is no failure.
@@ -317,32 +373,38 @@ fn bars(cases: &[Case]) -> bool {
         cases
             .iter()
             .find(|case| case.name == name)
-            .unwrap_or(&cases[0])
+            .unwrap_or_else(|| panic!("no case: {name}"))
     };
     let ratio = |one: &str, other: &str| {
         find(one).median(find(other), |own, other| own.micros / other.micros)
     };
     let mut met = true;
     for (one, other, most) in [
+        ("now, 3 rules", "before, 3 rules", 1.15),
+        ("now, 1 rule of 1 s", "before, 1 rule of 1 s", 1.0),
         ("3 rules, coarse", "hash layout, 3 rules", 0.40),
         ("3 rules", "hash layout, 3 rules, 17 ms", 0.40),
         ("3 rules", "one GET, one SET PX", 3.0),
         ("3 rules, coarse, 16 a call", "hash layout, 3 rules", 0.30),
         ("3 rules, 16 a call", "hash layout, 3 rules, 17 ms", 0.30),
-        ("3 rules, refused", "3 rules", 1.0),
-        ("3 rules, refused by the last", "3 rules", 1.0),
-        ("1 rule, refused", "1 rule", 1.0),
-        ("1 rule, refused, 16 a call", "1 rule, 16 a call", 1.0),
+        ("a fill of 16", "3 rules, 16 a call", 0.15),
+        ("3 rules, denied", "3 rules", 1.0),
+        ("3 rules, denied by the last", "3 rules", 1.0),
+        ("1 rule, denied", "1 rule", 1.0),
+        ("1 rule, denied, 16 a call", "1 rule, 16 a call", 1.0),
         (
-            "3 rules, refused by the last, 16 a call",
+            "3 rules, denied by the last, 16 a call",
             "3 rules, 16 a call",
             1.0,
         ),
         (
-            "3 rules, refused by the last, 512 a call",
-            "3 rules, refused by the last, 16 a call",
+            "3 rules, denied by the last, 512 a call",
+            "3 rules, denied by the last, 16 a call",
             1.5,
         ),
+        ("2 keys, denied by the last", "2 keys", 1.0),
+        ("3 keys, denied by the last", "3 keys", 1.0),
+        ("8 keys, denied by the last", "8 keys", 1.0),
     ] {
         met &= bar(&format!("{one} / {other}"), ratio(one, other), most);
     }
@@ -356,6 +418,51 @@ fn bar(what: &str, figure: f64, most: f64) -> bool {
         if met { "ok    " } else { "MISSED" }
     );
     met
+}
+
+/// What it costs to settle a check at once, and 20 ms later, when the charged step of the first rule is not its newest any more or has
+/// ended; beside a check, on keys full of steps.
+async fn settling(server: &Server, store: RedisStore) -> Result<bool, Error> {
+    const KEYS: u64 = 500;
+    let clock = TestClock::new(1_700_000_000_000);
+    let store = store.prefix("settling").clock(clock.clone());
+    let policies = [Policy::new("settling", rules(1_000_000))?];
+    let mut ratios = [Vec::new(), Vec::new()];
+    for turn in 0..100 {
+        for (pause, ratios) in [0, 20].into_iter().zip(&mut ratios) {
+            clock.advance(Duration::from_millis(300));
+            server.run::<()>("CONFIG RESETSTAT");
+            let mut usages = Vec::new();
+            for user in 0..KEYS {
+                let check = check_of(&policies, user)?;
+                usages.push(store.check(&check).await?.usage().clone());
+            }
+            let check = Figures::read(server, KEYS).micros;
+            clock.advance(Duration::from_millis(pause));
+            if pause > 0 {
+                for user in 0..KEYS {
+                    store.check(&check_of(&policies, user)?).await?;
+                }
+            }
+            server.run::<()>("CONFIG RESETSTAT");
+            for usage in &usages {
+                store.settle(&Settlement::new(usage, [3])?).await?;
+            }
+            if turn >= 60 {
+                ratios.push(Figures::read(server, KEYS).micros / check);
+            }
+        }
+    }
+    let mut met = true;
+    for (mut ratios, (what, most)) in ratios
+        .into_iter()
+        .zip([("the newest step", 2.0), ("20 ms later", 3.0)])
+    {
+        ratios.sort_by(f64::total_cmp);
+        let what = format!("settling {what} / a check");
+        met &= bar(&what, ratios[ratios.len() / 2], most);
+    }
+    Ok(met)
 }
 
 /// What the first check after an hour of silence costs beside others, on keys full of steps: one 59 s later, like those that
@@ -379,7 +486,11 @@ async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
     for _ in 0..31 {
         for _ in 0..70 {
             clock.advance(Duration::from_secs(59));
-            check_all(&store, checks()?).await?;
+            call(
+                &store,
+                checks()?.into_iter().map(Operation::Check).collect(),
+            )
+            .await?;
         }
         let mut micros = Vec::new();
         for pause in PAUSES {
@@ -456,13 +567,4 @@ async fn memory() -> Result<bool, Error> {
         used / 1e6,
         100.0,
     ))
-}
-
-/// Decides these checks in one call.
-async fn check_all(store: &RedisStore, checks: Vec<Check>) -> Result<(), StoreError> {
-    let operations = checks.into_iter().map(Operation::Check).collect();
-    for reply in store.call(operations).await? {
-        reply?;
-    }
-    Ok(())
 }

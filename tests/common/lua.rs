@@ -25,6 +25,8 @@ type Compiled = Arc<Mutex<Option<(Vec<u8>, Function)>>>;
 /// The keys, and the time at which each is gone: by the clock of the caller, so that a TTL that is too short is seen.
 #[derive(Default)]
 struct Keys {
+    /// The arguments of the last `EVAL`.
+    eval: Vec<Vec<u8>>,
     now_ms: u64,
     values: HashMap<Vec<u8>, (Vec<u8>, u64)>,
 }
@@ -77,6 +79,14 @@ impl LuaServer {
         }
     }
 
+    /// The last call again, but of this version.
+    pub(crate) fn repeat_as_version(&self, version: u8) -> RedisResult<Value> {
+        let mut args = self.keys.lock().unwrap().eval.clone();
+        let keys = usize::try_from(number(&args[1])).unwrap();
+        args[2 + keys][0] = version;
+        self.eval(&args.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
     fn answer(&self, cmd: &Cmd) -> RedisResult<Value> {
         let args: Vec<&[u8]> = cmd
             .args_iter()
@@ -103,6 +113,7 @@ impl LuaServer {
 
     fn eval(&self, args: &[&[u8]]) -> RedisResult<Value> {
         let keys = usize::try_from(number(args[1])).unwrap();
+        self.keys.lock().unwrap().eval = args.iter().map(|arg| arg.to_vec()).collect();
         self.set_clock(&args[2 + keys][1..]);
         let table = |args: &[&[u8]]| {
             let strings = args.iter().map(|arg| self.lua.create_string(arg).unwrap());

@@ -1,12 +1,17 @@
 //! Proves that the script means the same in Lua 5.4 as in the Lua 5.1 of Redis.
 
 use crate::common::{
-    history::{History, agree, large, wild},
+    history::{Act, History, agree, key_of, large, move_clock, wild},
     lua::LuaServer,
+    outcome::Outcome,
     vectors::replay_all,
 };
 use proptest::prelude::*;
-use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, RedisStore, test_util::TestClock};
+use sluicegate::{
+    Charge, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError,
+    store::{Check, Operation, Reply},
+    test_util::TestClock,
+};
 
 fn store() -> (RedisStore, TestClock) {
     let clock = TestClock::new(0);
@@ -32,6 +37,28 @@ async fn the_script_reads_the_servers_clock() {
     }
 }
 
+#[tokio::test]
+async fn a_call_of_another_version_is_an_error_before_anything_is_done() {
+    let policy = Policy::parse("p", "3/1h").unwrap();
+    let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
+    for clock in [None, Some(TestClock::new(1_700_000_000_000))] {
+        let server = LuaServer::new();
+        let mut store = RedisStore::from_connection(server.clone());
+        if let Some(clock) = clock {
+            store = store.clock(clock);
+        }
+        let limiter = Limiter::new(store);
+        limiter.check(charge()).await.unwrap();
+        for version in [0, 2, 255] {
+            let error = server.repeat_as_version(version).unwrap_err();
+            assert!(error.to_string().contains("CALLVERSION"), "{error}");
+        }
+        server.repeat_as_version(1).unwrap();
+        let decision = limiter.check(charge()).await.unwrap();
+        assert_eq!(decision.usage().rules().next().unwrap().remaining(), 0);
+    }
+}
+
 #[test]
 fn the_script_agrees_with_the_memory_store_whatever_happens() {
     agrees(wild());
@@ -40,6 +67,82 @@ fn the_script_agrees_with_the_memory_store_whatever_happens() {
 #[test]
 fn the_script_agrees_with_the_memory_store_however_much_is_charged() {
     agrees(large());
+}
+
+#[test]
+fn fills_and_shadows_in_one_call_agree_with_the_memory_store() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    proptest!(|(history in wild(), together in 1..5_usize)| {
+        let (script, clock) = store();
+        let memory = MemoryStore::new().clock(clock.clone());
+        clock.set(history.start_ms);
+        let mut version = 0;
+        for (index, steps) in history.steps.chunks(together).enumerate() {
+            move_clock(&clock, steps[0].gap_ms);
+            let operations: Vec<Operation> = steps
+                .iter()
+                .filter_map(|step| operation(&history, &step.act, index, &mut version))
+                .collect();
+            let (said, right) = runtime.block_on(async {
+                let said = script.call(operations.clone()).await.unwrap();
+                (said, memory.call(operations.clone()).await.unwrap())
+            });
+            let (said, right): (Vec<_>, Vec<_>) =
+                (said.iter().map(told).collect(), right.iter().map(told).collect());
+            prop_assert_eq!(said, right, "step {} at {}: {:?}", index, clock.now_ms(), operations);
+        }
+    });
+}
+
+/// The policies in the middle are shadows; every other check is a fill.
+fn operation(history: &History, act: &Act, index: usize, version: &mut usize) -> Option<Operation> {
+    let policy = |policy: usize| {
+        let versions = &history.policies[policy];
+        versions[*version % versions.len()].clone()
+    };
+    match act {
+        Act::Check(charges) => {
+            let charges = charges.iter().map(|&(which, key, cost)| {
+                let policy = policy(which);
+                let policy = if which == 1 { policy.shadow() } else { policy };
+                Charge::new(&policy, key_of(key), cost)
+            });
+            let check = Check::new(charges).unwrap();
+            Some(match index % 2 {
+                0 => Operation::Check(check),
+                _ => Operation::Fill {
+                    check,
+                    count: u16::try_from(index % 17).unwrap(),
+                },
+            })
+        }
+        Act::Reset(which, key) => Some(Operation::Reset {
+            policy: policy(*which),
+            key: key_of(*key),
+        }),
+        Act::NextRules(_) => {
+            *version += 1;
+            None
+        }
+        Act::Settle(..) => None,
+    }
+}
+
+/// The decisions of a reply, each with that of its shadows.
+fn told(result: &Result<Reply, StoreError>) -> Vec<(Outcome, Option<Outcome>)> {
+    let decisions = match result.as_ref().unwrap() {
+        Reply::Check(decision) => std::slice::from_ref(decision),
+        Reply::Fill(decisions) => decisions,
+        Reply::Settle(_) | Reply::Reset => &[],
+    };
+    let told = decisions.iter().map(|decision| {
+        let shadow = decision.usage().shadow().map(Outcome::from);
+        (Outcome::from(decision), shadow)
+    });
+    told.collect()
 }
 
 fn agrees(histories: impl Strategy<Value = History>) {

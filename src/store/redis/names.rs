@@ -74,6 +74,7 @@ impl Names {
     }
 
     /// The name by itself.
+    #[cfg(any(test, feature = "cluster"))]
     pub(super) fn name(&self, policy: &str, key: &Key) -> Vec<u8> {
         let mut name = Vec::new();
         self.write(&mut name, policy, key);

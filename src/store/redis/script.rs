@@ -20,20 +20,8 @@ use crate::{
 /// Hashed once.
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
 
-/// The files of `lua/`, joined as their README says.
-const SOURCE: &str = concat!(
-    "local is_writing = false\n",
-    "local function execute(...)\n",
-    include_str!("../../../lua/steps.lua"),
-    include_str!("../../../lua/checks.lua"),
-    "function slow_path()\n",
-    include_str!("../../../lua/layout.lua"),
-    include_str!("../../../lua/settle.lua"),
-    "end\n",
-    include_str!("../../../lua/operations.lua"),
-    "end\n",
-    include_str!("../../../lua/main.lua"),
-);
+/// The files of `lua/`, joined.
+const SOURCE: &str = include!("../../../lua/source.rs");
 
 /// Of the call, and of the stored value, in which it stands behind the labels of the rules.
 const VERSION: u8 = 1;
@@ -242,7 +230,7 @@ impl Reader<'_> {
         match operation {
             Operation::Check(check) => {
                 let now_ms = self.now_ms;
-                let (decision, shadow) = self.decide(check, 1, |check, admitted, counts| {
+                let (decision, shadow) = self.decide(check, 1, |check, _, admitted, counts| {
                     Decision::new(check, admitted == 1, now_ms, counts)
                 })?;
                 Ok(Reply::Check(match shadow {
@@ -253,8 +241,8 @@ impl Reader<'_> {
             Operation::Fill { check, count } => {
                 let now_ms = self.now_ms;
                 let (mut decisions, shadows) =
-                    self.decide(check, *count, |check, admitted, counts| {
-                        Decision::fill(check, *count, admitted, now_ms, counts)
+                    self.decide(check, *count, |check, count, admitted, counts| {
+                        Decision::fill(check, count, admitted, now_ms, counts)
                     })?;
                 for (decision, shadow) in decisions.iter_mut().zip(shadows.into_iter().flatten()) {
                     *decision = decision.clone().with_shadow(shadow);
@@ -274,24 +262,29 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads a check or a fill, and its shadows. What went wrong with these is dropped.
+    /// Reads a check or a fill, and its shadows: a fill of as many as were admitted. What went wrong with these is dropped.
+    ///
+    /// `tell` is given how many checks there were, and how many were admitted.
     fn decide<T>(
         &mut self,
         check: &Check,
         count: u16,
-        tell: impl Fn(&Check, u16, &[Count]) -> Result<T, StoreError>,
+        tell: impl Fn(&Check, u16, u16, &[Count]) -> Result<T, StoreError>,
     ) -> Result<(T, Option<T>), StoreError> {
         let shadows = check.shadow_check();
         let decided = self.fill(check, count);
-        let shadows = shadows.map(|it| (self.fill(&it, count), it));
+        let shadows = shadows.map(|it| {
+            let asked = decided.as_ref().map_or(0, |(admitted, _)| *admitted);
+            (self.fill(&it, asked), it)
+        });
         let (admitted, counts) = decided?;
         let shadow = match shadows {
             Some((Ok((shadow_admitted, counts)), shadows)) if admitted > 0 => {
-                Some(tell(&shadows, shadow_admitted, &counts)?)
+                tell(&shadows, admitted, shadow_admitted, &counts).ok()
             }
             _ => None,
         };
-        Ok((tell(check, admitted, &counts)?, shadow))
+        Ok((tell(check, count, admitted, &counts)?, shadow))
     }
 
     /// Reads how many checks of a fill were admitted, and the counts after them.

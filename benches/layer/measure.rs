@@ -1,9 +1,8 @@
 //! What the layer with a `MemoryStore` adds to a request, in nanoseconds and allocations, beside a bare service.
 //!
-//! `cargo bench --bench layer --features metrics,tracing` prints a table, and fails when three rules add a microsecond
-//! or more, or when an observer adds more than 0.3 µs to them: a `TracingObserver` without a subscriber, or a
-//! `MetricsObserver` with the Prometheus exporter as its recorder. Without these features, their rows are left out.
-//! Allocations are not counted while time is taken.
+//! It prints a table, and fails when three rules add a microsecond or more, or when an observer adds more than 0.3 µs to them: a
+//! `TracingObserver` without a subscriber, or a `MetricsObserver` with the Prometheus exporter as its recorder. Allocations
+//! are not counted while time is taken.
 
 use std::{
     convert::Infallible,
@@ -160,17 +159,14 @@ impl Row {
 /// Three rules with each of the observers.
 fn observed() -> Vec<Row> {
     vec![
-        #[cfg(feature = "tracing")]
         observed_row(
             "  tracing, off",
             sluicegate::observe::TracingObserver::new(),
         ),
-        #[cfg(feature = "metrics")]
         observed_row("  Prometheus", sluicegate::observe::MetricsObserver::new()),
     ]
 }
 
-#[cfg_attr(not(any(feature = "tracing", feature = "metrics")), expect(dead_code))]
 fn observed_row(name: &'static str, observer: impl Observer) -> Row {
     let limiter = Limiter::new(MemoryStore::new()).observer(observer);
     Row {
@@ -180,7 +176,6 @@ fn observed_row(name: &'static str, observer: impl Observer) -> Row {
 }
 
 /// Installs a recorder as production has one; what is returned empties its buckets, as its upkeep does.
-#[cfg(feature = "metrics")]
 fn recorder() -> impl Fn() {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
@@ -188,12 +183,7 @@ fn recorder() -> impl Fn() {
     move || handle.run_upkeep()
 }
 
-#[cfg(not(feature = "metrics"))]
-fn recorder() -> impl Fn() {
-    || {}
-}
-
-fn main() -> ExitCode {
+pub(crate) fn run() -> ExitCode {
     let clients = clients();
     let upkeep = recorder();
     let mut rows = vec![
