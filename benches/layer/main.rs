@@ -1,7 +1,7 @@
 //! What the layer adds to a request: `cargo bench --bench layer`.
 //!
-//! It measures observers, for which the crate needs the features `metrics` and `tracing`: built without them, this builds it
-//! anew.
+//! It measures observers, for which the crate needs the features `metrics` and `tracing`: built without them, this
+//! builds it anew.
 
 #[cfg(all(feature = "metrics", feature = "tracing"))]
 mod measure;

@@ -1,8 +1,8 @@
 //! What the layer with a `MemoryStore` adds to a request, in nanoseconds and allocations, beside a bare service.
 //!
-//! It prints a table, and fails when three rules add a microsecond or more, or when an observer adds more than 0.3 µs to them: a
-//! `TracingObserver` without a subscriber, or a `MetricsObserver` with the Prometheus exporter as its recorder. Allocations
-//! are not counted while time is taken.
+//! It prints a table, and fails when three rules add a microsecond or more, or when an observer adds more than 0.3 µs
+//! to them: a `TracingObserver` without a subscriber, or a `MetricsObserver` with the Prometheus exporter as its
+//! recorder. Allocations are not counted while time is taken.
 
 use std::{
     convert::Infallible,
