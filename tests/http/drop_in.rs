@@ -374,7 +374,7 @@ async fn a_client_is_told_its_quota_at_the_moments_that_were_chosen() {
     let (three, two, one, none) = (Some("r=3"), Some("r=2"), Some("r=1"), Some("r=0"));
     for (style, told) in [
         (style, [three, two, one, none, none]),
-        (style.only_on_refusal(), [None, None, None, None, none]),
+        (style.only_on_denial(), [None, None, None, None, none]),
         (style.only_below(50), [None, None, one, none, none]),
         (HeaderStyle::NONE, [None; 5]),
     ] {

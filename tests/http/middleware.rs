@@ -625,7 +625,7 @@ async fn several_styles_are_sent_together() {
 
 #[tokio::test]
 async fn headers_may_be_kept_for_refusals() {
-    let style = HeaderStyle::DRAFT_11.only_on_refusal();
+    let style = HeaderStyle::DRAFT_11.only_on_denial();
     let response = ask(layer(Scripted::allowing()).headers(style)).await;
     assert!(response.headers().is_empty());
     let response = ask(layer(Scripted::refusing_for(1)).headers(style)).await;
