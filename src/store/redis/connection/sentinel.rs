@@ -117,7 +117,7 @@ impl Source for Arc<Sentinels> {
         if !self.is_check_due() {
             return None;
         }
-        let this = Arc::clone(self);
+        let this = Self::clone(self);
         Some(Box::pin(
             async move { this.name_another(share(timeout)).await },
         ))
