@@ -3,7 +3,7 @@
 //! Redis and Valkey run Lua 5.1; others that speak their protocol run 5.4, where whole numbers and floats differ.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -27,6 +27,8 @@ type Compiled = Arc<Mutex<Option<(Vec<u8>, Function)>>>;
 struct Keys {
     now_ms: u64,
     values: HashMap<Vec<u8>, (Vec<u8>, u64)>,
+    /// The keys of which `GET` answers that they are of another type.
+    of_wrong_type: HashSet<Vec<u8>>,
 }
 
 impl Keys {
@@ -74,6 +76,20 @@ impl LuaServer {
             lua,
             keys,
             compiled: Arc::default(),
+        }
+    }
+
+    /// Puts a value in the place of what a key holds; without one, what it holds is of another type.
+    pub(crate) fn put(&self, key: &str, value: Option<&[u8]>) {
+        let mut keys = self.keys.lock().unwrap();
+        match value {
+            Some(value) => {
+                keys.of_wrong_type.remove(key.as_bytes());
+                keys.values.insert(key.into(), (value.into(), u64::MAX));
+            }
+            None => {
+                keys.of_wrong_type.insert(key.into());
+            }
         }
     }
 
@@ -165,6 +181,11 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             let parts = [now.as_secs().to_string(), now.subsec_micros().to_string()];
             Ok(LuaValue::Table(lua.create_sequence_from(parts)?))
         }
+        [b"GET", key] if keys.of_wrong_type.contains(key) => {
+            let error = lua.create_table()?;
+            error.set("err", "WRONGTYPE Operation against a key")?;
+            Ok(LuaValue::Table(error))
+        }
         [b"GET", key] => Ok(match keys.get(key) {
             Some((value, _)) => LuaValue::String(lua.create_string(value)?),
             None => LuaValue::Boolean(false),
@@ -195,6 +216,7 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
         }
         [b"DEL", key] => {
             keys.values.remove(key);
+            keys.of_wrong_type.remove(key);
             Ok(LuaValue::Integer(1))
         }
         _ => panic!("not a command of the script: {args:?}"),

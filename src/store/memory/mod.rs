@@ -157,7 +157,7 @@ impl MemoryStore {
 
 impl Inner {
     fn check(&self, check: &Check) -> Result<Decision, StoreError> {
-        self.decide(check, 1, |check, admitted, now_ms, counts| {
+        self.decide(check, 1, |check, _, admitted, now_ms, counts| {
             Decision::new(check, admitted == 1, now_ms, counts)
         })
         .map(|(decision, shadow)| match shadow {
@@ -168,7 +168,7 @@ impl Inner {
 
     fn fill(&self, check: &Check, count: u16) -> Result<Vec<Decision>, StoreError> {
         let (mut decisions, shadows) =
-            self.decide(check, count, |check, admitted, now_ms, counts| {
+            self.decide(check, count, |check, count, admitted, now_ms, counts| {
                 Decision::fill(check, count, admitted, now_ms, counts)
             })?;
         for (decision, shadow) in decisions.iter_mut().zip(shadows.into_iter().flatten()) {
@@ -178,12 +178,12 @@ impl Inner {
     }
 
     /// Decides so many identical checks, and then the shadows of those that were admitted; what was decided of each is told by
-    /// `tell`, which is given how many were admitted, the time and the counts.
+    /// `tell`, which is given how many were asked, how many of them admitted, the time and the counts.
     fn decide<T>(
         &self,
         check: &Check,
         count: u16,
-        tell: impl Fn(&Check, u16, u64, &[Count]) -> Result<T, StoreError>,
+        tell: impl Fn(&Check, u16, u16, u64, &[Count]) -> Result<T, StoreError>,
     ) -> Result<(T, Option<T>), StoreError> {
         let shadows = check.shadow_check();
         self.with_tokens(check, |tokens, counts| {
@@ -205,8 +205,12 @@ impl Inner {
             };
             drop(shards);
             let shadow = shadows.filter(|_| admitted > 0);
-            let shadow = shadow.map(|it| tell(&it, shadow_admitted, now_ms, shadow_counts));
-            Ok((tell(check, admitted, now_ms, counts)?, shadow.transpose()?))
+            let shadow =
+                shadow.map(|it| tell(&it, admitted, shadow_admitted, now_ms, shadow_counts));
+            Ok((
+                tell(check, count, admitted, now_ms, counts)?,
+                shadow.transpose()?,
+            ))
         })
     }
 

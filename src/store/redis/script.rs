@@ -242,7 +242,7 @@ impl Reader<'_> {
         match operation {
             Operation::Check(check) => {
                 let now_ms = self.now_ms;
-                let (decision, shadow) = self.decide(check, 1, |check, admitted, counts| {
+                let (decision, shadow) = self.decide(check, 1, |check, _, admitted, counts| {
                     Decision::new(check, admitted == 1, now_ms, counts)
                 })?;
                 Ok(Reply::Check(match shadow {
@@ -253,8 +253,8 @@ impl Reader<'_> {
             Operation::Fill { check, count } => {
                 let now_ms = self.now_ms;
                 let (mut decisions, shadows) =
-                    self.decide(check, *count, |check, admitted, counts| {
-                        Decision::fill(check, *count, admitted, now_ms, counts)
+                    self.decide(check, *count, |check, count, admitted, counts| {
+                        Decision::fill(check, count, admitted, now_ms, counts)
                     })?;
                 for (decision, shadow) in decisions.iter_mut().zip(shadows.into_iter().flatten()) {
                     *decision = decision.clone().with_shadow(shadow);
@@ -274,12 +274,13 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads a check or a fill, and its shadows. What went wrong with these is dropped.
+    /// Reads a check or a fill, and its shadows, of which as many were asked as the check was admitted times: `tell` is given how
+    /// many were asked, and how many admitted. What went wrong with shadows is dropped.
     fn decide<T>(
         &mut self,
         check: &Check,
         count: u16,
-        tell: impl Fn(&Check, u16, &[Count]) -> Result<T, StoreError>,
+        tell: impl Fn(&Check, u16, u16, &[Count]) -> Result<T, StoreError>,
     ) -> Result<(T, Option<T>), StoreError> {
         let shadows = check.shadow_check();
         let decided = self.fill(check, count);
@@ -287,11 +288,11 @@ impl Reader<'_> {
         let (admitted, counts) = decided?;
         let shadow = match shadows {
             Some((Ok((shadow_admitted, counts)), shadows)) if admitted > 0 => {
-                Some(tell(&shadows, shadow_admitted, &counts)?)
+                tell(&shadows, admitted, shadow_admitted, &counts).ok()
             }
             _ => None,
         };
-        Ok((tell(check, admitted, &counts)?, shadow))
+        Ok((tell(check, count, admitted, &counts)?, shadow))
     }
 
     /// Reads how many checks of a fill were admitted, and the counts after them.
