@@ -58,6 +58,8 @@ struct WaitQueue {
     /// Handed on in order of arrival.
     turn: tokio::sync::Mutex<()>,
     last_denial: Mutex<Option<LastDenial>>,
+    /// How often something was given back. Written under the lock of the last denial.
+    given_back: AtomicUsize,
     /// Notified when something was given back.
     room: Notify,
 }
@@ -109,17 +111,17 @@ impl Limiter {
                     return denial.resolve(self, check).await;
                 }
                 Some(denial) => denial,
-                None => match self.decide(check.clone()).await {
-                    Resolution::Decided(Decision::Denied(denial))
+                None => match queue.ask(self, check).await {
+                    (Resolution::Decided(Decision::Denied(denial)), given_back)
                         if denial.retry_after().is_some() =>
                     {
-                        let last = queue.remember(check, &denial);
-                        if last.until > deadline {
+                        let last = queue.remember(check, &denial, given_back);
+                        if last.until > deadline && !queue.was_given_since(given_back) {
                             return Resolution::Decided(Decision::Denied(denial));
                         }
                         last
                     }
-                    resolution => return resolution,
+                    (resolution, _) => return resolution,
                 },
             };
             let _ = timeout_at(denial.until.min(denial.at + RECHECK), room).await;
@@ -178,7 +180,10 @@ impl WaitQueues {
         for queue in by_key.get(key).into_iter().flatten() {
             let mut charges = queue.check.charges().iter();
             if charges.any(|it| it.policy().name() == policy.name() && it.key() == key) {
-                *queue.last_denial() = None;
+                let mut last = queue.last_denial();
+                *last = None;
+                queue.given_back.fetch_add(1, Relaxed);
+                drop(last);
                 queue.room.notify_waiters();
             }
         }
@@ -208,6 +213,7 @@ impl WaitQueue {
             tickets: AtomicUsize::new(0),
             turn: tokio::sync::Mutex::default(),
             last_denial: Mutex::default(),
+            given_back: AtomicUsize::new(0),
             room: Notify::new(),
         }
     }
@@ -225,7 +231,18 @@ impl WaitQueue {
         holds.then(|| last.clone())
     }
 
-    fn remember(&self, check: &Check, denial: &Denial) -> LastDenial {
+    /// Asks the store; answers also how often something had been given back before.
+    async fn ask(&self, limiter: &Limiter, check: &Check) -> (Resolution, usize) {
+        let given_back = self.given_back.load(Relaxed);
+        (limiter.decide(check.clone()).await, given_back)
+    }
+
+    fn was_given_since(&self, given_back: usize) -> bool {
+        self.given_back.load(Relaxed) != given_back
+    }
+
+    /// A denial says nothing to others if something was given back while it was on its way.
+    fn remember(&self, check: &Check, denial: &Denial, given_back: usize) -> LastDenial {
         let wait = denial.retry_after().unwrap_or_default();
         let at = Instant::now();
         let last = LastDenial {
@@ -234,7 +251,11 @@ impl WaitQueue {
             at,
             until: at + wait.clamp(MIN_SLEEP, FOR_EVER),
         };
-        *self.last_denial() = Some(last.clone());
+        let mut known = self.last_denial();
+        if !self.was_given_since(given_back) {
+            *known = Some(last.clone());
+        }
+        drop(known);
         last
     }
 

@@ -3,7 +3,7 @@
 //! Redis and Valkey run Lua 5.1; others with their protocol run 5.4, where whole numbers and floats differ.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -29,6 +29,8 @@ struct Keys {
     eval: Vec<Vec<u8>>,
     now_ms: u64,
     values: HashMap<Vec<u8>, (Vec<u8>, u64)>,
+    /// The keys of which `GET` answers that they are of another type.
+    of_wrong_type: HashSet<Vec<u8>>,
 }
 
 impl Keys {
@@ -85,6 +87,20 @@ impl LuaServer {
         let keys = usize::try_from(number(&args[1])).unwrap();
         args[2 + keys][0] = version;
         self.eval(&args.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
+    /// Puts a value in the place of what a key holds; without one, what it holds is of another type.
+    pub(crate) fn put(&self, key: &str, value: Option<&[u8]>) {
+        let mut keys = self.keys.lock().unwrap();
+        match value {
+            Some(value) => {
+                keys.of_wrong_type.remove(key.as_bytes());
+                keys.values.insert(key.into(), (value.into(), u64::MAX));
+            }
+            None => {
+                keys.of_wrong_type.insert(key.into());
+            }
+        }
     }
 
     fn answer(&self, cmd: &Cmd) -> RedisResult<Value> {
@@ -176,6 +192,11 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             let parts = [now.as_secs().to_string(), now.subsec_micros().to_string()];
             Ok(LuaValue::Table(lua.create_sequence_from(parts)?))
         }
+        [b"GET", key] if keys.of_wrong_type.contains(key) => {
+            let error = lua.create_table()?;
+            error.set("err", "WRONGTYPE Operation against a key")?;
+            Ok(LuaValue::Table(error))
+        }
         [b"GET", key] => Ok(match keys.get(key) {
             Some((value, _)) => LuaValue::String(lua.create_string(value)?),
             None => LuaValue::Boolean(false),
@@ -206,6 +227,7 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
         }
         [b"DEL", key] => {
             keys.values.remove(key);
+            keys.of_wrong_type.remove(key);
             Ok(LuaValue::Integer(1))
         }
         _ => panic!("not a command of the script: {args:?}"),

@@ -50,7 +50,7 @@ impl<'a> Model<'a> {
                     .retain(|(of, whose, _), _| (of, whose) != (policy, key));
                 None
             }
-            Act::NextRules(_) => panic!("the model's rules do not change"),
+            other => panic!("the model does not know {other:?}"),
         }
     }
 

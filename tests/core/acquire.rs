@@ -107,6 +107,29 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
+/// The denial was decided before the reset, and arrives after it.
+#[tokio::test(start_paused = true)]
+async fn a_reset_while_the_store_is_asked_is_heard_by_all_who_wait() {
+    let store = Timed::with_latency(ms(10));
+    let limiter = Limiter::new(store.clone());
+    let charges = || calls("2/1h", 2);
+    assert!(limiter.check(charges()).await.unwrap().is_allowed());
+    let one = || calls("2/1h", 1);
+    let reset = async {
+        tokio::time::sleep(ms(5)).await;
+        let charge = &charges()[0];
+        limiter.reset(charge.policy(), charge.key()).await.unwrap();
+    };
+    let (first, second, ()) = tokio::join!(
+        limiter.acquire(one(), ms(1_000)),
+        limiter.acquire(one(), 120 * LONG),
+        reset
+    );
+    assert!(first.unwrap().is_allowed());
+    assert!(second.unwrap().is_allowed());
+    assert_eq!(store.asked_ms(), [0, 10, 20, 30]);
+}
+
 /// Waits, and answers when it was admitted, in ms; `None` if it was denied.
 async fn admitted_ms(limiter: &Limiter, store: &Timed, cost: u64, most: Duration) -> Option<u128> {
     let decision = limiter
