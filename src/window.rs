@@ -384,6 +384,36 @@ mod tests {
         })
     }
 
+    const MILLISECONDS: StepSpec = StepSpec {
+        step_ms: 1,
+        retention_ms: 1_000,
+    };
+
+    #[test]
+    fn a_settlement_takes_no_more_than_its_step_has() {
+        let mut queue = StepQueue::new(MILLISECONDS);
+        queue.charge(10, 3);
+        queue.charge(11, 1);
+        queue.settle(11, 12, -3);
+        assert_eq!(queue.kept().used, 3);
+    }
+
+    #[test]
+    fn what_a_burst_needed_is_given_back_when_it_is_released() {
+        let mut queue = StepQueue::new(MILLISECONDS);
+        (0..1_000).for_each(|ms| queue.charge(ms, 1));
+        let burst = queue.steps.capacity();
+        // A quarter of it is left: what was needed may soon be needed again.
+        queue.charge(1_001 + 999 - u64::try_from(burst / 4).unwrap(), 1);
+        assert_eq!(queue.steps.capacity(), burst);
+        queue.charge(1_001 + 950, 1);
+        let len = queue.steps.len();
+        assert!(
+            (2 * (len - 1)..4 * len).contains(&queue.steps.capacity()),
+            "{len}"
+        );
+    }
+
     proptest! {
         #[test]
         fn bisection_finds_what_a_plain_search_finds(

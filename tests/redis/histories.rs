@@ -29,7 +29,7 @@ fn the_redis_store_agrees_with_the_memory_store_however_much_is_charged() {
 
 #[test]
 fn the_redis_store_agrees_with_the_memory_store_about_calls_of_several_operations() {
-    agrees_in(few_cases(), calls());
+    agrees_in(&few_cases(), calls());
 }
 
 /// 16 bits hold the totals; they have passed 65 536 when the clock steps back and the last step is not believed.
@@ -57,12 +57,12 @@ fn totals_that_began_anew_are_counted_when_a_clock_steps_back() {
 }
 
 fn agrees(histories: impl Strategy<Value = History>) {
-    agrees_in(ProptestConfig::default(), histories);
+    agrees_in(&ProptestConfig::default(), histories);
 }
 
-fn agrees_in(config: ProptestConfig, histories: impl Strategy<Value = History>) {
+fn agrees_in(config: &ProptestConfig, histories: impl Strategy<Value = History>) {
     let (server, runtime) = (Server::start(), runtime());
-    proptest!(config, |(history in histories)| {
+    proptest!(config.clone(), |(history in histories)| {
         runtime.block_on(async {
             let (redis, clock) = fresh(&server).await;
             let memory = MemoryStore::new().clock(clock.clone());
