@@ -1,7 +1,7 @@
 //! Proves that the script means the same in Lua 5.4 as in the Lua 5.1 of Redis.
 
 use crate::common::{
-    history::{Act, History, agree, key_of, large, move_clock, wild},
+    history::{Act, History, START_MS, Step, agree, key_of, large, move_clock, wild},
     lua::LuaServer,
     outcome::Outcome,
     vectors::replay_all,
@@ -143,6 +143,30 @@ fn told(result: &Result<Reply, StoreError>) -> Vec<(Outcome, Option<Outcome>)> {
         (Outcome::from(decision), shadow)
     });
     told.collect()
+}
+
+/// A total of 65 536 is one too many for 16 bits.
+#[test]
+fn totals_that_are_one_too_many_for_an_entry_are_counted() {
+    for bits in [16, 32] {
+        let policy = Policy::parse("p", "9007199254740991/1m").unwrap();
+        let charges = [
+            (0, 1 << bits),
+            (2_000, 1),
+            (2_000, 1),
+            (57_000, 1),
+            (2_000, 1),
+        ];
+        let steps = charges.map(|(gap_ms, cost)| Step {
+            gap_ms,
+            act: Act::Check(vec![(0, 0, cost)]),
+        });
+        agrees(Just(History {
+            start_ms: START_MS,
+            policies: vec![vec![policy]],
+            steps: steps.into(),
+        }));
+    }
 }
 
 fn agrees(histories: impl Strategy<Value = History>) {

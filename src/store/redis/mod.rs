@@ -91,6 +91,9 @@
 //!   services reach most of the sentinels. If they do not, until the primary stops by itself: set `min-replicas-to-write 1` and
 //!   `min-replicas-max-lag 1` on all servers, and it refuses after two seconds, by the failure policy.
 //!
+//! A charge that was lost like this, or reset, or evicted, can still be settled. What is then given back is taken from what
+//! others charged in the same step, as far as there is any: up to as much as was lost may be admitted once more.
+//!
 //! A primary that restarts empty and is faster than its sentinels has lost everything: keep `down-after-milliseconds` below
 //! the time that a restart takes, or persistence on.
 //!
@@ -242,7 +245,7 @@ impl RedisStore {
     /// slot, checks of [several slots](self#on-a-cluster) are decided one by one, and the order is kept among the checks of
     /// one slot.
     ///
-    /// An error is one for all: what has been decided before it stays charged.
+    /// The first error is one for all: what has been decided stays charged. [`call`](Store::call) answers one by one.
     pub fn check_batch(&self, checks: impl Into<Vec<Check>>) -> StoreFuture<Vec<Decision>> {
         let checks = checks.into();
         #[cfg(feature = "cluster")]
