@@ -398,7 +398,7 @@ mod tests {
 
     /// An admission, told at length.
     fn whole() -> Vec<u8> {
-        let counts = |rules| [vec![LONG], vec![1; rules * (7 + 6 + 6)]].concat();
+        let counts = |rules: usize| [vec![LONG], vec![1; rules * (7 + 6 + 6)]].concat();
         [&[1; 6][..], &[DONE, 1, 0, 0, 0], &counts(2), &counts(1)].concat()
     }
 
