@@ -2,7 +2,7 @@
 //!
 //!     cargo run --example api_key_and_ip --features axum
 //!
-//! Without a key, only the address counts; with one, both do, and a request that one of them refuses is charged to neither:
+//! Without a key, only the address counts; with one, both count, and what one of them denies is charged to neither:
 //!
 //!     curl -i http://127.0.0.1:3000/                         # RateLimit: "ip/1s";…, "ip/1m";…
 //!     curl -i http://127.0.0.1:3000/ -H 'x-api-key: alice'   # … and "api-key";r=4;…
@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let ip = Policy::parse("ip", "10/1s,120/1m")?;
     let api_key = Policy::parse("api-key", "5/1m")?;
 
-    // A made-up key costs its owner nothing, but the address pays for every request.
+    // A client can make up API keys, but its address is charged for every request.
     let layer = RateLimitLayer::new(MemoryStore::new())
         .limit(ip, PeerIp)
         .limit(api_key, Header::new("x-api-key").or_skip());

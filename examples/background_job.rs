@@ -2,7 +2,8 @@
 //!
 //!     cargo run --example background_job
 //!
-//! Twelve mails are sent to one customer: five at once, five after some two seconds, two after four. What a batch did not use is given back.
+//! Twelve mails are sent to one customer: five at once, five after some two seconds, two after four. What a batch did
+//! not use is given back.
 
 use std::{error::Error, time::Instant};
 

@@ -2,13 +2,13 @@
 //!
 //!     cargo run --example behind_a_proxy --features axum
 //!
-//! The proxies are on this machine or in 10/8, and write `X-Forwarded-For`; curl plays the proxy here:
+//! The proxies are on this machine or in 10/8, and write `X-Forwarded-For`; curl stands for the proxy here:
 //!
 //!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: 203.0.113.7'             # counts for 203.0.113.7
-//!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: 6.6.6.6, 203.0.113.7'    # the same client: the rest is its tale
+//!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: 6.6.6.6, 203.0.113.7'    # the same client
 //!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: 2001:db8:1:2::1'         # counts for a /64, a /56 and a /48
-//!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: unknown'                 # 400: nobody to count
-//!     curl -i http://127.0.0.1:3000/health                                         # a proxy's own request is not limited
+//!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: unknown'                 # 400: no address
+//!     curl -i http://127.0.0.1:3000/health                                         # no header: not limited
 //!
 //! The page of `sluicegate::extract::forwarded` says which proxy needs what.
 
@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     ];
     let ip = ForwardedIp::x_forwarded_for(TrustedProxies::networks(proxies));
 
-    // Who rents a /48 has 65,536 networks of /64; the wider the network, the higher its limit.
+    // A client with a /48 has 65,536 networks of /64; the wider the network, the higher its limit.
     let clients = |width| {
         let ip = ip.clone().ipv6_prefix(width);
         ip.only_when(|head: &Parts| head.uri.path() != "/health")

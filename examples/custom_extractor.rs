@@ -1,9 +1,10 @@
-//! An extractor of one's own: a type, a closure, and one that has to look something up.
+//! Extractors of your own: a type, a closure, and one that has to look something up.
 //!
 //!     cargo run --example custom_extractor
 //!
-//! No server: five requests are made, and the answers printed. The tenant `acme` may ask 4 times, its owner 3 times: three requests are
-//! served and two are refused, the first of them by the owner's limit. A request without a tenant is answered with 400.
+//! No server: five requests are made, and the answers printed. The tenant `acme` may make 4 requests, its owner 3:
+//! three requests are served and two are denied, the first of them by the owner's limit. A request without a tenant is
+//! answered with 400.
 
 use std::{convert::Infallible, error::Error};
 

@@ -1,9 +1,10 @@
-//! A rejection of one's own: what is said to clients, in words, and what a limiter's failure looks like.
+//! A rejection of your own: a message for each client that is rejected, and an answer when the store cannot decide.
 //!
 //!     cargo run --example custom_rejection
 //!
-//! No server: four requests are made, and the answers printed. Two are served, the third is asked to wait, and the fourth, which costs
-//! more than the limit, is told that it will never pass. `Retry-After` is there although the closure does not set it.
+//! No server: four requests are made, and the answers printed. Two are served, the third is asked to wait, and the
+//! fourth, which costs more than the limit, is told that it will never pass. `Retry-After` is there although the
+//! closure does not set it.
 
 use std::{convert::Infallible, error::Error};
 

@@ -23,7 +23,7 @@ use sluicegate::{
 };
 use tokio::net::TcpListener;
 
-/// Either all policies are replaced, or none is.
+/// All policies are replaced, or none.
 async fn replace(
     State(live): State<ReloadablePolicies>,
     text: String,
@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let app = Router::new()
         .route("/", get(async || "hello\n"))
         .route_layer(limits)
-        // A real service lets nobody but its operators do this.
+        // A real service lets only its operators do this.
         .route("/limits", put(replace))
         .with_state(live);
 

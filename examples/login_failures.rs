@@ -1,4 +1,4 @@
-//! A login that may fail five times a minute from one address; good logins never use that up.
+//! A login that may fail five times a minute from one address; logins that succeed do not count.
 //!
 //!     cargo run --example login_failures --features axum
 //!
@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let limits = RateLimitLayer::new(MemoryStore::new())
         .limit(Policy::parse("login-failures", "5/1m,20/1h")?, PeerIp)
         .settle(final_cost)
-        // Better no login than one that can be guessed while the store is down.
+        // While the store is down, nobody can log in, and nobody can guess passwords either.
         .on_failure(FailurePolicy::Closed);
     let app = Router::new()
         .route("/login", post(login))

@@ -1,9 +1,9 @@
-//! A client that stays within somebody else's limits: its requests wait for room.
+//! A client that stays within the limits of another service: its requests wait for room.
 //!
 //!     cargo run --example outbound
 //!
-//! A server takes five requests in any second, and counts those that come too early. Two clients, which share a store as replicas
-//! do, have fourteen requests to make, all at once: this takes about two seconds, and none comes too early.
+//! A server takes five requests in any second, and counts those that come too early. Two clients, which share a store
+//! as replicas do, have fourteen requests to make, all at once: this takes about two seconds, and none comes too early.
 
 use std::{
     convert::Infallible,
@@ -81,7 +81,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// A server that notes when it is asked.
+/// A server that records when it is called.
 async fn server() -> Result<(SocketAddr, Arc<Mutex<Vec<Instant>>>), Box<dyn Error>> {
     let arrivals = Arc::new(Mutex::new(Vec::new()));
     let listener = TcpListener::bind("127.0.0.1:0").await?;

@@ -1,4 +1,4 @@
-//! A store from scratch: every step of every rule is kept in a map and added up for each question.
+//! A store from scratch: every step of every rule is kept in a map and added up at each check.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,7 +12,7 @@ use sluicegate::{
     store::{Check, Count, Settlement, StoreFuture},
 };
 
-/// What one count belongs to: the policy's name, the key, and how the rule counts time. Not its limit, which may change.
+/// What one count belongs to: the policy's name, the key, and how the rule counts time. Its limit may change.
 type Place = (String, Key, String);
 
 /// The units of each step, by the end of the step in ms.
@@ -24,7 +24,7 @@ pub(crate) struct MapStore {
 }
 
 impl MapStore {
-    /// With a clock that tells the ms since the Unix epoch and never steps back.
+    /// With a clock that returns the ms since the Unix epoch and never steps back.
     pub(crate) fn new(now_ms: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         Self {
             counts: Mutex::default(),

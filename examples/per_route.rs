@@ -2,7 +2,7 @@
 //!
 //!     cargo run --example per_route --features axum
 //!
-//! Everything together may be asked 100 times a minute by one address, the search only 3 times:
+//! One address may send 100 requests a minute, and only 3 of them to the search:
 //!
 //!     for i in 1 2 3 4; do curl -s -o /dev/null -w '%{http_code}\n' http://127.0.0.1:3000/search; done
 //!

@@ -3,8 +3,8 @@
 //!     cargo run --example pool --features axum -- redis://127.0.0.1/
 //!     for i in 1 2 3 4; do curl -i http://127.0.0.1:3000/; done
 //!
-//! The fourth request within ten seconds is answered 429. Stop Redis and requests pass, unlimited; start it again and the next
-//! one is limited.
+//! The fourth request within ten seconds is answered 429. Stop Redis and requests pass, unlimited; start it again and
+//! the next one is limited.
 
 use std::{error::Error, net::SocketAddr, time::Duration};
 
@@ -17,11 +17,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let url = std::env::args().nth(1);
     let url = url.unwrap_or_else(|| "redis://127.0.0.1/".to_owned());
     let pool = bb8::Pool::builder()
-        .max_size(2) // a connection is free again before its command is sent
-        .test_on_check_out(false) // the store notices lost connections by itself
         .build(RedisConnectionManager::new(url)?)
         .await?;
 
+    // The store makes a connection of its own, as the pool makes its connections.
     let policy = Policy::new("ip", [Rule::new(3, Duration::from_secs(10))])?;
     let layer = RateLimitLayer::new(RedisStore::from(pool)).limit(policy, PeerIp);
     let app = Router::new()

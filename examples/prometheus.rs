@@ -2,7 +2,7 @@
 //!
 //!     cargo run --example prometheus --features axum,metrics
 //!
-//! Three requests a minute are answered; the policy that is tried out would have refused the second and the third:
+//! Three requests a minute are served; the policy that is tried out would have denied the second and the third:
 //!
 //!     for i in 1 2 3 4; do curl -s -o /dev/null -w '%{http_code}\n' http://127.0.0.1:3000/; done
 //!     curl -s http://127.0.0.1:3000/metrics

@@ -1,8 +1,8 @@
-//! A policy for each caller: what a plan is called is found out per request, what it allows stands in a set of policies.
+//! A policy for each caller: authentication finds the plan of each request, and a set of policies its limits.
 //!
 //!     cargo run --example tiers --features axum
 //!
-//! Mallory's plan is not in the set, and is refused rather than unlimited:
+//! Mallory's plan is not in the set: the request is rejected, not unlimited:
 //!
 //!     curl -i -H 'x-user: alice' http://127.0.0.1:3000/      # "free";r=59
 //!     curl -i -H 'x-user: bob' http://127.0.0.1:3000/        # "pro";r=599
@@ -29,7 +29,7 @@ struct User {
     plan: &'static str,
 }
 
-/// Stands for a service's own authentication, which knows everybody's plan.
+/// Stands for a service's own authentication, which knows the plan of each user.
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let name = request.headers().get("x-user");
     let Some(name) = name.and_then(|it| it.to_str().ok()).map(str::to_owned) else {

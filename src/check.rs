@@ -8,13 +8,13 @@ use crate::{
     policy::Policy,
 };
 
-/// More than anybody needs in one request; what a check costs grows with them.
+/// More than one request needs; the time that a check takes grows with them.
 pub(crate) const MAX_CHARGES: usize = 64;
 
 /// One or more charges that are decided together, all or nothing; cheap to clone.
 ///
-/// Charges under a [shadow](Policy::shadow) stand apart from those that count: they are decided after them, only if the check
-/// is allowed, and all or nothing among themselves.
+/// Charges under a [shadow](Policy::shadow) are kept apart from those that count: they are decided after them, only if
+/// the check is allowed, and all or nothing among themselves.
 ///
 /// ```
 /// use sluicegate::{Charge, Key, Policy, store::Check};
@@ -42,8 +42,8 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::InvalidRequest`] when two different policies of one name charge the same key, since they would share
-    /// their counts, or when there are more than 64 charges that count, or more than 64 of shadows.
+    /// [`StoreErrorKind::InvalidRequest`] when two different policies of one name charge the same key, since they would
+    /// share their counts, or when there are more than 64 charges that count, or more than 64 of shadows.
     pub fn new(charges: impl IntoIterator<Item = Charge>) -> Result<Self, StoreError> {
         let mut builder = CheckBuilder::default();
         for charge in charges {
@@ -124,9 +124,9 @@ impl Check {
     }
 }
 
-/// A check as its charges come together.
+/// A check that is being built.
 ///
-/// The first charge stands apart, since most requests have one: a check of it costs no allocation but its own.
+/// The first charge is kept apart, since most requests have one: a check of it costs no allocation but its own.
 #[derive(Debug, Default)]
 pub(crate) struct CheckBuilder {
     first: Option<Charge>,
@@ -135,7 +135,7 @@ pub(crate) struct CheckBuilder {
 }
 
 impl CheckBuilder {
-    /// With room for so many charges.
+    /// With room for this many charges.
     pub(crate) fn with_capacity(charges: usize) -> Self {
         Self {
             others: Vec::with_capacity(charges.saturating_sub(1)),

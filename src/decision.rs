@@ -54,7 +54,8 @@ pub enum Decision {
 }
 
 impl Decision {
-    /// Adds what the [shadows](Check::shadow_check) of the check decided; for a denial no shadow is decided, and it stays as it is. For stores.
+    /// Adds what the [shadows](Check::shadow_check) of the check decided; for a denial no shadow is decided, and it
+    /// stays as it is. For stores.
     #[must_use]
     pub fn with_shadow(self, shadow: Self) -> Self {
         match self {
@@ -69,13 +70,13 @@ impl Decision {
         matches!(self, Self::Allowed(_))
     }
 
-    /// The same decision, of which everything that is waited for comes so much later.
+    /// The same decision, with every time to wait longer by this much.
     pub(crate) fn later(&self, by: Duration) -> Self {
         let by_ms = millis(by);
         self.moved(|ms| ms.saturating_add(by_ms).min(NEVER_MS - 1))
     }
 
-    /// The same decision, told so much later.
+    /// The same decision, as it is when read this much later.
     pub(crate) fn aged(&self, by: Duration) -> Self {
         let by_ms = millis(by);
         self.moved(|ms| ms.saturating_sub(by_ms).max(1))
@@ -129,8 +130,8 @@ struct Inner {
 }
 
 impl Decision {
-    /// Computes the decision from the counts, one for each rule of each charge: of an admission, *after* the charges were
-    /// added. For stores; `now_ms` is the store's clock at the check.
+    /// Computes the decision from the counts, one for each rule of each charge: of an admission, *after* the charges
+    /// were added. For stores; `now_ms` is the store's clock at the check.
     ///
     /// # Errors
     ///
@@ -159,8 +160,8 @@ impl Decision {
 
     /// Computes the decisions of a fill: of `count` identical checks, the first `admitted` were admitted. For stores.
     ///
-    /// `counts` has one count for each rule of each charge, taken after all of them were charged; where some are denied, each
-    /// count tells when the cost of one more check fits.
+    /// `counts` has one count for each rule of each charge, taken after all of them were charged; where some are
+    /// denied, each count tells when the cost of one more check fits.
     ///
     /// # Errors
     ///
@@ -285,7 +286,7 @@ impl Usage {
         })
     }
 
-    /// The usage of a check whose parts were asked for apart; not to be settled.
+    /// The usage of a check whose parts were decided separately; not to be settled.
     #[cfg(feature = "cluster")]
     pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
         Self {
@@ -322,7 +323,7 @@ impl Usage {
 
     /// What is left under each policy that was checked, in the order of the charges.
     ///
-    /// A policy stands here once for each key that it was checked with.
+    /// A policy is listed once for each key that it was checked with.
     pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'_>> + Clone {
         let mut rest = &self.inner.rules[..];
         self.inner.check.charges().iter().map(move |charge| {
@@ -350,21 +351,25 @@ impl Usage {
 
     /// The store's clock at the decision, in ms since the Unix epoch.
     ///
-    /// A decision about keys that are on several nodes of a cluster has the time of the node that was asked first.
+    /// A decision about keys that are on several nodes of a cluster has the time of the node that was called first.
     #[must_use]
     pub fn decided_at_ms(&self) -> u64 {
         self.inner.decided_at_ms
     }
 
-    /// Whether the memory of this process has decided, since the store could not. The rules are then this process's share of what was
-    /// asked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    /// Whether the memory of this process has decided, since the store could not. The rules are then this process's
+    /// share of the rules that were checked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
     #[must_use]
     pub fn is_local(&self) -> bool {
         self.inner.local.load(Ordering::Relaxed)
     }
 
+    /// The same usage, and that of the shadows, as one that the memory of this process has made.
     pub(crate) fn local(self) -> Self {
         self.inner.local.store(true, Ordering::Relaxed);
+        if let Some(shadow) = self.shadow() {
+            shadow.usage().inner.local.store(true, Ordering::Relaxed);
+        }
         self
     }
 
@@ -379,7 +384,7 @@ impl Usage {
         &self.inner.check
     }
 
-    /// To be told, not to be settled.
+    /// To be shown, not to be settled.
     fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
         Self {
             inner: Arc::new(Inner {
@@ -393,7 +398,7 @@ impl Usage {
         }
     }
 
-    /// Answers `true` once for an admission, and `false` ever after, also to its clones.
+    /// Answers `true` once for an admission, and then always `false`, also to its clones.
     pub(crate) fn take_settlement(&self) -> bool {
         self.inner.may_settle.swap(false, Ordering::Relaxed)
     }
@@ -447,7 +452,7 @@ impl RuleUsage {
         }
     }
 
-    /// With times moved. Neither never nor now can be.
+    /// With times moved; `None` (never) and zero stay as they are.
     fn moved(mut self, moved: impl Fn(u64) -> u64) -> Self {
         if self.reset_after_ms > 0 {
             self.reset_after_ms = moved(self.reset_after_ms);
@@ -508,8 +513,8 @@ pub struct Denial {
 }
 
 impl Denial {
-    /// The time until the same check would be admitted if nobody else came, whole milliseconds; `None` for never, when a
-    /// cost is above a limit.
+    /// The time until the same check would be admitted if no other check came first, in whole milliseconds; `None` for
+    /// never, when a cost is above a limit.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.rule().retry_after()

@@ -92,33 +92,58 @@ impl fmt::Display for ExtractError {
 
 impl Error for ExtractError {}
 
-/// The store could not decide: neither yes nor no.
+/// The store could not decide: the request is neither allowed nor denied.
 ///
-/// Opaque, because what can go wrong differs by store; [`kind`](Self::kind) says what a caller can act upon. The
-/// message and the source never hold a key or a password.
+/// Opaque, because what can go wrong differs by store; [`kind`](Self::kind) says what a caller can act upon,
+/// [`code`](Self::code) what the server said, and `source` what caused it. None of them, nor the message, holds a key,
+/// a user, an address or a password.
 #[derive(Clone)]
 pub struct StoreError {
     kind: StoreErrorKind,
     message: &'static str,
+    code: Option<Code>,
     source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+/// A server's error code, as long as its first bytes that are not 0.
+#[derive(Clone, Copy)]
+struct Code([u8; MAX_CODE]);
+
+const MAX_CODE: usize = 24;
+
+impl Code {
+    fn new(code: &str) -> Option<Self> {
+        let is_code = (1..=MAX_CODE).contains(&code.len())
+            && code.bytes().all(|byte| byte.is_ascii_uppercase());
+        is_code.then(|| {
+            let mut bytes = [0; MAX_CODE];
+            bytes[..code.len()].copy_from_slice(code.as_bytes());
+            Self(bytes)
+        })
+    }
+
+    fn as_str(&self) -> &str {
+        let end = self.0.iter().position(|byte| *byte == 0);
+        std::str::from_utf8(&self.0[..end.unwrap_or(MAX_CODE)]).unwrap_or_default()
+    }
 }
 
 /// What kind of [`StoreError`] it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// No answer within the timeout. What was asked may or may not have been done.
+    /// No answer within the timeout. The call may or may not have been executed.
     Timeout,
     /// The store cannot be reached or cannot work now: down, loading, out of memory, busy, read-only.
     Unavailable,
-    /// The store was not asked: it has failed several times in a row. See
+    /// The store was not called: it has failed several times in a row. See
     /// [`limiter`](crate::limiter#when-the-store-cannot-decide).
     CircuitOpen,
-    /// The store refuses this caller: wrong password, missing rights, wrong type of server. A person has to act.
+    /// The store denies this caller access: wrong password, missing rights, wrong type of server. A person has to act.
     AccessDenied,
-    /// The answer makes no sense, or the stored value was not written by this crate.
+    /// The reply cannot be read, or the stored value was not written by this crate.
     Protocol,
-    /// The call makes no sense: two policies of one name in one check, or a second settlement of one check.
+    /// The call is not valid: two policies of one name in one check, or a second settlement of one check.
     InvalidRequest,
 }
 
@@ -145,15 +170,31 @@ impl StoreError {
         Self {
             kind,
             message,
+            code: None,
             source: None,
         }
     }
 
-    /// Adds what caused the error.
+    /// Adds the code of the server's error reply. One that is not 1 to 24 upper-case ASCII letters is left out: it
+    /// could be anything.
     #[must_use]
-    pub fn because(mut self, source: impl Error + Send + Sync + 'static) -> Self {
+    pub fn with_code(mut self, code: &str) -> Self {
+        self.code = Code::new(code);
+        self
+    }
+
+    /// Adds what caused the error, which holds no key and no secret either.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Error + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
         self
+    }
+
+    /// The code of the server's error reply, for instance `OOM` or `NOPERM`: 1 to 24 upper-case ASCII letters. `None`
+    /// when the server did not answer with an error.
+    #[must_use]
+    pub fn code(&self) -> Option<&str> {
+        self.code.as_ref().map(Code::as_str)
     }
 
     /// What kind of error it is.
@@ -175,10 +216,12 @@ impl fmt::Debug for StoreError {
             kind,
             message,
             source,
+            ..
         } = self;
         f.debug_struct("StoreError")
             .field("kind", kind)
             .field("message", message)
+            .field("code", &self.code())
             .field("source", source)
             .finish()
     }
@@ -187,5 +230,25 @@ impl fmt::Debug for StoreError {
 impl Error for StoreError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.source.as_deref().map(|source| source as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_is_kept_if_it_is_short_and_of_upper_case_letters() {
+        let code = |code| {
+            let error = StoreError::new(StoreErrorKind::Protocol, "m").with_code(code);
+            error.code().map(ToOwned::to_owned)
+        };
+        let longest = "A".repeat(MAX_CODE);
+        for good in ["OOM", "ERR", &longest] {
+            assert_eq!(code(good).as_deref(), Some(good));
+        }
+        for bad in ["", "alice", "OOM 7", "Ä", &"A".repeat(MAX_CODE + 1)] {
+            assert_eq!(code(bad), None, "{bad}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Chance, where it need not be a secret.
+//! Random times that need not be secret.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -9,7 +9,7 @@ use crate::rule::millis;
 
 /// A time from zero up to `most`, in whole milliseconds.
 ///
-/// Each `RandomState` of the standard library has another key; hashing nothing with it is all the chance that is needed here.
+/// Each `RandomState` of the standard library has another key: the hash of nothing is random enough here.
 pub(crate) fn up_to(most: Duration) -> Duration {
     let number = RandomState::new().hash_one(());
     let values = u128::from(millis(most)) + 1;

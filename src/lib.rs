@@ -37,8 +37,8 @@
 //! # Rules
 //!
 //! A [`Rule`] admits at most `limit` units in any `window`, whatever the phase, however many replicas, however wrong
-//! their clocks. Units are counted in steps of `precision`, a sixtieth of the window by default, and given back up to
-//! one step late, never early:
+//! their clocks: the [store's clock](store::redis#clocks) decides. Units are counted in steps of `precision`, a
+//! sixtieth of the window by default, and given back up to one step late, never early:
 //!
 //! ```text
 //!        charged here                                   released here
@@ -69,24 +69,24 @@
 //! |---|---|---|
 //! | `redis` | yes | [`RedisStore`](store::redis) |
 //! | `bb8` | yes | `RedisStore` over a `bb8_redis` pool |
-//! | `cluster` | | [`RedisStore`](store::redis#on-a-cluster) over a Redis Cluster |
+//! | `cluster` | | [`RedisStore`](store::redis::deployment#cluster) over a Redis Cluster |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
-//! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis#sentinel-and-replication) |
+//! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis::deployment#sentinel-and-replication) |
 //! | `serde` | | [`Rule`], [`Policy`] and [`Policies`](policies::Policies) in configuration files |
-//! | `tls` | | `RedisStore` over [`rediss://`](store::redis#tls), by rustls |
+//! | `tls` | | `RedisStore` over [`rediss://`](store::redis::deployment#tls), by rustls |
 //! | `tonic` | | gRPC: [`Grpc`](middleware::Grpc) rejections, and `PeerIp` reads tonic's `TcpConnectInfo` |
 //! | `tracing` | | `TracingObserver`: spans and events of the crate `tracing` |
-//! | `test-util` | | a clock to move by hand |
+//! | `test-util` | | a clock that tests move |
 //!
 //! # What this does not do
 //!
-//! - It does not slow requests down, unless it is [told to let them wait](middleware#around-a-client); it rejects them.
+//! - It does not slow requests down, unless they [may wait](middleware#around-a-client); it rejects them.
 //! - It does not limit how many requests run at once: use tower's `ConcurrencyLimit`.
 //! - On a cluster, the policies of one identity are decided in one atomic step, several identities are not: a request
-//!   that is about to be denied may for one round trip [make another one be denied](store::redis#on-a-cluster).
+//!   that is about to be denied may for one round trip [make another one be denied](store::redis::deployment#cluster).
 //! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten. How
-//!   much that is stands [there](store::redis#sentinel-and-replication).
+//!   much that is: see [there](store::redis::deployment#sentinel-and-replication).
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)
@@ -130,7 +130,7 @@ pub use rule::Rule;
 pub use store::redis::RedisStore;
 pub use store::{MemoryStore, Store};
 
-/// The README's code, kept honest by the compiler.
+/// The README's code, compiled as a documentation test.
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

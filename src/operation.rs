@@ -1,4 +1,4 @@
-//! [`Operation`] and [`Reply`]: what is asked of a store, and what it answers.
+//! [`Operation`] and [`Reply`]: what a store is asked to do, and what it answers.
 
 use crate::{
     check::Check,
@@ -8,16 +8,16 @@ use crate::{
     settlement::Settlement,
 };
 
-/// One thing asked of a store; several travel in one [call](crate::Store::call).
+/// One thing that a store is asked to do; one [call](crate::Store::call) can hold several.
 #[derive(Clone, Debug)]
 pub enum Operation {
     /// Decide a check, and charge it if it is allowed.
     Check(Check),
     /// Decide `count` identical checks, exactly as if they came one after another in one millisecond.
     Fill {
-        /// What each of them asks.
+        /// The check that each of them is.
         check: Check,
-        /// How many there are; 0 asks nothing.
+        /// How many there are; with 0 nothing is done.
         count: u16,
     },
     /// Give an admitted check its final cost.

@@ -116,7 +116,7 @@ const fn is_false(it: &bool) -> bool {
     !*it
 }
 
-/// What a set has for a name. Not read as an untagged enum, whose errors do not say what is wrong, or where.
+/// The value of one name in a set. Not read as an untagged enum, whose errors do not say what is wrong, or where.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Entry {

@@ -20,8 +20,8 @@ impl Settlement {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::InvalidRequest`] when the number of costs is wrong, or when the check was denied or has been settled:
-    /// a second settlement would count its difference twice.
+    /// [`StoreErrorKind::InvalidRequest`] when the number of costs is wrong, or when the check was denied or has been
+    /// settled: a second settlement would count its difference twice.
     pub fn new(usage: &Usage, costs: impl IntoIterator<Item = u64>) -> Result<Self, StoreError> {
         let costs: Box<[u64]> = costs
             .into_iter()
@@ -50,7 +50,7 @@ impl Settlement {
         &self.usage
     }
 
-    /// The check that is settled; its shadows are settled apart, by their own usage.
+    /// The check that is settled; its shadows are settled separately, by their own usage.
     #[must_use]
     pub fn check(&self) -> &Check {
         self.usage.check()

@@ -1,4 +1,4 @@
-//! [`TestClock`]: a clock to move by hand, for tests of what depends on time (feature `test-util`).
+//! [`TestClock`]: a clock that tests move, for what depends on time (feature `test-util`).
 //!
 //! ```
 //! use std::time::Duration;
@@ -30,7 +30,7 @@ use std::{
 
 use crate::rule::millis;
 
-/// In the year 6429; the script writes down times of up to 2^48 ms, and windows end later than now.
+/// In the year 6429; the script stores times of up to 2^48 ms, and windows end later than now.
 const LATEST_MS: u64 = 1 << 47;
 
 /// A clock that stands still until it is moved; its clones are the same clock.

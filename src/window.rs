@@ -1,7 +1,7 @@
-//! The arithmetic of steps and releases: pure, and the Rust twin of the script.
+//! The arithmetic of steps and releases, without I/O or a clock: the same as the script's.
 //!
-//! A step is named by its *end*, `(s + 1) · P`: the first millisecond after it. Units charged in it count until its end plus
-//! the *retention*, which is the window for a sliding rule and nothing for a fixed one.
+//! A step is named by its *end*, `(s + 1) · P`: the first millisecond after it. Units charged in it count until its end
+//! plus the *retention*, which is the window for a sliding rule and nothing for a fixed one.
 //!
 //! ```text
 //!       charged here                                   released here
@@ -66,8 +66,8 @@ impl StepSpec {
 /// The steps of one key under one spec, oldest first.
 ///
 /// Each step keeps the total of all units up to its own, so that units which were released are taken off by one
-/// subtraction, and whatever has to be found is found by biqueue: nothing depends on how much time has passed. A total
-/// wraps around after 2^64 units; the difference of two never exceeds [`MAX_UNITS`].
+/// subtraction, and whatever has to be found is found by bisection: nothing depends on how much time has passed. A
+/// total wraps around after 2^64 units; the difference of two never exceeds [`MAX_UNITS`].
 #[derive(Clone, Debug)]
 pub(crate) struct StepQueue {
     spec: StepSpec,
@@ -139,8 +139,8 @@ impl StepQueue {
         self.add(end_ms, cost.cast_signed());
     }
 
-    /// How much of `difference` can be added to a step: none if the step does not count any more, and never so much that it
-    /// has less than no unit or all have more than [`MAX_UNITS`].
+    /// How much of `difference` can be added to a step: none if the step does not count any more, and never so much
+    /// that it has less than no unit or all have more than [`MAX_UNITS`].
     pub(crate) fn change(&self, now_ms: u64, end_ms: u64, difference: i64) -> i64 {
         let view = self.view(now_ms);
         let counts =
@@ -273,7 +273,7 @@ mod tests {
 
     use super::*;
 
-    /// The same without totals and biqueue: every question goes through all steps.
+    /// The same without totals and bisection: every question goes through all steps.
     #[derive(Debug)]
     struct Plain {
         spec: StepSpec,
@@ -386,7 +386,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn biqueue_finds_what_a_plain_search_finds(
+        fn bisection_finds_what_a_plain_search_finds(
             spec in specs(),
             // Times of a narrow range in any order: the clock often steps back.
             acts in vec((1_000..1_150_u64, acts()), 1..60),
@@ -409,6 +409,8 @@ mod tests {
                 }
                 prop_assert_eq!(queue.kept(), sum(&plain.steps));
                 prop_assert_eq!(queue.is_empty(), plain.steps.is_empty());
+                let newest = plain.steps.last().map(|step| step.0 + spec.retention_ms);
+                prop_assert_eq!(queue.release_ms(), newest.unwrap_or(0));
             }
         }
     }

@@ -19,12 +19,12 @@ struct Worker {
     /// It works until this is closed.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Its clock when it was ready, less ours when we heard of it.
+    /// Its clock when it was ready, less ours when we were told.
     ahead_s: i64,
 }
 
 impl Fleet {
-    /// Starts so many processes at once, as soon as all are ready.
+    /// Starts this many processes at once, as soon as all are ready.
     pub(crate) fn start(job: &Job, processes: usize) -> Self {
         Self::go((0..processes).map(|_| Worker::start(job, None)).collect())
     }
@@ -56,7 +56,7 @@ impl Fleet {
             .map(|worker| (worker.ahead_s + 30).div_euclid(60))
     }
 
-    /// What all have seen, when they have worked for so much longer.
+    /// What all have seen, after this much more time.
     pub(crate) fn end_after(mut self, time: Duration) -> Vec<Record> {
         std::thread::sleep(time);
         for worker in &mut self.0 {

@@ -36,7 +36,7 @@ pub(crate) struct Job {
     pub(crate) burst: u64,
     /// For each decision.
     pub(crate) timeout: Duration,
-    /// Decide locally when the store cannot, as one of so many.
+    /// Decide locally when the store cannot, as one of this many.
     pub(crate) replicas: Option<u32>,
 }
 
@@ -56,7 +56,7 @@ impl Job {
         }
     }
 
-    /// Requests for twice the limit of each key, in bursts of so many; rules of the same rate.
+    /// Requests for twice the limit of each key, in bursts of this many; rules of the same rate.
     pub(crate) fn calm(at: Where, rules: &[&str], keys: u64, processes: usize, burst: u64) -> Self {
         const TASKS: u64 = 16;
         let each = rule(rules[0]);

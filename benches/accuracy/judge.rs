@@ -1,4 +1,4 @@
-//! The exact model: a sliding window that keeps every admission for ever, and judges a history of requests.
+//! The exact model: a sliding window that keeps every admission, and judges a history of requests.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -21,7 +21,7 @@ pub(crate) struct Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Answer {
     Admitted,
-    /// For so long.
+    /// With this `retry_after`.
     Refused(Duration),
     /// By the memory of the process that asked, not by the store.
     AdmittedHere,
@@ -36,7 +36,7 @@ impl Answer {
     }
 }
 
-/// What became of the requests under one rule.
+/// What happened to the requests under one rule.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) requests: usize,
@@ -45,11 +45,11 @@ pub(crate) struct Verdict {
     pub(crate) unanswered: usize,
     /// The most that one key was admitted in any span of the window, less the limit.
     pub(crate) beyond: u64,
-    /// Refusals of what an exact window would have admitted after the same admissions.
+    /// Denials of what an exact window would have admitted after the same admissions.
     pub(crate) early: usize,
-    /// How much later than in an exact window a refused request is admitted, in ms: the least and the most of all refusals.
+    /// How much later than in an exact window a denied request is admitted, in ms: the least and the most.
     pub(crate) late_ms: Option<(i64, i64)>,
-    /// How many refusals came before the limit had been admitted at all.
+    /// How many denials came before the limit had been admitted at all.
     pub(crate) baseless: usize,
 }
 
@@ -101,7 +101,7 @@ impl Verdict {
     }
 }
 
-/// By time; within a millisecond, who was admitted came before who was refused.
+/// By time; within a millisecond, admissions come before denials.
 fn by_key(records: &[Record]) -> BTreeMap<u64, Vec<Record>> {
     let mut histories: BTreeMap<u64, Vec<Record>> = BTreeMap::new();
     for record in records {

@@ -12,7 +12,7 @@ const FIGURES: [&str; 7] = [
     "admitted",
     "no answer",
     "beyond the limit",
-    "refused too early",
+    "denied too early",
     "of requests",
     "opens late by, ms",
 ];
@@ -24,7 +24,7 @@ pub(crate) enum Promise {
     Intact,
     /// The store has forgotten, as replicas and empty servers do: never more than the limit again.
     Forgotten,
-    /// The store was away, and its clients decided: never more than the limit by the store, and that again by all clients.
+    /// The store was away, and its clients decided: never more than the limit by the store, and that again by clients.
     Local,
 }
 
@@ -113,9 +113,9 @@ impl Page {
         self.promise(holds, format!("{row}: opens a step late, or before it may"));
         self.promise(
             verdict.baseless == 0,
-            format!("{row}: refused before the limit was reached"),
+            format!("{row}: denied before the limit was reached"),
         );
-        self.promise(verdict.refused > 0, format!("{row}: nothing was refused"));
+        self.promise(verdict.refused > 0, format!("{row}: nothing was denied"));
     }
 
     /// Whether all promises were kept; names those that were not.

@@ -1,4 +1,4 @@
-//! Clients who are alone on their key, are refused, and come back: at the millisecond they were told, or a little before.
+//! Clients who are alone on their key, are denied, and come back: at the millisecond they were told, or earlier.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 const CLIENTS: u64 = 32;
 const ROUNDS: u64 = 6;
 
-/// How early the impatient come back.
+/// How early the clients that do not wait come back.
 const EARLY: Duration = Duration::from_millis(5);
 
 /// Asked, and of these admitted.
@@ -121,7 +121,7 @@ async fn until_refused(limiter: &Limiter, policy: &Policy, key: &Key) -> (u64, D
             (_, answer) => panic!("{answer:?} from a server in peace"),
         }
     }
-    panic!("{policy:?} refuses nobody");
+    panic!("{policy:?} denies no request");
 }
 
 impl Asked {

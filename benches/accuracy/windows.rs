@@ -70,7 +70,7 @@ fn compare(seen: &[(&str, Vec<Record>)]) {
             "algorithm",
             "admitted",
             "beyond the limit",
-            "refused too early",
+            "denied too early",
             "of requests",
             "at worst by, ms",
         ],
@@ -90,7 +90,7 @@ fn compare_one(text: &str, load: &str, algorithm: &str, records: &[Record]) {
     let mut records = records.to_vec();
     for record in &mut records {
         if let Answer::Refused(wait) = &mut record.answer {
-            // How late those were who asked; not how late others would have been.
+            // By how much requests that came were late; not how late others would have been.
             *wait = Duration::ZERO;
         }
     }

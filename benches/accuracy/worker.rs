@@ -1,4 +1,4 @@
-//! A process of its own that makes requests, and tells in the end what became of each.
+//! A process of its own that makes requests, and reports in the end what happened to each.
 
 use std::{
     io::{Read, stdin, stdout},
@@ -18,7 +18,7 @@ use crate::{
     judge::{Answer, Record},
 };
 
-/// Stands beside the rule that is tried. It refuses nobody, and tells the millisecond of each decision by the store's clock:
+/// Beside the rule under test: it denies nothing, and tells the millisecond of each decision by the store's clock:
 /// the end of its step.
 const CLOCK: &str = "1000000000/1ms";
 

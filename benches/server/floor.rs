@@ -1,4 +1,4 @@
-//! The least that the example can do as long as it asks Redis: one empty script for each request is its only limit.
+//! The least that the example can do while it calls Redis: one empty script for each request is its only limit.
 
 use axum::{
     extract::{Request, State},

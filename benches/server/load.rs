@@ -1,7 +1,7 @@
 //! A closed loop of connections, each with one request under way: the user of each request is drawn at random.
 //!
-//! The load shares two cores with what it measures, so it does as little as it can: one thread, one write and one read for
-//! each request.
+//! The load shares two cores with what it measures, so it does as little as it can: one thread, one write and one read
+//! for each request.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -36,7 +36,7 @@ impl Load {
         }
     }
 
-    /// Keeps all connections busy for so long.
+    /// Keeps all connections busy for this time.
     pub(crate) fn run(&mut self, server: SocketAddr, time: Duration) -> Round {
         let mut poll = Poll::new().unwrap();
         let mut connections: Vec<_> = (0..CONNECTIONS)

@@ -1,9 +1,9 @@
 //! End to end: the server example with three sliding rules through Redis, beside the same server
 //! whose only limit is one empty script.
 //!
-//! `cargo bench --bench server` runs both in turn under the same load, for eight minutes, and fails when the example answers
-//! less than 0.7 times as many requests a second. Each server has one worker thread; the load and Redis share the machine with
-//! it.
+//! `cargo bench --bench server` runs both in turn under the same load, for eight minutes, and fails when the example
+//! answers less than 0.7 times as many requests a second. Each server has one worker thread; the load and Redis share
+//! the machine with it.
 
 mod floor;
 mod load;

@@ -41,8 +41,8 @@ async fn status(Path(code): Path<u16>) -> StatusCode {
         .unwrap_or(StatusCode::BAD_REQUEST)
 }
 
-/// What a path says that its request costs, if that can be read. The limits and the handler both read it here, undecoded: they
-/// must not differ.
+/// What a path says that its request costs, if that can be read. The limits and the handler both read it here,
+/// undecoded: they must not differ.
 pub(crate) fn cost(uri: &Uri) -> Option<u64> {
     match uri.path().strip_prefix("/cost/") {
         Some(n) => n.parse().ok(),
@@ -59,7 +59,7 @@ async fn root(request: Request) -> Response {
     ([(header::VARY, "accept")], answer).into_response()
 }
 
-/// Whether it is a browser that asks, and not the page's own script.
+/// Whether a browser sent the request, and not the page's own script.
 pub(crate) fn wants_page(uri: &Uri, headers: &HeaderMap) -> bool {
     let accept = headers.get(header::ACCEPT);
     uri.path() == "/" && accept.is_some_and(|it| it.as_bytes().starts_with(b"text/html"))
@@ -69,7 +69,7 @@ pub(crate) async fn serve(listen: SocketAddr, app: Router) -> io::Result<()> {
     let listener = TcpListener::bind(listen).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let listener = listener.tap_io(|stream| {
-        // A connection that will not have it works all the same.
+        // A connection that cannot have it works all the same.
         let _ = stream.set_nodelay(true);
     });
     // `ForwardedIp` finds the address in the extensions. With the feature `axum`, the router's own

@@ -4,7 +4,7 @@
 //! [limits]
 //! ip = "10/1s,120/1m,240/1h"
 //! "header:x-api-key" = ["600/1m", "100000/1d"]
-//! "header:x-tenant" = { rules = "100/1s", shadow = true }     # counts and tells, and refuses nobody
+//! "header:x-tenant" = { rules = "100/1s", shadow = true }     # decides and reports, and never denies
 //! ```
 
 use std::{collections::BTreeMap, fs, io, path::Path};
@@ -98,7 +98,7 @@ pub(crate) fn follow(file: &Path, live: ReloadablePolicies) -> io::Result<()> {
     Ok(())
 }
 
-/// Rules may change. Another key would need another extractor, which the layer has not got.
+/// Rules may change. Another kind of key would need another extractor, which the running layer does not have.
 fn read_again(file: &Path, live: &ReloadablePolicies) -> Result<(), String> {
     let policies = policies(&read(file)?)?;
     if let Some(new) = policies.iter().find(|it| live.get(it.name()).is_none()) {

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Open the address that it prints in a browser, or: `for i in $(seq 12); do curl -i http://127.0.0.1:3000/; done`: ten
-//! requests are answered, and two refused.
+//! requests are served, and two denied.
 
 mod app;
 mod config;
@@ -69,7 +69,7 @@ fn layer(
     let mut layer = RateLimitLayer::new(limiter)
         .cost(cost)
         .headers(options.headers)
-        // It can be loaded again while its requests are refused.
+        // It can be loaded again while its requests are denied.
         .skip(|head| app::wants_page(&head.uri, &head.headers));
     if options.count == Counted::Failures {
         layer = layer.settle(failures);
@@ -96,13 +96,13 @@ fn ip(options: &Options) -> ForwardedIp {
     ForwardedIp::x_forwarded_for(TrustedProxies::networks(proxies))
 }
 
-/// What was answered well costs nothing in the end.
+/// A request that succeeded costs nothing in the end.
 fn failures(response: &Head, charge: &Charge) -> u64 {
     let failed = response.status.is_client_error() || response.status.is_server_error();
     if failed { charge.cost() } else { 0 }
 }
 
-/// A cost that cannot be read costs nothing: the handler refuses it.
+/// A cost that cannot be read costs nothing: the handler rejects it.
 fn cost(head: &Parts) -> u64 {
     app::cost(&head.uri).unwrap_or(0)
 }
@@ -124,9 +124,9 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
     Ok(limiter)
 }
 
-/// The store, which connects when it is first asked.
+/// The store, which connects at the first check.
 fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, String> {
-    // Prepares for TLS, too, where the pool is to speak it.
+    // Prepares for TLS, too, where the pool is to use it.
     let store =
         RedisStore::connect_lazy(server.clone()).map_err(|error| format!("--redis: {error}"))?;
     let Some(size) = pool else {
@@ -147,7 +147,7 @@ fn cluster(nodes: &[ConnectionInfo]) -> Result<RedisStore, String> {
     RedisStore::connect_lazy_cluster(nodes.to_vec()).map_err(|error| format!("--redis: {error}"))
 }
 
-/// The options were refused before.
+/// Options that cannot be used were rejected before.
 #[cfg(not(feature = "cluster"))]
 fn cluster(_: &[ConnectionInfo]) -> Result<RedisStore, String> {
     Err("--redis: a cluster needs the feature `cluster`".into())
@@ -165,10 +165,10 @@ fn behind(_: &[ConnectionInfo], _: &str) -> Result<RedisStore, String> {
     Err("--sentinel: needs the feature `sentinel`".into())
 }
 
-/// Connects, or says that nobody is there; the failure policy decides what becomes of requests meanwhile.
+/// Connects, or says that no server answers; until one does, the failure policy applies.
 async fn greet(limiter: &Limiter, server: &ConnectionInfo, options: &Options) {
     let nobody = Charge::new(&options.limits[0].policy, Key::new("server", "start"), 0);
-    // Nobody may stand in for the server here.
+    // The server itself must answer here, not the memory of this process.
     let limiter = limiter.clone().on_failure(FailurePolicy::Closed);
     if let Err(error) = limiter.peek([nobody]).await {
         let address = server.addr();

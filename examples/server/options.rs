@@ -1,4 +1,4 @@
-//! What the command line says.
+//! The options of the command line.
 
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -40,12 +40,12 @@ cargo run --release --example server -- [options]
   --timeout TIME          how long a decision may take: 100ms, 2s; default 100ms
   --on-failure open|local|closed
                            what becomes of requests that Redis could not decide: served (open, the default), limited by this
-                           process alone to its share (local), or refused with 503 (closed)
+                           process alone to its share (local), or rejected with 503 (closed)
   --replicas N             how many processes share the limits, for --on-failure local; default 1
   --headers draft11|legacy|none
                            which headers tell what is left: RateLimit (draft11, the default), X-RateLimit-* with a
                            reset in seconds since 1970 (legacy), or none but Retry-After
-  --shadow                 refuse nobody: count, and tell in the headers what would have been refused
+  --shadow                 never deny: count, and tell in the headers what would have been denied
   --help
 
   GET /                a page for browsers, \"ok\" for others; one unit
@@ -233,7 +233,7 @@ impl Limit {
     pub(crate) fn read(key: &str, rules: &str) -> Result<Self, String> {
         let (who, name) = match key.split_once(':') {
             None if key == "ip" => (Who::Ip, "ip".to_owned()),
-            // What may stand in the name of a policy may stand in the name of a header.
+            // A character that is allowed in a policy's name is allowed in a header's.
             Some(("header", header)) if !header.is_empty() => {
                 let header = header.to_ascii_lowercase();
                 (Who::Header(header.clone()), format!("header-{header}"))

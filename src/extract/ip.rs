@@ -12,7 +12,7 @@ use crate::{error::ExtractError, key::Key};
 /// Room for the longest network: `ffff:…:ffff/128`.
 const MAX_TEXT: usize = 39 + 4;
 
-/// How many leading bits of an IPv6 address identify a client: the smallest network that a home or a machine is given.
+/// How many leading bits of an IPv6 address identify a client: the smallest network that a household is given.
 pub(super) const DEFAULT_IPV6_PREFIX: u8 = 64;
 
 pub(super) const fn checked_ipv6_prefix(bits: u8) -> u8 {
@@ -65,8 +65,7 @@ const fn tonic(_: &Extensions) -> Option<IpAddr> {
     None
 }
 
-/// The one form of an address: IPv4 that is mapped (`::ffff:0:0/96`) or translated (`64:ff9b::/96`) into IPv6 becomes
-/// IPv4.
+/// The one form of an address: IPv4 that is mapped (`::ffff:0:0/96`) or translated (`64:ff9b::/96`) into IPv6 is IPv4.
 ///
 /// All translated addresses are in one `/64` and would otherwise share one key.
 pub(super) fn canonical(ip: IpAddr) -> IpAddr {

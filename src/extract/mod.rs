@@ -22,13 +22,13 @@
 //!
 //! # Which one, and where its layer goes
 //!
-//! | extractor | whom it identifies | where the layer goes |
+//! | extractor | what its keys identify | where the layer goes |
 //! |---|---|---|
 //! | [`PeerIp`](struct@PeerIp) | the address at the other end of the connection | outside authentication, which it protects; not behind a proxy |
 //! | [`ForwardedIp`] | the client's address as trusted proxies report it | outside authentication; see [`forwarded`] for what each proxy needs |
 //! | [`Header`] | whatever the client sends | anywhere; the value is not verified |
 //! | [`Cookie`] | whatever the client sends | as a header |
-//! | [`Extension`] | whom an outer layer has identified | *inside* the layer that inserts it, or every request is rejected |
+//! | [`Extension`] | the user whom an outer layer has identified | *inside* the layer that inserts it, or every request is rejected |
 //! | a [`Key`] | all clients together | anywhere |
 //! | a closure | what you read from the head | where what it reads is present |
 //! | an [`AsyncKeyExtractor`] | what you look up | as a closure |

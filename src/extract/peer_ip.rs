@@ -13,8 +13,8 @@ use crate::error::ExtractError;
 /// `tonic` from `TcpConnectInfo`, which tonic puts there where it does not do TLS itself. With none of them, or with an
 /// unspecified address, the key is [missing](crate::error::ExtractErrorKind::Missing).
 ///
-/// An IPv4 address that is mapped into IPv6 is that IPv4 address. IPv6 counts by network, `/64` by default: one home
-/// or one machine has at least that many addresses, and could use a new one for each request.
+/// An IPv4 address that is mapped into IPv6 is that IPv4 address. IPv6 counts by network, `/64` by default: one
+/// household or machine has at least that many addresses, and could use a new one for each request.
 ///
 /// **Behind a proxy** this is the proxy's address, and all clients share one limit: there, use
 /// [`ForwardedIp`](super::ForwardedIp).

@@ -1,4 +1,4 @@
-//! [`Breaker`]: whether to ask a store that has failed.
+//! [`Breaker`]: whether to call a store that has failed.
 //!
 //! ```text
 //!             5 failures in a row
@@ -8,8 +8,8 @@
 //!             a probe is answered
 //! ```
 //!
-//! It stands in the limiter, and is no store around a store: most failures of a store that hangs are timeouts, and the timeout
-//! is the limiter's. A store sees of those only that its futures are dropped, as they also are when clients go away.
+//! It is a part of the limiter and not a store around a store: most failures of a store that hangs are timeouts, and
+//! the timeout is the limiter's. A store sees only that its futures are dropped, as they are when clients go away.
 
 use std::{
     mem,
@@ -25,23 +25,21 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{error::StoreErrorKind, jitter, observe::Observer};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    jitter,
+    observe::{BreakerEvent, Observer},
+};
 
-/// A single slow answer or lost connection is no outage, and a few are soon together when there is one.
+/// More than one slow answer or lost connection, and so few that an outage is noticed soon.
 const FAILURES: u32 = 5;
 
-/// Leave to ask, given by the breaker, and with it what the breaker was then.
+/// Allows one call of the store, and tells in which state the breaker was when it gave it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pass(u32);
+pub(crate) struct Permit(u32);
 
 /// Who is told of a switch: nobody, where the clone of the limiter that opened it has no observer.
 type Told = Option<Arc<dyn Observer>>;
-
-/// What an answer has changed.
-pub(crate) enum Switch {
-    Opened(Told),
-    Closed(Told),
-}
 
 /// Shared by all clones of a limiter. While it is closed and nothing fails, a call costs two loads and writes nothing.
 pub(crate) struct Breaker {
@@ -54,7 +52,8 @@ pub(crate) struct Breaker {
     failures: AtomicU32,
     /// When the next probe may go, in microseconds since `born`.
     probe_at: AtomicU64,
-    /// Who was told that it has opened, and will be told that it has closed, whichever clone does that: some keep count.
+    /// Who was told that it has opened, and will be told that it has closed, whichever clone does that: some keep
+    /// count.
     told: Mutex<Told>,
 }
 
@@ -70,58 +69,56 @@ impl Breaker {
         }
     }
 
-    /// Leave to ask the store; while it is open, for one caller each interval.
+    /// Permits a call of the store; while the breaker is open, one each interval.
     ///
-    /// A probe need not come back: its client may go away. The next one then goes when it is due.
-    pub(crate) fn pass(&self) -> Option<Pass> {
+    /// A probe need not be answered, since its client may go away. The next one is sent when it is due.
+    pub(crate) fn permit(&self) -> Option<Permit> {
         let switches = self.switches.load(Acquire);
-        (!is_open(switches) || self.takes_probe()).then_some(Pass(switches))
+        (!is_open(switches) || self.takes_probe()).then_some(Permit(switches))
     }
 
-    /// Takes note of how the store answered a caller with this observer.
-    pub(crate) fn note(
-        &self,
-        pass: Pass,
-        error: Option<StoreErrorKind>,
-        observer: &Told,
-    ) -> Option<Switch> {
-        if error.is_some_and(is_failure) {
-            self.failed(pass, observer)
-        } else {
-            self.answered(pass)
+    /// Notes how the call of a limiter with this observer has ended, and tells of a switch.
+    pub(crate) fn note(&self, permit: Permit, error: Option<&StoreError>, observer: &Told) {
+        match error.filter(|it| is_failure(it.kind())) {
+            Some(error) => self.failed(permit, error, observer),
+            None => self.answered(permit),
         }
     }
 
-    fn answered(&self, Pass(switches): Pass) -> Option<Switch> {
+    fn answered(&self, Permit(switches): Permit) {
         if self.failures.load(Relaxed) != 0 {
             self.failures.store(0, Relaxed);
         }
-        if !is_open(switches) {
-            return None;
+        if is_open(switches)
+            && let Some(Some(observer)) = self.switch(switches, None)
+        {
+            observer.on_breaker(&BreakerEvent::new(None));
         }
-        self.switch(switches, None).map(Switch::Closed)
     }
 
     #[cold]
-    fn failed(&self, Pass(switches): Pass, observer: &Told) -> Option<Switch> {
+    fn failed(&self, Permit(switches): Permit, error: &StoreError, observer: &Told) {
         // A call from before a switch says nothing about what is now.
         if is_open(switches) || switches != self.switches.load(Relaxed) || self.interval.is_zero() {
-            return None;
+            return;
         }
         if self.failures.fetch_add(1, Relaxed) + 1 < FAILURES {
-            return None;
+            return;
         }
         self.probe_at.store(self.next_probe(), Relaxed);
-        self.switch(switches, observer.clone())?;
-        Some(Switch::Opened(observer.clone()))
+        if self.switch(switches, observer.clone()).is_some()
+            && let Some(observer) = observer
+        {
+            observer.on_breaker(&BreakerEvent::new(Some(error)));
+        }
     }
 
-    /// Leaves word who is to be told of the next switch, and answers who was to be told of this one; `None` when another caller
-    /// has switched it.
+    /// Switches and stores who is told of the next switch; answers who is told of this one, or `None` when another
+    /// caller has switched.
     fn switch(&self, from: u32, told: Told) -> Option<Told> {
         let to = from.wrapping_add(1);
         self.failures.store(0, Relaxed);
-        // Locked first: who closes it finds the word of who has opened it.
+        // Locked first: who closes it must find what the one who opened it has stored.
         let mut last = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let switched = self.switches.compare_exchange(from, to, Release, Relaxed);
         switched.ok().map(|_| mem::replace(&mut *last, told))
@@ -139,8 +136,8 @@ impl Breaker {
             .is_ok()
     }
 
-    /// From half to one and a half of the interval from now, by chance: replicas that lost the store together neither probe it
-    /// together nor come back to it together.
+    /// From half to one and a half of the interval from now, by chance: replicas that lost the store together neither
+    /// probe it together nor come back to it together.
     fn next_probe(&self) -> u64 {
         let wait = self.interval / 2 + jitter::up_to(self.interval);
         self.now().saturating_add(micros(wait))
@@ -155,7 +152,7 @@ const fn is_open(switches: u32) -> bool {
     switches % 2 == 1
 }
 
-/// Whether an error speaks against the store. One that makes no sense of a request has answered, and others may fare better.
+/// Whether an error means that the store has failed: not where it has answered that it can do nothing with a request.
 const fn is_failure(kind: StoreErrorKind) -> bool {
     use StoreErrorKind::{AccessDenied, Timeout, Unavailable};
     matches!(kind, Timeout | Unavailable | AccessDenied)

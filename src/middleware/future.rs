@@ -9,12 +9,7 @@ use http::{Request, Response, request::Parts};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::{
-    MakeRejection,
-    plan::{Deciding, Verdict},
-    service::Shared,
-    settle::Unsettled,
-};
+use super::{MakeRejection, decide::Step, settle::Unsettled, shared::Shared};
 use crate::decision::Decision;
 
 pin_project! {
@@ -43,8 +38,8 @@ pin_project! {
     enum State<S, B, F, T> {
         Deciding {
             #[pin]
-            deciding: Deciding,
-            waiting: Option<(S, Parts, B)>,
+            step: Step,
+            request: Option<(S, Parts, B)>,
         },
         Serving {
             #[pin]
@@ -58,33 +53,30 @@ pin_project! {
 }
 
 impl<S: Service<Request<B>>, B, R> ResponseFuture<S, B, R> {
-    pub(super) const fn new(
-        deciding: Deciding,
-        waiting: (S, Parts, B),
-        shared: Arc<Shared<R>>,
-    ) -> Self {
+    /// `request` with the service that was ready.
+    pub(super) const fn new(step: Step, request: (S, Parts, B), shared: Arc<Shared<R>>) -> Self {
         Self {
             state: State::Deciding {
-                deciding,
-                waiting: Some(waiting),
+                step,
+                request: Some(request),
             },
             shared,
         }
     }
 
-    /// Nobody waits for the response any more, or it has been given.
+    /// The caller has gone, or has got the response.
     fn abandon(self: Pin<&mut Self>) {
         let this = self.project();
         match this.state.project() {
             StateProj::Deciding { .. } => {}
             StateProj::Serving { decision, .. } => {
                 if let Some(decision) = decision.take() {
-                    this.shared.plan.unanswered(&decision);
+                    this.shared.unanswered(&decision);
                 }
             }
             StateProj::Settling { unsettled } => {
                 if let Some(unsettled) = unsettled.take() {
-                    this.shared.plan.settle.in_background(unsettled.abandon());
+                    this.shared.settle.in_background(unsettled.settling);
                 }
             }
         }
@@ -102,15 +94,18 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                StateProj::Deciding { deciding, waiting } => {
-                    let outcome = ready!(deciding.poll(&this.shared.plan, cx));
-                    let Some((service, head, body)) = waiting.take() else {
+                StateProj::Deciding { step, request } => {
+                    let Some((_, head, _)) = request else {
                         panic!("polled after completion");
                     };
-                    match this.shared.plan.verdict(outcome) {
-                        Verdict::Pass(decision) => serve(service, head, body, decision),
-                        Verdict::Refuse(rejection) => {
-                            return Poll::Ready(Ok(this.shared.refuse(rejection, &head)));
+                    let admission = ready!(step.poll(&this.shared.plan, head, cx));
+                    let Some((service, head, body)) = request.take() else {
+                        panic!("polled after completion");
+                    };
+                    match admission {
+                        Ok(decision) => serve(service, head, body, decision),
+                        Err(rejection) => {
+                            return Poll::Ready(Ok(this.shared.reject(rejection, &head)));
                         }
                     }
                 }
@@ -119,13 +114,17 @@ where
                     let Some(decision) = decision.take() else {
                         return Poll::Ready(response);
                     };
-                    let plan = &this.shared.plan;
-                    let mut response = response.inspect_err(|_| plan.unanswered(&decision))?;
-                    let Some(settling) = plan.settling(&mut response, &decision) else {
-                        this.shared.complete(&mut response, decision);
+                    let shared = &this.shared;
+                    let mut response = response.inspect_err(|_| shared.unanswered(&decision))?;
+                    let Some(settling) = shared.settling(&mut response, &decision) else {
+                        shared.complete(&mut response, decision);
                         return Poll::Ready(Ok(response));
                     };
-                    let unsettled = Unsettled::new(settling, response, decision);
+                    let unsettled = Unsettled {
+                        settling,
+                        response,
+                        decision,
+                    };
                     State::Settling {
                         unsettled: Some(Box::new(unsettled)),
                     }

@@ -4,8 +4,7 @@ use http::{request::Parts, response};
 use tower_layer::Layer;
 
 use super::{
-    HeaderStyle, PolicySelector, ProblemJson, RateLimit, decide::AccessLists, plan::Plan,
-    service::Shared,
+    HeaderStyle, PolicySelector, ProblemJson, RateLimit, decide::AccessLists, shared::Shared,
 };
 use crate::{
     charge::Charge,
@@ -15,7 +14,7 @@ use crate::{
     policy::Policy,
 };
 
-/// Layer that applies the [`RateLimit`] middleware, which limits how often somebody may call a service.
+/// Layer that applies the [`RateLimit`] middleware, which limits how often a client may call a service.
 ///
 /// See the [module docs](super) for an example. `R` makes the responses to requests that are not passed on.
 pub struct RateLimitLayer<R = ProblemJson> {
@@ -25,18 +24,10 @@ pub struct RateLimitLayer<R = ProblemJson> {
 impl RateLimitLayer {
     /// Creates a layer over a store, or over a [`Limiter`], whose timeout and failure policy it takes.
     ///
-    /// It limits nothing until it is told [what to limit](Self::limit).
+    /// It limits nothing until [`limit`](Self::limit) is called.
     #[must_use]
     pub fn new(limiter: impl Into<Limiter>) -> Self {
-        let style = HeaderStyle::default();
-        let plan = Plan::new(limiter.into());
-        let shared = Shared {
-            headers: plan.headers(style),
-            plan,
-            style,
-            jitter: Duration::ZERO,
-            rejection: Arc::new(ProblemJson::default()),
-        };
+        let shared = Shared::new(limiter.into(), ProblemJson::default());
         Self {
             shared: Arc::new(shared),
         }
@@ -50,7 +41,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Panics
     ///
-    /// When another limit of this layer has a policy of the same name and different rules: they would share their counts.
+    /// When another limit of this layer has a policy of the same name and other rules: they would share counts.
     #[must_use]
     pub fn limit(self, policy: impl Into<PolicySelector>, extractor: impl KeyExtractor) -> Self {
         let policy = self.without_twin(policy.into());
@@ -72,10 +63,10 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.look_ups.push((policy, Arc::new(extractor))))
     }
 
-    fn without_twin(&self, source: PolicySelector) -> PolicySelector {
-        let sources = self.shared.plan.sources();
-        let others: Vec<Policy> = sources.flat_map(PolicySelector::known).collect();
-        for policy in source.known() {
+    fn without_twin(&self, selector: PolicySelector) -> PolicySelector {
+        let selectors = self.shared.plan.selectors();
+        let others: Vec<Policy> = selectors.flat_map(PolicySelector::known).collect();
+        for policy in selector.known() {
             let mut twins = others.iter().filter(|it| it.name() == policy.name());
             if let Some(twin) = twins.find(|it| **it != policy) {
                 panic!(
@@ -83,13 +74,13 @@ impl<R> RateLimitLayer<R> {
                 );
             }
         }
-        source
+        selector
     }
 
-    /// Lets requests pass that this layer should not see, such as health checks: nothing is looked up, charged or added to
-    /// the response. A request is skipped when one of these closures says so, unless it is [blocked](Self::block).
+    /// Lets requests pass that this layer should not see, such as health checks: nothing is looked up, charged or added
+    /// to the response. A request is skipped when one of these closures says so, unless it is [blocked](Self::block).
     ///
-    /// A list of networks is a closure too: one that asks [`Cidr::contains`](crate::extract::Cidr::contains) of
+    /// A list of networks is a closure too: one that calls [`Cidr::contains`](crate::extract::Cidr::contains) with
     /// [`ForwardedIp::address`](crate::ForwardedIp::address).
     #[must_use]
     pub fn skip(self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
@@ -98,47 +89,48 @@ impl<R> RateLimitLayer<R> {
 
     /// Lets keys pass, such as those on an allow list: they are charged under no policy of this layer.
     ///
-    /// A list holds what the extractor answers: compare whole keys, or the kind and the value of keys that you have made yourself.
+    /// Compare whole keys with what the extractor answers, or the kind and the value of keys that you make yourself.
     ///
-    /// Other keys of the same request are charged all the same: a partner's address that is not limited does not free a user
-    /// from the limit by API key. Use [`skip`](Self::skip) to let the whole request pass.
+    /// Other keys of the same request are charged all the same: a partner's address that is not limited does not free a
+    /// user from the limit by API key. Use [`skip`](Self::skip) to let the whole request pass.
     #[must_use]
     pub fn skip_keys(self, skips: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.skipped_keys.push(Arc::new(skips)))
     }
 
-    /// Refuses requests with a 403, before anybody's identity is looked at or anything is charged.
+    /// Rejects requests with a 403, before any key is extracted or anything is charged.
     ///
-    /// It goes before [`skip`](Self::skip). The response is made from [`Rejection::Blocked`](super::Rejection::Blocked).
+    /// It goes before [`skip`](Self::skip). The response is made from
+    /// [`Rejection::Blocked`](super::Rejection::Blocked).
     #[must_use]
     pub fn block(self, blocks: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.blocked.push(Arc::new(blocks)))
     }
 
-    /// Refuses requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is charged to any of
-    /// the request's keys.
+    /// Rejects requests with a 403 when an extractor answers such a key, for instance one on a deny list; nothing is
+    /// charged to any of the request's keys.
     ///
-    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): of what is skipped, no key is known. A key
-    /// that only a shadow [looks up](Self::limit_async) is known too late to refuse anybody.
+    /// It goes before [`skip_keys`](Self::skip_keys), but not before [`skip`](Self::skip): the keys of a request that
+    /// is skipped are not known.
     #[must_use]
     pub fn block_keys(self, blocks: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.blocked_keys.push(Arc::new(blocks)))
     }
 
     fn except(self, add: impl FnOnce(&mut AccessLists)) -> Self {
-        self.change(|shared| add(Arc::make_mut(&mut shared.plan.access_lists)))
+        self.change(|shared| add(&mut shared.plan.access_lists))
     }
 
     /// Sets what a request costs under each of its limits. The default is 1; 0 looks without charging.
     ///
-    /// A cost above a limit can never fit: the request is refused without a `Retry-After`.
+    /// A cost above a limit can never fit: the request is denied without a `Retry-After`.
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))
     }
 
-    /// Sets what an admitted request finally costs, by the head of its response: asked for each of its charges. The default is what was
-    /// charged.
+    /// Sets what an admitted request finally costs, by the head of its response: called once for each of its charges.
+    /// The default is what was charged.
     ///
     /// ```
     /// # use http::StatusCode;
@@ -155,37 +147,39 @@ impl<R> RateLimitLayer<R> {
     /// # let _ = layer;
     /// ```
     ///
-    /// The request is charged when it comes and settled when it is answered, so that requests under way count: of a hundred
-    /// guesses at the same time, no more than the limit are looked at. A caller with that many good requests under way may be refused.
+    /// The request is charged when it comes and settled when it is answered, so that requests under way count: of a
+    /// hundred guesses at the same time, no more than the limit are served. A caller with that many good requests under
+    /// way may be denied.
     ///
-    /// A response waits for its settlement, within the timeout, and its headers tell what is left afterwards; where nothing
-    /// differs, the store is not asked. If the settlement fails, or takes too long, the response goes out as it is and **the charge
-    /// stays**. If the client goes away meanwhile, the settlement is carried on in the background.
+    /// A response waits for its settlement, within the timeout, and its headers tell what is left afterwards; where
+    /// nothing differs, the store is not called. What [shadows](Policy::shadow) charged is settled in the same call. If
+    /// the settlement fails, or takes too long, the response goes out as it is and **the charge stays**. If the client
+    /// goes away meanwhile, the settlement is carried on in the background.
     ///
     /// What only the end of a streaming body can tell is for the handler to [settle](Limiter::settle), with the
-    /// [`Decision`](crate::Decision) in the request's extensions; a check is settled once, and then not again from here.
+    /// [`Decision`](crate::Decision) in the request's extensions; a check is settled only once.
     #[must_use]
     pub fn settle(
         self,
         cost: impl Fn(&response::Parts, &Charge) -> u64 + Send + Sync + 'static,
     ) -> Self {
-        self.change(|shared| shared.plan.settle.cost_of = Some(Arc::new(cost)))
+        self.change(|shared| shared.settle.cost_of = Some(Arc::new(cost)))
     }
 
     /// Gives back what was charged for requests that get no response: the client went away before there was one, or the
     /// inner service failed with an error. By default they keep their charge.
     ///
-    /// This is done in the background, at most 1024 at a time and each within the timeout; where that fails, the charge stays. It also
-    /// stays when the client has gone before the store had decided: what became of the charge is not known then.
+    /// This is done in the background, at most 1024 at a time and each within the timeout; where that fails, the charge
+    /// stays. It also stays when the client has gone before the store decided, since it may not have been charged.
     ///
-    /// **A client that always leaves early is then never limited**, whatever its requests have cost: use it only where the
-    /// inner service stops working, too, when nobody waits any more.
+    /// **A client that always leaves early is then never limited**, whatever its requests have cost: use it only where
+    /// the inner service stops working, too, when its caller has gone.
     #[must_use]
     pub fn refund_unanswered(self) -> Self {
-        self.change(|shared| shared.plan.settle.refunds_unanswered = true)
+        self.change(|shared| shared.settle.refunds_unanswered = true)
     }
 
-    /// Sets how long a decision may take; and, before it, all look-ups of keys together. The default is the limiter's, 100 ms.
+    /// Sets how long a decision may take; and, before it, all look-ups of keys. The default is the limiter's, 100 ms.
     ///
     /// # Panics
     ///
@@ -199,28 +193,29 @@ impl<R> RateLimitLayer<R> {
     /// Sets what to do with a request that could not be decided, for policies that do not
     /// [say it themselves](Policy::on_failure). The default is the limiter's, [`FailurePolicy::Open`].
     ///
-    /// For [`Local`](FailurePolicy::Local), give the layer a [`Limiter`] that knows [how many replicas](Limiter::replicas) there are.
+    /// For [`Local`](FailurePolicy::Local), give the layer a [`Limiter`] that knows
+    /// [how many replicas](Limiter::replicas) there are.
     #[must_use]
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
         let limiter = self.shared.plan.limiter.clone().on_failure(policy);
         self.change(|shared| shared.plan.limiter = limiter)
     }
 
-    /// Makes every policy of this layer a [shadow](Policy::shadow): it decides, charges and reports, and refuses nobody, for
-    /// whatever reason.
+    /// Makes every policy of this layer a [shadow](Policy::shadow): it decides, charges and reports, and rejects no
+    /// request, for whatever reason.
     #[must_use]
     pub fn shadow(self) -> Self {
         self.change(|shared| shared.plan.shadow = true)
     }
 
-    /// Lets requests wait for room instead of refusing them, up to this time; a request that would have to wait longer is refused at
-    /// once. By default none waits.
+    /// Lets requests wait for room, up to this time; a request that would have to wait longer is denied at once. By
+    /// default none waits.
     ///
     /// Requests under the same policies and keys go in order of arrival: see [`Limiter::acquire`], and
     /// [around a client](super#around-a-client). The timeout is then that of each call of the store.
     #[must_use]
     pub fn max_wait(self, most: Duration) -> Self {
-        self.change(|shared| shared.plan.wait = Some(most))
+        self.change(|shared| shared.plan.max_wait = Some(most))
     }
 
     /// Sets which headers tell clients their quota. The default is [`HeaderStyle::DRAFT_11`].
@@ -229,10 +224,11 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.style = style)
     }
 
-    /// Adds a random time, up to this one, to what each client is told to wait, so that those that were refused together do not
-    /// come back together. The default is none.
+    /// Adds a random time, up to this one, to the wait that each client is sent, so that those that were denied
+    /// together do not come back together. The default is none.
     ///
-    /// It is added to `Retry-After`, to `t` or `Reset`, and to what the [`Rejection`](super::Rejection) says; never taken away. The
+    /// It is added to `Retry-After`, to `t` or `Reset`, and to what the [`Rejection`](super::Rejection) says; never
+    /// taken away. The
     /// [`Decision`](crate::Decision) in the extensions is as the store made it.
     #[must_use]
     pub fn jitter(self, most: Duration) -> Self {
@@ -245,30 +241,16 @@ impl<R> RateLimitLayer<R> {
     /// [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`.
     #[must_use]
     pub fn rejection<M>(self, make: M) -> RateLimitLayer<M> {
-        let Shared {
-            plan,
-            style,
-            headers,
-            jitter,
-            rejection: _,
-        } = Arc::unwrap_or_clone(self.shared);
-        let shared = Shared {
-            plan,
-            style,
-            headers,
-            jitter,
-            rejection: Arc::new(make),
-        };
+        let shared = Arc::unwrap_or_clone(self.shared);
         RateLimitLayer {
-            shared: Arc::new(shared),
+            shared: Arc::new(shared.with_rejection(make)),
         }
     }
 
-    /// All that can be known is known here, and not when a service is made: axum makes new ones for each connection.
     fn change(mut self, change: impl FnOnce(&mut Shared<R>)) -> Self {
         let shared = Arc::make_mut(&mut self.shared);
         change(shared);
-        shared.headers = shared.plan.headers(shared.style);
+        shared.prepare();
         self
     }
 }

@@ -36,20 +36,23 @@
 //!
 //! # What happens to a request
 //!
-//! Every limit whose extractor answers with keys adds charges to one check, which is decided in one step: a request that
-//! one limit refuses is charged to none. Then
+//! Every limit whose extractor answers with keys adds charges to one check, which is decided in one step: a request
+//! that one limit denies is charged to none. Keys that have to be [looked up](RateLimitLayer::limit_async) are looked
+//! up at the same time. Then
 //!
 //! - an **allowed** request goes to the inner service, with the [`Decision`](crate::Decision) in its extensions;
-//! - a **refused** one is answered with [429](http::StatusCode::TOO_MANY_REQUESTS) and never reaches the inner service;
-//! - one **without an identity** is answered with 400, unless its extractor says otherwise ([`extract`](crate::extract));
-//! - one that **could not be decided** within the timeout follows the [`FailurePolicy`](crate::FailurePolicy), of its policies
-//!   the strictest: passed on without headers, decided by [this process](crate::limiter#when-the-store-cannot-decide), or answered
-//!   with 503. A limit whose key could not be found out is left out if its failure policy is open; else the answer is 503, since
-//!   memory cannot count without a key either.
+//! - a **denied** one is answered with [429](http::StatusCode::TOO_MANY_REQUESTS) and never reaches the inner service;
+//! - one **without an identity** is answered with 400, unless its extractor says otherwise
+//!   ([`extract`](crate::extract));
+//! - one that **could not be decided** within the timeout follows the [`FailurePolicy`](crate::FailurePolicy), the
+//!   strictest of its policies: it is passed on without headers, decided by
+//!   [this process](crate::limiter#when-the-store-cannot-decide), or answered with 503. A limit whose key could not be
+//!   found out is left out if its failure policy is open; else the answer is 503: memory cannot count without a key
+//!   either.
 //!
 //! A request that no limit applies to is passed on as it is. Responses carry the [quota headers](HeaderStyle), and in
 //! their extensions the `Decision`, and the [`Rejection`] if there was one, for the layers further out. Of several such
-//! layers around each other, the one that refuses speaks alone; when all allow, each adds its own `RateLimit`
+//! layers around each other, only the one that rejects adds headers; when all allow, each adds its own `RateLimit`
 //! items, and the outermost one's `Decision` stays in the response.
 //!
 //! # Which rules
@@ -59,18 +62,19 @@
 //! | the route | a layer of its own with `route_layer`, or one layer with a table of [`Routes`] |
 //! | the caller | a closure that finds the caller's tier: see [`PolicySelector`] |
 //! | an operator, while the service runs | [`ReloadablePolicies`](crate::policies::ReloadablePolicies), from a [file](crate::policies) |
-//! | what a request does | [`cost`](RateLimitLayer::cost), or a route's [`weight`](Route::weight) |
-//! | nobody: health checks, an allow list | [`skip`](RateLimitLayer::skip) for requests, [`skip_keys`](RateLimitLayer::skip_keys) for keys |
-//! | nobody: a deny list | [`block`](RateLimitLayer::block) for requests, [`block_keys`](RateLimitLayer::block_keys) for keys: a 403 |
+//! | the cost of a request | [`cost`](RateLimitLayer::cost), or a route's [`weight`](Route::weight) |
+//! | not limited: health checks, an allow list | [`skip`](RateLimitLayer::skip) for requests, [`skip_keys`](RateLimitLayer::skip_keys) for keys |
+//! | not served: a deny list | [`block`](RateLimitLayer::block) for requests, [`block_keys`](RateLimitLayer::block_keys) for keys: a 403 |
 //!
-//! Requests are blocked first, then skipped; then the keys are extracted, blocked and skipped. Nothing is charged for what is
-//! blocked. Lists need no store: they hold when it is down. But a key that could not be found out is on no list, and then the
-//! failure policy speaks.
+//! Requests are blocked first, then skipped; then the keys are extracted, blocked and skipped. Nothing is charged for
+//! what is blocked. Lists need no store: they apply when it is down. But a key that could not be found out is on no
+//! list, and then the failure policy applies.
 //!
 //! # What is counted
 //!
 //! A request is charged its cost when it is admitted. What it costs in the end may be known only from the response:
-//! [`settle`](RateLimitLayer::settle) counts failures only, or nothing on a 304, or what a handler says in a [`ActualCost`].
+//! [`settle`](RateLimitLayer::settle) counts failures only, or nothing on a 304, or what a handler puts into an
+//! [`ActualCost`].
 //!
 //! ```
 //! use http::{Request, Response, StatusCode};
@@ -107,7 +111,7 @@
 //!
 //! # Trying it out
 //!
-//! A [shadow](crate::Policy::shadow) decides, charges and reports, and never refuses: one policy of several, or a
+//! A [shadow](crate::Policy::shadow) decides, charges and reports, and never denies: one policy of several, or a
 //! [whole layer](RateLimitLayer::shadow).
 //!
 //! ```
@@ -134,17 +138,18 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Shadows are asked after the other policies have admitted the request, in a check of their own: see
-//! [`limiter`](crate::limiter#trying-a-policy-out), also for how to see what they would have refused. A shadow that finds no key,
-//! or no answer in time, is left out. In the headers, its items have the parameter `sluicegate-shadow`; what it decided is
-//! [`Usage::shadow`](crate::Usage::shadow) of the `Decision` in the extensions.
+//! Shadows are decided in the same call of the store, after the other policies have admitted the request: see
+//! [`limiter`](crate::limiter#trying-a-policy-out). A shadow that finds no key, or that cannot be decided, is left out.
+//! In the headers, its items have the parameter `sluicegate-shadow`; what it decided is
+//! [`Usage::shadow`](crate::Usage::shadow) of the `Decision` in the extensions, and an event for the
+//! [observer](crate::Limiter::observer).
 //!
 #![doc = include_str!("order.md")]
 //!
 //! # Around a client
 //!
-//! The same layer keeps a *client* within somebody else's limits, all replicas together: with
-//! [`max_wait`](RateLimitLayer::max_wait), requests wait for room instead of being refused.
+//! The same layer keeps a *client* within the limits of another service, all replicas together: with
+//! [`max_wait`](RateLimitLayer::max_wait), requests wait for room instead of being denied at once.
 //!
 //! ```
 //! # use std::{convert::Infallible, time::Duration};
@@ -171,33 +176,34 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! - **Too long a wait is answered, not thrown.** The client's error type stays its own: a request that would have to wait longer
-//!   is answered by [`MakeRejection`], as a server's is, with a 429 that the other side has never seen, and that has a [`Rejection`] in its
-//!   extensions. The client's response body must be one that can be made: map a body that cannot, such as hyper's `Incoming`, first.
+//! - **Too long a wait is answered with a response, not an error.** The client's error type stays its own: a request
+//!   that would have to wait longer is answered by [`MakeRejection`], as a server's is, with a 429 that did not come
+//!   from the other side and has a [`Rejection`] in its extensions. The client's response body must be one that can be
+//!   made: map a body that cannot, such as hyper's `Incoming`, first.
 //! - **In order of arrival**, for each set of policies and keys, as far as one process can see; processes compete.
-//! - **Few calls of the store.** Only the first in line asks, and again when the store said that there would be room.
+//! - **Few calls of the store.** Only the first in the queue calls it, and again when it said that there would be room,
+//!   when something is given back, and at least every 2 s.
 //! - **A request is counted when it leaves.** On its way it can be overtaken by later ones, and the other side sees
-//!   two requests closer together than they left: make the window longer than theirs by as much as the network's delay varies.
-//! - The ready inner service is held while a request waits: a limit of concurrency that others need goes *outside*.
+//!   two requests closer together than they left: make the window longer than theirs, by the variation of the network's
+//!   delay.
+//! - The ready inner service is kept while a request waits: a concurrency limit that others need goes *outside*.
 //!
 //! [`Limiter::acquire`](crate::Limiter::acquire) does the same without HTTP.
 //!
 //! # Differences from `tower::limit`
 //!
-//! `tower::limit::RateLimit` counts all requests of one service in one process and makes callers wait until there is room.
-//! This one counts by identity, across processes, and waits for room only when [told to](RateLimitLayer::max_wait): else a request is
-//! answered at once, whatever the answer is. It is also `Clone`, as axum and hyper want it. `tower::limit::ConcurrencyLimit` limits
-//! how many requests run at the same time, which no rate does.
+//! `tower::limit::RateLimit` counts all requests of one service in one process and makes callers wait until there is
+//! room. This one counts by identity, across processes, and waits for room only when
+//! [configured to](RateLimitLayer::max_wait): else a request is answered at once, whatever the answer is. It is also
+//! `Clone`, as axum and hyper want it. `tower::limit::ConcurrencyLimit` limits how many requests run at once.
 
 mod decide;
 mod future;
 mod layer;
-mod look_ups;
-mod plan;
 mod response;
 mod service;
 mod settle;
-mod shadow;
+mod shared;
 
 pub use decide::{IntoPolicy, PolicySelector, Route, Routes};
 pub use future::ResponseFuture;

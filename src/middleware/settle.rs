@@ -1,7 +1,6 @@
 use std::{
-    future::poll_fn,
     mem,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -12,12 +11,11 @@ use std::{
 use http::{Response, response::Parts};
 use tokio::runtime::Handle;
 
-use super::plan::Plan;
 use crate::{
     charge::Charge,
     decision::{Decision, Usage},
-    error::StoreError,
     limiter::Limiter,
+    settlement::Settlement,
 };
 
 /// More only when thousands of clients leave within one timeout, while the store is slow: then charges stay.
@@ -49,8 +47,8 @@ impl ActualCost {
 
 type CostOf = dyn Fn(&Parts, &Charge) -> u64 + Send + Sync;
 
-/// The future of a settlement, under the limiter's timeout.
-pub(super) type Settling = Pin<Box<dyn Future<Output = Result<Usage, StoreError>> + Send>>;
+/// The future of a settlement, under the limiter's timeout: what is left after it, `None` where it has failed.
+pub(super) type Settling = Pin<Box<dyn Future<Output = Option<Usage>> + Send>>;
 
 /// What requests that were admitted finally cost.
 #[derive(Clone, Default)]
@@ -62,20 +60,12 @@ pub(super) struct Settle {
 
 /// A response that waits for its settlement.
 pub(super) struct Unsettled<T> {
-    settling: Settling,
-    response: T,
-    decision: Decision,
+    pub(super) settling: Settling,
+    pub(super) response: T,
+    pub(super) decision: Decision,
 }
 
 impl<T> Unsettled<T> {
-    pub(super) const fn new(settling: Settling, response: T, decision: Decision) -> Self {
-        Self {
-            settling,
-            response,
-            decision,
-        }
-    }
-
     /// The response, with what is left after the settlement, or before it if that has failed.
     pub(super) fn poll(this: &mut Option<Box<Self>>, cx: &mut Context<'_>) -> Poll<(T, Decision)> {
         let Some(mut it) = this.take() else {
@@ -92,42 +82,36 @@ impl<T> Unsettled<T> {
             }
         }
     }
-
-    /// The settlement alone, when nobody waits for the response.
-    pub(super) fn abandon(self) -> Settling {
-        self.settling
-    }
 }
 
-impl Plan {
-    /// The settlement that a response asks for; `None` when it costs what was charged.
-    pub(super) fn settling<B>(
+impl Settle {
+    /// The settlement that a response requires; `None` when it costs what was charged.
+    pub(super) fn of_response<B>(
         &self,
+        limiter: &Limiter,
         response: &mut Response<B>,
         decision: &Decision,
     ) -> Option<Settling> {
-        let cost_of = self.settle.cost_of.as_ref()?;
+        let cost_of = self.cost_of.as_ref()?;
         let Decision::Allowed(usage) = decision else {
             return None;
         };
         with_head(response, |head| {
-            settling(&self.limiter, usage, |charge| cost_of(head, charge))
+            settling(limiter, usage, |charge| cost_of(head, charge))
         })
     }
 
     /// Gives back what was charged for a request that has got no response, if that is wanted.
-    pub(super) fn unanswered(&self, decision: &Decision) {
-        if self.settle.refunds_unanswered
+    pub(super) fn unanswered(&self, limiter: &Limiter, decision: &Decision) {
+        if self.refunds_unanswered
             && let Decision::Allowed(usage) = decision
-            && let Some(settling) = settling(&self.limiter, usage, |_| 0)
+            && let Some(settling) = settling(limiter, usage, |_| 0)
         {
-            self.settle.in_background(settling);
+            self.in_background(settling);
         }
     }
-}
 
-impl Settle {
-    /// Carries on with a settlement that nobody waits for any more; without a runtime, the charge stays.
+    /// Carries on with a settlement whose caller has gone; without a runtime, the charge stays.
     pub(super) fn in_background(&self, settling: Settling) {
         let (Ok(runtime), Some(place)) = (Handle::try_current(), Place::take(&self.in_background))
         else {
@@ -135,79 +119,58 @@ impl Settle {
         };
         runtime.spawn(async move {
             let _place = place;
-            let _ = settling.await;
+            settling.await;
         });
     }
 }
 
-/// The settlement of what was admitted and of what shadows admitted; `None` when all of it costs what was charged.
+/// The settlement of what counts and of what shadows charged, in one call; `None` when nothing differs.
+///
+/// What a handler has settled by itself is left as it is.
 fn settling(
     limiter: &Limiter,
     usage: &Usage,
     cost_of: impl Fn(&Charge) -> u64,
 ) -> Option<Settling> {
-    let counting = costs(usage, &cost_of);
+    let counting = settlement(usage, &cost_of);
     let shadow = match usage.shadow() {
-        Some(Decision::Allowed(shadow)) => costs(shadow, &cost_of).map(|it| (shadow.clone(), it)),
+        Some(Decision::Allowed(shadow)) => settlement(shadow, &cost_of),
         _ => None,
     };
-    if counting.is_none() && shadow.is_none() {
+    let counts = counting.is_some();
+    let settlements: Vec<Settlement> = counting.into_iter().chain(shadow).collect();
+    if settlements.is_empty() {
         return None;
     }
     let (limiter, usage) = (limiter.clone(), usage.clone());
     Some(Box::pin(async move {
-        let counting = async {
-            match counting {
-                Some(costs) => limiter.settle(&usage, costs).await,
-                None => Ok(usage.clone()),
-            }
+        let mut settled = limiter.settle_all(settlements).await.into_iter();
+        let counting = if counts {
+            settled.next()?.ok()?
+        } else {
+            usage.clone()
         };
-        let shadow = async {
-            let (shadow, costs) = shadow?;
-            // What goes wrong with a shadow is told to the observer alone.
-            limiter.settle(&shadow, costs).await.ok()
-        };
-        let (settled, shadow) = both(counting, shadow).await;
-        let shadow = shadow.map(Decision::Allowed);
-        let settled = settled?;
-        Ok(match shadow.or_else(|| usage.shadow().cloned()) {
-            Some(shadow) => settled.with_shadow(shadow),
-            None => settled,
+        // What goes wrong with a shadow changes nothing else.
+        let shadow = settled.next().and_then(Result::ok).map(Decision::Allowed);
+        Some(match shadow.or_else(|| usage.shadow().cloned()) {
+            Some(shadow) => counting.with_shadow(shadow),
+            None => counting,
         })
     }))
 }
 
-/// Waits for two answers at once: so their timeouts, which begin together, are one for whoever waits.
-async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
-    let (mut a, mut b) = (pin!(a), pin!(b));
-    let mut known = (Poll::Pending, Poll::Pending);
-    poll_fn(move |cx| {
-        if known.0.is_pending() {
-            known.0 = a.as_mut().poll(cx);
-        }
-        if known.1.is_pending() {
-            known.1 = b.as_mut().poll(cx);
-        }
-        match mem::replace(&mut known, (Poll::Pending, Poll::Pending)) {
-            (Poll::Ready(a), Poll::Ready(b)) => Poll::Ready((a, b)),
-            so_far => {
-                known = so_far;
-                Poll::Pending
-            }
-        }
-    })
-    .await
-}
-
-/// The final cost of each charge; `None` when no charge has another than it had.
-fn costs(usage: &Usage, cost_of: impl Fn(&Charge) -> u64) -> Option<Vec<u64>> {
+/// `None` when no charge has another cost than it had, or when it was settled before.
+fn settlement(usage: &Usage, cost_of: impl Fn(&Charge) -> u64) -> Option<Settlement> {
     let charges = usage.check().charges();
     let costs: Vec<u64> = charges.iter().map(cost_of).collect();
     let mut both = charges.iter().zip(&costs);
-    both.any(|(it, cost)| it.cost() != *cost).then_some(costs)
+    let differs = both.any(|(charge, cost)| charge.cost() != *cost);
+    differs
+        .then(|| Settlement::new(usage, costs).ok())
+        .flatten()
 }
 
-/// The head is lent out without the body, whose type has no value to stand in for it.
+/// Calls back with the head alone: the body's type has no value that could replace it meanwhile.
 fn with_head<B, T>(response: &mut Response<B>, look: impl FnOnce(&Parts) -> T) -> T {
     let mut head = Response::new(()).into_parts().0;
     head.status = response.status();

@@ -1,29 +1,32 @@
-//! What an observer is told: views without a key.
+//! What an observer is notified of: views without a key.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
+
+use tokio::time::Instant;
 
 use crate::{
+    charge::Charge,
     check::Check,
     decision::{Decision, PolicyUsage, RuleUsage},
     error::{ExtractError, StoreError},
     policy::Policy,
 };
 
-/// What a store is asked to do.
+/// What a store is called for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Call {
+pub enum CallKind {
     /// To decide and charge.
     Check,
     /// To tell what is left.
     Peek,
     /// To give an admitted check its final cost.
     Settle,
-    /// To forget.
+    /// To reset a key.
     Reset,
 }
 
-impl Call {
+impl CallKind {
     /// In one lower-case word: `check`, `peek`, `settle`, `reset`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -36,133 +39,227 @@ impl Call {
     }
 }
 
-/// What became of a request that could not be decided.
+/// What happened to a request that the store did not decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Outcome {
-    /// It went on, unlimited: the failure policy is open, or only a shadow failed.
+pub enum RequestOutcome {
+    /// It went on, unlimited: the failure policy is open, or only shadows apply.
     Passed,
-    /// The memory of this process has answered: the failure policy is local.
+    /// The memory of this process has decided: the failure policy is local.
     Local,
-    /// It was refused.
-    Refused,
-    /// No request waited for it: a peek, a settlement, a reset.
-    Lost,
+    /// It was rejected.
+    Rejected,
+    /// No request waited for the answer: the caller of a peek, a settlement or a reset got the error.
+    Failed,
 }
 
-impl Outcome {
-    /// In one lower-case word: `passed`, `local`, `refused`, `lost`.
+impl RequestOutcome {
+    /// In one lower-case word: `passed`, `local`, `rejected`, `failed`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Passed => "passed",
             Self::Local => "local",
-            Self::Refused => "refused",
-            Self::Lost => "lost",
+            Self::Rejected => "rejected",
+            Self::Failed => "failed",
         }
     }
 
-    pub(super) const fn of(passes: bool) -> Self {
-        if passes { Self::Passed } else { Self::Refused }
+    pub(crate) const fn of(passes: bool) -> Self {
+        if passes { Self::Passed } else { Self::Rejected }
     }
 }
 
-/// What a store is asked, without the keys.
-#[derive(Clone, Debug)]
-pub struct Asked<'a> {
-    pub(super) call: Call,
-    pub(super) policies: Vec<&'a Policy>,
+/// How long a call took, and when it ended: known already, so that an observer need not read the clock again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timing {
+    pub(crate) latency: Duration,
+    #[cfg_attr(
+        not(feature = "metrics"),
+        expect(dead_code, reason = "read by that observer")
+    )]
+    pub(crate) ended_at: Instant,
 }
 
-impl<'a> Asked<'a> {
-    pub(crate) fn new(call: Call, check: &'a Check) -> Self {
-        let mut policies: Vec<&Policy> = Vec::with_capacity(check.charges().len());
-        for charge in check.charges() {
-            if !policies.iter().any(|it| it.is_same(charge.policy())) {
-                policies.push(charge.policy());
-            }
+impl Timing {
+    pub(crate) fn since(start: Instant) -> Self {
+        let ended_at = Instant::now();
+        Self {
+            latency: ended_at.saturating_duration_since(start),
+            ended_at,
         }
-        Self { call, policies }
     }
 
-    /// What the store is asked to do.
-    #[must_use]
-    pub const fn call(&self) -> Call {
-        self.call
+    /// Of what took no time.
+    pub(crate) fn now() -> Self {
+        Self {
+            latency: Duration::ZERO,
+            ended_at: Instant::now(),
+        }
+    }
+}
+
+/// A call of the store, without the keys.
+#[derive(Clone, Copy)]
+pub struct CallInfo<'a> {
+    kind: CallKind,
+    policies: Policies<'a>,
+    shadow: bool,
+    shares_call: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Policies<'a> {
+    Of(&'a [Charge]),
+    One(Option<&'a Policy>),
+}
+
+impl<'a> CallInfo<'a> {
+    /// The call for a check, without the shadows beside policies that count.
+    pub(crate) fn new(kind: CallKind, check: &'a Check) -> Self {
+        match check.charges() {
+            [] => Self::of(kind, check.shadow_charges()),
+            counting => Self::of(kind, counting),
+        }
     }
 
-    /// Under which policies, each once.
+    /// The call for charges of one kind: all of them shadows, or none.
+    pub(crate) fn of(kind: CallKind, charges: &'a [Charge]) -> Self {
+        Self {
+            kind,
+            policies: Policies::Of(charges),
+            shadow: charges.first().is_some_and(|it| it.policy().is_shadow()),
+            shares_call: false,
+        }
+    }
+
+    /// The same, where there was an event for the call already.
+    pub(crate) const fn shared(mut self, shares_call: bool) -> Self {
+        self.shares_call = shares_call;
+        self
+    }
+
+    /// A check that was never sent, since it could not be built.
+    pub(crate) const fn never_sent(policy: Option<&'a Policy>, shadow: bool) -> Self {
+        Self {
+            kind: CallKind::Check,
+            policies: Policies::One(policy),
+            shadow,
+            shares_call: false,
+        }
+    }
+
+    /// What the store is called for.
     #[must_use]
-    pub fn policies(&self) -> &[&'a Policy] {
-        &self.policies
+    pub const fn kind(&self) -> CallKind {
+        self.kind
+    }
+
+    /// The policies that are checked, each once.
+    pub fn policies(&self) -> impl Iterator<Item = &'a Policy> + use<'a> {
+        let (charges, one) = match self.policies {
+            Policies::Of(charges) => (charges, None),
+            Policies::One(policy) => (&[][..], policy),
+        };
+        let distinct = charges.iter().enumerate().filter(|(index, charge)| {
+            let before = charges[..*index].iter();
+            { before }.all(|it| !it.policy().is_same(charge.policy()))
+        });
+        distinct.map(|(_, charge)| charge.policy()).chain(one)
     }
 
     /// The names of the policies, separated by commas.
     #[must_use]
-    pub fn names(&self) -> String {
-        let names: Vec<&str> = self.policies.iter().map(|it| it.name()).collect();
-        names.join(",")
+    pub fn names(&self) -> impl fmt::Display + use<'a> {
+        Names(*self)
     }
 
-    /// Whether the policies are [shadows](Policy::shadow): they are never checked together with others.
+    /// Whether the policies are [shadows](Policy::shadow): they have an event of their own.
     #[must_use]
-    pub fn is_shadow(&self) -> bool {
-        self.policies
-            .first()
-            .is_some_and(|policy| policy.is_shadow())
+    pub const fn is_shadow(&self) -> bool {
+        self.shadow
+    }
+
+    /// Whether these are shadows beside policies that count, which had their event before: it was one call for all.
+    #[must_use]
+    pub const fn shares_call(&self) -> bool {
+        self.shares_call
     }
 }
 
-/// A check was allowed or refused.
+struct Names<'a>(CallInfo<'a>);
+
+impl fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, policy) in self.0.policies().enumerate() {
+            let separator = if index == 0 { "" } else { "," };
+            write!(f, "{separator}{}", policy.name())?;
+        }
+        Ok(())
+    }
+}
+
+/// Charges hold keys, and are therefore not shown.
+impl fmt::Debug for CallInfo<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallInfo")
+            .field("kind", &self.kind)
+            .field("policies", &self.policies().collect::<Vec<_>>())
+            .field("shadow", &self.shadow)
+            .finish()
+    }
+}
+
+/// A check was allowed or denied.
 #[derive(Clone, Copy, Debug)]
-pub struct Decided<'a> {
-    pub(super) asked: &'a Asked<'a>,
-    pub(super) latency: Duration,
-    /// Leads to the keys, and is therefore not shown.
-    pub(super) decision: &'a Decision,
+pub struct DecisionEvent<'a> {
+    pub(crate) call: CallInfo<'a>,
+    pub(crate) timing: Timing,
+    /// Gives access to the keys, and is therefore not shown.
+    pub(crate) decision: &'a Decision,
 }
 
-impl<'a> Decided<'a> {
-    /// What was asked.
+impl<'a> DecisionEvent<'a> {
+    /// The call.
     #[must_use]
-    pub const fn asked(&self) -> &'a Asked<'a> {
-        self.asked
+    pub const fn call(&self) -> &CallInfo<'a> {
+        &self.call
     }
 
     /// How long the answer took.
     #[must_use]
     pub const fn latency(&self) -> Duration {
-        self.latency
+        self.timing.latency
     }
 
-    /// Whether the memory of this process has decided, since the store could not: [`Failed`] was told of that before.
+    /// Whether the memory of this process has decided, since the store could not: an [`ErrorEvent`] came before.
     #[must_use]
     pub fn is_local(&self) -> bool {
         self.decision.usage().is_local()
     }
 
-    /// Whether every charge fitted. A shadow that refuses lets the request pass all the same.
+    /// Whether every charge fitted. A shadow that denies lets the request pass all the same.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
         self.decision.is_allowed()
     }
 
-    /// What is left under each policy; a policy stands here once for each key that it was checked with.
-    pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'a>> + use<'a> {
+    /// What is left under each policy; a policy is listed once for each key that it was checked with.
+    pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'a>> + Clone + use<'a> {
         self.decision.usage().policies()
     }
 
-    /// Every rule that refuses, with its policy; each as often as there are keys that it refuses.
-    pub fn refusals(&self) -> impl Iterator<Item = (&'a Policy, &'a RuleUsage)> + use<'a> {
+    /// Every rule that denies, with its policy; each as often as there are keys that it denies.
+    pub fn denials(&self) -> impl Iterator<Item = (&'a Policy, &'a RuleUsage)> + use<'a> {
         self.policies().flat_map(|usage| {
-            let refusing = usage.rules().iter().filter(|rule| rule.is_exceeded());
-            refusing.map(move |rule| (usage.policy(), rule))
+            let denying = usage.rules().iter().filter(|rule| rule.is_exceeded());
+            denying.map(move |rule| (usage.policy(), rule))
         })
     }
 
-    /// The rule that refuses for longest, with its policy.
+    /// The rule that denies for longest, with its policy.
     #[must_use]
-    pub fn refused_by(&self) -> Option<(&'a Policy, &'a RuleUsage)> {
+    pub fn denied_by(&self) -> Option<(&'a Policy, &'a RuleUsage)> {
         match self.decision {
             Decision::Allowed(_) => None,
             Decision::Denied(denial) => Some((denial.policy(), denial.rule())),
@@ -172,23 +269,23 @@ impl<'a> Decided<'a> {
 
 /// A call that decides nothing was answered.
 #[derive(Clone, Copy, Debug)]
-pub struct Done<'a> {
-    pub(super) asked: &'a Asked<'a>,
-    pub(super) latency: Duration,
-    pub(super) local: bool,
+pub struct CompletionEvent<'a> {
+    pub(crate) call: CallInfo<'a>,
+    pub(crate) timing: Timing,
+    pub(crate) local: bool,
 }
 
-impl<'a> Done<'a> {
-    /// What was asked.
+impl<'a> CompletionEvent<'a> {
+    /// The call.
     #[must_use]
-    pub const fn asked(&self) -> &'a Asked<'a> {
-        self.asked
+    pub const fn call(&self) -> &CallInfo<'a> {
+        &self.call
     }
 
     /// How long the answer took.
     #[must_use]
     pub const fn latency(&self) -> Duration {
-        self.latency
+        self.timing.latency
     }
 
     /// Whether the memory of this process has answered, and not the store.
@@ -200,24 +297,24 @@ impl<'a> Done<'a> {
 
 /// The store could not answer.
 #[derive(Clone, Copy, Debug)]
-pub struct Failed<'a> {
-    pub(super) asked: &'a Asked<'a>,
-    pub(super) latency: Duration,
-    pub(super) error: &'a StoreError,
-    pub(super) outcome: Outcome,
+pub struct ErrorEvent<'a> {
+    pub(crate) call: CallInfo<'a>,
+    pub(crate) timing: Timing,
+    pub(crate) error: &'a StoreError,
+    pub(crate) outcome: RequestOutcome,
 }
 
-impl<'a> Failed<'a> {
-    /// What was asked.
+impl<'a> ErrorEvent<'a> {
+    /// The call.
     #[must_use]
-    pub const fn asked(&self) -> &'a Asked<'a> {
-        self.asked
+    pub const fn call(&self) -> &CallInfo<'a> {
+        &self.call
     }
 
-    /// How long it was waited for.
+    /// How long the limiter waited.
     #[must_use]
     pub const fn latency(&self) -> Duration {
-        self.latency
+        self.timing.latency
     }
 
     /// Why there is no answer.
@@ -226,27 +323,26 @@ impl<'a> Failed<'a> {
         self.error
     }
 
-    /// What became of the request; told as the failure policy has it, which a caller of [`Limiter`](crate::Limiter) may
-    /// overrule.
+    /// What happened to the request, by the failure policy; a caller of [`Limiter`](crate::Limiter) may do otherwise.
     #[must_use]
-    pub const fn outcome(&self) -> Outcome {
+    pub const fn outcome(&self) -> RequestOutcome {
         self.outcome
     }
 }
 
-/// The breaker in front of the store has switched.
+/// The breaker in front of the store has opened or closed.
 #[derive(Clone, Copy, Debug)]
-pub struct Switched<'a> {
+pub struct BreakerEvent<'a> {
     error: Option<&'a StoreError>,
 }
 
-impl<'a> Switched<'a> {
-    /// Open by this error, or closed.
+impl<'a> BreakerEvent<'a> {
+    /// Opened by this error, or closed.
     pub(crate) const fn new(error: Option<&'a StoreError>) -> Self {
         Self { error }
     }
 
-    /// Whether it is open now: the store is not asked any more, except for probes.
+    /// Whether it is open now: the store is not called any more, except for probes.
     #[must_use]
     pub const fn is_open(&self) -> bool {
         self.error.is_some()
@@ -259,31 +355,17 @@ impl<'a> Switched<'a> {
     }
 }
 
-/// A request did not say who is asking, or that could not be found out.
+/// A limit found no key in a request, or the key could not be looked up.
 #[derive(Clone, Copy, Debug)]
 pub struct MissingKey<'a> {
-    pub(super) policy: Option<&'a Policy>,
-    pub(super) shadow: bool,
-    pub(super) error: &'a ExtractError,
-    pub(super) outcome: Outcome,
+    pub(crate) policy: Option<&'a Policy>,
+    pub(crate) shadow: bool,
+    pub(crate) error: &'a ExtractError,
+    pub(crate) outcome: RequestOutcome,
 }
 
 impl<'a> MissingKey<'a> {
-    pub(crate) const fn new(
-        policy: Option<&'a Policy>,
-        shadow: bool,
-        error: &'a ExtractError,
-        passes: bool,
-    ) -> Self {
-        Self {
-            policy,
-            shadow,
-            error,
-            outcome: Outcome::of(passes),
-        }
-    }
-
-    /// The policy that lacks a key; `None` when that is unknown, too.
+    /// The policy that lacks a key; `None` when the policy is not known either.
     #[must_use]
     pub const fn policy(&self) -> Option<&'a Policy> {
         self.policy
@@ -301,9 +383,9 @@ impl<'a> MissingKey<'a> {
         self.error
     }
 
-    /// What became of the request.
+    /// What happened to the request.
     #[must_use]
-    pub const fn outcome(&self) -> Outcome {
+    pub const fn outcome(&self) -> RequestOutcome {
         self.outcome
     }
 }
@@ -311,28 +393,20 @@ impl<'a> MissingKey<'a> {
 /// A request, or one of its keys, was on a deny list.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocked<'a> {
-    policy: Option<&'a Policy>,
-    outcome: Outcome,
+    pub(crate) policy: Option<&'a Policy>,
+    pub(crate) outcome: RequestOutcome,
 }
 
 impl<'a> Blocked<'a> {
-    pub(crate) const fn new(policy: Option<&'a Policy>, passes: bool) -> Self {
-        Self {
-            policy,
-            outcome: Outcome::of(passes),
-        }
-    }
-
     /// The policy whose key is on the list; `None` when that is unknown, or when the request is on a list as a whole.
     #[must_use]
     pub const fn policy(&self) -> Option<&'a Policy> {
         self.policy
     }
 
-    /// What became of the request: it passes when the whole layer is a [shadow](Policy::shadow), or when only a shadow has
-    /// looked the key up.
+    /// What happened to the request: it passes when the whole layer is a [shadow](Policy::shadow).
     #[must_use]
-    pub const fn outcome(&self) -> Outcome {
+    pub const fn outcome(&self) -> RequestOutcome {
         self.outcome
     }
 }

@@ -1,13 +1,25 @@
-use metrics::{
-    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+use std::{
+    cell::OnceCell,
+    collections::HashMap,
+    fmt,
+    sync::{Arc, OnceLock, PoisonError, RwLock},
 };
 
-use super::{Asked, Blocked, Decided, Done, Failed, MissingKey, Observer, Switched};
+use metrics::{
+    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
+    histogram,
+};
+use tokio::time::{Duration, Instant};
+
+use super::{
+    Blocked, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
+    Observer, Timing,
+};
 use crate::{error::StoreErrorKind, policy::Policy, rule::Rule};
 
 const DECISIONS: &str = "sluicegate_decisions_total";
 const LOCAL: &str = "sluicegate_local_decisions_total";
-const REFUSALS: &str = "sluicegate_refusals_total";
+const DENIALS: &str = "sluicegate_denials_total";
 const FAILURES: &str = "sluicegate_failures_total";
 const SWITCHES: &str = "sluicegate_breaker_switches_total";
 const OPEN: &str = "sluicegate_breakers_open";
@@ -19,15 +31,15 @@ const LATENCY: &str = "sluicegate_store_seconds";
 ///
 /// | name | kind | labels | |
 /// |---|---|---|---|
-/// | `sluicegate_decisions_total` | counter | `policy`, `outcome`: `allowed`, `denied`, `shadow_denied` | checks; a refused one counts only under the policies that refuse |
+/// | `sluicegate_decisions_total` | counter | `policy`, `outcome`: `allowed`, `denied`, `shadow_denied` | checks; a denied one counts only under the policies that deny |
 /// | `sluicegate_local_decisions_total` | counter | the same | those of them that the memory of this process has decided |
-/// | `sluicegate_refusals_total` | counter | `policy`, `rule` (`10/1s`), `shadow`: `true`, `false` | every rule that refuses a check |
-/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`; `kind`: `timeout`, `unavailable`, `circuit_open`, `refused`, `protocol`, `invalid_request`; `outcome`: `passed`, `local`, `refused`, `lost` | calls without an answer, and what became of the request |
+/// | `sluicegate_denials_total` | counter | `policy`, `rule` (`10/1s`), `shadow`: `true`, `false` | every rule that denies a check |
+/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`; `kind`: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `invalid_request`; `outcome`: `passed`, `local`, `rejected`, `failed` | calls without an answer, and what became of the request |
 /// | `sluicegate_breaker_switches_total` | counter | `state`: `open`, `closed` | how often the breaker before the store has opened and closed |
 /// | `sluicegate_breakers_open` | gauge | | breakers that are open: one for each limiter of this process that cannot use its store |
-/// | `sluicegate_unidentified_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `malformed`, `unavailable`; `outcome`: `passed`, `refused` | requests that do not say who is asking |
-/// | `sluicegate_blocked_total` | counter | `policy`, empty when the request is on a list as a whole; `outcome`: `passed`, `refused` | requests on a deny list |
-/// | `sluicegate_store_seconds` | histogram | `call` | how long the store took, or was waited for in vain; not told when it was not asked |
+/// | `sluicegate_missing_keys_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `malformed`, `unavailable`; `outcome`: `passed`, `rejected` | limits that found no key in a request |
+/// | `sluicegate_blocked_total` | counter | `policy`, empty when the request is on a list as a whole; `outcome`: `passed`, `rejected` | requests on a deny list |
+/// | `sluicegate_store_seconds` | histogram | `call` | how long a call of the store took, answered or not |
 ///
 /// The labels are bounded by the policies and the rules of the service: nothing that a client sends becomes one.
 /// A service that makes up policies for each of its callers should give them few names.
@@ -48,10 +60,36 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// assert_eq!(count("sluicegate_decisions_total"), Some(&DebugValue::Counter(1)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone)]
 pub struct MetricsObserver {
-    _private: (),
+    handles: Arc<RwLock<Handles>>,
 }
+
+/// Handles of the recorder for what is counted for each request.
+///
+/// They are dropped after a while: a recorder may be installed later, and may forget a counter that was idle.
+struct Handles {
+    since: Instant,
+    /// By [`CallKind`](super::CallKind).
+    latency: [OnceLock<Histogram>; 4],
+    by_policy: HashMap<Box<str>, PolicyHandles>,
+}
+
+/// Handles for the policies of one name.
+#[derive(Default)]
+struct PolicyHandles {
+    /// By the index in [`OUTCOMES`].
+    decisions: [OnceLock<Counter>; 3],
+    /// The same.
+    local: [OnceLock<Counter>; 3],
+    /// By rule, and whether the policy is a shadow.
+    denials: RwLock<HashMap<(Rule, bool), Counter>>,
+}
+
+/// How long handles are kept.
+const KEPT_FOR: Duration = Duration::from_secs(1);
+
+const OUTCOMES: [&str; 3] = ["allowed", "denied", "shadow_denied"];
 
 impl MetricsObserver {
     /// Creates the observer and describes its metrics to the recorder, if that is installed already.
@@ -59,66 +97,167 @@ impl MetricsObserver {
     pub fn new() -> Self {
         describe_counter!(DECISIONS, "Checks, by policy and outcome");
         describe_counter!(LOCAL, "Checks that the memory of this process has decided");
-        describe_counter!(REFUSALS, "Rules that refused a check");
+        describe_counter!(DENIALS, "Rules that denied a check");
         describe_counter!(FAILURES, "Calls that the store could not answer");
         describe_counter!(SWITCHES, "How often the breaker has opened and closed");
         describe_gauge!(OPEN, "Breakers that are open");
-        describe_counter!(MISSING_KEYS, "Requests that do not say who is asking");
+        describe_counter!(MISSING_KEYS, "Limits that found no key in a request");
         describe_counter!(BLOCKED, "Requests on a deny list");
         describe_histogram!(LATENCY, Unit::Seconds, "How long the store took");
-        Self { _private: () }
+        Self {
+            handles: Arc::new(RwLock::new(Handles::new(Instant::now()))),
+        }
+    }
+}
+
+impl Default for MetricsObserver {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MetricsObserver {
+    /// Runs `count` with the handles, which are newer than [`KEPT_FOR`] before `now`.
+    fn with_handles<T>(&self, now: Instant, count: impl FnOnce(&Handles) -> T) -> T {
+        let handles = self.handles.read().unwrap_or_else(PoisonError::into_inner);
+        if handles.are_new(now) {
+            return count(&handles);
+        }
+        drop(handles);
+        let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+        if !handles.are_new(now) {
+            *handles = Handles::new(now);
+        }
+        count(&handles)
+    }
+
+    fn record_latency(&self, call: &CallInfo<'_>, timing: Timing) {
+        self.with_handles(timing.ended_at, |handles| {
+            handles.record_latency(call, timing)
+        });
+    }
+
+    /// Makes room for the handles of policies that were seen for the first time.
+    #[cold]
+    fn remember<'a>(&self, policies: impl Iterator<Item = &'a Policy>) {
+        let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+        for policy in policies {
+            handles.by_policy.entry(policy.name().into()).or_default();
+        }
+    }
+}
+
+impl Handles {
+    fn new(now: Instant) -> Self {
+        Self {
+            since: now,
+            latency: Default::default(),
+            by_policy: HashMap::new(),
+        }
+    }
+
+    /// Once for each call, also where it was for several checks.
+    fn record_latency(&self, call: &CallInfo<'_>, timing: Timing) {
+        if call.shares_call() {
+            return;
+        }
+        let kind = call.kind();
+        let histogram = self.latency[kind as usize]
+            .get_or_init(|| histogram!(LATENCY, "call" => kind.as_str()));
+        histogram.record(timing.latency.as_secs_f64());
+    }
+
+    /// Counts a decision; answers whether there were handles for all of its policies.
+    fn count(&self, event: &DecisionEvent<'_>) -> bool {
+        let shadow = event.call().is_shadow();
+        let outcome = match (event.is_allowed(), shadow) {
+            (true, _) => 0,
+            (false, false) => 1,
+            (false, true) => 2,
+        };
+        let mut all_known = true;
+        for policy in applied(event) {
+            let mut denying = denying(event, policy).peekable();
+            if !event.is_allowed() && denying.peek().is_none() {
+                continue;
+            }
+            let known = self.by_policy.get(policy.name());
+            all_known &= known.is_some();
+            let new = OnceCell::new();
+            let handles = known.unwrap_or_else(|| new.get_or_init(PolicyHandles::default));
+            handles.count(policy, outcome, event.is_local());
+            denying.for_each(|rule| handles.count_denial(policy, rule, shadow));
+        }
+        all_known
+    }
+
+    fn are_new(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) < KEPT_FOR
+    }
+}
+
+impl PolicyHandles {
+    fn count(&self, policy: &Policy, outcome: usize, local: bool) {
+        let counter = |name: &'static str| {
+            let policy = policy.name().to_owned();
+            counter!(name, "policy" => policy, "outcome" => OUTCOMES[outcome])
+        };
+        let decisions = &self.decisions[outcome];
+        decisions.get_or_init(|| counter(DECISIONS)).increment(1);
+        if local {
+            let local = &self.local[outcome];
+            local.get_or_init(|| counter(LOCAL)).increment(1);
+        }
+    }
+
+    fn count_denial(&self, policy: &Policy, rule: Rule, shadow: bool) {
+        let known = self.denials.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(counter) = known.get(&(rule, shadow)) {
+            return counter.increment(1);
+        }
+        drop(known);
+        let (name, text) = (policy.name().to_owned(), rule.to_string());
+        let of_shadow = if shadow { "true" } else { "false" };
+        let counter = counter!(DENIALS, "policy" => name, "rule" => text, "shadow" => of_shadow);
+        counter.increment(1);
+        let mut known = self.denials.write().unwrap_or_else(PoisonError::into_inner);
+        known.insert((rule, shadow), counter);
     }
 }
 
 impl Observer for MetricsObserver {
-    fn decided(&self, decided: &Decided<'_>) {
-        let asked = decided.asked();
-        if !decided.is_local() {
-            time(asked, decided.latency());
-        }
-        let shadow = asked.is_shadow();
-        let refusals = refusals(decided);
-        let outcome = match (decided.is_allowed(), shadow) {
-            (true, _) => "allowed",
-            (false, false) => "denied",
-            (false, true) => "shadow_denied",
-        };
-        for policy in policies(decided) {
-            if decided.is_allowed() || refusals.iter().any(|(it, _)| it.is_same(policy)) {
-                let name = policy.name();
-                counter!(DECISIONS, "policy" => name.to_owned(), "outcome" => outcome).increment(1);
-                if decided.is_local() {
-                    counter!(LOCAL, "policy" => name.to_owned(), "outcome" => outcome).increment(1);
-                }
+    fn on_decision(&self, event: &DecisionEvent<'_>) {
+        let all_known = self.with_handles(event.timing.ended_at, |handles| {
+            if !event.is_local() {
+                handles.record_latency(event.call(), event.timing);
             }
-        }
-        let shadow = if shadow { "true" } else { "false" };
-        for (policy, rule) in refusals {
-            let (policy, rule) = (policy.name().to_owned(), rule.to_string());
-            counter!(REFUSALS, "policy" => policy, "rule" => rule, "shadow" => shadow).increment(1);
-        }
-    }
-
-    fn done(&self, done: &Done<'_>) {
-        if !done.is_local() {
-            time(done.asked(), done.latency());
+            handles.count(event)
+        });
+        if !all_known {
+            self.remember(applied(event));
         }
     }
 
-    fn failed(&self, failed: &Failed<'_>) {
-        let kind = failed.error().kind();
+    fn on_completion(&self, event: &CompletionEvent<'_>) {
+        if !event.is_local() {
+            self.record_latency(event.call(), event.timing);
+        }
+    }
+
+    fn on_error(&self, event: &ErrorEvent<'_>) {
+        let kind = event.error().kind();
         if kind != StoreErrorKind::CircuitOpen {
-            time(failed.asked(), failed.latency());
+            self.record_latency(event.call(), event.timing);
         }
-        let (call, kind) = (failed.asked().call().as_str(), kind.as_str());
-        let outcome = failed.outcome().as_str();
+        let (call, kind) = (event.call().kind().as_str(), kind.as_str());
+        let outcome = event.outcome().as_str();
         counter!(FAILURES, "call" => call, "kind" => kind, "outcome" => outcome).increment(1);
     }
 
-    fn switched(&self, switched: &Switched<'_>) {
-        let state = if switched.is_open() { "open" } else { "closed" };
+    fn on_breaker(&self, event: &BreakerEvent<'_>) {
+        let state = if event.is_open() { "open" } else { "closed" };
         counter!(SWITCHES, "state" => state).increment(1);
-        if switched.is_open() {
+        if event.is_open() {
             gauge!(OPEN).increment(1.0);
         } else {
             gauge!(OPEN).decrement(1.0);
@@ -133,36 +272,37 @@ impl Observer for MetricsObserver {
             .increment(1);
     }
 
-    fn blocked(&self, blocked: &Blocked<'_>) {
+    fn on_blocked(&self, blocked: &Blocked<'_>) {
         let policy = blocked.policy().map_or("", Policy::name).to_owned();
         let outcome = blocked.outcome().as_str();
         counter!(BLOCKED, "policy" => policy, "outcome" => outcome).increment(1);
     }
 }
 
-fn time(asked: &Asked<'_>, latency: std::time::Duration) {
-    histogram!(LATENCY, "call" => asked.call().as_str()).record(latency.as_secs_f64());
+/// The policies, each once, as they were applied: those of a local decision have smaller limits than those of the call.
+fn applied<'a>(event: &DecisionEvent<'a>) -> impl Iterator<Item = &'a Policy> + use<'a> {
+    let all = event.policies().map(|it| it.policy());
+    all.clone().enumerate().filter_map(move |(index, policy)| {
+        let is_first = all.clone().take(index).all(|it| !it.is_same(policy));
+        is_first.then_some(policy)
+    })
 }
 
-/// The policies, each once, as they were applied: of a local decision not those that were asked for.
-fn policies<'a>(decided: &Decided<'a>) -> Vec<&'a Policy> {
-    let mut policies: Vec<&Policy> = Vec::with_capacity(decided.asked().policies().len());
-    for usage in decided.policies() {
-        if !policies.iter().any(|it| it.is_same(usage.policy())) {
-            policies.push(usage.policy());
-        }
-    }
-    policies
+/// The rules of a policy that deny, each once, however many keys it denies.
+fn denying<'a>(
+    event: &DecisionEvent<'a>,
+    policy: &'a Policy,
+) -> impl Iterator<Item = Rule> + use<'a> {
+    let usages = event.policies().filter(|it| it.policy().is_same(policy));
+    let rules = policy.rules().iter().enumerate();
+    rules.filter_map(move |(index, rule)| {
+        let denies = usages.clone().any(|it| it.rules()[index].is_exceeded());
+        denies.then_some(*rule)
+    })
 }
 
-/// The rules that refuse, each once, however many keys it refuses.
-fn refusals<'a>(decided: &Decided<'a>) -> Vec<(&'a Policy, Rule)> {
-    let mut refusals: Vec<(&Policy, Rule)> = Vec::new();
-    for (policy, usage) in decided.refusals() {
-        let known = |it: &&(&Policy, Rule)| it.1 == usage.rule() && it.0.is_same(policy);
-        if refusals.iter().find(known).is_none() {
-            refusals.push((policy, usage.rule()));
-        }
+impl fmt::Debug for MetricsObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetricsObserver").finish_non_exhaustive()
     }
-    refusals
 }

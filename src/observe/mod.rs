@@ -1,17 +1,17 @@
-//! [`Observer`]: is told of each decision and each failure, and never of a key.
+//! [`Observer`]: is notified of each decision and each failure, and never sees a key.
 //!
 //! ```
 //! use std::sync::{Arc, Mutex};
-//! use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, observe::{Decided, Observer}};
+//! use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, observe::{DecisionEvent, Observer}};
 //!
-//! /// Writes down what was refused, and why.
+//! /// Writes down what was denied, and by which rule.
 //! #[derive(Clone, Default)]
 //! struct Log(Arc<Mutex<Vec<String>>>);
 //!
 //! impl Observer for Log {
-//!     fn decided(&self, decided: &Decided<'_>) {
-//!         for (policy, rule) in decided.refusals() {
-//!             let shadow = if decided.asked().is_shadow() { ", only pretending" } else { "" };
+//!     fn on_decision(&self, event: &DecisionEvent<'_>) {
+//!         for (policy, rule) in event.denials() {
+//!             let shadow = if event.call().is_shadow() { " (shadow)" } else { "" };
 //!             self.0.lock().unwrap().push(format!("{} {}{shadow}", policy.name(), rule.rule()));
 //!         }
 //!     }
@@ -26,155 +26,158 @@
 //!     let alice = || Key::new("user", "alice");
 //!     limiter.check([Charge::new(&api, alice(), 1), Charge::new(&trial, alice(), 1)]).await?;
 //! }
-//! assert_eq!(*log.0.lock().unwrap(), ["trial 1/1m, only pretending", "api 2/1m"]);
+//! assert_eq!(*log.0.lock().unwrap(), ["trial 1/1m (shadow)", "api 2/1m"]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # }).unwrap();
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Two are shipped, each behind a feature: `TracingObserver` (`tracing`) and `MetricsObserver` (`metrics`). A pair of
-//! observers is an observer. Without one, nothing is measured and nothing is paid.
+//! The crate has two, each behind a feature: `TracingObserver` (`tracing`) and `MetricsObserver` (`metrics`). A pair of
+//! observers is an observer. Without one, the clock is not read.
 //!
-//! # What is told
+//! # Events
 //!
 //! | what happened | method |
 //! |---|---|
-//! | a check was allowed or refused | [`decided`](Observer::decided) |
-//! | another call of the store was answered | [`done`](Observer::done) |
-//! | the store could not answer in time, or at all | [`failed`](Observer::failed) |
-//! | the store is [asked no more, or again](crate::limiter#when-the-store-cannot-decide) | [`switched`](Observer::switched) |
-//! | a request did not say who is asking | [`on_missing_key`](Observer::on_missing_key) |
-//! | a request, or one of its keys, was on a deny list | [`blocked`](Observer::blocked) |
+//! | a check was allowed or denied | [`on_decision`](Observer::on_decision) |
+//! | a call that decides nothing was answered | [`on_completion`](Observer::on_completion) |
+//! | the store could not answer in time, or at all | [`on_error`](Observer::on_error) |
+//! | the [breaker](crate::limiter#when-the-store-cannot-decide) has opened or closed | [`on_breaker`](Observer::on_breaker) |
+//! | a limit found no key in a request | [`on_missing_key`](Observer::on_missing_key) |
+//! | a request, or one of its keys, was on a deny list | [`on_blocked`](Observer::on_blocked) |
 //!
-//! A check that the memory of this process decides, since the store could not, is told of twice: as `failed`, and then as
-//! `decided`. A request whose client goes away before its decision is known is not told of.
+//! What [shadows](crate::Policy::shadow) decided is an event of its own, after that of the policies that count. A check
+//! that the memory of this process decides, since the store could not, causes two events: `on_error`, and then
+//! `on_decision`. A request whose client goes away before it is decided causes none.
 
 mod event;
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "tracing")]
 mod tracing;
-mod watch;
 
 use std::sync::Arc;
 
-pub use event::{Asked, Blocked, Call, Decided, Done, Failed, MissingKey, Outcome, Switched};
+pub(crate) use event::Timing;
+pub use event::{
+    Blocked, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent,
+    MissingKey, RequestOutcome,
+};
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::MetricsObserver;
 #[cfg(feature = "tracing")]
 pub use self::tracing::TracingObserver;
-pub(crate) use watch::Watch;
 
-/// Is told of each decision and each failure.
+/// Is notified of each decision and each failure.
 ///
-/// Every method does nothing unless it is written, and more may come. They are called in the path of requests: what takes
-/// long or may wait goes elsewhere. No argument leads to a key.
+/// By default a method does nothing, and later versions may add methods. They are called in the path of requests: move
+/// what takes long or may block to another task. No argument gives access to a key.
 pub trait Observer: Send + Sync + 'static {
-    /// The store is about to be asked; what is returned is around every poll of its answer, until it is dropped.
-    fn asks(&self, asked: &Asked<'_>) -> Option<Box<dyn Span>> {
-        let _ = asked;
+    /// The store is about to be called. Every poll of its answer runs within the returned scope.
+    fn on_call(&self, call: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
+        let _ = call;
         None
     }
 
-    /// A check was allowed or refused.
-    fn decided(&self, decided: &Decided<'_>) {
-        let _ = decided;
+    /// A check was allowed or denied.
+    fn on_decision(&self, event: &DecisionEvent<'_>) {
+        let _ = event;
     }
 
     /// A call that decides nothing was answered: a peek, a settlement, a reset.
-    fn done(&self, done: &Done<'_>) {
-        let _ = done;
+    fn on_completion(&self, event: &CompletionEvent<'_>) {
+        let _ = event;
     }
 
     /// The store could not answer within the timeout.
-    fn failed(&self, failed: &Failed<'_>) {
-        let _ = failed;
+    fn on_error(&self, event: &ErrorEvent<'_>) {
+        let _ = event;
     }
 
     /// The breaker in front of the store has opened or closed.
     ///
-    /// Clones of a limiter share it: of those with observers of their own, the one that opens it has its observer told, also when
-    /// another one closes it again.
-    fn switched(&self, switched: &Switched<'_>) {
-        let _ = switched;
+    /// Clones of a limiter share it. Where they have different observers, that of the clone which opens it is notified,
+    /// also when another clone closes it again.
+    fn on_breaker(&self, event: &BreakerEvent<'_>) {
+        let _ = event;
     }
 
-    /// A request did not say who is asking, or that could not be found out.
+    /// A limit found no key in a request, or the key could not be looked up.
     fn on_missing_key(&self, missing: &MissingKey<'_>) {
         let _ = missing;
     }
 
     /// A request, or one of its keys, was on a deny list.
-    fn blocked(&self, blocked: &Blocked<'_>) {
+    fn on_blocked(&self, blocked: &Blocked<'_>) {
         let _ = blocked;
     }
 }
 
-/// Is around every poll of the answer to one call.
-pub trait Span: Send {
+/// Every poll of the answer to one call runs within it: for instance, a span is entered before and left after.
+pub trait PollScope: Send {
     /// Runs `poll`, once.
     fn enter(&mut self, poll: &mut dyn FnMut());
 }
 
 /// A shared observer is an observer.
 impl<O: Observer + ?Sized> Observer for Arc<O> {
-    fn asks(&self, asked: &Asked<'_>) -> Option<Box<dyn Span>> {
-        (**self).asks(asked)
+    fn on_call(&self, call: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
+        (**self).on_call(call)
     }
 
-    fn decided(&self, decided: &Decided<'_>) {
-        (**self).decided(decided);
+    fn on_decision(&self, event: &DecisionEvent<'_>) {
+        (**self).on_decision(event);
     }
 
-    fn done(&self, done: &Done<'_>) {
-        (**self).done(done);
+    fn on_completion(&self, event: &CompletionEvent<'_>) {
+        (**self).on_completion(event);
     }
 
-    fn failed(&self, failed: &Failed<'_>) {
-        (**self).failed(failed);
+    fn on_error(&self, event: &ErrorEvent<'_>) {
+        (**self).on_error(event);
     }
 
-    fn switched(&self, switched: &Switched<'_>) {
-        (**self).switched(switched);
+    fn on_breaker(&self, event: &BreakerEvent<'_>) {
+        (**self).on_breaker(event);
     }
 
     fn on_missing_key(&self, missing: &MissingKey<'_>) {
         (**self).on_missing_key(missing);
     }
 
-    fn blocked(&self, blocked: &Blocked<'_>) {
-        (**self).blocked(blocked);
+    fn on_blocked(&self, blocked: &Blocked<'_>) {
+        (**self).on_blocked(blocked);
     }
 }
 
-/// Two observers are told one after the other.
+/// Both observers are notified, one after the other.
 impl<A: Observer, B: Observer> Observer for (A, B) {
-    fn asks(&self, asked: &Asked<'_>) -> Option<Box<dyn Span>> {
-        match (self.0.asks(asked), self.1.asks(asked)) {
-            (Some(outer), Some(inner)) => Some(Box::new(Both(outer, inner))),
+    fn on_call(&self, call: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
+        match (self.0.on_call(call), self.1.on_call(call)) {
+            (Some(outer), Some(inner)) => Some(Box::new(Nested { outer, inner })),
             (outer, inner) => outer.or(inner),
         }
     }
 
-    fn decided(&self, decided: &Decided<'_>) {
-        self.0.decided(decided);
-        self.1.decided(decided);
+    fn on_decision(&self, event: &DecisionEvent<'_>) {
+        self.0.on_decision(event);
+        self.1.on_decision(event);
     }
 
-    fn done(&self, done: &Done<'_>) {
-        self.0.done(done);
-        self.1.done(done);
+    fn on_completion(&self, event: &CompletionEvent<'_>) {
+        self.0.on_completion(event);
+        self.1.on_completion(event);
     }
 
-    fn failed(&self, failed: &Failed<'_>) {
-        self.0.failed(failed);
-        self.1.failed(failed);
+    fn on_error(&self, event: &ErrorEvent<'_>) {
+        self.0.on_error(event);
+        self.1.on_error(event);
     }
 
-    fn switched(&self, switched: &Switched<'_>) {
-        self.0.switched(switched);
-        self.1.switched(switched);
+    fn on_breaker(&self, event: &BreakerEvent<'_>) {
+        self.0.on_breaker(event);
+        self.1.on_breaker(event);
     }
 
     fn on_missing_key(&self, missing: &MissingKey<'_>) {
@@ -182,17 +185,19 @@ impl<A: Observer, B: Observer> Observer for (A, B) {
         self.1.on_missing_key(missing);
     }
 
-    fn blocked(&self, blocked: &Blocked<'_>) {
-        self.0.blocked(blocked);
-        self.1.blocked(blocked);
+    fn on_blocked(&self, blocked: &Blocked<'_>) {
+        self.0.on_blocked(blocked);
+        self.1.on_blocked(blocked);
     }
 }
 
-struct Both(Box<dyn Span>, Box<dyn Span>);
+struct Nested {
+    outer: Box<dyn PollScope>,
+    inner: Box<dyn PollScope>,
+}
 
-impl Span for Both {
+impl PollScope for Nested {
     fn enter(&mut self, poll: &mut dyn FnMut()) {
-        let Self(outer, inner) = self;
-        outer.enter(&mut || inner.enter(poll));
+        self.outer.enter(&mut || self.inner.enter(poll));
     }
 }

@@ -6,13 +6,16 @@ use std::sync::{
 use tokio::time::{Duration, Instant};
 use tracing::{Level, debug, debug_span, event_enabled, info, trace, warn};
 
-use super::{Asked, Blocked, Decided, Done, Failed, MissingKey, Observer, Span, Switched};
+use super::{
+    Blocked, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
+    Observer, PollScope,
+};
 use crate::{
     error::{StoreError, StoreErrorKind},
     policy::Policy,
 };
 
-/// One kind of failure is told of at most this often, even if answers come in between.
+/// One kind of failure is written at most this often, even if answers come in between.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Writes spans and events of the crate `tracing` (feature `tracing`), all with the target `sluicegate`.
@@ -21,18 +24,18 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// |---|---|---|
 /// | span `sluicegate`, around each call of the store | debug | `call`, `policies`, `shadow` |
 /// | event `allowed` | trace | `policies`, `shadow`, `local`, `latency_us` |
-/// | event `denied`, of the rule that refuses for longest | debug | `policy`, `rule`, `shadow`, `local`, `retry_after_ms` (none for never), `latency_us` |
-/// | event `unidentified` | debug | `policy`, `shadow`, `kind`, `error`, `outcome` |
+/// | event `denied`, of the rule that denies for longest | debug | `policy`, `rule`, `shadow`, `local`, `retry_after_ms` (none for never), `latency_us` |
+/// | event `missing key` | debug | `policy`, `shadow`, `kind`, `error`, `outcome` |
 /// | event `blocked` | debug | `policy` (none when the request is on a list as a whole), `outcome` |
 /// | event `failed` | warn | `call`, `policies`, `shadow`, `kind`, `error`, `cause`, `outcome`, `latency_us`, `suppressed` |
 /// | event `breaker opened` | warn | `kind`, `error`, `cause` |
 /// | event `breaker closed` | info | |
 ///
-/// `policies` are names, separated by commas. What clients can cause at will is on the level of debugging, since it would let them fill a
-/// log. Failures are warnings, but each kind is told of **once** until the store has answered something, and then at most once a
-/// second: so a server that is down, or refuses the password, fills no log. `suppressed` says how many of the kind came since
-/// the last one that was told of. Calls that were not made, since the breaker is open, are no news. For numbers, use
-/// `MetricsObserver`.
+/// `policies` are names, separated by commas. What clients can cause at will has the level debug or trace, so that they
+/// cannot fill a log. Failures are warnings, but each kind is written **once** until the store has answered something,
+/// and then at most once a second: a server that is down, or rejects the password, fills no log. `suppressed` is the
+/// number of failures of the kind since the last one that was written. Calls that were not made, since the breaker is
+/// open, are not written. For numbers, use `MetricsObserver`.
 ///
 /// ```
 /// use sluicegate::{Limiter, MemoryStore, observe::TracingObserver};
@@ -47,7 +50,7 @@ pub struct TracingObserver {
     answered: AtomicBool,
 }
 
-/// When a kind of failure was last told of.
+/// When a kind of failure was last written.
 #[derive(Debug)]
 struct Warned {
     kind: StoreErrorKind,
@@ -70,7 +73,7 @@ impl TracingObserver {
         }
     }
 
-    /// Whether to tell of a failure now, and then how many were suppressed before it.
+    /// Whether to write of a failure now, and then how many were suppressed before it.
     fn suppressed(&self, kind: StoreErrorKind) -> Option<u64> {
         let now = Instant::now();
         let mut warned = self.warned.lock().unwrap_or_else(|it| it.into_inner());
@@ -97,25 +100,25 @@ impl TracingObserver {
 }
 
 impl Observer for TracingObserver {
-    fn asks(&self, asked: &Asked<'_>) -> Option<Box<dyn Span>> {
+    fn on_call(&self, call: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
         let span = debug_span!(
             target: "sluicegate",
             "sluicegate",
-            call = asked.call().as_str(),
-            policies = %asked.names(),
-            shadow = asked.is_shadow(),
+            call = call.kind().as_str(),
+            policies = %call.names(),
+            shadow = call.is_shadow(),
         );
-        (!span.is_disabled()).then(|| Box::new(Entered(span)) as _)
+        (!span.is_disabled()).then(|| Box::new(SpanScope(span)) as _)
     }
 
-    fn decided(&self, decided: &Decided<'_>) {
-        let (asked, local) = (decided.asked(), decided.is_local());
+    fn on_decision(&self, event: &DecisionEvent<'_>) {
+        let (call, local) = (event.call(), event.is_local());
         self.answered(local);
-        let shadow = asked.is_shadow();
-        let latency_us = micros(decided.latency());
-        match decided.refused_by() {
+        let shadow = call.is_shadow();
+        let latency_us = micros(event.latency());
+        match event.denied_by() {
             None => {
-                trace!(target: "sluicegate", policies = %asked.names(), shadow, local, latency_us, "allowed");
+                trace!(target: "sluicegate", policies = %call.names(), shadow, local, latency_us, "allowed");
             }
             Some((policy, usage)) => debug!(
                 target: "sluicegate",
@@ -130,12 +133,12 @@ impl Observer for TracingObserver {
         }
     }
 
-    fn done(&self, done: &Done<'_>) {
-        self.answered(done.is_local());
+    fn on_completion(&self, event: &CompletionEvent<'_>) {
+        self.answered(event.is_local());
     }
 
-    fn failed(&self, failed: &Failed<'_>) {
-        let (asked, error) = (failed.asked(), failed.error());
+    fn on_error(&self, event: &ErrorEvent<'_>) {
+        let (call, error) = (event.call(), event.error());
         if error.kind() == StoreErrorKind::CircuitOpen {
             return;
         }
@@ -147,21 +150,21 @@ impl Observer for TracingObserver {
         };
         warn!(
             target: "sluicegate",
-            call = asked.call().as_str(),
-            policies = %asked.names(),
-            shadow = asked.is_shadow(),
+            call = call.kind().as_str(),
+            policies = %call.names(),
+            shadow = call.is_shadow(),
             kind = error.kind().as_str(),
             %error,
             cause = cause(error),
-            outcome = failed.outcome().as_str(),
-            latency_us = micros(failed.latency()),
+            outcome = event.outcome().as_str(),
+            latency_us = micros(event.latency()),
             suppressed,
             "failed"
         );
     }
 
-    fn switched(&self, switched: &Switched<'_>) {
-        match switched.error() {
+    fn on_breaker(&self, event: &BreakerEvent<'_>) {
+        match event.error() {
             Some(error) => warn!(
                 target: "sluicegate",
                 kind = error.kind().as_str(),
@@ -182,11 +185,11 @@ impl Observer for TracingObserver {
             kind = error.kind().as_str(),
             %error,
             outcome = missing.outcome().as_str(),
-            "unidentified"
+            "missing key"
         );
     }
 
-    fn blocked(&self, blocked: &Blocked<'_>) {
+    fn on_blocked(&self, blocked: &Blocked<'_>) {
         debug!(
             target: "sluicegate",
             policy = blocked.policy().map(Policy::name),
@@ -197,9 +200,9 @@ impl Observer for TracingObserver {
 }
 
 /// Entered for each poll and left after it, since other tasks run in between.
-struct Entered(tracing::Span);
+struct SpanScope(tracing::Span);
 
-impl Span for Entered {
+impl PollScope for SpanScope {
     fn enter(&mut self, poll: &mut dyn FnMut()) {
         self.0.in_scope(poll);
     }

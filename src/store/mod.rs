@@ -9,7 +9,9 @@
 //!
 //! ```
 //! use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-//! use sluicegate::{Decision, Key, Limiter, MemoryStore, Policy, Store, Usage, store::{Check, Settlement, StoreFuture}};
+//! use sluicegate::{
+//!     Decision, Key, Limiter, MemoryStore, Policy, Store, Usage, store::{Check, Settlement, StoreFuture},
+//! };
 //!
 //! /// Counts the checks.
 //! #[derive(Debug)]
@@ -34,9 +36,10 @@
 //!
 //! # A store from scratch
 //!
-//! What has to be written is `check`, `settle` and `reset`; a [`call`](Store::call) of several operations then does one after the
-//! other. [`Rule::step_end_ms`](crate::Rule::step_end_ms) and [`Rule::release_ms`](crate::Rule::release_ms) are the arithmetic of
-//! the windows; [`Decision::new`] and [`Usage::settled`] compute the answers from a [`Count`] for each rule.
+//! What has to be written is `check`, `settle` and `reset`; a [`call`](Store::call) of several operations then does one
+//! after the other. [`Rule::step_end_ms`](crate::Rule::step_end_ms) and [`Rule::release_ms`](crate::Rule::release_ms)
+//! are the arithmetic of the windows; [`Decision::new`] and [`Usage::settled`] compute the answers from a [`Count`] for
+//! each rule.
 //!
 //! ```
 #![doc = include_str!("../../examples/own_store.rs")]
@@ -66,18 +69,20 @@ use crate::{
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
-mod share;
+mod scaled;
 
 pub use memory::MemoryStore;
-pub(crate) use share::Share;
+pub(crate) use scaled::ScaledStore;
 
 /// Keeps the counts and decides atomically.
 ///
 /// The contract, which one test suite holds every store to:
 ///
-/// - A check is all or nothing, also against checks that run at the same time: either every charge is added to every rule of
+/// - A check is all or nothing, also against checks that run at the same time: either every charge is added to every
+///   rule of
 ///   its policy, or nothing changes.
-/// - [Shadow charges](Check::shadow_charges) are decided after the others, only if those were admitted, and all or nothing
+/// - [Shadow charges](Check::shadow_charges) are decided after the others, only if those were admitted, and all or
+///   nothing
 ///   among themselves. [`Decision::with_shadow`] tells what they decided; whatever goes wrong with them changes nothing else.
 /// - The store's own clock decides, in whole milliseconds; no caller's.
 /// - `Err` means that the store could not decide. It is never a denial, and a denial is never an `Err`.
@@ -89,7 +94,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Decides a check and charges it if it is allowed.
     fn check(&self, check: &Check) -> StoreFuture<Decision>;
 
-    /// Gives each charge of an admitted check its final cost, in the step that it was charged to, and answers what is left.
+    /// Gives each charge of an admitted check its final cost, in the step that it was charged to, and answers what is
+    /// left.
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage>;
 
     /// Forgets everything that was charged to this key under this policy.
@@ -97,8 +103,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Does several operations, in this order, each all or nothing on its own and answered on its own.
     ///
-    /// An error of the call as a whole means that nothing is known of any of them: each may or may not have been done. The default
-    /// does one after the other.
+    /// An error of the call as a whole means that nothing is known of any of them: each may or may not have been done.
+    /// The default does one after the other.
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         let replies: Vec<_> = operations.iter().map(|it| call_one(self, it)).collect();
         StoreFuture::pending(async move {
@@ -113,13 +119,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Whether a store that fails one check would fail the others too. The default is yes.
     ///
     /// A store of several parts that fail apart, such as a cluster, says no: then the limiter's
-    /// [breaker](crate::limiter#when-the-store-cannot-decide) does not open, unless the limiter is given an interval for it.
+    /// [breaker](crate::limiter#when-the-store-cannot-decide) does not open, unless the limiter is given an interval
+    /// for it.
     fn single_failure_domain(&self) -> bool {
         true
     }
 
-    /// Tells how long a [`Limiter`](crate::Limiter) over this store waits for one call, so that timeouts of the store's own are
-    /// no shorter. The default does nothing.
+    /// Tells how long a [`Limiter`](crate::Limiter) over this store waits for one call, so that timeouts of the store's
+    /// own are no shorter. The default does nothing.
     fn set_timeout(&self, timeout: Duration) {
         let _ = timeout;
     }
@@ -202,6 +209,14 @@ impl<T> StoreFuture<T> {
             state: State::Pending(Box::pin(future)),
         }
     }
+
+    /// The answer if it is known already.
+    pub(crate) fn known(self) -> Option<Result<T, StoreError>> {
+        match self.state {
+            State::Ready(result) => result,
+            State::Pending(_) => None,
+        }
+    }
 }
 
 impl<T: Send + 'static> StoreFuture<T> {
@@ -213,16 +228,6 @@ impl<T: Send + 'static> StoreFuture<T> {
                 state: State::Ready(result.map(|result| result.map(change))),
             },
             State::Pending(future) => StoreFuture::pending(async { future.await.map(change) }),
-        }
-    }
-}
-
-impl<T> StoreFuture<T> {
-    /// The answer if it is known already.
-    pub(crate) fn known(self) -> Option<Result<T, StoreError>> {
-        match self.state {
-            State::Ready(result) => result,
-            State::Pending(_) => None,
         }
     }
 }
@@ -250,7 +255,7 @@ impl<T> Future for StoreFuture<T> {
 impl<T> fmt::Debug for StoreFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ready = matches!(self.state, State::Ready(_));
-        f.debug_struct("Answer")
+        f.debug_struct("StoreFuture")
             .field("ready", &ready)
             .finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! What every store has to do with a call of several operations, with fills and with shadows; stamped out for each store by
+//! What every store has to do with a call of several operations, with fills and with shadows: tests made by
 //! [`calls!`](crate::calls).
 
 use std::time::Duration;
@@ -29,6 +29,7 @@ macro_rules! calls {
             shadows_are_all_or_nothing_among_themselves
             a_check_of_shadows_alone_is_admitted
             shadows_of_a_fill_are_a_fill_of_what_was_admitted
+            shadows_that_admit_all_that_a_fill_admitted_do_not_fail_it
             what_a_shadow_charged_is_settled_by_its_own_usage
             the_usage_tells_the_time_of_the_decision
         }
@@ -59,6 +60,23 @@ fn check(charges: impl IntoIterator<Item = Charge>) -> Check {
 
 async fn call(store: &impl Store, operations: Vec<Operation>) -> Vec<Result<Reply, StoreError>> {
     store.call(operations).await.unwrap()
+}
+
+/// Decides these checks in one call.
+pub(crate) async fn check_all(
+    store: &impl Store,
+    checks: impl IntoIterator<Item = Check>,
+) -> Vec<Decision> {
+    let operations = checks.into_iter().map(Operation::Check).collect();
+    let decision = |reply| match reply {
+        Ok(Reply::Check(decision)) => decision,
+        other => panic!("not a decision: {other:?}"),
+    };
+    call(store, operations)
+        .await
+        .into_iter()
+        .map(decision)
+        .collect()
 }
 
 async fn fill(store: &impl Store, check: Check, count: u16) -> Vec<Decision> {
@@ -312,6 +330,20 @@ pub(crate) async fn a_check_of_shadows_alone_is_admitted(store: &impl Store, _: 
             shadow_allows
         );
     }
+}
+
+pub(crate) async fn shadows_that_admit_all_that_a_fill_admitted_do_not_fail_it(
+    store: &impl Store,
+    _: TestClock,
+) {
+    let (api, trial) = (policy("api", "2/1h"), policy("trial", "9/1h").shadow());
+    let charges = [charge(&api, "alice", 1), charge(&trial, "alice", 1)];
+    let decisions = fill(store, check(charges), 3).await;
+    let allowed: Vec<_> = decisions.iter().map(Decision::is_allowed).collect();
+    assert_eq!(allowed, [true, true, false]);
+    let shadow = |it: &Decision| it.usage().shadow().map(Decision::is_allowed);
+    let shadows: Vec<_> = decisions.iter().map(shadow).collect();
+    assert_eq!(shadows, [Some(true), Some(true), None]);
 }
 
 pub(crate) async fn shadows_of_a_fill_are_a_fill_of_what_was_admitted(

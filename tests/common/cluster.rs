@@ -16,8 +16,8 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster in which a node that is mute for `node_timeout` is failed over. Slots that nobody serves do not
-    /// keep the others from being served.
+    /// Starts a cluster in which a node that is silent for `node_timeout` is failed over. Slots that no node serves do
+    /// not keep the others from being served.
     pub(crate) fn start(node_timeout: Duration) -> Self {
         let nodes: Vec<Server> = (0..6).map(|_| start_node(node_timeout)).collect();
         let cluster = Self { nodes };
@@ -173,7 +173,7 @@ fn port(node: &Server) -> u16 {
 pub(crate) fn wait(what: &str, holds: impl Fn() -> bool) {
     let timeout = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < timeout, "waited in vain until {what}");
+        assert!(Instant::now() < timeout, "gave up waiting until {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

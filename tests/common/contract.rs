@@ -1,4 +1,4 @@
-//! What every store has to do, stamped out for each by [`contract!`](crate::contract).
+//! What every store has to do: tests made by [`contract!`](crate::contract).
 
 use std::{sync::Arc, time::Duration};
 

@@ -8,9 +8,9 @@ use proptest::{
     sample::{Index, subsequence},
 };
 use sluicegate::{
-    Charge, Key, Policy, Rule, Store, Usage,
+    Charge, Decision, Key, Policy, Rule, Store, Usage,
     rule::MAX_UNITS,
-    store::{Check, Settlement},
+    store::{Check, Operation, Reply, Settlement},
     test_util::TestClock,
 };
 
@@ -46,9 +46,48 @@ pub(crate) enum Act {
     Reset(usize, usize),
     /// Gives a policy's name its next rules.
     NextRules(usize),
+    /// Does all of these in one call.
+    Call(Vec<Part>),
+    /// Puts a value that nothing can be done with in the place of what was counted.
+    Spoil(usize, usize, Spoiled),
 }
 
-/// The histories that the semantics speak of: the clock goes forward and the rules stay.
+/// A part of a call.
+#[derive(Clone, Debug)]
+pub(crate) enum Part {
+    /// A check that is not a fill.
+    Check(Vec<(usize, usize, u64)>),
+    Fill(Vec<(usize, usize, u64)>, u16),
+    Settle(Index, Vec<u64>),
+    Reset(usize, usize),
+}
+
+/// Why a value cannot be read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Spoiled {
+    WrongType,
+    OtherVersion,
+    Garbage,
+}
+
+/// What a part of a call answers: of each check of it, what was decided, and what its shadows decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Decided(Vec<(Outcome, Option<Outcome>)>),
+    Settled(Outcome),
+    Reset,
+    Failed,
+}
+
+/// What came out of an act.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Came {
+    Nothing,
+    Of(Outcome),
+    Answers(Vec<Answer>),
+}
+
+/// The histories that the semantics are defined for: the clock goes forward and the rules stay.
 pub(crate) fn steady() -> impl Strategy<Value = History> {
     let acts = prop_oneof![8 => checks(), 2 => settlements(), 1 => resets()];
     histories(1, gaps(), acts)
@@ -64,6 +103,61 @@ pub(crate) fn wild() -> impl Strategy<Value = History> {
     ];
     let gaps = prop_oneof![4 => gaps(), 1 => gaps().prop_map(|gap| -gap)];
     histories(3, gaps, acts)
+}
+
+/// A configuration for few cases, since each of them is long; the environment may ask for more.
+pub(crate) fn few_cases() -> ProptestConfig {
+    let asked = std::env::var_os("PROPTEST_CASES").is_some();
+    let default = ProptestConfig::default();
+    ProptestConfig {
+        cases: if asked { default.cases } else { 48 },
+        ..default
+    }
+}
+
+/// Calls of several operations, with fills and shadows; clocks and rules as in [`wild`]. The third policy is a shadow.
+pub(crate) fn calls() -> impl Strategy<Value = History> {
+    calls_of(Just(None::<Act>).boxed())
+}
+
+/// The same, with values that cannot be read.
+pub(crate) fn spoiled_calls() -> impl Strategy<Value = History> {
+    let kinds = prop_oneof![
+        Just(Spoiled::WrongType),
+        Just(Spoiled::OtherVersion),
+        Just(Spoiled::Garbage)
+    ];
+    let spoil = (0..3_usize, 0..3_usize, kinds);
+    calls_of(
+        spoil
+            .prop_map(|(policy, key, kind)| Some(Act::Spoil(policy, key, kind)))
+            .boxed(),
+    )
+}
+
+fn calls_of(others: BoxedStrategy<Option<Act>>) -> impl Strategy<Value = History> {
+    let next_rules = || (0..3_usize).prop_map(Act::NextRules);
+    let others = (others, next_rules()).prop_map(|(other, next)| other.unwrap_or(next));
+    let acts =
+        prop_oneof![8 => vec(parts(), 1..=5).prop_map(Act::Call), 1 => others, 1 => next_rules()];
+    let gaps = prop_oneof![4 => gaps(), 1 => gaps().prop_map(|gap| -gap)];
+    histories(3, gaps, acts).prop_map(|mut history| {
+        for policy in &mut history.policies[2] {
+            *policy = policy.clone().shadow();
+        }
+        history
+    })
+}
+
+fn parts() -> impl Strategy<Value = Part> {
+    let charges = || vec((0..3_usize, 0..3_usize, costs()), 1..=4);
+    let counts = prop_oneof![12 => 0..=20_u16, 1 => Just(70)];
+    prop_oneof![
+        6 => charges().prop_map(Part::Check),
+        6 => (charges(), counts).prop_map(|(charges, count)| Part::Fill(charges, count)),
+        4 => (any::<Index>(), vec(costs(), 1..=3)).prop_map(|(check, costs)| Part::Settle(check, costs)),
+        1 => (0..3_usize, 0..3_usize).prop_map(|(policy, key)| Part::Reset(policy, key)),
+    ]
 }
 
 /// One key that is charged so much that its totals outgrow what is stored of them: 16 bits, 32, and 53.
@@ -215,13 +309,28 @@ fn costs() -> impl Strategy<Value = u64> {
     ]
 }
 
+/// How a player does what stands in one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Calls {
+    Together,
+    /// Each check by itself, those of a fill too; what a spoiled value makes of it is told without the store.
+    Apart,
+}
+
+/// Puts a value into the place of a policy's name and a key, in a store of whose values that is possible.
+type Spoil<'a> = dyn Fn(&str, &Key, Spoiled) + 'a;
+
 /// Plays a history on one store.
 pub(crate) struct Player<'a> {
     store: &'a dyn Store,
     policies: &'a [Vec<Policy>],
+    calls: Calls,
+    spoil: Option<&'a Spoil<'a>>,
     version: Vec<usize>,
     /// What was admitted and has not been settled.
     open: Vec<Usage>,
+    /// The policies and keys whose values cannot be read.
+    spoiled: Vec<(usize, usize)>,
 }
 
 impl<'a> Player<'a> {
@@ -229,23 +338,57 @@ impl<'a> Player<'a> {
         Self {
             store,
             policies: &history.policies,
+            calls: Calls::Together,
+            spoil: None,
             version: vec![0; history.policies.len()],
             open: Vec::new(),
+            spoiled: Vec::new(),
         }
     }
 
-    /// Answers what came out of it, if anything did.
+    /// Does what stands in one call so.
+    pub(crate) fn calls(self, calls: Calls) -> Self {
+        Self { calls, ..self }
+    }
+
+    /// Spoils values by this.
+    pub(crate) fn spoil(self, spoil: &'a Spoil<'a>) -> Self {
+        Self {
+            spoil: Some(spoil),
+            ..self
+        }
+    }
+
+    /// Answers what came out of it, if anything did, of a single check or settlement.
     pub(crate) async fn play(&mut self, act: &Act) -> Option<Outcome> {
+        match self.come(act).await {
+            Came::Of(outcome) => Some(outcome),
+            _ => None,
+        }
+    }
+
+    /// Answers what came out of it.
+    pub(crate) async fn come(&mut self, act: &Act) -> Came {
         match act {
-            Act::Check(charges) => return Some(self.check(charges).await),
-            Act::Settle(check, costs) => return self.settle(check, costs).await,
+            Act::Check(charges) => return Came::Of(self.check(charges).await),
+            Act::Settle(check, costs) => {
+                let settled = self.settle(check, costs).await;
+                return settled.map_or(Came::Nothing, Came::Of);
+            }
             Act::Reset(policy, key) => {
                 let reset = self.store.reset(self.policy(*policy), &key_of(*key));
                 reset.await.unwrap();
             }
             Act::NextRules(policy) => self.version[*policy] += 1,
+            Act::Call(parts) => return Came::Answers(self.call(parts).await),
+            Act::Spoil(policy, key, kind) => {
+                self.spoiled.push((*policy, *key));
+                if let Some(spoil) = self.spoil {
+                    spoil(self.policy(*policy).name(), &key_of(*key), *kind);
+                }
+            }
         }
-        None
+        Came::Nothing
     }
 
     /// The check of these charges, under the rules of now.
@@ -266,15 +409,133 @@ impl<'a> Player<'a> {
     }
 
     async fn settle(&mut self, check: &Index, costs: &[u64]) -> Option<Outcome> {
+        let settlement = self.settlement(*check, costs)?;
+        let settled = self.store.settle(&settlement).await.unwrap();
+        Some(Outcome::from(&settled))
+    }
+
+    fn settlement(&mut self, check: Index, costs: &[u64]) -> Option<Settlement> {
         if self.open.is_empty() {
             return None;
         }
         let usage = self.open.remove(check.index(self.open.len()));
         let costs = costs.iter().copied().cycle();
         let costs = costs.take(usage.check().charges().len());
-        let settlement = Settlement::new(&usage, costs).unwrap();
-        let settled = self.store.settle(&settlement).await.unwrap();
-        Some(Outcome::from(&settled))
+        Some(Settlement::new(&usage, costs).unwrap())
+    }
+
+    /// What is settled in a call was admitted before it.
+    async fn call(&mut self, parts: &[Part]) -> Vec<Answer> {
+        let operations: Vec<Operation> = parts.iter().filter_map(|it| self.operation(it)).collect();
+        let replies = match self.calls {
+            Calls::Together => {
+                let replies = self.store.call(operations).await.unwrap();
+                replies.into_iter().map(Result::ok).collect()
+            }
+            Calls::Apart => {
+                let mut replies = Vec::new();
+                for operation in operations {
+                    replies.push(self.alone(operation).await);
+                }
+                replies
+            }
+        };
+        let answers = replies.into_iter().map(|reply| match reply {
+            Some(Reply::Check(decision)) => self.decided(&[decision]),
+            Some(Reply::Fill(decisions)) => self.decided(&decisions),
+            Some(Reply::Settle(usage)) => Answer::Settled(Outcome::from(&usage)),
+            Some(Reply::Reset) => Answer::Reset,
+            None => Answer::Failed,
+        });
+        answers.collect()
+    }
+
+    fn operation(&mut self, part: &Part) -> Option<Operation> {
+        Some(match part {
+            Part::Check(charges) => Operation::Check(self.check_of(charges)),
+            Part::Fill(charges, count) => Operation::Fill {
+                check: self.check_of(charges),
+                count: *count,
+            },
+            Part::Settle(check, costs) => Operation::Settle(self.settlement(*check, costs)?),
+            Part::Reset(policy, key) => Operation::Reset {
+                policy: self.policy(*policy).clone(),
+                key: key_of(*key),
+            },
+        })
+    }
+
+    /// One operation by itself; `None` where it touches a value that cannot be read.
+    async fn alone(&mut self, operation: Operation) -> Option<Reply> {
+        Some(match operation {
+            Operation::Check(check) => Reply::Check(self.check_alone(&check).await?),
+            Operation::Fill { check, count } => {
+                let mut decisions = Vec::new();
+                for _ in 0..count {
+                    let decision = self.check_alone(&check).await?;
+                    let is_last = !decision.is_allowed();
+                    decisions.push(decision);
+                    if is_last {
+                        // A denial changes nothing: the others are denied alike.
+                        decisions.resize(count.into(), decisions[decisions.len() - 1].clone());
+                        break;
+                    }
+                }
+                Reply::Fill(decisions)
+            }
+            Operation::Settle(settlement) => {
+                self.can_read(settlement.check().charges()).then_some(())?;
+                Reply::Settle(self.store.settle(&settlement).await.unwrap())
+            }
+            Operation::Reset { policy, key } => {
+                self.store.reset(&policy, &key).await.unwrap();
+                let policies = self.policies;
+                let is_it = |it: &(usize, usize)| {
+                    policies[it.0][0].name() == policy.name() && key_of(it.1) == key
+                };
+                self.spoiled.retain(|it| !is_it(it));
+                Reply::Reset
+            }
+        })
+    }
+
+    async fn check_alone(&self, check: &Check) -> Option<Decision> {
+        self.can_read(check.charges()).then_some(())?;
+        if self.can_read(check.shadow_charges()) {
+            return Some(self.store.check(check).await.unwrap());
+        }
+        let counting = Check::new(check.charges().iter().cloned()).unwrap();
+        let mut decision = self.store.check(&counting).await.unwrap();
+        if let Decision::Allowed(usage) = &mut decision {
+            assert!(usage.shadow().is_none());
+        }
+        Some(decision)
+    }
+
+    fn can_read(&self, charges: &[Charge]) -> bool {
+        charges.iter().all(|charge| {
+            let mut spoiled = self.spoiled.iter();
+            !spoiled.any(|(policy, key)| {
+                self.policies[*policy][0].name() == charge.policy().name()
+                    && key_of(*key) == *charge.key()
+            })
+        })
+    }
+
+    /// Keeps some of what was admitted for settlements, and what its shadows charged.
+    fn decided(&mut self, decisions: &[Decision]) -> Answer {
+        let usages = decisions.iter().take(3).filter(|it| it.is_allowed());
+        for usage in usages.map(Decision::usage) {
+            self.open.push(usage.clone());
+            if let Some(Decision::Allowed(shadow)) = usage.shadow() {
+                self.open.push(shadow.clone());
+            }
+        }
+        let both = |it: &Decision| {
+            let shadow = it.usage().shadow().map(Outcome::from);
+            (Outcome::from(it), shadow)
+        };
+        Answer::Decided(decisions.iter().map(both).collect())
     }
 
     fn policy(&self, index: usize) -> &'a Policy {
@@ -292,22 +553,50 @@ pub(crate) fn move_clock(clock: &TestClock, gap_ms: i64) {
     clock.set(clock.now_ms().saturating_add_signed(gap_ms));
 }
 
-/// Plays a history on two empty stores that go by one clock: they must agree at every step.
+/// Plays a history on two empty stores that share one clock: they must agree at every step.
 pub(crate) async fn agree(
     first: &dyn Store,
     second: &dyn Store,
     clock: &TestClock,
     history: &History,
 ) {
-    let mut players = (Player::new(first, history), Player::new(second, history));
+    let players = (Player::new(first, history), Player::new(second, history));
+    same(players, clock, history).await;
+}
+
+/// The same with players that are made.
+pub(crate) async fn same(
+    (mut first, mut second): (Player<'_>, Player<'_>),
+    clock: &TestClock,
+    history: &History,
+) {
     clock.set(history.start_ms);
     for (index, step) in history.steps.iter().enumerate() {
         move_clock(clock, step.gap_ms);
-        let outcomes = (
-            players.0.play(&step.act).await,
-            players.1.play(&step.act).await,
-        );
+        let outcomes = (first.come(&step.act).await, second.come(&step.act).await);
         let now_ms = clock.now_ms();
-        assert_eq!(outcomes.0, outcomes.1, "step {index} at {now_ms}: {step:?}");
+        assert!(
+            outcomes.0 == outcomes.1,
+            "step {index} at {now_ms}: {step:?}: {}",
+            difference(&outcomes.0, &outcomes.1)
+        );
+    }
+}
+
+/// What differs first: a fill has many decisions.
+fn difference(left: &Came, right: &Came) -> String {
+    let (Came::Answers(lefts), Came::Answers(rights)) = (left, right) else {
+        return format!("{left:?} is not {right:?}");
+    };
+    let mut pairs = lefts.iter().zip(rights).enumerate();
+    match pairs.find(|(_, (left, right))| left != right) {
+        Some((part, (Answer::Decided(lefts), Answer::Decided(rights)))) => {
+            let mut pairs = lefts.iter().zip(rights).enumerate();
+            format!(
+                "part {part}: {:?}",
+                pairs.find(|(_, (left, right))| left != right)
+            )
+        }
+        other => format!("{other:?}"),
     }
 }

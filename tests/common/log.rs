@@ -1,4 +1,4 @@
-//! An observer that writes down what it is told.
+//! An observer that writes down its events.
 
 use std::{
     fmt::{Debug, Write},
@@ -7,10 +7,13 @@ use std::{
 
 use sluicegate::{
     Policy,
-    observe::{Asked, Blocked, Decided, Done, Failed, MissingKey, Observer, Switched},
+    observe::{
+        Blocked, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
+        Observer,
+    },
 };
 
-/// Writes down all that it is told, in short or in full.
+/// Writes down all events, in short or in full.
 #[derive(Clone, Default)]
 pub(crate) struct Log {
     pub(crate) lines: Arc<Mutex<Vec<String>>>,
@@ -38,37 +41,37 @@ impl Log {
     }
 }
 
-fn about(asked: &Asked<'_>) -> String {
-    let shadow = if asked.is_shadow() { "shadow " } else { "" };
-    format!("{shadow}{} {}", asked.call().as_str(), asked.names())
+fn about(call: &CallInfo<'_>) -> String {
+    let shadow = if call.is_shadow() { "shadow " } else { "" };
+    format!("{shadow}{} {}", call.kind().as_str(), call.names())
 }
 
 impl Observer for Log {
-    fn decided(&self, it: &Decided<'_>) {
+    fn on_decision(&self, it: &DecisionEvent<'_>) {
         let local = if it.is_local() { "local " } else { "" };
-        let mut line = format!("{local}{} {}", about(it.asked()), it.is_allowed());
-        for (policy, rule) in it.refusals() {
+        let mut line = format!("{local}{} {}", about(it.call()), it.is_allowed());
+        for (policy, rule) in it.denials() {
             write!(line, " {}:{}", policy.name(), rule.rule()).unwrap();
         }
         self.add(it, format!("{line} in {:?}", it.latency()));
     }
 
-    fn done(&self, it: &Done<'_>) {
+    fn on_completion(&self, it: &CompletionEvent<'_>) {
         let local = if it.is_local() { "local " } else { "" };
-        let asked = about(it.asked());
-        self.add(it, format!("{local}{asked} in {:?}", it.latency()));
+        let call = about(it.call());
+        self.add(it, format!("{local}{call} in {:?}", it.latency()));
     }
 
-    fn failed(&self, it: &Failed<'_>) {
+    fn on_error(&self, it: &ErrorEvent<'_>) {
         let (kind, outcome) = (it.error().kind().as_str(), it.outcome().as_str());
         let latency = it.latency();
         self.add(
             it,
-            format!("{} {kind} {outcome} in {latency:?}", about(it.asked())),
+            format!("{} {kind} {outcome} in {latency:?}", about(it.call())),
         );
     }
 
-    fn switched(&self, it: &Switched<'_>) {
+    fn on_breaker(&self, it: &BreakerEvent<'_>) {
         let kind = it.error().map(|error| error.kind().as_str());
         self.add(it, format!("open {} {kind:?}", it.is_open()));
     }
@@ -79,7 +82,7 @@ impl Observer for Log {
         self.add(it, format!("{policy} {kind} {outcome}"));
     }
 
-    fn blocked(&self, it: &Blocked<'_>) {
+    fn on_blocked(&self, it: &Blocked<'_>) {
         let policy = it.policy().map_or("?", Policy::name);
         self.add(it, format!("{policy} blocked {}", it.outcome().as_str()));
     }

@@ -1,14 +1,14 @@
 //! A connection to nowhere: it runs the script in Lua 5.4 and keeps the keys itself.
 //!
-//! Redis and Valkey run Lua 5.1; others that speak their protocol run 5.4, where whole numbers and floats differ.
+//! Redis and Valkey run Lua 5.1; others with their protocol run 5.4, where whole numbers and floats differ.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use mlua::{Lua, Table, Value as LuaValue, Variadic};
+use mlua::{Function, Lua, Table, Value as LuaValue, Variadic};
 use redis::{
     Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, RedisResult, ServerErrorKind, Value,
     aio::ConnectionLike,
@@ -19,6 +19,9 @@ const SLACK_MS: u64 = 86_400_000;
 
 type State = Arc<Mutex<Keys>>;
 
+/// The last script that was run, by its source.
+type Compiled = Arc<Mutex<Option<(Vec<u8>, Function)>>>;
+
 /// The keys, and the time at which each is gone: by the clock of the caller, so that a TTL that is too short is seen.
 #[derive(Default)]
 struct Keys {
@@ -26,6 +29,8 @@ struct Keys {
     eval: Vec<Vec<u8>>,
     now_ms: u64,
     values: HashMap<Vec<u8>, (Vec<u8>, u64)>,
+    /// The keys of which `GET` answers that they are of another type.
+    of_wrong_type: HashSet<Vec<u8>>,
 }
 
 impl Keys {
@@ -39,6 +44,7 @@ impl Keys {
 pub(crate) struct LuaServer {
     lua: Lua,
     keys: State,
+    compiled: Compiled,
 }
 
 impl LuaServer {
@@ -68,7 +74,11 @@ impl LuaServer {
         });
         redis.set("error_reply", error_reply.unwrap()).unwrap();
         lua.globals().set("redis", redis).unwrap();
-        Self { lua, keys }
+        Self {
+            lua,
+            keys,
+            compiled: Arc::default(),
+        }
     }
 
     /// The last call again, but of this version.
@@ -77,6 +87,20 @@ impl LuaServer {
         let keys = usize::try_from(number(&args[1])).unwrap();
         args[2 + keys][0] = version;
         self.eval(&args.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
+    /// Puts a value in the place of what a key holds; without one, what it holds is of another type.
+    pub(crate) fn put(&self, key: &str, value: Option<&[u8]>) {
+        let mut keys = self.keys.lock().unwrap();
+        match value {
+            Some(value) => {
+                keys.of_wrong_type.remove(key.as_bytes());
+                keys.values.insert(key.into(), (value.into(), u64::MAX));
+            }
+            None => {
+                keys.of_wrong_type.insert(key.into());
+            }
+        }
     }
 
     fn answer(&self, cmd: &Cmd) -> RedisResult<Value> {
@@ -119,7 +143,7 @@ impl LuaServer {
             .globals()
             .set("ARGV", table(&args[2 + keys..]))
             .unwrap();
-        match self.lua.load(args[0]).eval().unwrap() {
+        match self.script(args[0]).call(()).unwrap() {
             LuaValue::String(reply) => Ok(Value::BulkString(reply.as_bytes().to_vec())),
             LuaValue::Table(error) => {
                 let text: String = error.get("err").unwrap();
@@ -127,6 +151,17 @@ impl LuaServer {
             }
             other => panic!("not a reply: {other:?}"),
         }
+    }
+
+    /// Compiled when it is another than the last one: that takes longer than to run it.
+    fn script(&self, source: &[u8]) -> Function {
+        let mut compiled = self.compiled.lock().unwrap();
+        if let Some((_, function)) = compiled.as_ref().filter(|(last, _)| last == source) {
+            return function.clone();
+        }
+        let function = self.lua.load(source).into_function().unwrap();
+        *compiled = Some((source.to_vec(), function.clone()));
+        function
     }
 
     /// The clock stands behind the version in the head of the call, six bytes, the lowest first.
@@ -156,6 +191,11 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
             let now = since_epoch();
             let parts = [now.as_secs().to_string(), now.subsec_micros().to_string()];
             Ok(LuaValue::Table(lua.create_sequence_from(parts)?))
+        }
+        [b"GET", key] if keys.of_wrong_type.contains(key) => {
+            let error = lua.create_table()?;
+            error.set("err", "WRONGTYPE Operation against a key")?;
+            Ok(LuaValue::Table(error))
         }
         [b"GET", key] => Ok(match keys.get(key) {
             Some((value, _)) => LuaValue::String(lua.create_string(value)?),
@@ -187,6 +227,7 @@ fn call(lua: &Lua, keys: &State, args: &[LuaValue]) -> mlua::Result<LuaValue> {
         }
         [b"DEL", key] => {
             keys.values.remove(key);
+            keys.of_wrong_type.remove(key);
             Ok(LuaValue::Integer(1))
         }
         _ => panic!("not a command of the script: {args:?}"),
@@ -197,7 +238,7 @@ fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// Floats that are no whole numbers are refused by every command that the script uses.
+/// Floats that are no whole numbers are errors to every command that the script uses.
 fn argument(value: &LuaValue) -> Vec<u8> {
     match value {
         LuaValue::String(string) => string.as_bytes().to_vec(),

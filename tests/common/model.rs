@@ -1,4 +1,4 @@
-//! The semantics in the simplest form: every charge is kept for ever, and every question is answered by adding all up.
+//! The semantics in the simplest form: every charge is kept, and each check adds all of them up.
 //!
 //! For clocks that go forward and rules that stay.
 
@@ -50,7 +50,7 @@ impl<'a> Model<'a> {
                     .retain(|(of, whose, _), _| (of, whose) != (policy, key));
                 None
             }
-            Act::NextRules(_) => panic!("the model's rules do not change"),
+            other => panic!("the model does not know {other:?}"),
         }
     }
 

@@ -53,7 +53,7 @@ impl From<&Usage> for Outcome {
     }
 }
 
-/// A denial names a rule; of equal ones, the first is meant.
+/// A denial names a rule: of equal ones, the first.
 fn refused(denial: &Denial) -> Refused {
     let usage = denial.usage();
     let places = usage.policies().enumerate().flat_map(|(charge, policy)| {

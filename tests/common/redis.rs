@@ -157,7 +157,7 @@ impl Server {
         );
     }
 
-    /// Stops the server in its tracks: its connections stay open, and mute.
+    /// Stops the server (SIGSTOP): its connections stay open, without replies.
     pub(crate) fn stop(&self) {
         self.signal("-STOP");
     }
@@ -207,8 +207,8 @@ fn spawn(folder: &TempDir, port: u16, args: &[String], env: &[(String, String)])
         })
 }
 
-/// Waits until a program listens at its socket, or has ended. A server takes its port before it makes its socket, and ends
-/// when the port is taken.
+/// Waits until a program listens at its socket, or has ended. A server takes its port before it makes its socket, and
+/// ends when the port is taken.
 pub(crate) fn listens(child: &mut Child, socket: &str, log: impl Fn() -> String) -> bool {
     let timeout = Instant::now() + Duration::from_secs(10);
     while child.try_wait().unwrap().is_none() {

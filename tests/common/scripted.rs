@@ -1,4 +1,4 @@
-//! A store that answers as it is told, and remembers what it was asked.
+//! A store with scripted answers, which records its checks.
 #![allow(dead_code, reason = "each test uses what it needs of it")]
 
 use std::{
@@ -22,7 +22,18 @@ pub(crate) struct Scripted {
 }
 
 impl Scripted {
+    /// The script decides the charges that count, and then the shadows, as a check in which they count.
     pub(crate) fn new(
+        script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Self::whole(move |check| match check.shadow_check() {
+            None => script(check),
+            Some(shadows) => with_shadows(&script, check, &shadows),
+        })
+    }
+
+    /// The script decides the shadows by itself.
+    fn whole(
         script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -36,15 +47,15 @@ impl Scripted {
         Self::new(|check| StoreFuture::ready(allowed(check)))
     }
 
-    /// Refuses everything: every rule for this long.
+    /// Denies everything: every rule for this long.
     pub(crate) fn refusing_for(ms: u64) -> Arc<Self> {
         Self::new(move |check| StoreFuture::ready(denied(check, ms)))
     }
 
-    /// A memory store at the end of a long wire.
+    /// A memory store that answers after a delay.
     pub(crate) fn far(latency: Duration) -> Arc<Self> {
         let memory = MemoryStore::new();
-        Self::new(move |check| {
+        Self::whole(move |check| {
             let answer = memory.check(check);
             StoreFuture::pending(async move {
                 tokio::time::sleep(latency).await;
@@ -60,7 +71,7 @@ impl Scripted {
 
     /// Cannot decide.
     pub(crate) fn failing() -> Arc<Self> {
-        Self::new(|_| StoreFuture::ready(Err(unavailable())))
+        Self::whole(|_| StoreFuture::ready(Err(unavailable())))
     }
 
     pub(crate) fn checks(&self) -> Vec<Check> {
@@ -76,6 +87,22 @@ impl Scripted {
             .map(|it| format!("{} {} {}", it.policy().name(), it.key().kind(), it.cost()))
             .collect()
     }
+}
+
+/// Decides both in one call, as a store does. Shadows that cannot be decided are left out.
+fn with_shadows(script: &Script, check: &Check, shadows: &Check) -> StoreFuture<Decision> {
+    let decision = match check.charges() {
+        [] => StoreFuture::ready(allowed(check)),
+        _ => script(check),
+    };
+    let shadow = script(shadows);
+    StoreFuture::pending(async move {
+        let (decision, shadow) = futures::join!(decision, shadow);
+        Ok(match shadow {
+            Ok(shadow) => decision?.with_shadow(shadow),
+            Err(_) => decision?,
+        })
+    })
 }
 
 impl Store for Scripted {
@@ -110,7 +137,7 @@ pub(crate) fn allowed(check: &Check) -> Result<Decision, StoreError> {
     })
 }
 
-/// A refusal by every rule, which are all full.
+/// A denial by every rule, which are all full.
 pub(crate) fn denied(check: &Check, ms: u64) -> Result<Decision, StoreError> {
     decide(check, false, |_, limit| Count {
         used: limit,

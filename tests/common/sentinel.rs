@@ -27,14 +27,14 @@ pub(crate) struct Sentinel {
     _folder: TempDir,
 }
 
-/// One name, and who stands behind it.
+/// One name, and its servers.
 pub(crate) struct Group {
     pub(crate) servers: Vec<Server>,
     pub(crate) sentinels: Vec<Sentinel>,
 }
 
 impl Group {
-    /// Starts a primary with two replicas, which all get these arguments, and waits until everybody knows everybody.
+    /// Starts a primary with two replicas, which all get these arguments, and waits until all of them know each other.
     pub(crate) fn start(args: &[&str]) -> Self {
         let primary = Server::with(args);
         let port = primary.address().port().to_string();
@@ -88,7 +88,7 @@ impl Group {
         let old = self.primary();
         let command = format!("SENTINEL FAILOVER {NAME}");
         eventually("there is no failover", || {
-            // It is refused while one is under way, and given up where no replica was heard of lately.
+            // Sentinels refuse it while one is under way, and give it up when no replica has reported lately.
             self.primary() != old || {
                 let _ = self.sentinels[0].ask::<()>(&command);
                 false
@@ -99,7 +99,7 @@ impl Group {
 
     /// Waits until another than this server takes writes, and the sentinels say so.
     pub(crate) fn promoted(&self, old: usize) -> usize {
-        eventually("nobody is promoted", || {
+        eventually("no replica is promoted", || {
             let new = self.primary();
             new != old && replication(&self.servers[new]).contains("role:master")
         });
@@ -165,8 +165,8 @@ impl Sentinel {
         false
     }
 
-    /// Makes it look ten times as often as sentinels do, where it can be told so (from Redis 7.0). Not more often: while a
-    /// primary is down it hears of replicas once a second, and would believe none of them.
+    /// Makes it look ten times as often as sentinels do, where it can be told so (from Redis 7.0). Not more often:
+    /// while a primary is down it gets reports of replicas once a second, and would trust none of them.
     fn hurry(&self) {
         let periods =
             "info-period 1000 ask-period 100 publish-period 200 min-link-reconnect-period 1000";
@@ -229,7 +229,7 @@ fn replication(server: &Server) -> String {
     ask(&server.socket_url(), "INFO replication").unwrap_or_default()
 }
 
-/// Passes for a sentinel that names one server for ever.
+/// Answers as a sentinel that always names one server.
 pub(crate) struct Parrot(TcpListener);
 
 impl Parrot {

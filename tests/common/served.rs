@@ -45,7 +45,7 @@ impl Served {
         (served, clock)
     }
 
-    /// Starts a server, and a store over it that goes by a clock of its own.
+    /// Starts a server, and a store over it that has a clock of its own.
     pub(crate) async fn start() -> (Self, TestClock) {
         let server = Server::start();
         let (store, clock) = fresh(&server).await;

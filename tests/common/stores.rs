@@ -7,7 +7,7 @@ use sluicegate::RedisStore;
 
 use super::redis::Server;
 
-/// One store for each kind of connection that heals, all over one server.
+/// One store for each source of connections, all over one server.
 pub(crate) async fn all(server: &Server) -> Vec<(&'static str, RedisStore)> {
     vec![
         ("url", RedisStore::connect(server.url()).await.unwrap()),
@@ -15,11 +15,8 @@ pub(crate) async fn all(server: &Server) -> Vec<(&'static str, RedisStore)> {
             "client",
             RedisStore::from(Client::open(server.url()).unwrap()),
         ),
-        ("manager", manager(server).await),
         #[cfg(feature = "bb8")]
-        ("pool", pool(server, false).await),
-        #[cfg(feature = "bb8")]
-        ("pool with test_on_check_out", pool(server, true).await),
+        ("pool", pool(server).await),
     ]
 }
 
@@ -30,20 +27,14 @@ pub(crate) async fn manager(server: &Server) -> RedisStore {
         .set_connection_timeout(Some(Duration::from_millis(500)))
         .set_response_timeout(Some(Duration::from_millis(500)));
     let client = Client::open(server.url()).unwrap();
-    client
-        .get_connection_manager_with_config(config)
-        .await
-        .unwrap()
-        .into()
+    let manager = client.get_connection_manager_with_config(config).await;
+    RedisStore::from_connection(manager.unwrap())
 }
 
 /// Over a pool of four connections, all of them open.
 #[cfg(feature = "bb8")]
-pub(crate) async fn pool(server: &Server, test_on_check_out: bool) -> RedisStore {
+pub(crate) async fn pool(server: &Server) -> RedisStore {
     let manager = bb8_redis::RedisConnectionManager::new(server.url()).unwrap();
-    let pool = bb8::Pool::builder()
-        .max_size(4)
-        .min_idle(4)
-        .test_on_check_out(test_on_check_out);
+    let pool = bb8::Pool::builder().max_size(4).min_idle(4);
     pool.build(manager).await.unwrap().into()
 }

@@ -1,4 +1,4 @@
-//! A Redis server that speaks TLS alone, with certificates made for one test.
+//! A Redis server that accepts TLS alone, with certificates made for one test.
 
 use std::{fs, net::SocketAddr, path::Path};
 
@@ -20,7 +20,7 @@ pub(crate) struct Identity {
 impl Authority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
-        // Of another name than what it signs, or that would pass for signed by itself.
+        // Of another name than what it signs, or it would be taken for signed by itself.
         params
             .distinguished_name
             .push(DnType::CommonName, "authority");
@@ -40,7 +40,7 @@ impl Authority {
         }
     }
 
-    /// What a client is told that trusts this authority alone, and shows this identity.
+    /// The settings of a client that trusts this authority alone, and shows this identity.
     pub(crate) fn certificates(&self, identity: Option<&Identity>) -> TlsCertificates {
         TlsCertificates {
             client_tls: identity.map(|identity| ClientTlsConfig {
@@ -68,7 +68,7 @@ struct Files {
 }
 
 impl TlsServer {
-    /// Starts a server with this identity, which asks for client certificates of the authority where told so.
+    /// Starts a server with this identity, which asks for client certificates of the authority if `ask_clients`.
     pub(crate) fn start(authority: &Authority, identity: &Identity, ask_clients: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, pem: &str| write(folder.path(), name, pem);
@@ -119,7 +119,7 @@ impl TlsServer {
         format!("rediss://{}", self.address())
     }
 
-    /// A client that trusts what it is told to trust.
+    /// A client with these settings.
     pub(crate) fn client(&self, certificates: TlsCertificates) -> Client {
         Client::build_with_tls(self.url(), certificates).unwrap()
     }

@@ -38,8 +38,8 @@ impl Visit for Fields {
 impl Trace {
     /// Runs with this as the subscriber of the thread.
     pub(crate) fn during(&self, run: impl FnOnce()) {
-        // While there is one subscriber alone, tracing asks the thread that first comes to an event whether anybody wants it;
-        // a thread of another test says no, for all.
+        // While there is one subscriber alone, tracing asks the thread that first comes to an event whether a
+        // subscriber wants it; a thread of another test says no, for all.
         static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
         LazyLock::force(&ANOTHER);
         with_default(self.clone(), run);

@@ -66,7 +66,7 @@ impl Drop for Twemproxy {
 /// It cannot be kept from serving statistics at a port, and ends when that is taken.
 fn spawn(folder: &TempDir) -> Child {
     let file = |name| folder.path().join(name);
-    // Debian's place for it is not in everybody's path.
+    // Debian's folder for it is not in the PATH of every user.
     let path = format!("{}:/usr/sbin", env::var("PATH").unwrap_or_default());
     Command::new("nutcracker")
         .env("PATH", path)

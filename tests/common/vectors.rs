@@ -58,9 +58,9 @@ struct Expect {
     usage: Vec<UsageText>,
     retry_after_ms: Option<u64>,
     refused_by: Option<RefusedBy>,
-    shadow: Option<Box<Expect>>,
+    shadow: Option<Box<Self>>,
     #[serde(default)]
-    decisions: Vec<Expect>,
+    decisions: Vec<Self>,
 }
 
 #[derive(Deserialize)]

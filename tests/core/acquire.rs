@@ -1,4 +1,4 @@
-//! Callers wait for room in order of arrival, ask the store only when it is worth it, and never come too early.
+//! Callers wait for room in order of arrival, call the store only when there may be room, and never come too early.
 
 use std::{
     convert::Infallible,
@@ -19,7 +19,7 @@ use sluicegate::{
     Usage,
     error::StoreErrorKind,
     extract::{Keys, KeysFuture},
-    observe::{Decided, Observer},
+    observe::{DecisionEvent, Observer},
     store::{Check, Settlement, StoreFuture},
     test_util::TestClock,
 };
@@ -28,23 +28,30 @@ use tower::{ServiceBuilder, ServiceExt};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A memory store whose clock is that of the paused runtime, and when it was asked.
+/// A memory store whose clock is that of the paused runtime, and when it was called.
 #[derive(Debug)]
 struct Timed {
     store: MemoryStore,
     clock: TestClock,
     start: Instant,
     asked_ms: Mutex<Vec<u128>>,
+    /// From a decision to its answer.
+    latency: Duration,
 }
 
 impl Timed {
     fn new() -> Arc<Self> {
+        Self::with_latency(Duration::ZERO)
+    }
+
+    fn with_latency(latency: Duration) -> Arc<Self> {
         let clock = TestClock::new(0);
         Arc::new(Self {
             store: MemoryStore::new().clock(clock.clone()),
             clock,
             start: Instant::now(),
             asked_ms: Mutex::default(),
+            latency,
         })
     }
 
@@ -62,7 +69,14 @@ impl Store for Timed {
         let now_ms = self.now_ms();
         self.clock.set(u64::try_from(now_ms).unwrap());
         self.asked_ms.lock().unwrap().push(now_ms);
-        self.store.check(check)
+        let (decision, latency) = (self.store.check(check), self.latency);
+        if latency.is_zero() {
+            return decision;
+        }
+        StoreFuture::pending(async move {
+            tokio::time::sleep(latency).await;
+            decision.await
+        })
     }
 
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
@@ -74,12 +88,12 @@ impl Store for Timed {
     }
 }
 
-/// How many decisions an observer was told of.
+/// How many decisions an observer was notified of.
 #[derive(Clone, Default)]
 struct Told(Arc<AtomicU32>);
 
 impl Observer for Told {
-    fn decided(&self, _: &Decided<'_>) {
+    fn on_decision(&self, _: &DecisionEvent<'_>) {
         self.0.fetch_add(1, SeqCst);
     }
 }
@@ -93,7 +107,30 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Waits, and answers when it was admitted, in ms; `None` if it was refused.
+/// The denial was decided before the reset, and arrives after it.
+#[tokio::test(start_paused = true)]
+async fn a_reset_while_the_store_is_asked_is_heard_by_all_who_wait() {
+    let store = Timed::with_latency(ms(10));
+    let limiter = Limiter::new(store.clone());
+    let charges = || calls("2/1h", 2);
+    assert!(limiter.check(charges()).await.unwrap().is_allowed());
+    let one = || calls("2/1h", 1);
+    let reset = async {
+        tokio::time::sleep(ms(5)).await;
+        let charge = &charges()[0];
+        limiter.reset(charge.policy(), charge.key()).await.unwrap();
+    };
+    let (first, second, ()) = tokio::join!(
+        limiter.acquire(one(), ms(1_000)),
+        limiter.acquire(one(), 120 * LONG),
+        reset
+    );
+    assert!(first.unwrap().is_allowed());
+    assert!(second.unwrap().is_allowed());
+    assert_eq!(store.asked_ms(), [0, 10, 20, 30]);
+}
+
+/// Waits, and answers when it was admitted, in ms; `None` if it was denied.
 async fn admitted_ms(limiter: &Limiter, store: &Timed, cost: u64, most: Duration) -> Option<u128> {
     let decision = limiter
         .acquire(calls("2/1s@exact", cost), most)
@@ -214,8 +251,8 @@ async fn what_the_store_said_to_another_is_told_as_it_is_by_now_and_to_the_obser
         };
         assert_eq!(denial.retry_after(), Some(ms(6_001)));
     }
-    // Two admissions, two refusals, and one that the head of the line kept to itself.
-    assert_eq!(told.0.load(SeqCst), 5);
+    // Two admissions, two denials, and six that the head of the queue kept to itself: it asks every two seconds.
+    assert_eq!(told.0.load(SeqCst), 10);
 }
 
 #[tokio::test(start_paused = true)]
@@ -236,7 +273,7 @@ async fn who_can_never_pass_is_told_so_at_once_whoever_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shadows_stand_in_no_line() {
+async fn callers_with_shadows_alone_do_not_wait_for_each_other() {
     let limiter = Limiter::new(Scripted::silent()).probe_interval(Duration::ZERO);
     let trial = Policy::parse("trial", "1/1d").unwrap().shadow();
     let charge = || [Charge::new(&trial, Key::new("account", "ours"), 1)];
@@ -263,7 +300,7 @@ async fn who_leaves_passes_the_turn_on_and_what_the_store_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lines_of_different_keys_do_not_wait_for_each_other() {
+async fn callers_with_different_keys_do_not_wait_for_each_other() {
     let store = Timed::new();
     let limiter = Limiter::new(store.clone());
     admitted_ms(&limiter, &store, 2, LONG).await;
@@ -288,7 +325,7 @@ async fn a_store_that_fails_or_is_silent_ends_the_wait_at_the_deadline_of_its_ca
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_that_moves_too_slowly_asks_out_of_turn() {
+async fn where_the_queue_moves_too_slowly_a_caller_asks_out_of_turn() {
     let slow = Scripted::new(|check| {
         let check = check.clone();
         StoreFuture::pending(async move {
@@ -302,6 +339,150 @@ async fn a_line_that_moves_too_slowly_asks_out_of_turn() {
     let (first, second) = tokio::join!(ask(), ask());
     assert!(first.unwrap().is_allowed() && second.unwrap().is_allowed());
     assert_eq!(start.elapsed(), ms(110));
+}
+
+// What is given back
+
+/// When a caller is admitted who waits for all of `2/10s`, in ms; and when the store was asked.
+async fn admitted_after(change: impl AsyncFnOnce(&Limiter, &Usage)) -> (u128, Vec<u128>) {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone());
+    let charges = || calls("2/10s@exact", 2);
+    let first = limiter.acquire(charges(), LONG).await.unwrap();
+    let waiting = async {
+        let decision = limiter.acquire(charges(), LONG).await.unwrap();
+        assert!(decision.is_allowed());
+        store.now_ms()
+    };
+    let changing = async {
+        tokio::time::sleep(ms(300)).await;
+        change(&limiter, first.usage()).await;
+    };
+    let (admitted_ms, ()) = tokio::join!(waiting, changing);
+    (admitted_ms, store.asked_ms())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_and_a_settlement_that_gives_back_are_heard_at_once() {
+    let reset = async |limiter: &Limiter, _: &Usage| {
+        let [charge] = calls("2/10s@exact", 0);
+        limiter.reset(charge.policy(), charge.key()).await.unwrap();
+    };
+    // The name of the policy counts, and clones share the queues.
+    let reset_by_clone = async |limiter: &Limiter, _: &Usage| {
+        let [charge] = calls("7/1m", 0);
+        let clone = limiter.clone().on_failure(FailurePolicy::Closed);
+        clone.reset(charge.policy(), charge.key()).await.unwrap();
+    };
+    let settle = async |limiter: &Limiter, usage: &Usage| {
+        limiter.settle(usage, [0]).await.unwrap();
+    };
+    assert_eq!(admitted_after(reset).await, (300, vec![0, 0, 300]));
+    assert_eq!(admitted_after(reset_by_clone).await, (300, vec![0, 0, 300]));
+    assert_eq!(admitted_after(settle).await, (300, vec![0, 0, 300]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_gives_nothing_back_wakes_nobody() {
+    let more = async |limiter: &Limiter, usage: &Usage| {
+        limiter.settle(usage, [3]).await.unwrap();
+    };
+    let other_key = async |limiter: &Limiter, _: &Usage| {
+        let [charge] = calls("2/10s@exact", 0);
+        let other = Key::new("account", "other");
+        limiter.reset(charge.policy(), &other).await.unwrap();
+    };
+    let other_policy = async |limiter: &Limiter, _: &Usage| {
+        let [charge] = calls("2/10s@exact", 0);
+        let other = Policy::parse("other", "2/10s@exact").unwrap();
+        limiter.reset(&other, charge.key()).await.unwrap();
+    };
+    let expected = vec![0, 0, 2_000, 4_000, 6_000, 8_000, 10_000, 10_001];
+    assert_eq!(admitted_after(more).await, (10_001, expected.clone()));
+    assert_eq!(admitted_after(other_key).await, (10_001, expected.clone()));
+    assert_eq!(admitted_after(other_policy).await, (10_001, expected));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_given_back_elsewhere_is_noticed_within_two_seconds() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone());
+    let charges = || calls("2/1h", 2);
+    assert!(limiter.acquire(charges(), LONG).await.unwrap().is_allowed());
+    let waiting = async {
+        let decision = limiter.acquire(charges(), LONG * 120).await.unwrap();
+        assert!(decision.is_allowed());
+        store.now_ms()
+    };
+    let resetting = async {
+        tokio::time::sleep(ms(4_500)).await;
+        let [charge] = charges();
+        let elsewhere = Limiter::new(store.clone());
+        elsewhere
+            .reset(charge.policy(), charge.key())
+            .await
+            .unwrap();
+    };
+    let (admitted_ms, ()) = tokio::join!(waiting, resetting);
+    assert_eq!(admitted_ms, 6_000);
+    assert_eq!(store.asked_ms(), [0, 0, 2_000, 4_000, 6_000]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_given_back_while_the_store_answers_is_heard() {
+    let store = Timed::with_latency(ms(50));
+    let limiter = Limiter::new(store.clone());
+    let charges = || calls("2/1h", 2);
+    assert!(limiter.acquire(charges(), LONG).await.unwrap().is_allowed());
+    let waiting = async {
+        let decision = limiter.acquire(charges(), LONG * 120).await.unwrap();
+        assert!(decision.is_allowed());
+        store.now_ms()
+    };
+    let resetting = async {
+        tokio::time::sleep(ms(10)).await;
+        let [charge] = charges();
+        limiter.reset(charge.policy(), charge.key()).await.unwrap();
+    };
+    let (admitted_ms, ()) = tokio::join!(waiting, resetting);
+    assert_eq!((admitted_ms, store.asked_ms()), (150, vec![0, 50, 100]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_under_a_raised_limit_does_not_wait_behind_one_under_the_old() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone());
+    let at = async |rules, delay| {
+        tokio::time::sleep(ms(delay)).await;
+        let decision = limiter.acquire(calls(rules, 1), LONG).await.unwrap();
+        decision.is_allowed().then(|| store.now_ms())
+    };
+    admitted_ms(&limiter, &store, 2, LONG).await;
+    let old = at("2/1s@exact", 0);
+    let (old, new, next) = tokio::join!(old, at("4/1s@exact", 100), at("4/1s@exact", 200));
+    // The counts are the same: the old limit has room only when what the new one admitted is released, too.
+    assert_eq!((old, new, next), (Some(1_101), Some(100), Some(200)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_is_admitted_when_the_response_of_another_gives_back() {
+    let theirs = Policy::parse("their-api", "1/1h").unwrap();
+    let layer = RateLimitLayer::new(Timed::new())
+        .limit(theirs, Key::new("account", "ours"))
+        .max_wait(LONG * 120)
+        .settle(|_, _| 0);
+    let client = ServiceBuilder::new()
+        .layer(layer)
+        .service_fn(async |_: Request<String>| {
+            tokio::time::sleep(ms(40)).await;
+            Ok::<_, Infallible>(Response::new(String::new()))
+        });
+    let start = Instant::now();
+    let requests = (0..3).map(|_| client.clone().oneshot(Request::new(String::new())));
+    for response in join_all(requests).await {
+        assert_eq!(response.unwrap().status(), StatusCode::OK);
+    }
+    assert_eq!(start.elapsed(), ms(120));
 }
 
 /// The layer around a service that notes when it was called.
@@ -370,7 +551,7 @@ async fn a_key_that_is_looked_up_waits_as_others_do_and_the_deadline_holds_for_t
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shadow_neither_waits_nor_makes_others_wait() {
+async fn a_shadow_is_decided_when_its_caller_is_admitted_and_makes_nobody_wait() {
     let store = Timed::new();
     let limiter = Limiter::new(store.clone());
     let shadow = Policy::parse("shadow", "1/1h@exact").unwrap().shadow();
@@ -388,8 +569,8 @@ async fn a_shadow_neither_waits_nor_makes_others_wait() {
         ));
     }
     assert_eq!(times, [(0, true), (0, false), (1_001, false)]);
-    // Each asks for what counts and then for the shadow; the third has to ask twice.
-    assert_eq!(store.asked_ms(), [0, 0, 0, 0, 0, 1_001, 1_001]);
+    // The third has to ask twice.
+    assert_eq!(store.asked_ms(), [0, 0, 0, 1_001]);
 }
 
 #[test]

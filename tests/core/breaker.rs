@@ -1,8 +1,9 @@
-//! A store that fails is asked once in a while and no more, and is asked again by all as soon as it answers.
+//! A store that fails is called once in each interval, and again by all requests as soon as it answers.
 
 use std::{
+    convert::Infallible,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
@@ -10,12 +11,15 @@ use std::{
 
 use crate::common::scripted::{Scripted, allowed, unavailable};
 use futures::future::join_all;
+use http::{Request, Response};
 use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, Policy, StoreError,
+    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
+    StoreError, Usage,
     error::StoreErrorKind,
-    store::{Check, StoreFuture},
+    store::{Check, Settlement, StoreFuture},
 };
 use tokio::time::{Instant, advance, sleep};
+use tower::{Layer, ServiceExt};
 
 const TIMEOUT: Duration = Duration::from_millis(100);
 const SHORTEST: Duration = Duration::from_millis(125);
@@ -211,7 +215,7 @@ async fn calls_from_before_a_switch_change_nothing_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_speaks_against_the_store_opens_it_and_what_speaks_against_the_request_does_not() {
+async fn failures_of_the_store_open_it_and_mistakes_of_a_request_do_not() {
     for (failure, opens) in [
         (StoreErrorKind::Timeout, true),
         (StoreErrorKind::Unavailable, true),
@@ -273,4 +277,55 @@ async fn with_an_interval_of_zero_every_request_asks() {
         assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Unavailable));
     }
     assert_eq!(store.checks().len(), 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_settlements_in_one_call_fail_once() {
+    let store = Scripted::allowing();
+    let limiter = Limiter::new(store.clone());
+    let both = ["now", "soon"].map(|name| Policy::parse(name, "1000/1d").unwrap());
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit(both[0].clone(), Key::new("user", "alice"))
+        .limit(both[1].clone().shadow(), Key::new("user", "alice"))
+        .settle(|_, _| 0);
+    let doors = Arc::new(tokio::sync::Semaphore::new(0));
+    let service = layer.layer(tower::service_fn(|_: Request<String>| {
+        let doors = doors.clone();
+        async move {
+            doors.acquire_owned().await.unwrap().forget();
+            Ok::<_, Infallible>(Response::new(String::new()))
+        }
+    }));
+    let requests = (0..4).map(|_| service.clone().oneshot(Request::default()));
+    let mut responses = Box::pin(join_all(requests));
+    assert!(futures::poll!(&mut responses).is_pending());
+    // From here on, the store answers nothing between its failures.
+    doors.add_permits(4);
+    responses.await;
+    let fifth = limiter.reset(&both[0], &Key::new("user", "alice")).await;
+    assert_eq!(fifth.unwrap_err().kind(), StoreErrorKind::Unavailable);
+    assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
+}
+
+#[test]
+fn a_store_is_told_how_long_its_limiter_waits() {
+    #[derive(Debug, Default)]
+    struct Told(MemoryStore, Mutex<Vec<Duration>>);
+    impl Store for Told {
+        fn check(&self, check: &Check) -> StoreFuture<Decision> {
+            self.0.check(check)
+        }
+        fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+            self.0.settle(settlement)
+        }
+        fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+            self.0.reset(policy, key)
+        }
+        fn set_timeout(&self, timeout: Duration) {
+            self.1.lock().unwrap().push(timeout);
+        }
+    }
+    let store = Arc::new(Told::default());
+    let _ = Limiter::new(store.clone()).timeout(SHORTEST);
+    assert_eq!(*store.1.lock().unwrap(), [TIMEOUT, SHORTEST]);
 }

@@ -20,7 +20,7 @@ mod memory {
     async fn flood(limiter: &Limiter, policy: &Policy, keys: std::ops::Range<u32>) {
         for key in keys {
             let decision = limiter.check(charge(policy, key)).await.unwrap();
-            assert!(decision.is_allowed(), "a new key is never refused");
+            assert!(decision.is_allowed(), "a new key is never denied");
         }
     }
 

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use crate::common::{
-    history::{Act, History, Player, START_MS, agree, move_clock, steady, wild},
+    history::{
+        Act, Calls, History, Player, START_MS, agree, calls, few_cases, move_clock, same, steady,
+        wild,
+    },
     model::Model,
 };
 use proptest::prelude::*;
@@ -68,7 +71,7 @@ fn assert_promise(history: &History, admitted: &[Admitted]) {
     }
 }
 
-/// Whoever comes back `retry_after` later is admitted; a millisecond earlier, refused.
+/// A check that comes back `retry_after` later is admitted; a millisecond earlier, denied.
 async fn assert_retry_is_exact(store: &dyn Store, clock: &TestClock, history: &History) {
     let mut player = Player::new(store, history);
     clock.set(history.start_ms);
@@ -112,5 +115,17 @@ proptest! {
     fn retry_after_is_exact(history in steady()) {
         let (store, clock) = memory();
         block_on(assert_retry_is_exact(&store, &clock, &history));
+    }
+}
+
+proptest! {
+    #![proptest_config(few_cases())]
+
+    #[test]
+    fn a_call_does_what_its_operations_do_one_by_one(history in calls()) {
+        let (store, clock) = memory();
+        let other = MemoryStore::new().clock(clock.clone());
+        let apart = Player::new(&other, &history).calls(Calls::Apart);
+        block_on(same((Player::new(&store, &history), apart), &clock, &history));
     }
 }

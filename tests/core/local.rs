@@ -1,4 +1,4 @@
-//! While the store cannot decide, this process does, within its share; what one has decided, it settles.
+//! While the store cannot decide, this process does, within its share; a decision is settled where it was made.
 
 use std::{
     convert::Infallible,
@@ -76,7 +76,7 @@ impl Store for Shared {
     }
 }
 
-/// Decides locally as one of so many, by a clock that stands still, and asks the store for each request.
+/// Decides locally as one of this many, by a clock that stands still, and calls the store for each request.
 fn limiter(store: &Shared, replicas: u32) -> Limiter {
     Limiter::new(store.clone())
         .on_failure(Local)
@@ -153,7 +153,7 @@ async fn a_cost_above_the_share_is_refused_without_a_time() {
 }
 
 #[tokio::test]
-async fn each_side_settles_what_it_has_decided() {
+async fn a_decision_is_settled_where_it_was_made() {
     let store = Shared::new();
     let limiter = limiter(&store, 2);
     let api = policy("10/1m");
@@ -219,7 +219,7 @@ async fn a_reset_reaches_both() {
 }
 
 #[tokio::test]
-async fn of_several_policies_the_strictest_speaks() {
+async fn of_several_policies_the_strictest_applies() {
     let login = |own| (Policy::parse("login", "100/1m").unwrap(), own);
     let pages = |own| (Policy::parse("pages", "1/1m").unwrap(), own);
     for (limiters, own, expected) in [
@@ -310,7 +310,7 @@ async fn what_a_client_is_told_is_what_was_applied() {
 }
 
 #[tokio::test]
-async fn shadows_are_asked_of_the_memory_where_the_policies_that_count_were() {
+async fn the_memory_decides_shadows_together_with_the_policies_that_count() {
     let store = Shared::new();
     let limiter = limiter(&store, 2);
     let trial = Policy::parse("trial", "4/1m").unwrap().shadow();
@@ -335,14 +335,24 @@ async fn shadows_are_asked_of_the_memory_where_the_policies_that_count_were() {
         assert_eq!(shadow.is_allowed(), shadow_allows);
         assert_eq!(store.asked.load(SeqCst), asked + 1);
     }
-    // What a shadow says of itself harms nobody.
+    // The failure policy of a shadow beside policies that count does not matter.
     let closed = trial.clone().on_failure(Closed);
     let charges = [
         Charge::new(&api, alice(), 1),
         Charge::new(&closed, alice(), 1),
     ];
     let decision = limiter.check(charges).await.unwrap();
-    assert!(decision.is_allowed() && decision.usage().shadow().is_none());
+    assert!(decision.is_allowed() && !decision.usage().shadow().unwrap().is_allowed());
+
+    // Shadows alone follow their own.
+    for (shadow, shadow_is_decided) in [(&trial, true), (&closed, false)] {
+        let decision = limiter
+            .check([Charge::new(shadow, alice(), 0)])
+            .await
+            .unwrap();
+        assert!(decision.is_allowed());
+        assert_eq!(decision.usage().shadow().is_some(), shadow_is_decided);
+    }
 }
 
 #[tokio::test]

@@ -1,7 +1,10 @@
 //! Proves that the script means the same in Lua 5.4 as in the Lua 5.1 of Redis.
 
 use crate::common::{
-    history::{Act, History, START_MS, Step, agree, key_of, large, move_clock, wild},
+    history::{
+        Act, Calls, History, Player, START_MS, Spoiled, Step, agree, calls, few_cases, key_of,
+        large, move_clock, same, spoiled_calls, wild,
+    },
     lua::LuaServer,
     outcome::Outcome,
     vectors::replay_all,
@@ -127,7 +130,7 @@ fn operation(history: &History, act: &Act, index: usize, version: &mut usize) ->
             *version += 1;
             None
         }
-        Act::Settle(..) => None,
+        Act::Settle(..) | Act::Call(_) | Act::Spoil(..) => None,
     }
 }
 
@@ -169,11 +172,46 @@ fn totals_that_are_one_too_many_for_an_entry_are_counted() {
     }
 }
 
+#[test]
+fn the_script_does_several_operations_in_one_call_as_the_memory_store_does_each_by_itself() {
+    agrees_apart(calls());
+}
+
+#[test]
+fn an_operation_on_a_value_that_cannot_be_read_fails_alone() {
+    agrees_apart(spoiled_calls());
+}
+
+fn agrees_apart(histories: impl Strategy<Value = History>) {
+    let runtime = runtime();
+    proptest!(few_cases(), |(history in histories)| {
+        let (server, clock) = (LuaServer::new(), TestClock::new(0));
+        let script = RedisStore::from_connection(server.clone()).clock(clock.clone());
+        let memory = MemoryStore::new().clock(clock.clone());
+        let spoil = |policy: &str, key: &Key, spoiled: Spoiled| {
+            let value = String::from_utf8_lossy(key.value());
+            let name = format!("sluicegate:{{{}={value}}}:{policy}", key.kind());
+            server.put(&name, match spoiled {
+                Spoiled::WrongType => None,
+                Spoiled::OtherVersion => Some(b"of another version\x02"),
+                Spoiled::Garbage => Some(b"\x03 is not so long\x01"),
+            });
+        };
+        let players = (
+            Player::new(&script, &history).spoil(&spoil),
+            Player::new(&memory, &history).calls(Calls::Apart),
+        );
+        runtime.block_on(same(players, &clock, &history));
+    });
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
+}
+
 fn agrees(histories: impl Strategy<Value = History>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     proptest!(|(history in histories)| {
         let (script, clock) = store();
         let memory = MemoryStore::new().clock(clock.clone());

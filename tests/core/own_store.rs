@@ -1,4 +1,4 @@
-//! Proves that the store which the documentation shows how to write answers calls as it has to: by the default of `Store::call`.
+//! Proves that the documentation's own store answers calls as it has to: by the default of `Store::call`.
 
 use sluicegate::test_util::TestClock;
 

@@ -199,7 +199,7 @@ async fn two_processes_admit_exactly_the_limit_of_thousands_of_concurrent_reques
     }
 }
 
-/// So many requests of one user to each server, 64 at a time; answers how many were admitted and refused.
+/// So many requests of one user to each server, 64 at a time; answers how many were admitted and denied.
 async fn burst(servers: [Example; 2], requests: usize, user: &str) -> (usize, usize) {
     let servers = std::sync::Arc::new(servers);
     let browser = Browser::new();

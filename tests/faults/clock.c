@@ -1,4 +1,4 @@
-/* Moves the clock of the process it is preloaded into, as one that is set by hand moves: CLOCK_REALTIME alone.
+/* Moves the clock of the process it is preloaded into, as one that a person sets moves: CLOCK_REALTIME alone.
  *
  * The file that CLOCK_OFFSET names holds the offset, eight bytes, microseconds. It is mapped, so a jump is seen at once.
  * (libfaketime, which does the same and more, hangs in programs that allocate with jemalloc, as redis-server does.) */

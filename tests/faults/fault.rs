@@ -15,10 +15,9 @@ const SECOND: u64 = 1;
 const HOUR: u64 = 3_600;
 const DAY: u64 = 86_400;
 
-/// In the order in which two of them can befall one server: of what needs a server that answers, before what makes it mute.
+/// In the order in which two of them can hit one server: what needs its answers comes before what makes it silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    PoolExhausted,
     ScriptsFlushed,
     Ahead { seconds: u64 },
     Back { seconds: u64 },
@@ -35,10 +34,9 @@ pub(crate) enum Fault {
     Crowd,
 }
 
-/// Two faults that turn the same knob are no pair.
+/// Two faults that change the same setting are no pair.
 #[derive(Debug, PartialEq, Eq)]
 enum Knob {
-    Pool,
     Scripts,
     Clock(Fault),
     Memory,
@@ -55,8 +53,7 @@ enum Knob {
 pub(crate) type Heal = Box<dyn FnOnce(&mut Site)>;
 
 impl Fault {
-    pub(crate) const ALL: [Self; 24] = [
-        Self::PoolExhausted,
+    pub(crate) const ALL: [Self; 23] = [
         Self::ScriptsFlushed,
         Self::Ahead { seconds: SECOND },
         Self::Ahead { seconds: HOUR },
@@ -88,7 +85,6 @@ impl Fault {
 
     pub(crate) fn name(self) -> String {
         match self {
-            Self::PoolExhausted => "pool exhausted".into(),
             Self::ScriptsFlushed => "scripts flushed in a loop".into(),
             Self::Ahead { seconds } => format!("clock +{}", span(seconds)),
             Self::Back { seconds } => format!("clock -{}", span(seconds)),
@@ -110,7 +106,7 @@ impl Fault {
         }
     }
 
-    /// Whether these two can befall one server, in this order.
+    /// Whether these two can hit one server, in this order.
     pub(crate) fn makes_a_pair_with(self, other: Self) -> bool {
         // A server that was made read-only has no replica that could be promoted.
         self.knob() != other.knob() && (self, other) != (Self::ReadOnly, Self::FailedOver)
@@ -118,7 +114,6 @@ impl Fault {
 
     const fn knob(self) -> Knob {
         match self {
-            Self::PoolExhausted => Knob::Pool,
             Self::ScriptsFlushed => Knob::Scripts,
             Self::Ahead { .. } | Self::Back { .. } => Knob::Clock(self),
             Self::OutOfMemory | Self::Evicting { .. } => Knob::Memory,
@@ -153,8 +148,8 @@ impl Fault {
 
     /// How often what a rule has counted may be lost; `None` when any number of times.
     ///
-    /// A clock that steps back by more than a window leaves steps that are not believed, by the design. A replica may lack
-    /// what its primary charged last. A killed server that keeps its data forgets nothing.
+    /// A clock that steps back by more than a window leaves steps that are not believed, by the design. A replica may
+    /// lack what its primary charged last. A killed server that keeps its data forgets nothing.
     pub(crate) fn losses(self, rule: &Rule) -> Option<u64> {
         match self {
             Self::Evicting { .. } => None,
@@ -166,14 +161,6 @@ impl Fault {
 
     pub(crate) fn inflict(self, site: &mut Site) -> Heal {
         match self {
-            Self::PoolExhausted => {
-                let pool = site.pool.clone().unwrap();
-                let mut held = Vec::new();
-                while held.len() < pool.state().connections as usize {
-                    held.push(site.runtime.block_on(pool.get_owned()).unwrap());
-                }
-                Box::new(|_| drop(held))
-            }
             Self::ScriptsFlushed => {
                 repeated(site.again_and_again(|server| cmd("SCRIPT").arg("FLUSH").exec(server)))
             }
@@ -260,7 +247,7 @@ fn jump(site: &Site, seconds: u64, ahead: bool) -> Heal {
     Box::new(|_| ())
 }
 
-/// Somebody else fills the server, so that something has to go all the while.
+/// Another client fills the server, so that keys have to be evicted all the while.
 fn evict(site: &Site, policy: &str) -> Heal {
     site.server
         .run::<()>(&format!("CONFIG SET maxmemory-policy {policy}"));
@@ -278,7 +265,7 @@ fn evict(site: &Site, policy: &str) -> Heal {
     })
 }
 
-/// A script that does not end; returns when the server refuses everything else.
+/// A script that does not end; returns when the server rejects everything else.
 fn keep_busy(site: &Site) -> Heal {
     let client = redis::Client::open(site.server.socket_url()).unwrap();
     let mut running = client.get_connection().unwrap();

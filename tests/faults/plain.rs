@@ -19,7 +19,7 @@ fn charge(user: &str, limit: u64) -> [Charge; 1] {
 }
 
 async fn works(store: &RedisStore) -> bool {
-    // A busy machine may take longer than the default timeout; what libraries wait before they try again is longer still.
+    // A busy machine may take longer than the default timeout; libraries wait longer before they try again.
     let limiter = Limiter::new(store.clone()).timeout(Duration::from_millis(300));
     limiter
         .check(charge("alice", 1_000_000))
@@ -27,7 +27,7 @@ async fn works(store: &RedisStore) -> bool {
         .is_ok_and(|decision| decision.is_allowed())
 }
 
-/// Asks in vain, under both failure policies; answers why.
+/// Checks that must fail, under both failure policies; answers why.
 async fn fails(store: &RedisStore) -> StoreErrorKind {
     let open = Limiter::new(store.clone());
     let closed = open.clone().on_failure(FailurePolicy::Closed);
@@ -176,7 +176,7 @@ async fn busy_with_a_script_that_does_not_end() {
     }
 }
 
-/// Runs until it is killed; returns when the server refuses everything else.
+/// Runs until it is killed; returns when the server rejects everything else.
 fn endless_script(server: &Server) -> std::thread::JoinHandle<()> {
     let client = redis::Client::open(server.url()).unwrap();
     let mut running = client.get_connection().unwrap();

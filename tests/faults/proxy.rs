@@ -18,13 +18,13 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// What becomes of the bytes.
+/// What happens to the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weather {
     Clear,
-    /// Nothing arrives until the weather clears, then everything does, as TCP sends again what was lost.
+    /// Nothing arrives until this ends, then everything does, as TCP sends again what was lost.
     Cut,
-    /// Nothing arrives, ever: a connection over which something was sent in this weather stays mute, and open on both sides.
+    /// Nothing arrives, ever: a connection over which something was sent in this weather stays silent, and open.
     HalfOpen,
     /// No connection lives.
     Reset,
@@ -144,7 +144,7 @@ async fn take_up(
     static REPLIES: AtomicU64 = AtomicU64::new(0);
     let mut bytes = vec![0; 16 * 1_024];
     loop {
-        // An end is news that travels like any other.
+        // The end of a connection is delayed like its bytes.
         let length = from.read(&mut bytes).await.unwrap_or(0);
         let weather = passes(&mut wire, is_mute).await.weather;
         let cut = replies

@@ -40,9 +40,9 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     let with_replica = faults.contains(&Fault::FailedOver);
     let with_clock = faults.iter().any(|fault| fault.needs_clock());
     let mut site = Site::new(runtime.handle().clone(), with_replica, with_clock);
-    let (limiter, pool) = runtime.block_on(setup.limiter(&site.proxy.url()));
+    let limiter = runtime.block_on(setup.limiter(&site.proxy.url()));
     let traffic = Traffic::new(limiter.clone());
-    (site.pool, site.traffic) = (pool, Some(traffic.clone()));
+    site.traffic = Some(traffic.clone());
 
     let tasks = traffic.start(runtime.handle());
     assert!(traffic.flows_again(), "no traffic: {:?}", traffic.tally());
@@ -77,8 +77,8 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
         None => u64::from(u32::MAX),
     });
     let too_many_of = format!("{too_many} too many of {whose}");
-    // A task is late when its timer fires late, and again when it is polled late; and the thread that polls it may be held up
-    // while all who measure are in another.
+    // A task is late when its timer fires late, and again when it is polled late; and the thread that polls it may be
+    // held up while all who measure are in another.
     let allowed_wait = TIMEOUT + 3 * tally.worst_lateness + Duration::from_millis(150);
     let undecided = tally.local + tally.errors.values().sum::<u64>();
     let complaints = [
@@ -89,7 +89,7 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
             recovery.is_none_or(|it| it > RECOVERY + allowed_wait),
             "came back late",
         ),
-        (!flows_again, "a key admits nobody any more"),
+        (!flows_again, "a key admits nothing any more"),
         (
             setup.is_local() && !tally.errors.is_empty(),
             "a request was not decided",
@@ -169,7 +169,7 @@ fn runtime() -> Runtime {
 /// Of the threads in which a limiter works.
 const WORKER: &str = "limiting";
 
-/// How often such a thread has panicked, in any task, also those that nobody waits for.
+/// How often such a thread has panicked, in any task, also those without a caller.
 fn panics() -> u64 {
     static PANICS: AtomicU64 = AtomicU64::new(0);
     static HOOK: Once = Once::new();

@@ -13,7 +13,7 @@ use std::{
 use redis::{Connection, RedisResult};
 use tokio::runtime::Handle;
 
-use super::{clock::Clock, proxy::Proxy, setup::Pool, traffic::Traffic};
+use super::{clock::Clock, proxy::Proxy, traffic::Traffic};
 use crate::common::redis::Server;
 
 /// It keeps its data when it is killed, to the last answer: what was answered has been handed to the kernel before.
@@ -33,8 +33,6 @@ pub(crate) struct Site {
     pub(crate) replica: Option<Server>,
     pub(crate) clock: Option<Clock>,
     pub(crate) proxy: Proxy,
-    /// Whose slots can be held.
-    pub(crate) pool: Option<Pool>,
     pub(crate) traffic: Option<Traffic>,
 }
 
@@ -56,7 +54,6 @@ impl Site {
             replica,
             clock,
             proxy,
-            pool: None,
             traffic: None,
         }
     }
@@ -80,7 +77,7 @@ impl Site {
         self.is_down = false;
     }
 
-    /// Limits that would stay for ever.
+    /// Keys without a TTL, which would never expire.
     pub(crate) fn keys_without_ttl(&self) -> u64 {
         let script = "local n = 0 \
              for _, key in ipairs(redis.call('KEYS', 'sluicegate:*')) do if redis.call('PTTL', key) == -1 then n = n + 1 end end \
@@ -132,7 +129,7 @@ impl Drop for Repeated {
     }
 }
 
-/// A connection that waits for nobody for long.
+/// A connection that waits for no reply for long.
 pub(crate) fn connect(url: &str) -> RedisResult<Connection> {
     let connection =
         redis::Client::open(url)?.get_connection_with_timeout(Duration::from_millis(200))?;

@@ -1,4 +1,4 @@
-//! What is told of the runs.
+//! The table of the runs.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -25,7 +25,7 @@ pub(crate) struct Row {
 }
 
 const HEADER: &str = "\
-| connection | fault | requests | admitted | refused | local | errors | worst wait (late) ms | back after ms | over | no TTL | grown MB | verdict |
+| connection | fault | requests | admitted | denied | local | errors | worst wait (late) ms | back after ms | over | no TTL | grown MB | verdict |
 |---|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|---|";
 
 impl fmt::Display for Row {

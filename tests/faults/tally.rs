@@ -28,7 +28,8 @@ pub(crate) struct Tally {
     pub(crate) worst_wait: Duration,
     /// When the runtime was asked to wake a task, how late it did so at worst.
     pub(crate) worst_lateness: Duration,
-    /// The steps that admissions were charged to, by the clock of who decided: when each of them ends, in ms.
+    /// The steps that admissions were charged to, by the clock of the server or process that decided: when each of them
+    /// ends, in ms.
     steps: HashMap<Counted, Vec<u64>>,
 }
 
@@ -74,7 +75,7 @@ impl Tally {
             .collect()
     }
 
-    /// The rule that admitted the most beyond `times(rule)` times its limit within any span of its window, and how much.
+    /// The rule that admitted the most beyond `times(rule)` times its limit in a span of its window, and how much.
     pub(crate) fn over_admission(&self, times: impl Fn(&Rule) -> u64) -> (u64, String) {
         self.steps
             .iter()
@@ -105,8 +106,8 @@ pub(crate) fn window_ms(rule: &Rule) -> u64 {
 
 /// The most charges within any span of a window.
 ///
-/// Whoever was charged in the step that ends at `end` counts until `end + window`, so the next step in which this charge
-/// does not count any more ends later than that.
+/// Whoever was charged in the step that ends at `end` counts until `end + window`, so the next step in which this
+/// charge does not count any more ends later than that.
 fn most_within(window: u64, ends: &[u64]) -> u64 {
     let mut ends = ends.to_vec();
     ends.sort_unstable();

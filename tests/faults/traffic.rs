@@ -79,7 +79,7 @@ impl Traffic {
         asking.chain([measuring]).collect()
     }
 
-    /// As many requests at once, each in a task of its own; among them some that wait for their timeout and nothing else.
+    /// As many requests at once, each in a task of its own; some of them only wait for their timeout.
     pub(crate) fn crowd(&self, runtime: &Handle, tasks: usize) -> Vec<JoinHandle<()>> {
         let spawn = |task: usize| {
             let this = self.clone();
@@ -93,14 +93,14 @@ impl Traffic {
         (0..tasks * 20 / 19).map(spawn).collect()
     }
 
-    /// How late the runtime is for who waits for so long.
+    /// How late the runtime is for a wait of this time.
     async fn measure(&self, span: Duration) {
         let asleep = Instant::now();
         tokio::time::sleep(span).await;
         self.is_late(asleep.elapsed().saturating_sub(span));
     }
 
-    /// How late it is for tasks that wait in the queue that all its threads share; and how late the machine is for a thread.
+    /// How late it is for tasks in the queue that its threads share; and how late the machine is for a thread.
     fn measure_from_outside(&self, runtime: Handle) {
         let this = self.clone();
         std::thread::spawn(move || {
@@ -146,7 +146,7 @@ impl Traffic {
         assert!(is_done, "no traffic: {:?}", self.tally());
     }
 
-    /// Whether every key with small limits admits somebody again; waits for it, longer than any window.
+    /// Whether every key with small limits admits a request again; waits for it, longer than any window.
     pub(crate) fn flows_again(&self) -> bool {
         let before = self.count_small();
         until(|| {

@@ -1,4 +1,4 @@
-//! What strangers may write, and what must hold whatever they write. Each function is one fuzz target.
+//! What untrusted parties may write, and what must hold whatever they write. Each function is one fuzz target.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -9,7 +9,7 @@ use sluicegate::{
     Charge, Decision, ForwardedIp, Key, Policy, RedisStore, Rule, Store,
     extract::{Cidr, TrustedProxies},
     policies::Policies,
-    store::{Check, Settlement},
+    store::{Check, Operation, Settlement},
 };
 
 /// A rule or policy that can be read is written in a form that means the same.
@@ -111,7 +111,11 @@ pub(crate) fn script_reply(data: &[u8]) {
         let settlement = Settlement::new(decision.usage(), costs);
         let _ = settlement.map(|settlement| block_on(store.settle(&settlement)));
     }
-    let _ = block_on(store.check_batch([check.clone(), check]));
+    let fill = Operation::Fill {
+        check: check.clone(),
+        count: u16::from(choice),
+    };
+    let _ = block_on(store.call(vec![Operation::Check(check), fill]));
 }
 
 fn check(choice: u8) -> Check {
@@ -131,7 +135,7 @@ fn assert_sound(decision: &Decision) {
     let _ = format!("{decision:?}");
 }
 
-/// Gives everybody the same answer.
+/// Gives every command the same answer.
 #[derive(Clone)]
 struct Answering(Value);
 

@@ -40,7 +40,7 @@ const OK: StatusCode = StatusCode::OK;
 const REFUSED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
 const NOT_FOUND: StatusCode = StatusCode::NOT_FOUND;
 
-/// Everybody together may come so often in a day.
+/// The limit of all requests together in a day.
 fn limit(name: &str, times: u64) -> RateLimitLayer {
     limit_over(&Limiter::new(MemoryStore::new()), name, times)
 }
@@ -176,7 +176,7 @@ async fn a_web_socket_is_charged_once_and_a_refused_one_is_not_opened() {
         assert_eq!(echo.to_text().unwrap(), text);
     }
     let tungstenite::Error::Http(refusal) = connect_async(&url).await.unwrap_err() else {
-        panic!("not refused");
+        panic!("not rejected");
     };
     assert_eq!(refusal.status(), REFUSED);
     assert!(refusal.headers().contains_key("retry-after"));
@@ -314,7 +314,7 @@ fn visible(response: &Response<Incoming>, origin: &str) -> Option<HeaderMap> {
     )
 }
 
-/// As a browser does: asks first, and asks for nothing that it may not.
+/// As a browser does: a preflight first, and then only what that allows.
 async fn fetch(server: SocketAddr, origin: &str) -> (StatusCode, Option<HeaderMap>) {
     let url = format!("http://{server}/");
     let preflight = Request::options(&url)
@@ -361,7 +361,7 @@ async fn a_page_of_another_origin_sees_a_refusal_and_its_headers_and_preflights_
         assert!(headers.contains_key(name), "{name}");
     }
 
-    // The other way round, the page sees no refusal at all, and the preflight is what was admitted.
+    // The other way round, the page sees no rejection at all, and the preflight is what was admitted.
     let server = serve(app().layer(cors).layer(limited)).await;
     let response = ask(server, "/").await;
     assert_eq!(response.status(), REFUSED);
@@ -374,7 +374,7 @@ async fn a_client_is_told_its_quota_at_the_moments_that_were_chosen() {
     let (three, two, one, none) = (Some("r=3"), Some("r=2"), Some("r=1"), Some("r=0"));
     for (style, told) in [
         (style, [three, two, one, none, none]),
-        (style.only_on_refusal(), [None, None, None, None, none]),
+        (style.only_on_denial(), [None, None, None, None, none]),
         (style.only_below(50), [None, None, one, none, none]),
         (HeaderStyle::NONE, [None; 5]),
     ] {
@@ -412,7 +412,7 @@ async fn a_client_is_told_its_reset_from_now_or_since_1970() {
             };
             assert_eq!(number("x-ratelimit-limit"), 1);
             assert_eq!(number("x-ratelimit-remaining"), 0);
-            // A day and up to a sixtieth of it, of which some has passed when a request is refused.
+            // A day and up to a sixtieth of it, of which some has passed when a request is denied.
             let times = before + 86_300..=from().as_secs() + 86_400 + 1_440 + 1;
             let reset = number("x-ratelimit-reset");
             assert!(times.contains(&reset), "{style:?}: {reset}");

@@ -382,13 +382,13 @@ fn public_types_are_send_and_sync() {
     check::<dyn AsyncKeyExtractor>();
 }
 
-// On the wire
+// Over real connections
 
 /// Who the authentication of these tests has found.
 #[derive(Clone)]
 struct User(String);
 
-/// One request a day of whomever this extractor finds, behind an authentication that believes everybody.
+/// One request a day for each key that this extractor finds, behind an authentication that accepts every name.
 async fn behind_authentication(extractor: impl KeyExtractor) -> Site {
     let authenticate = async |mut request: Asked, next: Next| {
         if let Some(name) = request.headers().get("authorization") {
@@ -445,7 +445,7 @@ async fn a_client_is_who_the_layers_outside_and_its_cookies_say_it_is() {
                 (&get, &[alice], 200),
                 (&get, &[alice], 429),
                 (&get, &[b, alice], 200),
-                // The session is spoiled: the user, who might pass, is not asked.
+                // The session is malformed: the user, who might pass, is not looked at.
                 (&get, &[twice, bob], 400),
                 (&get, &[bob], 200),
                 (&get, &[], 400),

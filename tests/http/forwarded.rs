@@ -1,4 +1,4 @@
-//! Behind proxies, a client is who trusted proxies say it is, whatever it writes itself: each known attack, on the wire.
+//! Behind proxies, a client is who trusted proxies say it is, whatever it sends: each known attack.
 
 use std::{
     convert::Infallible,
@@ -27,7 +27,7 @@ use tower::{Layer, service_fn};
 
 const XFF: &str = "x-forwarded-for";
 
-/// The client's real address in these tests, and one that it would like to have.
+/// The client's real address in these tests, and one that it claims to have.
 const REAL: &str = "203.0.113.7";
 const WISH: &str = "6.6.6.6";
 
@@ -76,7 +76,7 @@ async fn send(server: SocketAddr, lines: &[(&str, &[u8])]) -> u16 {
     client.request(request).await.unwrap().status().as_u16()
 }
 
-/// Who a real server takes the sender of these lines for: the charged key, or the status of a refusal.
+/// Who a real server takes the sender of these lines for: the charged key, or the status of a rejection.
 async fn who(extractor: impl KeyExtractor, lines: &[(&str, &str)]) -> Result<String, u16> {
     let store = Scripted::allowing();
     let policy = Policy::parse("ip", "1/1s").unwrap();
@@ -95,7 +95,7 @@ fn charged(store: &Arc<Scripted>) -> String {
     keys.map(|charge| text(charge.key())).collect()
 }
 
-/// A head without a wire, from this peer.
+/// A head without a connection, from this peer.
 fn head<'a>(peer: &str, lines: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Parts {
     let mut head = Request::new(()).into_parts().0;
     head.extensions

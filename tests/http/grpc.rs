@@ -33,7 +33,7 @@ use tower::{Service, service_fn};
 
 const PUSHBACK: &str = "grpc-retry-pushback-ms";
 
-/// A service written by hand, as a code generator would: it says hello.
+/// A service as a code generator would write it: it says hello.
 #[derive(Clone)]
 struct Greeter;
 

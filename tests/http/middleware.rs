@@ -3,7 +3,10 @@
 use std::{
     collections::HashSet,
     convert::Infallible,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+    },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -16,7 +19,7 @@ use sluicegate::{
     extract::Keys,
     middleware::{
         EXPOSED_HEADERS, EmptyBody, HeaderStyle, MakeRejection, ProblemJson, RateLimit, Rejection,
-        ResponseFuture,
+        ResponseFuture, Route, Routes,
     },
     store::StoreFuture,
 };
@@ -321,6 +324,114 @@ async fn look_ups_have_a_deadline_and_then_the_store_has_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn look_ups_run_at_the_same_time_and_are_charged_in_the_order_of_their_limits() {
+    let after = |ms, name: &'static str| {
+        move |_: &Parts| async move {
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+            Some(Key::new(name, "a"))
+        }
+    };
+    let store = Scripted::allowing();
+    let layer = layer(store.clone())
+        .limit_async(policy("team", "5/1s"), after(80, "team"))
+        .limit_async(policy("user", "5/1s"), after(60, "user"))
+        .on_failure(FailurePolicy::Closed);
+    let start = Instant::now();
+    assert_eq!(ask(layer).await.status(), StatusCode::OK);
+    assert_eq!(start.elapsed(), Duration::from_millis(80));
+    assert_eq!(
+        store.only_check(),
+        ["all service 1", "team team 1", "user user 1"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_look_ups_that_take_too_long_the_others_are_charged() {
+    let store = Scripted::allowing();
+    let layer = RateLimitLayer::new(store.clone())
+        .limit_async(policy("team", "5/1s"), |_: &Parts| {
+            std::future::pending::<Option<Key>>()
+        })
+        .limit_async(policy("user", "5/1s"), |_: &Parts| async {
+            Some(Key::new("user", "a"))
+        });
+    let start = Instant::now();
+    assert_eq!(ask(layer).await.status(), StatusCode::OK);
+    assert_eq!(start.elapsed(), Duration::from_millis(100));
+    assert_eq!(store.only_check(), ["user user 1"]);
+}
+
+/// How often a policy is chosen for one request, of a limit whose key is looked up or not, and finds this.
+async fn choices(found: Result<Keys, ExtractError>) -> [u32; 2] {
+    let counted = || {
+        let (count, key_is_known) = (
+            Arc::new(AtomicU32::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (counter, known) = (count.clone(), key_is_known.clone());
+        let selector = move |_: &Parts| {
+            assert!(known.load(SeqCst), "chosen before a key is known");
+            counter.fetch_add(1, SeqCst);
+            policy("chosen", "5/1s")
+        };
+        (count, key_is_known, selector)
+    };
+    let (at_once, known, selector) = counted();
+    let answer = found.clone();
+    let extractor = move |_: &Parts| {
+        known.store(true, SeqCst);
+        answer.clone()
+    };
+    let _ = ask(RateLimitLayer::new(Scripted::allowing()).limit(selector, extractor)).await;
+    let (looked_up, known, selector) = counted();
+    let look_up = move |_: &Parts| {
+        let (known, answer) = (known.clone(), found.clone());
+        async move {
+            tokio::task::yield_now().await;
+            known.store(true, SeqCst);
+            answer
+        }
+    };
+    let _ = ask(RateLimitLayer::new(Scripted::allowing()).limit_async(selector, look_up)).await;
+    [at_once, looked_up].map(|count| count.load(SeqCst))
+}
+
+#[tokio::test]
+async fn a_policy_is_chosen_once_when_a_key_is_known_and_at_most_once_when_there_is_none() {
+    assert_eq!(choices(Ok(everybody().into())).await, [1, 1]);
+    let several = (0..3).map(|n| Key::new("n", n.to_string()));
+    assert_eq!(choices(Ok(several.collect())).await, [1, 1]);
+    assert_eq!(choices(Ok(Keys::skip())).await, [0, 0]);
+    for error in [ExtractError::missing(""), ExtractError::unavailable("")] {
+        assert_eq!(choices(Err(error)).await, [1, 1]);
+    }
+}
+
+#[tokio::test]
+async fn a_policy_that_cannot_be_chosen_is_not_chosen_again() {
+    let count = Arc::new(AtomicU32::new(0));
+    let counter = count.clone();
+    let choose = move |_: &Parts| {
+        counter.fetch_add(1, SeqCst);
+        None::<Policy>
+    };
+    let layer = RateLimitLayer::new(Scripted::allowing()).limit(choose, everybody());
+    assert_eq!(ask(layer).await.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(count.load(SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_route_that_is_skipped_needs_no_key() {
+    let routes = Routes::new(policy("api", "5/1s")).route("/health", Route::skip());
+    let layer = RateLimitLayer::new(Scripted::allowing()).limit(routes, Header::new("x-api-key"));
+    for (path, status) in [("/health", StatusCode::OK), ("/", StatusCode::BAD_REQUEST)] {
+        let request = Request::get(path).body(String::new()).unwrap();
+        let response = ask_with(layer.clone(), request).await;
+        assert_eq!(response.status(), status, "{path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_slow_look_up_leaves_the_other_limits_as_they_are() {
     let limiter = Limiter::new(Scripted::far(Duration::from_millis(1)));
     let ip = RateLimitLayer::new(limiter).limit(policy("ip", "1/1d"), everybody());
@@ -396,7 +507,7 @@ async fn each_rule_has_an_item_of_the_same_name_in_both_fields() {
     );
 }
 
-/// Refuses rules with a limit of 1 for 7 s, those with a limit of 2 for 3 s, and no others.
+/// Denies rules with a limit of 1 for 7 s, those with a limit of 2 for 3 s, and no others.
 fn refusing_some() -> Arc<Scripted> {
     Scripted::new(|check| {
         let decision = decide(check, false, |_, limit| Count {
@@ -514,7 +625,7 @@ async fn several_styles_are_sent_together() {
 
 #[tokio::test]
 async fn headers_may_be_kept_for_refusals() {
-    let style = HeaderStyle::DRAFT_11.only_on_refusal();
+    let style = HeaderStyle::DRAFT_11.only_on_denial();
     let response = ask(layer(Scripted::allowing()).headers(style)).await;
     assert!(response.headers().is_empty());
     let response = ask(layer(Scripted::refusing_for(1)).headers(style)).await;
@@ -555,7 +666,7 @@ async fn jitter_only_ever_adds_and_is_bounded() {
         assert_eq!(lines(response.headers(), "ratelimit"), [item]);
         let decision = response.extensions().get::<Decision>();
         let Some(Decision::Denied(denial)) = decision else {
-            panic!("not refused");
+            panic!("not denied");
         };
         assert_eq!(denial.retry_after(), Some(Duration::from_secs(1)));
         told.insert(retry_after);

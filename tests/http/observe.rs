@@ -1,4 +1,4 @@
-//! An observer is told of every decision and failure, by the names that are documented, and never of a key.
+//! An observer is notified of every decision and failure, by the documented names, and never sees a key.
 
 use std::{
     convert::Infallible,
@@ -17,8 +17,8 @@ use crate::common::{
 use http::{Request, Response};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sluicegate::{
-    Charge, FailurePolicy, Header, Key, Limiter, Policy, RateLimitLayer,
-    observe::{Asked, MetricsObserver, Observer, Span, TracingObserver},
+    Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    observe::{CallInfo, MetricsObserver, Observer, PollScope, TracingObserver},
     store::StoreFuture,
 };
 use tower::{Layer, ServiceExt, service_fn};
@@ -41,7 +41,7 @@ async fn ask(layer: &RateLimitLayer) {
     layer.layer(inner).oneshot(request).await.unwrap();
 }
 
-/// Answers after 30 ms: allows policies whose name says so, refuses others.
+/// Answers after 30 ms: allows policies whose name says so, denies others.
 fn slow() -> Arc<Scripted> {
     Scripted::new(|check| {
         let allows = check.charges()[0].policy().name().starts_with("allows");
@@ -57,7 +57,7 @@ fn slow() -> Arc<Scripted> {
     })
 }
 
-// Who is told what
+// Which events there are
 
 #[tokio::test(start_paused = true)]
 async fn an_observer_is_told_of_decisions_and_of_how_long_they_took() {
@@ -100,13 +100,13 @@ async fn an_observer_is_told_of_failures_and_of_what_became_of_the_request() {
         log.lines(),
         [
             "check api timeout passed in 100ms",
-            "check api timeout refused in 100ms",
+            "check api timeout rejected in 100ms",
             "shadow check trial timeout passed in 100ms",
-            "peek api timeout lost in 100ms",
-            "reset api unavailable lost in 0ns",
+            "peek api timeout failed in 100ms",
             r#"open true Some("unavailable")"#,
+            "reset api unavailable failed in 0ns",
             "check api true in 0ns",
-            "settle api unavailable lost in 0ns",
+            "settle api unavailable failed in 0ns",
         ]
     );
 }
@@ -143,20 +143,22 @@ async fn an_observer_is_told_when_the_store_is_asked_no_more_and_when_it_is_aske
         "check api timeout local in 100ms",
         "local check api true in 100ms",
     ];
-    assert_eq!(log.lines()[..10], [failed; 5].concat());
+    assert_eq!(log.lines()[..8], [failed; 4].concat());
     assert_eq!(
-        log.lines()[10..],
+        log.lines()[8..],
         [
             r#"open true Some("timeout")"#,
+            failed[0],
+            failed[1],
             "check api circuit_open local in 0ns",
             "local check api false api:5/1d in 0ns",
             "check api circuit_open local in 0ns",
             "local check api false api:5/1d in 0ns",
             "peek api circuit_open local in 0ns",
             "local peek api in 0ns",
-            "reset api circuit_open lost in 0ns",
-            "check api true in 0ns",
+            "reset api circuit_open failed in 0ns",
             "open false None",
+            "check api true in 0ns",
         ]
     );
 }
@@ -210,11 +212,11 @@ async fn an_observer_is_told_of_requests_without_an_identity() {
     assert_eq!(
         log.lines(),
         [
-            "a missing refused",
+            "a missing rejected",
             "b missing passed",
             "c missing passed",
             "d unavailable passed",
-            "e unavailable refused",
+            "e unavailable rejected",
         ]
     );
 }
@@ -241,13 +243,13 @@ async fn an_observer_is_told_of_requests_on_a_deny_list() {
     assert_eq!(
         log.lines(),
         [
-            "? blocked refused",
+            "? blocked rejected",
             "? blocked passed",
-            "api blocked refused",
+            "api blocked rejected",
             "api blocked passed",
-            "trial blocked refused",
-            "api blocked refused",
-            "trial blocked passed",
+            "trial blocked rejected",
+            "api blocked rejected",
+            "trial blocked rejected",
         ]
     );
 }
@@ -261,7 +263,7 @@ async fn a_pair_of_observers_is_told_both() {
         let kinds = lines.iter().map(|it| it.split(" in ").next().unwrap());
         kinds.map(str::to_owned).collect::<Vec<_>>()
     };
-    assert!(kinds(&logs[0]).contains(&"? blocked refused".to_owned()));
+    assert!(kinds(&logs[0]).contains(&"? blocked rejected".to_owned()));
     assert_eq!(kinds(&logs[0]), kinds(&logs[1]));
 }
 
@@ -274,7 +276,39 @@ fn a_store_that_answers_at_once_needs_no_runtime_to_be_observed() {
     assert_eq!(log.lines().len(), 2);
 }
 
-/// Everything that can be told of, once.
+#[test]
+fn an_observer_that_does_nothing_costs_no_allocation() {
+    struct Nothing;
+    impl Observer for Nothing {}
+    let allocations = |limiter: Limiter| {
+        let layer = RateLimitLayer::new(limiter)
+            .limit(policy("api", "9999/1m,9999/1h"), Header::new("x-api-key"))
+            .limit(
+                policy("trial", "9999/1m").shadow(),
+                Header::new("x-api-key"),
+            );
+        // The first requests make what is kept.
+        for _ in 0..3 {
+            futures::executor::block_on(ask(&layer));
+        }
+        let counted = allocation_counter::measure(|| futures::executor::block_on(ask(&layer)));
+        counted.count_total
+    };
+    let limiter = || Limiter::new(MemoryStore::new());
+    let unobserved = allocations(limiter());
+    assert_eq!(allocations(limiter().observer(Nothing)), unobserved);
+    // No subscriber wants these.
+    assert_eq!(
+        allocations(limiter().observer(TracingObserver::new())),
+        unobserved
+    );
+    assert_eq!(
+        allocations(limiter().observer(MetricsObserver::new())),
+        unobserved
+    );
+}
+
+/// Every event, once.
 async fn everything(observer: impl Observer) {
     let observer = Arc::new(observer);
     for store in [
@@ -311,7 +345,12 @@ async fn no_key_is_shown_even_in_full() {
     };
     everything(log.clone()).await;
     let text = log.lines().concat();
-    for event in ["Decided", "Done", "Failed", "Switched"] {
+    for event in [
+        "DecisionEvent",
+        "CompletionEvent",
+        "ErrorEvent",
+        "BreakerEvent",
+    ] {
         assert!(text.contains(event), "{event}");
     }
     let bytes: Vec<String> = SECRET.bytes().map(|byte| byte.to_string()).collect();
@@ -355,27 +394,27 @@ fn the_documented_metrics_are_recorded_with_bounded_labels() {
     assert_eq!(
         seen,
         [
-            "sluicegate_blocked_total policy= outcome=refused = 3",
-            "sluicegate_blocked_total policy=api outcome=refused = 3",
+            "sluicegate_blocked_total policy= outcome=rejected = 3",
+            "sluicegate_blocked_total policy=api outcome=rejected = 3",
             "sluicegate_breaker_switches_total state=open = 1",
             "sluicegate_breakers_open  = 1",
             "sluicegate_decisions_total policy=api outcome=allowed = 2",
             "sluicegate_decisions_total policy=api outcome=denied = 2",
             "sluicegate_decisions_total policy=trial outcome=allowed = 2",
             "sluicegate_decisions_total policy=trial outcome=shadow_denied = 1",
+            "sluicegate_denials_total policy=api rule=10/1m shadow=false = 2",
+            "sluicegate_denials_total policy=api rule=10/1s shadow=false = 2",
+            "sluicegate_denials_total policy=trial rule=5/1m shadow=true = 1",
             "sluicegate_failures_total call=check kind=unavailable outcome=passed = 3",
-            "sluicegate_failures_total call=peek kind=protocol outcome=lost = 1",
-            "sluicegate_failures_total call=peek kind=unavailable outcome=lost = 1",
-            "sluicegate_failures_total call=reset kind=unavailable outcome=lost = 3",
-            "sluicegate_failures_total call=settle kind=unavailable outcome=lost = 1",
-            "sluicegate_refusals_total policy=api rule=10/1m shadow=false = 2",
-            "sluicegate_refusals_total policy=api rule=10/1s shadow=false = 2",
-            "sluicegate_refusals_total policy=trial rule=5/1m shadow=true = 1",
-            "sluicegate_store_seconds call=check = 10",
+            "sluicegate_failures_total call=peek kind=protocol outcome=failed = 1",
+            "sluicegate_failures_total call=peek kind=unavailable outcome=failed = 1",
+            "sluicegate_failures_total call=reset kind=unavailable outcome=failed = 3",
+            "sluicegate_failures_total call=settle kind=unavailable outcome=failed = 1",
+            "sluicegate_missing_keys_total policy=who kind=missing outcome=rejected = 3",
+            "sluicegate_store_seconds call=check = 9",
             "sluicegate_store_seconds call=peek = 3",
             "sluicegate_store_seconds call=reset = 3",
             "sluicegate_store_seconds call=settle = 1",
-            "sluicegate_unidentified_total policy=who kind=missing outcome=refused = 3",
         ]
     );
 }
@@ -409,11 +448,11 @@ fn local_decisions_are_counted_and_what_was_not_asked_is_not_timed() {
             "sluicegate_breakers_open  Gauge(1.0)",
             "sluicegate_decisions_total api allowed Counter(5)",
             "sluicegate_decisions_total api denied Counter(3)",
+            "sluicegate_denials_total api 5/1d false Counter(3)",
             "sluicegate_failures_total check circuit_open local Counter(3)",
             "sluicegate_failures_total check unavailable local Counter(5)",
             "sluicegate_local_decisions_total api allowed Counter(5)",
             "sluicegate_local_decisions_total api denied Counter(3)",
-            "sluicegate_refusals_total api 5/1d false Counter(3)",
             "sluicegate_store_seconds check 5 times",
         ]
     );
@@ -450,18 +489,18 @@ fn spans_and_events_have_the_documented_fields() {
         [
             r#"DEBUG call="check" policies=api shadow=false"#,
             r#"TRACE allowed policies=api shadow=false local=false"#,
-            r#"DEBUG call="check" policies=trial shadow=true"#,
             r#"TRACE allowed policies=trial shadow=true local=false"#,
-            r#"DEBUG blocked outcome="refused""#,
-            r#"DEBUG blocked policy="api" outcome="refused""#,
-            r#"DEBUG unidentified policy="who" shadow=false kind="missing" error=the header that identifies the client is absent or empty outcome="refused""#,
+            r#"DEBUG blocked outcome="rejected""#,
+            r#"DEBUG blocked policy="api" outcome="rejected""#,
+            r#"DEBUG missing key policy="who" shadow=false kind="missing" error=the header that identifies the client is absent or empty outcome="rejected""#,
+            r#"DEBUG call="check" policies=trial shadow=true"#,
             r#"DEBUG call="peek" policies=api shadow=false"#,
             r#"DEBUG call="reset" policies=api shadow=false"#,
-            r#"WARN failed call="reset" policies=api shadow=false kind="unavailable" error=told to fail outcome="lost" suppressed=0"#,
+            r#"WARN failed call="reset" policies=api shadow=false kind="unavailable" error=told to fail outcome="failed" suppressed=0"#,
             r#"DEBUG call="settle" policies=api shadow=false"#,
             r#"DEBUG denied policy="api" rule=10/1s shadow=false local=false retry_after_ms=9"#,
             r#"DEBUG denied policy="trial" rule=5/1m shadow=true local=false retry_after_ms=9"#,
-            r#"WARN failed call="peek" policies=api shadow=false kind="protocol" error=the store refused a check that fits every rule outcome="lost" suppressed=0"#,
+            r#"WARN failed call="peek" policies=api shadow=false kind="protocol" error=the store denied a check that fits every rule outcome="failed" suppressed=0"#,
             r#"WARN breaker opened kind="unavailable" error=told to fail"#,
         ]
     );
@@ -517,11 +556,11 @@ fn a_kind_of_failure_is_told_of_once_until_the_store_answers_and_then_once_a_sec
 async fn the_span_is_around_the_stores_work_and_nothing_else() {
     struct Flag(Arc<AtomicU64>);
     impl Observer for Flag {
-        fn asks(&self, _: &Asked<'_>) -> Option<Box<dyn Span>> {
+        fn on_call(&self, _: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
             Some(Box::new(Self(self.0.clone())))
         }
     }
-    impl Span for Flag {
+    impl PollScope for Flag {
         fn enter(&mut self, poll: &mut dyn FnMut()) {
             self.0.fetch_add(1, Ordering::SeqCst);
             poll();

@@ -1,4 +1,4 @@
-//! Which rules a request meets: by route, by caller, and while they change; and who meets none, or is not served at all.
+//! Which rules apply to a request: by route, by caller, and while they change; and what is skipped or blocked.
 
 use crate::common::{scripted::Scripted, site::Site};
 use axum::{
@@ -62,7 +62,7 @@ async fn each_route_has_a_layer_of_its_own() {
     // What no route matches is not limited by a `route_layer`.
     assert_eq!(site.status("/nowhere").await, StatusCode::NOT_FOUND);
     assert_eq!(site.status("/").await, OK);
-    // Refused by the inner layer, but charged by the outer one.
+    // Denied by the inner layer, but charged by the outer one.
     assert_eq!(site.status("/").await, OK);
     assert_eq!(site.status("/").await, REFUSED);
 }
@@ -365,7 +365,7 @@ async fn a_rule_that_changes_holds_at_once_and_counts_stay() {
     assert_eq!(left(&headers), [r#""ip/1d";r=0"#, r#""ip/1h";r=6"#]);
 }
 
-// Nobody's limit
+// Skipped and blocked
 
 #[tokio::test]
 async fn what_is_skipped_passes_and_what_is_blocked_does_not() {
@@ -410,7 +410,7 @@ async fn networks_may_stand_on_an_allow_list_and_on_a_deny_list() {
         ("2001:db8::1", StatusCode::FORBIDDEN),
         ("203.0.113.7", OK),
         ("203.0.113.7", REFUSED),
-        // What a client wrote before the proxy's entry is nobody's word.
+        // What a client wrote before the proxy's entry is not trusted.
         ("192.0.2.1, 203.0.113.7", REFUSED),
     ] {
         let headers = [("x-forwarded-for", client)];

@@ -15,7 +15,7 @@ use sluicegate::{Charge, PeerIp, Policy, RateLimitLayer, store::StoreFuture};
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceBuilder, service_fn};
 
-/// Allows one request and refuses the others, for a second and a half.
+/// Allows one request and denies the others, for a second and a half.
 fn once() -> Arc<Scripted> {
     let passed = std::sync::atomic::AtomicBool::new(false);
     Scripted::new(move |check| {

@@ -23,7 +23,7 @@ use sluicegate::{
     Usage,
     error::StoreErrorKind,
     middleware::ActualCost,
-    store::{Check, Settlement, StoreFuture},
+    store::{CallFuture, Check, Operation, Settlement, StoreFuture},
 };
 use tokio::{
     io::AsyncWriteExt,
@@ -67,7 +67,7 @@ impl Watched {
         self.begun.load(Ordering::SeqCst)
     }
 
-    /// The units left of everybody's policy.
+    /// The units left of the policy that all share.
     async fn left(self: &Arc<Self>, policy: &Policy) -> u64 {
         let charge = Charge::new(policy, everybody(), 0);
         let usage = Limiter::new(self.clone()).peek([charge]).await.unwrap();
@@ -83,7 +83,7 @@ impl Store for Watched {
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         self.begun.fetch_add(1, Ordering::SeqCst);
         let (store, settlement) = (self.store.clone(), settlement.clone());
-        // Whoever does not wait for this answer has settled nothing.
+        // A settlement that is not waited for is not done.
         (self.settle)(StoreFuture::pending(async move {
             store.settle(&settlement).await
         }))
@@ -294,32 +294,86 @@ async fn a_response_waits_for_its_settlement_until_the_deadline() {
     assert_eq!((header.as_str(), left), (r#""all";r=9"#, 9));
 }
 
-#[tokio::test(start_paused = true)]
-async fn what_shadows_charged_is_settled_within_the_same_deadline() {
-    let store = Watched::new(|answer| {
+/// Counts its calls of several operations, each of which takes 60 ms.
+#[derive(Clone, Debug, Default)]
+struct Far {
+    store: MemoryStore,
+    calls: Arc<AtomicUsize>,
+}
+
+impl Store for Far {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.store.check(check)
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.store.reset(policy, key)
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let replies = self.store.call(operations);
         StoreFuture::pending(async {
             tokio::time::sleep(Duration::from_millis(60)).await;
-            answer.await
+            replies.await
         })
-    });
-    let layer = RateLimitLayer::new(store.clone())
-        .limit(policy("now", "9/1d"), everybody())
-        .limit(policy("soon", "5/1d").shadow(), everybody())
-        .settle(|_, _| 0);
-    let service = layer.layer(service_fn(async |_: Request<String>| {
-        Ok::<_, Infallible>(Response::new(String::new()))
-    }));
-    let start = Instant::now();
-    let response = service.oneshot(Request::default()).await.unwrap();
-    assert_eq!(start.elapsed(), Duration::from_millis(60));
-    assert_eq!(store.begun(), 2);
-    let field = response.headers()["ratelimit"].to_str().unwrap();
-    for left in [r#""now";r=9"#, r#""soon";r=5"#] {
-        assert!(field.contains(left), "{field}");
     }
 }
 
-/// A server behind a layer that settles to 0, patiently.
+#[tokio::test(start_paused = true)]
+async fn what_shadows_charged_is_settled_in_the_same_call() {
+    let store = Far::default();
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(policy("now", "9/1d"), everybody())
+        .limit(policy("soon", "5/1d").shadow(), everybody());
+    let hello =
+        || service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    for (layer, calls) in [
+        (layer.clone().settle(|_, _| 0), 1),
+        (layer.shadow().settle(|_, _| 0), 2),
+    ] {
+        let start = Instant::now();
+        let service = layer.layer(hello());
+        let response = service.oneshot(Request::default()).await.unwrap();
+        assert_eq!(start.elapsed(), Duration::from_millis(60));
+        assert_eq!(store.calls.load(Ordering::SeqCst), calls);
+        let field = response.headers()["ratelimit"].to_str().unwrap();
+        for left in [r#""now";r=9"#, r#""soon";r=5"#] {
+            assert!(field.contains(left), "{field}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_handler_has_settled_is_left_and_what_its_shadows_charged_is_settled() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let (now, soon) = (policy("now", "9/1d"), policy("soon", "5/1d").shadow());
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit(now.clone(), everybody())
+        .limit(soon.clone(), everybody())
+        .settle(|_, _| 0);
+    let handler = limiter.clone();
+    let service = layer.layer(service_fn(move |request: Request<String>| {
+        let limiter = handler.clone();
+        async move {
+            let decision: &Decision = request.extensions().get().unwrap();
+            limiter.settle(decision.usage(), [2]).await.unwrap();
+            Ok::<_, Infallible>(Response::new(String::new()))
+        }
+    }));
+    service.oneshot(Request::default()).await.unwrap();
+    let charges = [&now, &soon].map(|policy| Charge::new(policy, everybody(), 0));
+    let usage = limiter.peek(charges).await.unwrap();
+    let shadow = usage.shadow().unwrap().usage();
+    let left = [&usage, shadow].map(|it| it.rules().next().unwrap().remaining());
+    assert_eq!(left, [7, 5]);
+}
+
+/// A server behind a layer that settles to 0, with a long timeout.
 async fn settling(store: &Arc<Watched>, all: &Policy) -> Site {
     let limits = RateLimitLayer::new(store.clone())
         .limit(all.clone(), everybody())
@@ -345,7 +399,7 @@ async fn a_client_gets_its_response_and_keeps_its_charge_when_settling_fails() {
     assert_eq!(store.begun(), 2);
 }
 
-/// A store that settles when the doors open, and says so.
+/// A store that settles when it is told to, and says so.
 fn behind_doors() -> (Arc<Watched>, Arc<Semaphore>, mpsc::UnboundedReceiver<()>) {
     let doors = Arc::new(Semaphore::new(0));
     let (settled, settlements) = mpsc::unbounded_channel();
@@ -364,7 +418,7 @@ fn behind_doors() -> (Arc<Watched>, Arc<Semaphore>, mpsc::UnboundedReceiver<()>)
     (store, doors, settlements)
 }
 
-/// The next settlement; in vain, not for ever.
+/// The next settlement; fails when none comes in time.
 async fn next(settlements: &mut mpsc::UnboundedReceiver<()>) {
     let next = tokio::time::timeout(Duration::from_secs(30), settlements.recv());
     assert_eq!(next.await, Ok(Some(())), "nothing is settled");

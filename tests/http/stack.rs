@@ -57,7 +57,7 @@ fn request() -> Request<String> {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two requests are served and the third is refused; answers the headers of the first and of the refusal.
+/// Two requests are served and the third is rejected; answers the headers of the first and of the rejection.
 async fn limits<S, B>(service: S) -> [HeaderMap; 2]
 where
     S: Service<Request<String>, Response = Response<B>, Error: Debug> + Clone,
@@ -77,7 +77,7 @@ where
     [answers.remove(0), refused]
 }
 
-/// Limits with a layer outside, and with it inside; the headers of a served and of a refused response of each.
+/// Limits with a layer outside, and with it inside; the headers of a served and of a rejected request of each.
 macro_rules! on_either_side {
     ($layer:expr, $inner:expr) => {{
         let outside = ServiceBuilder::new().layer($layer).layer(twice());
@@ -142,7 +142,7 @@ where
 
 #[tokio::test]
 async fn within_it_a_body_must_be_one_that_can_be_made() {
-    // What compression and tracing make of a body can be made from nothing, or from a closure's body, mapped as theirs is.
+    // The bodies of compression and tracing can be made from nothing, or from a closure's body, mapped as theirs is.
     let make = |rejection: &Rejection, _: &http::request::Parts| {
         let mut response = Response::new(Full::from("too many").map_err(Into::into).boxed_unsync());
         *response.status_mut() = rejection.status();

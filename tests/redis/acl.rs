@@ -58,8 +58,20 @@ async fn with_all_of_them_everything_works() {
 
 #[test]
 fn the_documentation_names_these() {
-    let page = include_str!("../../src/store/redis/mod.rs");
+    let page = include_str!("../../src/store/redis/deployment.md");
     assert!(page.contains(&format!(">PASSWORD {}\n", LEAST_RIGHTS.join(" "))));
+}
+
+#[tokio::test]
+async fn for_a_database_other_than_0_one_more_is_needed() {
+    let server = Server::start();
+    let connect = async |rights: &[&str]| {
+        RedisStore::connect(format!("{}/1", limited(&server, rights))).await
+    };
+    let error = connect(&LEAST_RIGHTS).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{error}");
+    let store = connect(&[&LEAST_RIGHTS[..], &["+select"]].concat()).await;
+    everything(&store.unwrap()).await.unwrap();
 }
 
 #[cfg(feature = "sentinel")]

@@ -1,4 +1,4 @@
-//! Proves that a `RedisStore` over a cluster keeps the contract, and what becomes of it on a cluster's bad days.
+//! Proves that a `RedisStore` over a cluster keeps the contract, and what happens when the cluster changes or fails.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,12 +22,14 @@ use proptest::{
     test_runner::TestRunner,
 };
 use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, error::StoreErrorKind,
-    store::Check, test_util::TestClock,
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store,
+    error::StoreErrorKind,
+    store::{Check, Operation, Reply, Settlement},
+    test_util::TestClock,
 };
 use tokio::task::JoinHandle;
 
-/// More than a busy machine needs for a decision, and less than a client needs that waits for a mute node.
+/// More than a busy machine needs for a decision, and less than a client needs that waits for a silent node.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What a busy machine may add to a timeout.
@@ -36,7 +38,7 @@ const SCHEDULING: Duration = Duration::from_millis(500);
 /// From a promotion to normal decisions.
 const HEALED: Duration = Duration::from_secs(1);
 
-/// For clusters in which nobody is to be failed over, however busy the machine.
+/// For clusters in which no node is to be failed over, however busy the machine.
 const NEVER: Duration = Duration::from_secs(60);
 
 fn policy(name: &str, rules: &str) -> Policy {
@@ -71,7 +73,7 @@ async fn store(cluster: &Cluster) -> RedisStore {
     store.prefix(&format!("store-{number}"))
 }
 
-/// Asks the store each time, however often it has failed: this is what these tests are about.
+/// Calls the store each time, without a breaker: these tests are about the store.
 async fn limiter(cluster: &Cluster) -> Limiter {
     Limiter::new(store(cluster).await).probe_interval(Duration::ZERO)
 }
@@ -80,7 +82,7 @@ async fn patient(cluster: &Cluster) -> Limiter {
     limiter(cluster).await.timeout(NEVER)
 }
 
-/// The cluster of all tests that leave it in peace and run now; each has a prefix or users of its own.
+/// The cluster of all tests that change nothing in it and run now; each has a prefix or users of its own.
 fn shared() -> Arc<Cluster> {
     static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -234,7 +236,7 @@ async fn several_checks_in_one_call_are_each_decided() {
         .collect();
     checks.push(Check::new([]).unwrap());
     checks.push(Check::new((0..10).map(|name| charge(&one, name))).unwrap());
-    let decisions = store.check_batch(checks).await.unwrap();
+    let decisions = crate::common::calls::check_all(&store, checks).await;
     let allowed: Vec<bool> = decisions.iter().map(Decision::is_allowed).collect();
     assert_eq!(allowed[..20], [true; 20]);
     assert_eq!(allowed[20..30], [false; 10]);
@@ -249,8 +251,8 @@ fn a_cluster_agrees_with_the_memory_store_whatever_happens() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let mut random = TestRunner::deterministic();
     for _ in 0..40 {
-        // By a clock that never steps back: what a refused check charges for a moment lets released steps be forgotten, and
-        // only such a clock could see them again.
+        // By a clock that never steps back: what a denied check charges for a moment lets released steps be forgotten,
+        // and only such a clock could see them again.
         let history = steady().new_tree(&mut random).unwrap().current();
         runtime.block_on(async {
             let clock = TestClock::new(START_MS);
@@ -378,7 +380,7 @@ async fn healing(limiter: &Limiter, policy: &Policy, users: &[String]) -> Durati
         while limiter.peek([charge(policy, name)]).await.is_err() {
             assert!(
                 start.elapsed() < Duration::from_secs(30),
-                "{name} is not heard"
+                "{name} does not answer"
             );
         }
     }
@@ -591,12 +593,198 @@ async fn a_node_that_hangs_costs_its_own_slots_alone() {
     );
     assert!(!story.errors.is_empty());
     assert_eq!(other_story.errors, []);
-    // What was charged beside the mute node has been given back, or was charged there as well.
+    // What was charged beside the silent node has been given back, or was charged there as well.
     let (healthy, mute) = (
         left(&limiter, &other, &others[0]).await,
         left(&limiter, &other, &mute[0]).await,
     );
     assert!(healthy >= mute, "{healthy} {mute}");
+}
+
+/// How many units of a user count now.
+async fn used(limiter: &Limiter, policy: &Policy, name: &str) -> u64 {
+    policy.rules()[0].limit() - left(limiter, policy, name).await
+}
+
+/// What a busy machine may need for a round trip: a fraction of what the call for one slot may take.
+const ROUND_TRIP: Duration = Duration::from_millis(300);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn beside_a_node_that_hangs_nothing_stays_charged() {
+    let cluster = Cluster::start(NEVER);
+    let store = store(&cluster).await;
+    let limiter = Limiter::new(store.clone()).probe_interval(Duration::ZERO);
+    let watch = Limiter::new(store).timeout(NEVER);
+    let much = policy("much", "1000000/1h");
+    let [shared, mute] = [0, 2].map(|at| users_at(&cluster, at, 1).remove(0));
+    let charges = || [charge(&much, &shared), charge(&much, &mute)];
+    assert!(watch.check(charges()).await.unwrap().is_allowed());
+    cluster.nodes[2].stop();
+    // Before and after the node is known to hang.
+    for _ in 0..12 {
+        limiter.check(charges()).await.unwrap_err();
+        let start = Instant::now();
+        while used(&watch, &much, &shared).await > 1 {
+            assert!(start.elapsed() < ROUND_TRIP, "it stays charged");
+        }
+    }
+    cluster.nodes[2].cont();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_known_to_hang_lets_nothing_stand_charged_while_callers_wait() {
+    const TASKS: u64 = 8;
+    let cluster = Cluster::start(NEVER);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
+    let much = policy("much", "1000000/1h");
+    let [shared, mute] = [0, 2].map(|at| users_at(&cluster, at, 1).remove(0));
+    let charges = || [charge(&much, &shared), charge(&much, &mute)];
+    assert!(limiter.check(charges()).await.unwrap().is_allowed());
+    cluster.nodes[2].stop();
+    limiter.check(charges()).await.unwrap_err();
+    limiter.check(charges()).await.unwrap_err();
+    let stop = Arc::new(AtomicBool::new(false));
+    let tasks = (0..TASKS).map(|_| {
+        let (limiter, charges, stop) = (limiter.clone(), charges(), Arc::clone(&stop));
+        tokio::spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                limiter.check(charges.clone()).await.unwrap_err();
+            }
+        })
+    });
+    let tasks: Vec<_> = tasks.collect();
+    let mut standing = 0;
+    for _ in 0..50 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        standing += used(&limiter, &much, &shared).await - 1;
+    }
+    stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await.unwrap();
+    }
+    // Each task would have one unit standing at any time.
+    println!("{standing} units in 50 looks at {TASKS} tasks");
+    assert!(standing < 50 * TASKS / 2, "{standing}");
+    cluster.nodes[2].cont();
+}
+
+#[tokio::test]
+async fn shadows_in_other_slots_are_decided_after_the_charges_that_count() {
+    let cluster = shared();
+    let limiter = patient(&cluster).await;
+    let (two, trial) = (policy("two", "2/1h"), policy("trial", "1/1h").shadow());
+    let [one, other, third] = [0, 1, 2].map(|at| users_at(&cluster, at, 1).remove(0));
+    let told = async |charges: Vec<Charge>| {
+        let decision = limiter.check(charges).await.unwrap();
+        let shadow = decision.usage().shadow().map(Decision::is_allowed);
+        (decision.is_allowed(), shadow)
+    };
+    let charges = || vec![charge(&two, &one), charge(&trial, &other)];
+    assert_eq!(told(charges()).await, (true, Some(true)));
+    assert_eq!(told(charges()).await, (true, Some(false)));
+    assert_eq!(told(charges()).await, (false, None));
+    // A shadow that denies in one slot is charged in no other.
+    let charges = vec![
+        charge(&two, &other),
+        charge(&trial, &other),
+        charge(&trial, &third),
+    ];
+    assert_eq!(told(charges).await, (true, Some(false)));
+    let fresh = vec![charge(&trial, &third)];
+    assert_eq!(told(fresh).await, (true, Some(true)));
+}
+
+#[tokio::test]
+async fn the_operations_of_a_call_are_answered_one_by_one_and_in_order() {
+    let cluster = shared();
+    let store = store(&cluster).await;
+    let two = policy("two", "2/1h");
+    let users: Vec<String> = (0..3).flat_map(|at| users_at(&cluster, at, 2)).collect();
+    let check =
+        |names: &[&String]| Check::new(names.iter().map(|name| charge(&two, name))).unwrap();
+    let one = |at: usize| check(&[&users[at]]);
+    let admitted = store.check(&one(0)).await.unwrap();
+    let settlement = Settlement::new(admitted.usage(), [2]).unwrap();
+    let operations = vec![
+        Operation::Check(one(0)),
+        Operation::Settle(settlement),
+        Operation::Check(one(0)),
+        Operation::Check(check(&[&users[1], &users[2], &users[4]])),
+        Operation::Fill {
+            check: one(3),
+            count: 4,
+        },
+        Operation::Fill {
+            check: check(&[&users[4], &users[5]]),
+            count: 3,
+        },
+        Operation::Check(Check::new([]).unwrap()),
+        Operation::Check(one(1)),
+    ];
+    let replies = store.call(operations).await.unwrap();
+    let told = replies.into_iter().map(|reply| match reply.unwrap() {
+        Reply::Check(decision) => vec![decision.is_allowed()],
+        Reply::Fill(decisions) => decisions.iter().map(Decision::is_allowed).collect(),
+        Reply::Settle(usage) => {
+            assert_eq!(usage.rules().next().unwrap().remaining(), 0);
+            vec![]
+        }
+        Reply::Reset => panic!("nothing was reset"),
+    });
+    let told: Vec<Vec<bool>> = told.collect();
+    assert_eq!(told[0], [true]);
+    assert_eq!(told[2], [false], "the settlement came before it");
+    assert_eq!(told[3], [true]);
+    assert_eq!(told[4], [true, true, false, false]);
+    // At the same time as the check that charges one of its users.
+    assert!(told[5][2..] == [false] && told[5][0], "{told:?}");
+    assert_eq!((&told[6][..], &told[7][..]), (&[true][..], &[true][..]));
+}
+
+#[tokio::test]
+async fn an_operation_of_a_call_that_cannot_be_done_fails_alone() {
+    let cluster = Cluster::start(NEVER);
+    let store = RedisStore::cluster(cluster.urls()).await.unwrap();
+    let two = policy("two", "2/1h");
+    let [sound, broken] = [0, 1].map(|at| users_at(&cluster, at, 1).remove(0));
+    let one = |name: &str| Operation::Check(Check::new([charge(&two, name)]).unwrap());
+    let home = &cluster.nodes[cluster.home(&format!("user={broken}"))];
+    home.run::<()>(&format!("RPUSH sluicegate:{{user={broken}}}:two 1"));
+    let reset = Operation::Reset {
+        policy: two.clone(),
+        key: user(&broken),
+    };
+    let replies = store.call(vec![one(&broken), one(&sound)]).await.unwrap();
+    let error = replies[0].as_ref().unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Protocol, "{error}");
+    assert!(matches!(&replies[1], Ok(Reply::Check(it)) if it.is_allowed()));
+    let replies = store.call(vec![reset, one(&broken)]).await.unwrap();
+    assert!(matches!(&replies[0], Ok(Reply::Reset)));
+    assert!(matches!(&replies[1], Ok(Reply::Check(it)) if it.is_allowed()));
+}
+
+#[tokio::test]
+async fn callers_who_leave_do_not_have_the_topology_asked_for() {
+    let cluster = Cluster::start(NEVER);
+    let store = RedisStore::cluster(cluster.urls()).await.unwrap();
+    let much = policy("much", "1000000/1h");
+    let users: Vec<String> = (0..3).flat_map(|at| users_at(&cluster, at, 2)).collect();
+    let check = |name: &String| Check::new([charge(&much, name)]).unwrap();
+    for name in &users {
+        store.check(&check(name)).await.unwrap();
+    }
+    let asked = || {
+        let nodes = cluster.nodes.iter();
+        nodes.map(|node| node.calls("cluster|slots")).sum::<u64>()
+    };
+    let before = asked();
+    for _ in 0..20 {
+        for name in &users {
+            let _ = tokio::time::timeout(Duration::ZERO, store.check(&check(name))).await;
+            store.check(&check(name)).await.unwrap();
+        }
+    }
+    assert_eq!(asked(), before);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -700,7 +888,7 @@ async fn what_can_never_work_is_told_when_the_store_is_made() {
 async fn the_cluster_connection_of_redis_rs_serves_as_well() {
     let cluster = Cluster::start(NEVER);
     let client = redis::cluster::ClusterClient::new(cluster.urls()).unwrap();
-    let store = RedisStore::from(client.get_async_connection().await.unwrap());
+    let store = RedisStore::from_connection(client.get_async_connection().await.unwrap());
     let limiter = Limiter::new(store).timeout(NEVER);
     let two = policy("two", "2/1h");
     for allowed in [true, true, false] {

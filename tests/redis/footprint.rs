@@ -1,4 +1,4 @@
-//! Proves what decisions do to a server: what they read, what they write, how long it stays, and what a broken value does.
+//! Proves what decisions do to a server: what they read and write, how long it stays, and what a broken value does.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -74,7 +74,7 @@ fn ttl(server: &Server, name: &str) -> u64 {
 fn allowed(decision: Result<Decision, StoreError>) -> Usage {
     match decision.unwrap() {
         Decision::Allowed(usage) => usage,
-        Decision::Denied(_) => panic!("it was refused"),
+        Decision::Denied(_) => panic!("it was denied"),
     }
 }
 
@@ -213,7 +213,7 @@ async fn a_refusal_and_a_look_write_nothing() {
         let done = done.await;
         assert_eq!((done.set, done.del, done.changes), (0, 0, 0), "{charges:?}");
         assert_eq!(done.time, 2);
-        // A refused check over several keys looks at them once more; the peek looks once.
+        // A denied check over several keys looks at them once more; the peek looks once.
         assert!(done.get <= 3 * charges.len() as u64, "{done:?}");
     }
     assert_eq!(server.run::<u64>("DBSIZE"), 1);
@@ -236,7 +236,7 @@ async fn several_checks_of_one_call_are_decided_one_after_another() {
     ];
     let mut decisions = Vec::new();
     let done = commands(&server, async {
-        decisions = store.check_batch(checks).await.unwrap();
+        decisions = crate::common::calls::check_all(&store, checks).await;
     });
     let done = done.await;
     assert_eq!((done.time, done.set, done.changes), (1, 6, 6));
@@ -262,8 +262,8 @@ async fn several_checks_of_one_call_are_decided_one_after_another() {
 async fn a_call_of_no_checks_decides_nothing() {
     let server = Server::start();
     let store = store(&server).await;
-    assert!(store.check_batch([]).await.unwrap().is_empty());
-    let nothing = store.check_batch([check([]), check([])]).await.unwrap();
+    assert!(crate::common::calls::check_all(&store, []).await.is_empty());
+    let nothing = crate::common::calls::check_all(&store, [check([]), check([])]).await;
     assert!(nothing.iter().all(Decision::is_allowed));
     assert_eq!(server.run::<u64>("DBSIZE"), 0);
 }
@@ -339,7 +339,7 @@ async fn a_key_is_gone_when_its_last_unit_is_taken_back() {
     assert!(ttl(&server, NAME) > 3_500_000);
 }
 
-/// A server in cluster mode refuses a script whose keys are in different slots.
+/// A server in cluster mode rejects a script whose keys are in different slots.
 #[tokio::test]
 async fn all_policies_of_one_identity_share_a_slot() {
     let server = Server::with(&["--cluster-enabled", "yes"]);
@@ -477,8 +477,8 @@ async fn what_a_burst_needed_is_given_back_after_a_silence() {
     assert_eq!(charge_after(Duration::from_secs(3_600)).await, one);
 }
 
-/// How often a value is written whole, and how often in place, while a user comes for three charges every two seconds, which fill
-/// and empty a queue: ten times, the first not counted. `cost` settles each charge.
+/// How often a value is written whole, and how often in place, while a user comes for three charges every two seconds,
+/// which fill and empty a queue: ten times, the first not counted. `cost` settles each charge.
 async fn writes_of_visits(cost: Option<u64>) -> (u64, u64) {
     let server = Server::start();
     let clock = TestClock::new(1_700_000_000_000);

@@ -1,10 +1,12 @@
-//! Proves by random histories that the script and the memory store, the other implementation of the same arithmetic, agree.
+//! Proves by random histories that the script and the memory store, two implementations of one arithmetic, agree.
 
 use proptest::prelude::*;
 use sluicegate::{MemoryStore, Policy, RedisStore, test_util::TestClock};
 
 use crate::common::{
-    history::{Act, History, Player, START_MS, Step, agree, large, move_clock, wild},
+    history::{
+        Act, History, Player, START_MS, Step, agree, calls, few_cases, large, move_clock, wild,
+    },
     outcome::Outcome,
     redis::Server,
     served::fresh,
@@ -23,6 +25,11 @@ fn the_redis_store_agrees_with_the_memory_store_whatever_happens() {
 #[test]
 fn the_redis_store_agrees_with_the_memory_store_however_much_is_charged() {
     agrees(large());
+}
+
+#[test]
+fn the_redis_store_agrees_with_the_memory_store_about_calls_of_several_operations() {
+    agrees_in(few_cases(), calls());
 }
 
 /// 16 bits hold the totals; they have passed 65 536 when the clock steps back and the last step is not believed.
@@ -50,8 +57,12 @@ fn totals_that_began_anew_are_counted_when_a_clock_steps_back() {
 }
 
 fn agrees(histories: impl Strategy<Value = History>) {
+    agrees_in(ProptestConfig::default(), histories);
+}
+
+fn agrees_in(config: ProptestConfig, histories: impl Strategy<Value = History>) {
     let (server, runtime) = (Server::start(), runtime());
-    proptest!(|(history in histories)| {
+    proptest!(config, |(history in histories)| {
         runtime.block_on(async {
             let (redis, clock) = fresh(&server).await;
             let memory = MemoryStore::new().clock(clock.clone());
@@ -84,7 +95,7 @@ async fn agree_together(redis: &RedisStore, clock: &TestClock, history: &History
                 right.extend(player.play(&step.act).await);
             }
         }
-        let said = redis.check_batch(checks).await.unwrap();
+        let said = crate::common::calls::check_all(redis, checks).await;
         let said: Vec<Outcome> = said.iter().map(Outcome::from).collect();
         assert_eq!(said, right, "{steps:?}");
     }

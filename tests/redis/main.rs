@@ -13,6 +13,7 @@ mod observe;
 mod outage;
 mod replicas;
 mod sentinel;
+mod timeouts;
 mod tls;
 mod twemproxy;
 mod vectors;

@@ -1,5 +1,5 @@
-//! Under traffic, a Redis server that is stopped, killed or not there yet costs one timeout each interval, is stood in for within
-//! the shares, and decides again within a second of being back.
+//! Under traffic, a Redis server that is stopped, killed or not there yet costs one timeout each interval, is replaced
+//! by local decisions within the shares, and decides again within a second of being back.
 
 use std::{
     convert::Infallible,
@@ -16,7 +16,7 @@ use http::{Request, Response, StatusCode};
 use sluicegate::{
     Charge, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, RedisStore,
     error::StoreErrorKind,
-    observe::{Decided, Failed, Observer, Switched},
+    observe::{BreakerEvent, DecisionEvent, ErrorEvent, Observer},
 };
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -29,7 +29,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The shortest time from one probe to the next.
 const INTERVAL: Duration = Duration::from_millis(125);
 
-/// Counts what it is told.
+/// Counts its events.
 #[derive(Clone, Debug, Default)]
 struct Counts(Arc<Inner>);
 
@@ -43,7 +43,7 @@ struct Inner {
 }
 
 impl Observer for Counts {
-    fn decided(&self, decided: &Decided<'_>) {
+    fn on_decision(&self, decided: &DecisionEvent<'_>) {
         if decided.is_local() {
             self.0.local.fetch_add(1, SeqCst);
         } else {
@@ -51,7 +51,7 @@ impl Observer for Counts {
         }
     }
 
-    fn failed(&self, failed: &Failed<'_>) {
+    fn on_error(&self, failed: &ErrorEvent<'_>) {
         let count = match failed.error().kind() {
             StoreErrorKind::CircuitOpen => &self.0.circuit_open,
             _ => &self.0.timeouts,
@@ -59,7 +59,7 @@ impl Observer for Counts {
         count.fetch_add(1, SeqCst);
     }
 
-    fn switched(&self, switched: &Switched<'_>) {
+    fn on_breaker(&self, switched: &BreakerEvent<'_>) {
         self.0.switches.lock().unwrap().push(switched.is_open());
     }
 }
@@ -90,7 +90,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// Tasks that ask one after the other, without end.
+    /// Tasks that send one request after the other, without end.
     fn start(limiter: &Limiter, limit: u64) -> Self {
         let until = Arc::new(AtomicBool::new(false));
         let tasks = (0..TASKS).map(|_| {

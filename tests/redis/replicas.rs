@@ -1,4 +1,4 @@
-//! Proves that replicas share one limit, over connections of their own: those that refuse and those that wait.
+//! Proves that replicas share one limit, over connections of their own: those that deny and those that wait.
 
 use std::{
     fmt::Debug,

@@ -1,4 +1,4 @@
-//! Whatever befalls a primary that has sentinels, requests end in time, and are decided by the new primary at once.
+//! Whatever happens to a primary that has sentinels, requests end in time, and are decided by the new primary at once.
 
 use std::{
     sync::{
@@ -149,7 +149,7 @@ async fn a_primary_that_hangs_and_comes_back_as_a_replica() {
     traffic.end().await;
 }
 
-/// Charges one key as fast as it goes; what each answer says is left tells what a new primary has never heard of.
+/// Charges one key as fast as it goes; what each answer says is left tells what a new primary never received.
 struct Count {
     limiter: Limiter,
     limit: u64,
@@ -181,7 +181,7 @@ impl Count {
         Some(admitted)
     }
 
-    /// Charges until it is refused. No more was admitted than the limit, and what was lost.
+    /// Charges until it is denied. No more was admitted than the limit, and what was lost.
     async fn use_up(mut self) {
         while self.charge().await != Some(false) {}
         let Self {
@@ -236,7 +236,7 @@ async fn a_primary_that_only_we_still_reach_is_left_when_another_is_named() {
     for _ in 0..100 {
         count.charge().await;
     }
-    // Its sentinels and replicas log in as nobody in particular, whom it now turns away.
+    // Its sentinels and replicas log in as the default user, whom it now refuses.
     let socket = group.servers[old].socket_url() + "?user=limiter&pass=any";
     ask::<()>(&socket, "ACL SETUSER default off").unwrap();
     ask::<()>(&socket, "CLIENT KILL TYPE replica").unwrap();

@@ -22,10 +22,10 @@ mod contract {
     crate::contract!(super::together);
 }
 
-/// All keys of one store stand at one server, so that it may charge any of them together: its prefix is their hash tag.
+/// All keys of one store are on one server, so that it may charge any of them together: its prefix is their hash tag.
 const BY_PREFIX: &str = "<>";
 
-/// Identities are spread over the servers, and all keys of one identity stand at one.
+/// Identities are spread over the servers, and all keys of one identity are on one.
 const BY_IDENTITY: &str = "{}";
 
 async fn together() -> (Served<Twemproxy>, TestClock) {
@@ -119,7 +119,7 @@ async fn every_kind_of_connection_works() {
     for store in [
         RedisStore::connect_lazy(proxy.url()).unwrap(),
         RedisStore::from(Client::open(proxy.url()).unwrap()),
-        RedisStore::from(manager.unwrap()),
+        RedisStore::from_connection(manager.unwrap()),
         RedisStore::from(pool.unwrap()),
     ] {
         assert_eq!(charge_all(&patient(store)).await, []);

@@ -16,8 +16,8 @@ pub(in crate::middleware) struct AccessLists {
 }
 
 impl AccessLists {
-    /// Whether the request passes at once, without a key, a charge or a header. Blocks take precedence over skips.
-    pub(in crate::middleware) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
+    /// Whether the request passes at once, without a key, a charge or a header. What is blocked is not skipped.
+    pub(super) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
         if any(&self.blocked, head) {
             return Err(Rejection::Blocked);
         }
@@ -26,10 +26,7 @@ impl AccessLists {
 
     /// The keys that are to be charged. Inlined, since keys are large to move and seldom filtered.
     #[inline]
-    pub(in crate::middleware) fn charged(
-        &self,
-        keys: Result<Keys, ExtractError>,
-    ) -> Result<Keys, Rejection> {
+    pub(super) fn charged(&self, keys: Result<Keys, ExtractError>) -> Result<Keys, Rejection> {
         let keys = keys?;
         if self.skipped_keys.is_empty() && self.blocked_keys.is_empty() {
             return Ok(keys);

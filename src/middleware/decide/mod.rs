@@ -1,10 +1,15 @@
-//! Which requests and keys a layer decides about, and under which policies.
+//! From the head of a request to its admission: which requests and keys are limited, and under which policies.
 
 mod access_lists;
+mod extract_failure;
+mod key_look_ups;
+mod plan;
 mod policy_selector;
 mod routes;
+mod step;
 
 pub(super) use access_lists::AccessLists;
-pub(super) use policy_selector::Choice;
+pub(super) use plan::Plan;
 pub use policy_selector::{IntoPolicy, PolicySelector};
 pub use routes::{Route, Routes};
+pub(super) use step::Step;

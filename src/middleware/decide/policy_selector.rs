@@ -62,7 +62,7 @@ pub(super) trait Choose: fmt::Debug + Send + Sync {
 }
 
 /// Under which policy a request is charged, and how many times its cost; `None` when this limit does not apply.
-pub(in crate::middleware) type Choice<'a> = Option<(Cow<'a, Policy>, u64)>;
+pub(super) type Choice<'a> = Option<(Cow<'a, Policy>, u64)>;
 
 impl PolicySelector {
     pub(super) fn chosen(chooser: impl Choose + 'static) -> Self {
@@ -70,7 +70,7 @@ impl PolicySelector {
         Self { source }
     }
 
-    pub(in crate::middleware) fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
+    pub(super) fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
         match &self.source {
             Source::Fixed(policy) => Ok(once(Cow::Borrowed(policy))),
             Source::Live(policy) => Ok(once(Cow::Owned(policy.load()))),

@@ -21,7 +21,7 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 /// | no key | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT` | |
 /// | blocked | `PERMISSION_DENIED` | |
 /// | could not be decided, failing closed | `UNAVAILABLE` | |
-/// | the layer asked the store for what no store can do | `INTERNAL` | |
+/// | the layer made a check that no store can decide | `INTERNAL` | |
 ///
 /// `Retry-After` and the quota headers are in the metadata.
 ///

@@ -102,7 +102,7 @@ impl HeaderStyle {
 
     /// Sends the headers only in responses to denied requests.
     #[must_use]
-    pub const fn only_on_refusal(self) -> Self {
+    pub const fn only_on_denial(self) -> Self {
         self.only_below(0)
     }
 

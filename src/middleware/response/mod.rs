@@ -1,4 +1,4 @@
-//! What clients are told: the headers of a response, and the responses to requests that are not passed on.
+//! What clients get: the headers of a response, and the responses to requests that are not passed on.
 
 mod draft11;
 #[cfg(feature = "tonic")]

@@ -1,10 +1,12 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{MAX_SHARDS, shard::Shard, token::Token};
+use super::{MAX_SHARDS, clock::Clock, shard::Shard, token::Token};
 use crate::{charge::Charge, decision::Count};
 
 /// All the shards that one call needs, locked together: so a check over several keys is atomic.
 pub(super) struct Locked<'a> {
+    /// Read under the locks, so that the time of a key never steps back.
+    pub(super) now_ms: u64,
     count: usize,
     guards: [Option<MutexGuard<'a, Shard>>; MAX_SHARDS],
 }
@@ -16,6 +18,7 @@ impl<'a> Locked<'a> {
     pub(super) fn new<'t>(
         shards: &'a [Mutex<Shard>],
         tokens: impl IntoIterator<Item = &'t Token>,
+        clock: &Clock,
     ) -> Self {
         let count = shards.len();
         let mut wanted = tokens
@@ -28,7 +31,11 @@ impl<'a> Locked<'a> {
             guards[index] = Some(shard.unwrap_or_else(PoisonError::into_inner));
             wanted &= wanted - 1;
         }
-        Self { count, guards }
+        Self {
+            now_ms: clock.now_ms(),
+            count,
+            guards,
+        }
     }
 
     pub(super) fn shard(&mut self, token: Token) -> &mut Shard {
@@ -38,35 +45,28 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Charges as many of `count` identical checks as fit, and answers how many. `counts` are then those after the charge, and,
-    /// where some did not fit, tell when one more does.
+    /// Charges as many of `count` identical checks as fit, and answers how many. `counts` are then those after the
+    /// charge, and, where some did not fit, tell when one more does.
     pub(super) fn fill(
         &mut self,
         charges: &[Charge],
         tokens: &[Token],
-        now_ms: u64,
         count: u16,
         counts: &mut [Count],
     ) -> u16 {
-        let admitted = self.look(charges, tokens, now_ms, counts).min(count);
+        let admitted = self.look(charges, tokens, counts).min(count);
         if admitted > 0 {
-            self.charge(charges, tokens, now_ms, admitted, counts);
+            self.charge(charges, tokens, admitted, counts);
             if admitted < count {
-                self.look(charges, tokens, now_ms, counts);
+                self.look(charges, tokens, counts);
             }
         }
         admitted
     }
 
     /// Counts under each rule, and answers how often the costs fit.
-    fn look(
-        &mut self,
-        charges: &[Charge],
-        tokens: &[Token],
-        now_ms: u64,
-        mut counts: &mut [Count],
-    ) -> u16 {
-        let mut fitting = u16::MAX;
+    fn look(&mut self, charges: &[Charge], tokens: &[Token], mut counts: &mut [Count]) -> u16 {
+        let (mut fitting, now_ms) = (u16::MAX, self.now_ms);
         for (charge, token) in charges.iter().zip(tokens) {
             let own;
             (own, counts) = counts.split_at_mut(charge.policy().rules().len());
@@ -81,10 +81,10 @@ impl<'a> Locked<'a> {
         &mut self,
         charges: &[Charge],
         tokens: &[Token],
-        now_ms: u64,
         times: u16,
         mut counts: &mut [Count],
     ) {
+        let now_ms = self.now_ms;
         for (charge, token) in charges.iter().zip(tokens) {
             let own;
             (own, counts) = counts.split_at_mut(charge.policy().rules().len());
@@ -113,12 +113,13 @@ mod tests {
         let shards = [Mutex::new(Shard::new(1))];
         std::thread::scope(|scope| {
             let panics = scope.spawn(|| {
-                let _locked = Locked::new(&shards, &[(0, 0)]);
+                let _locked = Locked::new(&shards, &[(0, 0)], &Clock::system());
                 panic!("on purpose");
             });
             assert!(panics.join().is_err());
         });
         assert!(shards[0].is_poisoned());
-        assert_eq!(Locked::new(&shards, &[(0, 0)]).shard((0, 0)).len(), 0);
+        let mut locked = Locked::new(&shards, &[(0, 0)], &Clock::system());
+        assert_eq!(locked.shard((0, 0)).len(), 0);
     }
 }

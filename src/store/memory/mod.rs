@@ -69,18 +69,18 @@ const FEW_COUNTS: usize = 8;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 ///
-/// **Clock.** The date is asked for once, when the store is made; from there the store counts on with a clock that never
-/// steps back and that a correction of the date does not reach. So after such a correction, or after the machine slept,
-/// fixed windows begin as much too early or too late.
+/// **Clock.** The date is asked for once, when the store is made; from there the store counts on with a clock that
+/// never steps back and that a correction of the date does not reach. So after such a correction, or after the machine
+/// slept, fixed windows begin as much too early or too late.
 ///
-/// **Memory.** No key is kept in clear: a hash of 128 bits stands for it, keyed anew in each process. A key takes some 300
-/// bytes and 16 for each step that counts, of which a rule has at most `window / precision + 1`, and never more than its limit.
-/// Keys that count no more are dropped as new ones come.
+/// **Memory.** No key is kept in clear: a hash of 128 bits stands for it, keyed anew in each process. A key takes some
+/// 300 bytes and 16 for each step that counts, of which a rule has at most `window / precision + 1`, and never more
+/// than its limit. Keys that count no more are dropped as new ones come.
 ///
-/// **When it is full**, a new key takes the place of one that counts no more, or else of the one that is the first to do so.
-/// Whoever can make up keys (spoofed addresses, random user names) can therefore make the store forget the counts of
-/// others, those with short windows first, and so lift a limit for a while; never deny anyone, and never take more
-/// memory or time. Give a store that faces such keys a capacity above the number that can come in one window, or
+/// **When it is full**, a new key takes the place of one that counts no more, or else of the one that is the first to
+/// do so. Whoever can make up keys (spoofed addresses, random user names) can therefore make the store forget the
+/// counts of others, those with short windows first, and so lift a limit for a while; never deny anyone, and never take
+/// more memory or time. Give a store that faces such keys a capacity above the number that can come in one window, or
 /// limit what makes up keys by something that cannot be made up.
 #[derive(Clone)]
 pub struct MemoryStore {
@@ -177,8 +177,8 @@ impl Inner {
         Ok(decisions)
     }
 
-    /// Decides so many identical checks, and then the shadows of those that were admitted; what was decided of each is told by
-    /// `tell`, which is given how many there were, how many were admitted, the time and the counts.
+    /// Decides so many identical checks, and then the shadows of those that were admitted; what was decided of each is
+    /// told by `tell`, which is given how many there were, how many were admitted, the time and the counts.
     fn decide<T>(
         &self,
         check: &Check,
@@ -189,20 +189,16 @@ impl Inner {
         self.with_tokens(check, |tokens, counts| {
             let (tokens, shadow_tokens) = tokens.split_at(check.charges().len());
             let (counts, shadow_counts) = counts.split_at_mut(check.rule_count());
-            let mut shards = Locked::new(&self.shards, tokens.iter().chain(shadow_tokens));
-            // Read under the locks, so that the time of a key never steps back.
-            let now_ms = self.clock.now_ms();
-            let admitted = shards.fill(check.charges(), tokens, now_ms, count, counts);
-            let shadow_admitted = match &shadows {
-                Some(shadows) => shards.fill(
-                    shadows.charges(),
-                    shadow_tokens,
-                    now_ms,
-                    admitted,
-                    shadow_counts,
-                ),
-                None => 0,
-            };
+            let all = tokens.iter().chain(shadow_tokens);
+            let mut shards = Locked::new(&self.shards, all, &self.clock);
+            let now_ms = shards.now_ms;
+            let admitted = shards.fill(check.charges(), tokens, count, counts);
+            let shadow_admitted = shards.fill(
+                check.shadow_charges(),
+                shadow_tokens,
+                admitted,
+                shadow_counts,
+            );
             drop(shards);
             let shadow = shadows.filter(|_| admitted > 0);
             let shadow =
@@ -230,8 +226,8 @@ impl Inner {
         let check = settlement.check();
         let costs = check.charges().iter().zip(settlement.costs());
         let mut rest = &mut *counts;
-        let mut shards = Locked::new(&self.shards, tokens);
-        let now_ms = self.clock.now_ms();
+        let mut shards = Locked::new(&self.shards, tokens, &self.clock);
+        let now_ms = shards.now_ms;
         for ((usage, token), (charge, cost)) in settlement.usage().policies().zip(tokens).zip(costs)
         {
             let own;
@@ -252,9 +248,8 @@ impl Inner {
 
     fn reset(&self, policy: &Policy, key: &Key) {
         let token = self.tokens.token(policy, key);
-        Locked::new(&self.shards, &[token])
-            .shard(token)
-            .remove(token);
+        let mut shards = Locked::new(&self.shards, &[token], &self.clock);
+        shards.shard(token).remove(token);
     }
 
     fn call(&self, operation: &Operation) -> Result<Reply, StoreError> {
@@ -269,7 +264,8 @@ impl Inner {
         }
     }
 
-    /// Calls `then` with the token of each charge, shadows last, and with room for a count of each rule; a few need no allocation.
+    /// Calls `then` with the token of each charge, shadows last, and with room for a count of each rule; a few need no
+    /// allocation.
     fn with_tokens<T>(&self, check: &Check, then: impl FnOnce(&[Token], &mut [Count]) -> T) -> T {
         let charges = || check.charges().iter().chain(check.shadow_charges());
         let rules = charges().map(|it| it.policy().rules().len()).sum();

@@ -17,8 +17,8 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    /// An identity that is short is put together first: hashing its parts one by one takes twice as long. An identity is always
-    /// hashed in the same way, since which one depends on its length.
+    /// An identity that is short is put together first: hashing its parts one by one takes twice as long. An identity
+    /// is always hashed in the same way, since which one depends on its length.
     pub(super) fn token(&self, policy: &Policy, key: &Key) -> Token {
         let mut short = [0; SHORT];
         match put_together(policy.name(), key, &mut short) {
@@ -35,7 +35,8 @@ impl Tokens {
     }
 }
 
-/// Two lengths and the secrecy, then the parts: so `("a", "bc")` and `("ab", "c")` stay apart. `None` if it is not short.
+/// Two lengths and the secrecy, then the parts: so `("a", "bc")` and `("ab", "c")` stay apart. `None` if it is not
+/// short.
 fn put_together<'a>(policy: &str, key: &Key, short: &'a mut [u8; SHORT]) -> Option<&'a [u8]> {
     let parts = [policy.as_bytes(), key.kind().as_bytes(), key.value()];
     let header = [

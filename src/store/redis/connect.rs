@@ -1,33 +1,35 @@
 //! The ways to make a [`RedisStore`].
 
-use std::{io, sync::Arc};
+#[cfg(feature = "cluster")]
+use std::sync::Arc;
+use std::time::Duration;
 
-use redis::{
-    Client, IntoConnectionInfo, RedisError, RedisResult,
-    aio::{ConnectionLike, ConnectionManager},
-};
-use tokio::time::timeout;
+use redis::{Client, IntoConnectionInfo, aio::ConnectionLike};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
 #[cfg(feature = "sentinel")]
-use super::sentinel::{Primary, Sentinels};
+use super::connection::{SentinelPrimary, Sentinels};
 use super::{
     RedisStore,
+    connection::{ReconnectingConnection, ReplyTimeout, Source, client, within},
     error::store_error,
-    keeper::{CONNECT_TIMEOUT, Keeper, Source},
-    link::Link,
+    transport::{Route, Transport},
 };
 use crate::error::{StoreError, StoreErrorKind};
 
-const BAD_URL: &str =
-    "the Redis URL makes no sense, or needs a feature of the redis crate that is off";
+const BAD_URL: &str = "the Redis URL is invalid, or needs a feature of the redis crate that is off";
+
+/// How long the constructors that wait for a server wait.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// # Making one
 ///
-/// A store over a URL or a `redis::Client` keeps one multiplexed connection and replaces it by itself: a connection that has
-/// ended is noticed before the next command is sent, and one that owes an answer for half a second is given up. An attempt
-/// to connect takes at most 500 ms and is shared by all who wait for it. A command is sent once, whatever happens to it.
+/// A store over a URL, a `redis::Client`, sentinels or a pool keeps one multiplexed connection, which all requests
+/// share, and replaces it by itself. A connection that has ended is noticed before the next command is sent. One that
+/// has owed a reply for as long as the longest [timeout](crate::Limiter::timeout) of the limiters over this store and
+/// its clones, and at least for 500 ms, is given up. An attempt to connect may take as long, and is shared by all who
+/// wait for it; attempts are at least 5 ms apart. A command is sent once, whatever happens to it.
 impl RedisStore {
     /// Connects to the server of this URL (`redis://`, `rediss://`, `unix://`) or `ConnectionInfo`.
     ///
@@ -35,8 +37,8 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// When the URL makes no sense, or when the server cannot be reached, refuses the user or cannot work, after one second
-    /// at most. Use [`lazy`](Self::connect_lazy) where the service must start without it.
+    /// When the URL is invalid, or when the server cannot be reached, refuses the user or cannot work, after one second
+    /// at most. Use [`connect_lazy`](Self::connect_lazy) where the service must start without it.
     pub async fn connect(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
         greeted(Self::connect_lazy(server)?).await
     }
@@ -45,14 +47,14 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// When the URL makes no sense.
+    /// When the URL is invalid.
     pub fn connect_lazy(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
         let client = client(server).map_err(|_| bad_url())?;
-        Ok(Self::keeping(Source::Client(client.into())))
+        Ok(Self::from_source(client, ReplyTimeout::new()))
     }
 
     /// Connects to the primary of this name, by asking these sentinels for it: see
-    /// [the module](super#sentinel-and-replication).
+    /// [the deployment page](super::deployment#sentinel-and-replication).
     ///
     /// The sentinels' own user and password stand in their URLs; the primary's stand in a URL that has the name in the
     /// place of the host.
@@ -74,7 +76,7 @@ impl RedisStore {
     #[cfg(feature = "sentinel")]
     pub async fn sentinel(
         sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
-        primary: impl Into<Primary>,
+        primary: impl Into<SentinelPrimary>,
     ) -> Result<Self, StoreError> {
         greeted(Self::connect_lazy_sentinel(sentinels, primary)?).await
     }
@@ -83,95 +85,114 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// When there are no sentinels, or a URL makes no sense.
+    /// When there are no sentinels, or a URL is invalid.
     #[cfg(feature = "sentinel")]
     pub fn connect_lazy_sentinel(
         sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
-        primary: impl Into<Primary>,
+        primary: impl Into<SentinelPrimary>,
     ) -> Result<Self, StoreError> {
-        let keeper =
-            |sentinel| client(sentinel).map(|it| Arc::new(Keeper::new(Source::Client(it.into()))));
-        let keepers: RedisResult<Vec<_>> = sentinels.into_iter().map(keeper).collect();
-        let sentinels = keepers.and_then(|keepers| Sentinels::new(keepers, primary.into()));
-        let sentinels = sentinels.map_err(|_| bad_url())?;
-        Ok(Self::keeping(Source::Sentinels(Arc::new(sentinels))))
+        let timeout = ReplyTimeout::new();
+        let sentinels = clients(sentinels)?
+            .into_iter()
+            .map(|it| ReconnectingConnection::new(it, timeout.clone()));
+        let sentinels = Sentinels::new(sentinels.collect(), primary.into());
+        Ok(Self::from_source(
+            sentinels.map_err(|_| bad_url())?,
+            timeout,
+        ))
     }
 
-    fn keeping(source: Source) -> Self {
-        Self::over(Link::Own(Arc::new(Keeper::new(source))))
+    fn from_source(source: impl Source, timeout: ReplyTimeout) -> Self {
+        let connection = ReconnectingConnection::new(source, timeout.clone());
+        Self::over(Transport::new(Route::Server(connection), timeout))
     }
 
-    /// Connects to the [cluster](super#on-a-cluster) that these servers are nodes of: URLs (`redis://`, `rediss://`) or
-    /// `ConnectionInfo`s. One that answers is enough; the others are found through it.
+    /// Connects to the [cluster](super::deployment#cluster) that these servers are nodes of: URLs (`redis://`,
+    /// `rediss://`) or `ConnectionInfo`s. One that answers is enough; the others are found through it.
     ///
-    /// All nodes are spoken to as the first one is: with its user, password and TLS settings.
+    /// All nodes are connected to as the first one is: with its user, password and TLS settings.
     ///
     /// # Errors
     ///
-    /// When a URL makes no sense or there is none; when no node can be reached, or none of them is of a cluster, after one
-    /// second at most. Use [`connect_lazy_cluster`](Self::connect_lazy_cluster) where the service must start without it.
+    /// When a URL is invalid or there is none; when no node can be reached, or none of them is of a cluster, after one
+    /// second at most. Use [`connect_lazy_cluster`](Self::connect_lazy_cluster) where the service must start without
+    /// it.
     #[cfg(feature = "cluster")]
-    pub async fn cluster<T: IntoConnectionInfo>(
-        nodes: impl IntoIterator<Item = T>,
+    pub async fn cluster(
+        nodes: impl IntoIterator<Item: IntoConnectionInfo>,
     ) -> Result<Self, StoreError> {
-        let cluster = cluster_of(nodes)?;
-        let greeted = timeout(2 * CONNECT_TIMEOUT, cluster.look()).await;
-        greeted
-            .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
-            .map_err(|error| store_error(&error))?;
-        Ok(Self::over(Link::Cluster(cluster)))
+        greeted(Self::connect_lazy_cluster(nodes)?).await
     }
 
     /// Like [`cluster`](Self::cluster), but does not wait for the nodes: the first check connects.
     ///
     /// # Errors
     ///
-    /// When a URL makes no sense, or there is none.
+    /// When a URL is invalid, or there is none.
     #[cfg(feature = "cluster")]
-    pub fn connect_lazy_cluster<T: IntoConnectionInfo>(
-        nodes: impl IntoIterator<Item = T>,
+    pub fn connect_lazy_cluster(
+        nodes: impl IntoIterator<Item: IntoConnectionInfo>,
     ) -> Result<Self, StoreError> {
-        Ok(Self::over(Link::Cluster(cluster_of(nodes)?)))
+        let timeout = ReplyTimeout::new();
+        let cluster = Cluster::new(&clients(nodes)?, timeout.clone()).map_err(|_| bad_url())?;
+        let route = Route::Cluster(Arc::new(cluster));
+        Ok(Self::over(Transport::new(route, timeout)))
     }
 
-    /// Uses a connection whose own business it is to heal.
+    /// Uses a connection that reconnects by itself, such as a `redis::aio::ConnectionManager`.
     ///
-    /// A bare `MultiplexedConnection` does not: after its server was gone once, every check fails until the process is
-    /// started again. Give the store a URL or a `Client` instead. Timeouts are the connection's, and the limiter's timeout. For a
-    /// cluster connection use `From`: it may not be sent keys of several slots in one call.
+    /// Prefer a URL or a `Client`: over a connection of your own the store does not find a lost connection before it
+    /// sends, does not replace one that is open and does not answer, and does not apply the limiter's timeout to
+    /// attempts to connect. A manager learns that its connection has ended from a command that fails, so at least one
+    /// check fails after each restart of the server; and with its defaults, callers wait for seconds until it has
+    /// reconnected. These settings are better (turn `TCP_NODELAY` on in the client's `TcpSettings` as well):
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let config = redis::aio::ConnectionManagerConfig::new()
+    ///     .set_number_of_retries(0)                                       // the next request is the retry
+    ///     .set_connection_timeout(Some(Duration::from_millis(500)))
+    ///     .set_response_timeout(Some(Duration::from_millis(500)))
+    ///     .set_pipeline_buffer_size(1_024);
+    /// # assert_eq!(config.number_of_retries(), 0);
+    /// ```
+    ///
+    /// A bare `MultiplexedConnection` never reconnects: after its server was gone once, every check fails.
+    ///
+    /// A `redis::cluster_async::ClusterConnection` is recognised and sent the keys of one slot at a time; one inside a
+    /// type of your own is not, and its server then answers `CROSSSLOT` to a check of several identities. Prefer
+    /// [`cluster`](Self::cluster): this connection stops all slots while it looks at the topology, for as long as a
+    /// node does not answer, and its retries, of which it needs one to follow a redirect, also send again what a lost
+    /// connection may have executed. That charges a request twice; it never admits too much. By default it waits
+    /// without end:
+    ///
+    #[cfg_attr(feature = "cluster", doc = "```")]
+    #[cfg_attr(not(feature = "cluster"), doc = "```ignore")]
+    /// # use std::time::Duration;
+    /// let client = redis::cluster::ClusterClient::builder(["redis://127.0.0.1/"])
+    ///     .retries(1)
+    ///     .min_retry_wait(5)
+    ///     .max_retry_wait(10)
+    ///     .connection_timeout(Duration::from_millis(500))
+    ///     .response_timeout(Duration::from_millis(100))
+    ///     .build()?;
+    /// # let _ = client;
+    /// # Ok::<(), redis::RedisError>(())
+    /// ```
     pub fn from_connection(
         connection: impl ConnectionLike + Clone + Send + Sync + 'static,
     ) -> Self {
-        Self::over(Link::other(connection))
+        Self::over(Transport::custom(connection))
     }
 }
 
-#[cfg(feature = "cluster")]
-fn cluster_of<T: IntoConnectionInfo>(
-    nodes: impl IntoIterator<Item = T>,
-) -> Result<Arc<Cluster>, StoreError> {
-    let nodes: Result<Vec<_>, _> = nodes
-        .into_iter()
-        .map(IntoConnectionInfo::into_connection_info)
-        .collect();
-    #[cfg(feature = "tls")]
-    nodes.iter().flatten().for_each(super::tls::prepare);
-    nodes
-        .and_then(|nodes| Cluster::new(&nodes))
-        .map(Arc::new)
-        .map_err(|_| bad_url())
-}
-
-fn client(server: impl IntoConnectionInfo) -> RedisResult<Client> {
-    let info = server.into_connection_info()?;
-    #[cfg(feature = "tls")]
-    super::tls::prepare(&info);
-    let tcp = info.tcp_settings().clone().set_nodelay(true);
-    let mut settings = info.redis_settings().clone();
-    if settings.lib_name().is_none() {
-        settings = settings.set_skip_set_lib_name();
-    }
-    Client::open(info.set_tcp_settings(tcp).set_redis_settings(settings))
+#[cfg(any(feature = "cluster", feature = "sentinel"))]
+fn clients(
+    servers: impl IntoIterator<Item: IntoConnectionInfo>,
+) -> Result<Vec<Client>, StoreError> {
+    let clients = servers.into_iter().map(client);
+    clients.collect::<Result<_, _>>().map_err(|_| bad_url())
 }
 
 fn bad_url() -> StoreError {
@@ -179,93 +200,29 @@ fn bad_url() -> StoreError {
 }
 
 async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
-    let greeting = greet(&store.link).await;
+    let greeting = within(CONNECT_TIMEOUT, store.transport.greet()).await;
     greeting.map_err(|error| store_error(&error))?;
     Ok(store)
 }
 
-/// Makes sure that somebody is there who lets us in. A user who may not PING has been let in.
-async fn greet(link: &Link) -> Result<(), RedisError> {
-    let ping = redis::cmd("PING");
-    match timeout(2 * CONNECT_TIMEOUT, link.send(&ping)).await {
-        Ok(Err(error)) if may_not_ping(&error) => Ok(()),
-        Ok(result) => result.map(drop),
-        Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
-    }
-}
-
-/// Not any other missing right: behind sentinels a ROLE comes first.
-fn may_not_ping(error: &RedisError) -> bool {
-    let detail = error.detail().unwrap_or_default();
-    error.code() == Some("NOPERM") && detail.contains("'ping'")
-}
-
 /// Connects at the first check, with `TCP_NODELAY` on and the client's other settings as they are.
 ///
-/// The name of the library is told only if the client has been given one: a proxy that does not know the command hangs up.
+/// The name of the library is told only if the client has been given one: a proxy that does not know the command hangs
+/// up.
 impl From<Client> for RedisStore {
     fn from(own: Client) -> Self {
         let client = client(own.get_connection_info().clone()).unwrap_or(own);
-        Self::keeping(Source::Client(client.into()))
+        Self::from_source(client, ReplyTimeout::new())
     }
 }
 
-/// Uses the manager as it is, with its own timeouts and its own way to come back.
+/// Connects at the first check, as the pool makes its connections; the connections in the pool stay free for others.
 ///
-/// The manager's defaults keep callers waiting for seconds after a server was gone. With these settings the next request
-/// works as soon as the server does:
-///
-/// ```
-/// use std::time::Duration;
-///
-/// let config = redis::aio::ConnectionManagerConfig::new()
-///     .set_number_of_retries(0)                                       // the next request is the retry
-///     .set_connection_timeout(Some(Duration::from_millis(500)))
-///     .set_response_timeout(Some(Duration::from_millis(500)))
-///     .set_pipeline_buffer_size(1_024);
-/// # assert_eq!(config.number_of_retries(), 0);
-/// ```
-///
-/// Turn `TCP_NODELAY` on in the client's `TcpSettings`. A manager never gives up a connection that is open and mute.
-impl From<ConnectionManager> for RedisStore {
-    fn from(manager: ConnectionManager) -> Self {
-        Self::over(Link::manager(manager))
-    }
-}
-
-/// Lets the pool decide which connection to use. A connection is free again before its command is sent, so a few are plenty.
-///
-/// Build the pool with `test_on_check_out(false)`: the store notices lost connections by itself and replaces them, and bb8's
-/// own test costs a round trip for each check. After a check that got no answer, all idle connections are asked for one, and
-/// those that stay mute for 500 ms are replaced. While the pool has no connection, one more than its size may be open.
+/// The store's connection is one more than the pool's size allows. bb8-redis gives an attempt to connect one second,
+/// also where the limiter's timeout is longer.
 #[cfg(feature = "bb8")]
 impl From<bb8::Pool<bb8_redis::RedisConnectionManager>> for RedisStore {
     fn from(pool: bb8::Pool<bb8_redis::RedisConnectionManager>) -> Self {
-        Self::over(Link::Pool(Arc::new(super::pool::Pool::new(pool))))
-    }
-}
-
-/// Uses redis-rs' own cluster connection as it is, with its own timeouts and its own way to come back.
-///
-/// [`RedisStore::cluster`] does better on a bad day: this connection halts all slots while it looks at the topology, for as
-/// long as a node is mute, and its retries, of which it needs one to follow a redirect, also send again what a lost
-/// connection may have executed. That charges a request twice; it never admits too much. Its defaults wait for ever:
-///
-/// ```
-/// # use std::time::Duration;
-/// let client = redis::cluster::ClusterClient::builder(["redis://127.0.0.1/"])
-///     .retries(1)
-///     .min_retry_wait(5)
-///     .max_retry_wait(10)
-///     .connection_timeout(Duration::from_millis(500))
-///     .response_timeout(Duration::from_millis(100))
-///     .build()?;
-/// # let _ = client;
-/// # Ok::<(), redis::RedisError>(())
-/// ```
-#[cfg(feature = "cluster")]
-impl From<redis::cluster_async::ClusterConnection> for RedisStore {
-    fn from(connection: redis::cluster_async::ClusterConnection) -> Self {
-        Self::over(Link::OtherCluster(Arc::new(connection)))
+        Self::from_source(pool, ReplyTimeout::new())
     }
 }

@@ -1,26 +1,71 @@
 //! What an error of Redis means to a caller.
 
-use std::io;
+use std::{error::Error, fmt, io, sync::Arc};
 
 use redis::{ErrorKind, RedisError};
 
 use crate::error::{StoreError, StoreErrorKind};
 
-/// Tells apart by the code, as far as there is one: texts differ between servers, and may name keys, users and addresses. None
-/// of them is kept.
+/// Tells errors apart by the code, as far as there is one: texts differ between servers, and may name keys, users and
+/// addresses. None of them is kept.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
-    let (kind, message) = match code(error) {
-        Some("ERR") if is_of_proxy(error) => (
+    let code = code(error);
+    let detail = error.detail().unwrap_or_default();
+    let (kind, message) = match code {
+        Some("ERR") if is_of_proxy(detail) => (
             StoreErrorKind::Unavailable,
             "the proxy cannot reach its Redis server",
         ),
-        Some("ERR") if lacks_rights_inside(error) => of_server("NOPERM"),
-        Some("ERR") if is_no_cluster(error) => of_server("NOCLUSTER"),
+        Some("ERR") if lacks_rights_inside(detail) => of_server("NOPERM"),
+        Some("ERR") if lacks_database(error) => (
+            StoreErrorKind::AccessDenied,
+            "the Redis server has no such database, or its user may not SELECT it",
+        ),
+        Some("ERR") if detail.contains("cluster support disabled") => of_server("NOCLUSTER"),
         Some(code) => of_server(code),
         None => of_connection(error),
     };
-    StoreError::new(kind, message)
+    let store_error = StoreError::new(kind, message).with_source(Cause::of(error));
+    match code {
+        Some(code) => store_error.with_code(code),
+        None => store_error,
+    }
 }
+
+/// What redis-rs says of an error, without its texts.
+#[derive(Debug)]
+enum Cause {
+    Io(io::ErrorKind),
+    Redis(ErrorKind),
+}
+
+impl Cause {
+    fn of(error: &RedisError) -> Self {
+        // redis-rs keeps the cause behind an `Arc`.
+        let io = error.source().and_then(|source| {
+            match source.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
+                Some(shared) => shared.downcast_ref::<io::Error>(),
+                None => source.downcast_ref(),
+            }
+        });
+        match io {
+            Some(io) => Self::Io(io.kind()),
+            None => Self::Redis(error.kind()),
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(kind) => kind.fmt(f),
+            Self::Redis(ErrorKind::Server(_)) => f.write_str("error reply of the server"),
+            Self::Redis(kind) => write!(f, "{kind:?}"),
+        }
+    }
+}
+
+impl Error for Cause {}
 
 /// The code of an error reply. Redis 6.2 hides that of an error within a script behind an `ERR`:
 ///
@@ -38,31 +83,27 @@ fn hidden_code(text: &str) -> Option<&str> {
     words.map(|word| word.trim_start_matches('-')).find(is_code)
 }
 
-/// A command that the script may not call fails without a code of its own; the texts are those before and from Redis 7.2.
-fn lacks_rights_inside(error: &RedisError) -> bool {
-    error.detail().is_some_and(|text| {
-        text.contains("The user executing the script can't run")
-            || text.contains("ACL failure in script")
-    })
+/// A command that the script may not call fails without a code of its own; the texts are those before and from Redis
+/// 7.2.
+fn lacks_rights_inside(detail: &str) -> bool {
+    detail.contains("The user executing the script can't run")
+        || detail.contains("ACL failure in script")
 }
 
-fn is_no_cluster(error: &RedisError) -> bool {
-    error
-        .detail()
-        .is_some_and(|text| text.contains("cluster support disabled"))
+/// redis-rs keeps neither the code nor all of the text.
+fn lacks_database(error: &RedisError) -> bool {
+    error.to_string().contains("refused to switch database")
 }
 
-/// twemproxy answers with the system's words for what befell it.
-fn is_of_proxy(error: &RedisError) -> bool {
+/// twemproxy answers with the system's text of the error that it met.
+fn is_of_proxy(detail: &str) -> bool {
     matches!(
-        error.detail(),
-        Some(
-            "Connection refused"
-                | "Connection reset by peer"
-                | "Connection timed out"
-                | "Host is down"
-                | "No route to host"
-        )
+        detail,
+        "Connection refused"
+            | "Connection reset by peer"
+            | "Connection timed out"
+            | "Host is down"
+            | "No route to host"
     )
 }
 
@@ -113,7 +154,7 @@ fn of_server(code: &str) -> (StoreErrorKind, &'static str) {
 fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{AccessDenied, Protocol, Timeout, Unavailable};
     #[cfg(feature = "tls")]
-    if let Some(message) = super::tls::refusal(error) {
+    if let Some(message) = super::tls::handshake_problem(error) {
         return (AccessDenied, message);
     }
     match error.kind() {
@@ -123,7 +164,7 @@ fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
         ),
         ErrorKind::InvalidClientConfig => (
             AccessDenied,
-            "the Redis URL makes no sense, or needs a feature of the redis crate",
+            "the Redis URL is invalid, or needs a feature of the redis crate",
         ),
         ErrorKind::MasterNameNotFoundBySentinel => (
             AccessDenied,
@@ -131,7 +172,7 @@ fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
         ),
         ErrorKind::RESP3NotSupported => (AccessDenied, "the Redis server does not speak RESP3"),
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
-            (Protocol, "the Redis server's answer makes no sense")
+            (Protocol, "the Redis server's reply cannot be read")
         }
         ErrorKind::Io if error.is_timeout() => (Timeout, "the Redis server did not answer in time"),
         ErrorKind::Io if error.is_connection_refusal() => {
@@ -150,107 +191,4 @@ pub(super) fn closed() -> RedisError {
 }
 
 #[cfg(test)]
-mod tests {
-    use redis::Value;
-
-    use super::*;
-
-    #[test]
-    fn error_replies_are_told_apart_by_their_code() {
-        use StoreErrorKind::{AccessDenied, Protocol, Unavailable};
-        for (reply, kind) in [
-            (
-                "LOADING Redis is loading the dataset in memory",
-                Unavailable,
-            ),
-            ("BUSY Redis is busy running a script", Unavailable),
-            (
-                "OOM command not allowed when used memory > 'maxmemory'",
-                Unavailable,
-            ),
-            ("MISCONF Errors writing to the AOF file", Unavailable),
-            (
-                "READONLY You can't write against a read only replica",
-                Unavailable,
-            ),
-            ("MASTERDOWN Link with MASTER is down", Unavailable),
-            ("NOREPLICAS Not enough good replicas to write", Unavailable),
-            ("CLUSTERDOWN Hash slot not served", Unavailable),
-            ("NOAUTH Authentication required", AccessDenied),
-            ("WRONGPASS invalid username-password pair", AccessDenied),
-            (
-                "NOPERM No permissions to access the key alice",
-                AccessDenied,
-            ),
-            (
-                "ERR The user executing the script can't run this command or subcommand script: alice",
-                AccessDenied,
-            ),
-            (
-                "ERR ACL failure in script: User alice has no permissions to run the 'get' command",
-                AccessDenied,
-            ),
-            (
-                "WRONGTYPE Operation against a key holding the wrong kind of value",
-                Protocol,
-            ),
-            (
-                "CROSSSLOT Keys in request don't hash to the same slot",
-                Protocol,
-            ),
-            (
-                "ERR unknown command 'EVALSHA', with args beginning with: 'alice'",
-                Protocol,
-            ),
-            ("WHATEVER alice", Protocol),
-            (
-                "ERR This instance has cluster support disabled",
-                AccessDenied,
-            ),
-            ("ERR Connection timed out", Unavailable),
-            (
-                "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -OOM command not allowed",
-                Unavailable,
-            ),
-            (
-                "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -READONLY You can't write",
-                Unavailable,
-            ),
-            (
-                "ERR Error running script (call to f_0a1b): @user_script:1: WRONGTYPE Operation against a key",
-                Protocol,
-            ),
-            (
-                "ERR Error running script (call to f_0a1b): @user_script:1: attempt to call a nil value: alice",
-                Protocol,
-            ),
-        ] {
-            let error = store_error(&error_reply(reply));
-            assert_eq!(error.kind(), kind, "{reply}");
-            assert!(!format!("{error} {error:?}").contains("alice"), "{error:?}");
-        }
-    }
-
-    #[test]
-    fn failures_of_the_connection_are_told_apart() {
-        use StoreErrorKind::{Timeout, Unavailable};
-        for (io, kind) in [
-            (io::ErrorKind::TimedOut, Timeout),
-            (io::ErrorKind::ConnectionRefused, Unavailable),
-            (io::ErrorKind::BrokenPipe, Unavailable),
-            (io::ErrorKind::Other, Unavailable),
-        ] {
-            let error = io::Error::new(io, "alice@redis.example");
-            let error = store_error(&RedisError::from(error));
-            assert_eq!(error.kind(), kind, "{io}");
-            assert!(!format!("{error} {error:?}").contains("alice"), "{error:?}");
-        }
-    }
-
-    fn error_reply(text: &str) -> RedisError {
-        match redis::parse_redis_value(format!("-{text}\r\n").as_bytes()) {
-            Ok(Value::ServerError(error)) => error.into(),
-            other => panic!("{other:?}"),
-        }
-    }
-}
+mod tests;

@@ -1,8 +1,8 @@
 //! Names of keys in Redis: `<prefix>:{<kind>=<token>}:<policy>`.
 //!
-//! The braces make all policies of one identity share a cluster slot. Nothing that a client sends can choose a slot, merge
-//! two identities or grow a name: a value stands in it as it is only if it is short, plain and no secret; any other is
-//! hashed, with a key, and marked by a `#` that no plain value has.
+//! The braces make all policies of one identity share a cluster slot. Nothing that a client sends can choose a slot,
+//! merge two identities or grow a name: a value stands in it as it is only if it is short, plain and no secret; any
+//! other is hashed, with a key, and marked by a `#` that no plain value has.
 
 use std::fmt;
 

@@ -103,9 +103,9 @@ impl Call {
         call
     }
 
-    /// Whether there is nothing to send.
-    pub(super) fn is_empty(&self) -> bool {
-        self.keys.ends.is_empty()
+    /// The key that says where the call belongs in a cluster; `None` when there is nothing to send.
+    pub(super) fn routing_key(&self) -> Option<&[u8]> {
+        self.keys.iter().next()
     }
 
     /// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
@@ -251,11 +251,10 @@ impl Reader<'_> {
             }
             Operation::Settle(settlement) => {
                 let check = settlement.check().without_shadows();
-                let mut counts = Vec::with_capacity(check.rule_count());
                 if !check.charges().is_empty() {
                     self.done()?;
-                    self.counts(&check, &mut counts)?;
                 }
+                let counts = self.counts(&check)?;
                 Usage::settled(&check, self.now_ms, &counts).map(Reply::Settle)
             }
             Operation::Reset { .. } => self.done().map(|()| Reply::Reset),
@@ -289,61 +288,57 @@ impl Reader<'_> {
 
     /// Reads how many checks of a fill were admitted, and the counts after them.
     fn fill(&mut self, check: &Check, count: u16) -> Result<(u16, Vec<Count>), StoreError> {
-        let mut counts = Vec::with_capacity(check.rule_count());
         if check.charges().is_empty() {
-            return Ok((count, counts));
+            return Ok((count, Vec::new()));
         }
-        if self.bytes.first() == Some(&NOT_ASKED) {
-            self.bytes = &self.bytes[1..];
-            counts.resize(check.rule_count(), Count::default());
-            return Ok((0, counts));
+        if let [NOT_ASKED, rest @ ..] = self.bytes {
+            self.bytes = rest;
+            return Ok((0, vec![Count::default(); check.rule_count()]));
         }
         self.done()?;
         let admitted = self.number(4)?;
-        self.counts(check, &mut counts)?;
+        let counts = self.counts(check)?;
         let admitted = u16::try_from(admitted).map_err(|_| self.garbled())?;
         Ok((admitted, counts))
     }
 
     /// Reads that an operation was done, or why not.
     fn done(&mut self) -> Result<(), StoreError> {
-        match self.number(1)? {
-            it if it == u64::from(DONE) => Ok(()),
-            it if it == u64::from(FAILED) => {
-                let reason = self.number(1)?;
-                Err(failure(reason))
-            }
+        match self.byte()? {
+            DONE => Ok(()),
+            FAILED => Err(failure(self.byte()?)),
             _ => Err(self.garbled()),
         }
     }
 
     /// Reads the count under each rule of each charge that counts.
-    fn counts(&mut self, check: &Check, counts: &mut Vec<Count>) -> Result<(), StoreError> {
+    fn counts(&mut self, check: &Check) -> Result<Vec<Count>, StoreError> {
+        let mut counts = Vec::with_capacity(check.rule_count());
         for charge in check.charges() {
-            let form = self.number(1)?;
-            if form == u64::from(BRIEF) {
-                self.number(1)?; // how many rules the value has
-            } else if form != u64::from(LONG) {
-                return Err(self.garbled());
-            }
+            let is_brief = match self.byte()? {
+                LONG => false,
+                BRIEF => self.byte().map(|_rules_in_the_value| true)?,
+                _ => return Err(self.garbled()),
+            };
             for rule in charge.policy().rules() {
                 let used = self.number(7)?;
-                counts.push(if form == u64::from(BRIEF) {
-                    Count {
-                        used,
-                        newest_end_ms: StepSpec::of(rule).step_end(self.now_ms),
-                        fits_at_ms: 0,
-                    }
+                let (newest_end_ms, fits_at_ms) = if is_brief {
+                    (StepSpec::of(rule).step_end(self.now_ms), 0)
                 } else {
-                    Count {
-                        used,
-                        newest_end_ms: self.number(6)?,
-                        fits_at_ms: self.number(6)?,
-                    }
+                    (self.number(6)?, self.number(6)?)
+                };
+                counts.push(Count {
+                    used,
+                    newest_end_ms,
+                    fits_at_ms,
                 });
             }
         }
-        Ok(())
+        Ok(counts)
+    }
+
+    fn byte(&mut self) -> Result<u8, StoreError> {
+        Ok(self.number(1)?.to_le_bytes()[0])
     }
 
     /// A whole number of up to eight bytes, the lowest first.
@@ -362,10 +357,10 @@ impl Reader<'_> {
     }
 }
 
-fn failure(reason: u64) -> StoreError {
-    let message = match u8::try_from(reason) {
-        Ok(WRONG_TYPE) => "a key holds a value of another type, not written by this crate",
-        Ok(OTHER_VERSION) => "a key holds a value that another version of this crate has written",
+fn failure(reason: u8) -> StoreError {
+    let message = match reason {
+        WRONG_TYPE => "a key holds a value of another type, not written by this crate",
+        OTHER_VERSION => "a key holds a value that another version of this crate has written",
         _ => "a key holds a value that cannot be read, not written by this crate",
     };
     StoreError::new(StoreErrorKind::Protocol, message)
@@ -379,71 +374,4 @@ fn garbled() -> StoreError {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::{collection::vec, prelude::*};
-
-    use super::*;
-    use crate::key::Key;
-
-    fn check() -> Check {
-        let policies = ["1/1s,2/1m", "3/1d@fixed"].map(|rules| Policy::parse("p", rules).unwrap());
-        let keys = ["alice", "bob"].map(|user| Key::new("user", user));
-        let charges = policies.iter().zip(keys);
-        Check::new(charges.map(|(policy, key)| Charge::new(policy, key, 1))).unwrap()
-    }
-
-    fn decision(reply: &Value) -> Result<Reply, StoreError> {
-        replies(&[Operation::Check(check())], reply).remove(0)
-    }
-
-    /// An admission, told at length.
-    fn whole() -> Vec<u8> {
-        let counts = |rules: usize| [vec![LONG], vec![1; rules * (7 + 6 + 6)]].concat();
-        [&[1; 6][..], &[DONE, 1, 0, 0, 0], &counts(2), &counts(1)].concat()
-    }
-
-    #[test]
-    fn a_reply_that_is_no_text_or_too_short_is_an_error() {
-        let whole = whole();
-        let reply = |length| Value::BulkString(whole[..length].to_vec());
-        assert!(decision(&reply(whole.len())).is_ok());
-        let short = (0..whole.len()).map(reply);
-        for reply in short.chain([Value::Nil, Value::Int(1), Value::Array(vec![])]) {
-            let error = decision(&reply).unwrap_err();
-            assert_eq!(error.kind(), StoreErrorKind::Protocol);
-        }
-    }
-
-    #[test]
-    fn an_operation_that_failed_has_an_error_of_its_own() {
-        let mut reply = whole();
-        reply.splice(6..6, [FAILED, WRONG_TYPE]);
-        let operations = [check(), check()].map(Operation::Check);
-        let results = replies(&operations, &Value::BulkString(reply));
-        let error = results[0].as_ref().unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Protocol);
-        assert!(matches!(&results[1], Ok(Reply::Check(it)) if it.is_allowed()));
-    }
-
-    proptest! {
-        #[test]
-        fn no_reply_panics(start in 0..3_usize, mut reply in vec(any::<u8>(), 0..300)) {
-            // As a sound reply begins, so that what follows is read too.
-            let sound = whole();
-            let known = [0, 11, 12 + 2 * 19][start].min(reply.len());
-            reply[..known].copy_from_slice(&sound[..known]);
-            let Ok(Reply::Check(admitted)) = decision(&Value::BulkString(sound)) else {
-                panic!("a sound reply is not read")
-            };
-            let settlement = Settlement::new(admitted.usage(), [1, 2]).unwrap();
-            let policy = Policy::parse("p", "1/1s").unwrap();
-            let reset = Operation::Reset { policy, key: Key::new("user", "alice") };
-            let fill = Operation::Fill { check: check(), count: 3 };
-            let reply = Value::BulkString(reply);
-            for first in [Operation::Check(check()), fill, Operation::Settle(settlement), reset] {
-                let operations = [first, Operation::Check(check())];
-                prop_assert_eq!(replies(&operations, &reply).len(), 2);
-            }
-        }
-    }
-}
+mod tests;

@@ -14,8 +14,8 @@ pub(super) fn prepare(server: &ConnectionInfo) {
     }
 }
 
-/// What a handshake has failed for that will fail again until a person acts.
-pub(super) fn refusal(error: &RedisError) -> Option<&'static str> {
+/// Why a handshake has failed, if it will fail again until a person acts.
+pub(super) fn handshake_problem(error: &RedisError) -> Option<&'static str> {
     use CertificateError::{NotValidForName, NotValidForNameContext};
     let io: &io::Error = error
         .source()?
@@ -25,13 +25,11 @@ pub(super) fn refusal(error: &RedisError) -> Option<&'static str> {
         rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }) => {
             "the Redis server's certificate is for another host name"
         }
-        rustls::Error::InvalidCertificate(_) => {
-            "the Redis server's certificate is not to be trusted"
-        }
+        rustls::Error::InvalidCertificate(_) => "the Redis server's certificate is not trusted",
         rustls::Error::AlertReceived(_) => {
-            "the Redis server refuses the TLS handshake, perhaps for want of a client certificate"
+            "the Redis server rejects the TLS handshake; it may want a client certificate"
         }
-        _ => "the Redis server cannot agree on TLS, or does not speak it at this port",
+        _ => "the Redis server has no TLS version or cipher in common, or no TLS at this port",
     })
 }
 

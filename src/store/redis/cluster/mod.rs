@@ -1,13 +1,16 @@
 //! [`Cluster`]: a connection for each primary, and which slot is whose.
 //!
-//! redis-rs' own `ClusterConnection` stands still for all slots while it looks at the topology, and waits there for each node,
-//! mute ones too; and whoever lets it follow redirects lets it send again what a lost connection may have executed. So each
-//! primary has a [`Keeper`](super::keeper::Keeper) here, the topology is looked at beside the traffic, and only what was
-//! certainly not executed is sent again.
+//! redis-rs' own `ClusterConnection` stops all slots while it looks at the topology, and waits there for each node,
+//! also for nodes that do not answer; and whoever lets it follow redirects lets it send again what a lost connection
+//! may have executed. So each primary has a [`ReconnectingConnection`](super::connection::ReconnectingConnection) here,
+//! the topology is refreshed beside the traffic, and only what was certainly not executed is sent again.
 
-mod look;
+mod calls;
+mod cross_slot;
+mod node;
 mod nodes;
-mod parts;
+mod refresh;
+mod slots;
 
 use std::{
     io,
@@ -16,40 +19,45 @@ use std::{
 };
 
 use redis::{
-    Arg, Cmd, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value, cluster_routing::Slot,
+    Client, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, cluster_routing::Slot,
 };
 use tokio::time::sleep;
 
-use look::Look;
-use nodes::{Node, Nodes};
+use node::{Node, is_out_of_service};
+use nodes::Nodes;
+use refresh::TopologyRefresh;
 
-/// How often a command is sent on before the cluster is said to be out of order. Each time it was refused, and not executed.
-const MOST_HOPS: u32 = 16;
+use super::connection::ReplyTimeout;
 
-/// From one attempt to the next while the keys of a slot are on their way from one node to another.
-const PAUSE: Duration = Duration::from_millis(5);
+/// How often a command is sent on before it fails. Each time it was not executed.
+const MAX_HOPS: u32 = 16;
+
+/// From one attempt to the next while the keys of a slot are being moved from one node to another.
+const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(5);
 
 /// The primaries of a cluster, found through any node of it.
 pub(super) struct Cluster {
     nodes: Mutex<Nodes>,
-    look: Mutex<Option<Look>>,
+    refresh: Mutex<Option<TopologyRefresh>>,
+    timeout: ReplyTimeout,
 }
 
 impl Cluster {
-    /// Does nothing until the first command. All nodes are spoken to as the first of these is: same user, same TLS.
-    pub(super) fn new(seeds: &[ConnectionInfo]) -> Result<Self, RedisError> {
+    /// Does nothing until the first command. All nodes are connected to as the first of these is: same user, same TLS.
+    pub(super) fn new(seeds: &[Client], timeout: ReplyTimeout) -> RedisResult<Self> {
         Ok(Self {
-            nodes: Mutex::new(Nodes::new(seeds)?),
-            look: Mutex::default(),
+            nodes: Mutex::new(Nodes::new(seeds, timeout.clone())?),
+            refresh: Mutex::default(),
+            timeout,
         })
     }
 
-    /// Sends one command to the primary of its first key, or on to where the cluster points.
-    pub(super) async fn send(self: Arc<Self>, cmd: &Cmd) -> Result<Value, RedisError> {
-        let slot = slot_of(cmd);
+    /// Sends one command to the primary of this key, or on to where the cluster points.
+    pub(super) async fn send(self: &Arc<Self>, cmd: &Cmd, key: &[u8]) -> RedisResult<Value> {
+        let slot = Slot::for_key(key);
         let mut node = self.owner(slot).await?;
         let mut asking = false;
-        for _ in 0..MOST_HOPS {
+        for _ in 0..MAX_HOPS {
             let error = match node.send(cmd, asking).await {
                 Ok(reply) => return Ok(reply),
                 Err(error) => error,
@@ -62,58 +70,45 @@ impl Cluster {
                     (self.nodes().named(&error, &node)?, true)
                 }
                 ErrorKind::Server(ServerErrorKind::TryAgain) => {
-                    sleep(PAUSE).await;
+                    sleep(TRY_AGAIN_PAUSE).await;
                     (self.owner(slot).await?, false)
                 }
-                _ if is_unread(&error) => match self.owner(slot).await? {
-                    other if Arc::ptr_eq(&other, &node) => return Err(error),
-                    other => (other, false),
-                },
+                // Certainly not executed.
+                _ if error.is_connection_refusal() || is_out_of_service(&error) => {
+                    match self.owner(slot).await? {
+                        other if Arc::ptr_eq(&other, &node) => return Err(error),
+                        other => (other, false),
+                    }
+                }
                 _ => return Err(error),
             };
         }
         Err(io::Error::other("the nodes of the cluster point at each other").into())
     }
 
-    /// The primary of a slot. Waits for a look at the topology only if none is known or the one that is may have failed.
-    async fn owner(self: &Arc<Self>, slot: Slot) -> Result<Arc<Node>, RedisError> {
+    /// The primary of a slot. Waits for a refresh of the topology only if none is known or the one that is may have
+    /// failed.
+    async fn owner(self: &Arc<Self>, slot: Slot) -> RedisResult<Arc<Node>> {
         let known = self.nodes().owner(slot);
         match known {
             Some(node) if !node.is_suspect() => Ok(node),
             _ => {
-                let looked = self.look().await;
+                let refreshed = self.refresh().await;
                 let owner = self.nodes().owner(slot);
-                owner.ok_or_else(|| looked.err().unwrap_or_else(unserved))
+                owner.ok_or_else(|| refreshed.err().unwrap_or_else(unserved))
             }
         }
+    }
+
+    /// Whether the primary of a slot is known not to answer.
+    pub(super) fn is_unresponsive(&self, slot: Slot) -> bool {
+        let owner = self.nodes().owner(slot);
+        owner.is_some_and(|node| node.is_unresponsive())
     }
 
     fn nodes(&self) -> MutexGuard<'_, Nodes> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The slot of a call of the script, whose keys share it, or of a `DEL`.
-fn slot_of(cmd: &Cmd) -> Slot {
-    let mut args = cmd.args_iter();
-    let key = match args.next() {
-        Some(Arg::Simple(b"DEL")) => args.next(),
-        _ => args.nth(2),
-    };
-    match key {
-        Some(Arg::Simple(key)) => Slot::for_key(key),
-        _ => Slot::for_key(""), // no key, so that any node will do
-    }
-}
-
-/// Whether the command was certainly not executed, and another node may have taken over.
-fn is_unread(error: &RedisError) -> bool {
-    use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, ReadOnly};
-    error.is_connection_refusal()
-        || matches!(
-            error.kind(),
-            ErrorKind::Server(BusyLoading | ClusterDown | MasterDown | ReadOnly)
-        )
 }
 
 fn unserved() -> RedisError {

@@ -1,0 +1,248 @@
+//! What the layer with a `MemoryStore` adds to a request, in nanoseconds and allocations, beside a bare service.
+//!
+//! It prints a table, and fails when three rules add a microsecond or more, or when an observer adds more than 0.3 µs
+//! to them: a `TracingObserver` without a subscriber, or a `MetricsObserver` with the Prometheus exporter as its
+//! recorder. Allocations are not counted while time is taken.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    hint::black_box,
+    net::SocketAddr,
+    pin::pin,
+    process::ExitCode,
+    task::{Context, Poll, Waker},
+    time::Instant,
+};
+
+use http::{HeaderValue, Request, Response};
+use sluicegate::{
+    Header, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer, middleware::RateLimit,
+    observe::Observer,
+};
+use tower::{Layer, Service};
+
+/// Few in a row and many rounds: in most of them, no other program gets the processor.
+const REQUESTS: u16 = 200;
+const ROUNDS: usize = 3_000;
+const CLIENTS: usize = 1_000;
+
+/// Rounds after which the recorder's buckets are emptied.
+const UPKEEP: usize = 50;
+const BUDGET_NS: f64 = 1_000.0;
+const OBSERVER_BUDGET_NS: f64 = 300.0;
+
+const ONE: &str = "1000000000/1m";
+const THREE: &str = "1000000000/1s,1000000000/1m,1000000000/1h";
+const FULL: &str = "0/1s,0/1m,0/1h";
+
+/// Answers at once, with nothing.
+#[derive(Clone)]
+struct Bare;
+
+impl Service<Request<()>> for Bare {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<String>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<()>) -> Self::Future {
+        black_box(&request);
+        ready(Ok(Response::new(String::new())))
+    }
+}
+
+fn limited(rules: &str, keys: usize) -> RateLimit<Bare> {
+    limited_by(Limiter::new(MemoryStore::new()), rules, keys)
+}
+
+fn limited_by(limiter: Limiter, rules: &str, keys: usize) -> RateLimit<Bare> {
+    let mut layer = RateLimitLayer::new(limiter).limit(Policy::parse("ip", rules).unwrap(), PeerIp);
+    if keys == 2 {
+        layer = layer.limit(
+            Policy::parse("user", rules).unwrap(),
+            Header::new("x-api-key"),
+        );
+    }
+    layer.layer(Bare)
+}
+
+/// A client: an address and an API key.
+type Client = (SocketAddr, HeaderValue);
+
+fn clients() -> Vec<Client> {
+    let client = |n: usize| {
+        let address = format!("203.0.{}.{}:50000", n / 250, n % 250 + 1);
+        let api_key = format!("sk_live_0123456789abcdef{n:08}");
+        (address.parse().unwrap(), api_key.parse().unwrap())
+    };
+    (0..CLIENTS).map(client).collect()
+}
+
+fn request((address, api_key): &Client) -> Request<()> {
+    let mut request = Request::new(());
+    request.headers_mut().insert("x-api-key", api_key.clone());
+    request.extensions_mut().insert(*address);
+    request
+}
+
+/// One request that is answered at once, as it is without a store to wait for.
+fn serve<S>(service: &mut S, client: &Client)
+where
+    S: Service<Request<()>, Response = Response<String>, Error = Infallible>,
+{
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(service.poll_ready(&mut cx).is_ready());
+    let mut response = pin!(service.call(request(client)));
+    assert!(black_box(response.as_mut().poll(&mut cx)).is_ready());
+}
+
+/// A subject of the measurement, and the time of one request in each round.
+struct Row {
+    name: &'static str,
+    serve: Box<dyn FnMut(&Client)>,
+    rounds_ns: Vec<f64>,
+    allocations: f64,
+    is_observed: bool,
+}
+
+impl Row {
+    fn new<S>(name: &'static str, mut service: S) -> Self
+    where
+        S: Service<Request<()>, Response = Response<String>, Error = Infallible> + 'static,
+    {
+        Self {
+            name,
+            serve: Box::new(move |client| serve(&mut service, client)),
+            rounds_ns: Vec::with_capacity(ROUNDS),
+            allocations: 0.0,
+            is_observed: false,
+        }
+    }
+
+    /// The best of all rounds: one that no other program disturbed.
+    fn ns(&self) -> f64 {
+        self.rounds_ns.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    /// How much more this takes than `other`: the median of what it takes more in each round.
+    fn exceeds(&self, other: &Self) -> f64 {
+        let rounds = self.rounds_ns.iter().zip(&other.rounds_ns);
+        let mut differences: Vec<f64> = rounds.map(|(own, others)| own - others).collect();
+        differences.sort_by(f64::total_cmp);
+        differences[differences.len() / 2]
+    }
+
+    fn time(&mut self, clients: &[Client]) {
+        let start = Instant::now();
+        allocation_counter::opt_out(|| self.serve_all(clients));
+        let ns = start.elapsed().as_secs_f64() * 1e9 / f64::from(REQUESTS);
+        self.rounds_ns.push(ns);
+    }
+
+    fn count(&mut self, clients: &[Client]) {
+        let counted = allocation_counter::measure(|| self.serve_all(clients));
+        let total = u32::try_from(counted.count_total).unwrap_or(u32::MAX);
+        self.allocations = (f64::from(total) / f64::from(REQUESTS)).round();
+    }
+
+    fn serve_all(&mut self, clients: &[Client]) {
+        for client in clients {
+            (self.serve)(client);
+        }
+    }
+}
+
+/// Three rules with each of the observers.
+fn observed() -> Vec<Row> {
+    vec![
+        observed_row(
+            "  tracing, off",
+            sluicegate::observe::TracingObserver::new(),
+        ),
+        observed_row("  Prometheus", sluicegate::observe::MetricsObserver::new()),
+    ]
+}
+
+fn observed_row(name: &'static str, observer: impl Observer) -> Row {
+    let limiter = Limiter::new(MemoryStore::new()).observer(observer);
+    Row {
+        is_observed: true,
+        ..Row::new(name, limited_by(limiter, THREE, 1))
+    }
+}
+
+/// Installs a recorder as production has one; what is returned empties its buckets, as its upkeep does.
+fn recorder() -> impl Fn() {
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).unwrap();
+    move || handle.run_upkeep()
+}
+
+pub(crate) fn run() -> ExitCode {
+    let clients = clients();
+    let upkeep = recorder();
+    let mut rows = vec![
+        Row::new("bare service", Bare),
+        Row::new(
+            "no limit",
+            RateLimitLayer::new(MemoryStore::new()).layer(Bare),
+        ),
+        Row::new("1 rule, 1 key", limited(ONE, 1)),
+        Row::new("3 rules, 1 key", limited(THREE, 1)),
+    ];
+    let (bare, three) = (0, rows.len() - 1);
+    rows.extend(observed());
+    rows.extend([
+        Row::new("1 rule, 2 keys", limited(ONE, 2)),
+        Row::new("3 rules, 2 keys", limited(THREE, 2)),
+        Row::new("3 rules, denied", limited(FULL, 1)),
+    ]);
+    let clients: Vec<&[Client]> = clients.chunks(REQUESTS.into()).collect();
+    for (round, clients) in clients.iter().cycle().take(ROUNDS).enumerate() {
+        for row in &mut rows {
+            row.time(clients);
+        }
+        if round % UPKEEP == 0 {
+            upkeep();
+        }
+    }
+    for row in &mut rows {
+        row.count(clients[0]);
+    }
+    println!(
+        "{:<18}{:>10}{:>12}{:>14}",
+        "", "ns", "adds ns", "allocations"
+    );
+    for row in &rows {
+        let adds = row.ns() - rows[bare].ns();
+        let allocations = row.allocations - rows[bare].allocations;
+        println!(
+            "{:<18}{:>10.0}{adds:>12.0}{allocations:>14.1}",
+            row.name,
+            row.ns()
+        );
+    }
+    let adds = rows[three].ns() - rows[bare].ns();
+    let mut is_met = within("three rules", adds, BUDGET_NS);
+    for row in rows.iter().filter(|row| row.is_observed) {
+        let more = row.exceeds(&rows[three]);
+        is_met &= within(row.name.trim_start(), more, OBSERVER_BUDGET_NS);
+    }
+    if is_met {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn within(name: &str, adds: f64, budget: f64) -> bool {
+    let is_met = adds < budget;
+    let verdict = if is_met { "within" } else { "MISSES" };
+    println!("{name}: adds {adds:.0} ns, {verdict} the budget of {budget}");
+    is_met
+}

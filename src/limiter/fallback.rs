@@ -1,0 +1,77 @@
+//! What a limiter does when the store cannot decide: it follows the failure policy.
+
+use super::{FailurePolicy, Limiter, Resolution};
+use crate::{
+    check::Check,
+    decision::Decision,
+    error::{StoreError, StoreErrorKind},
+    observe::{CallInfo, CallKind, RequestOutcome, Timing},
+    policy::Policy,
+    store::Store,
+};
+
+impl Limiter {
+    /// What the failure policy makes of a check that the store could not decide.
+    #[cold]
+    pub(super) fn fall_back(
+        &self,
+        kind: CallKind,
+        check: &Check,
+        error: StoreError,
+        timing: Option<Timing>,
+    ) -> Resolution {
+        let told = self.inner.observer.as_ref().map(|_| error.clone());
+        let resolution = self.fallback(check, error);
+        if let Some(error) = told {
+            let outcome = outcome(kind, &resolution);
+            self.report_error(CallInfo::new(kind, check), &error, outcome, timing);
+        }
+        resolution
+    }
+
+    fn fallback(&self, check: &Check, error: StoreError) -> Resolution {
+        // A mistake of the caller is no failure of the store.
+        if error.kind() == StoreErrorKind::InvalidRequest {
+            return Resolution::Closed(error);
+        }
+        match self.failure_policy_for(check) {
+            FailurePolicy::Local => match self.inner.local.check(check).known() {
+                Some(Ok(decision)) => Resolution::Decided(decision.local()),
+                _ => Resolution::Closed(error),
+            },
+            // Shadows deny nobody, whatever fails.
+            _ if check.charges().is_empty() => Decision::new(check, true, 0, &[])
+                .map_or(Resolution::Open(error), Resolution::Decided),
+            FailurePolicy::Open => Resolution::Open(error),
+            FailurePolicy::Closed => Resolution::Closed(error),
+        }
+    }
+
+    /// The strictest of the policies that count, or of the shadows where nothing else is charged.
+    fn failure_policy_for(&self, check: &Check) -> FailurePolicy {
+        let charges = match check.charges() {
+            [] => check.shadow_charges(),
+            counting => counting,
+        };
+        let policies = charges
+            .iter()
+            .map(|it| self.failure_policy_of(Some(it.policy())));
+        let strictest = policies.reduce(FailurePolicy::or_stricter);
+        strictest.unwrap_or(self.inner.failure_policy)
+    }
+
+    /// The failure policy of one policy, or of one that is not known.
+    pub(crate) fn failure_policy_of(&self, policy: Option<&Policy>) -> FailurePolicy {
+        let own = policy.and_then(Policy::failure_policy);
+        own.unwrap_or(self.inner.failure_policy)
+    }
+}
+
+fn outcome(kind: CallKind, resolution: &Resolution) -> RequestOutcome {
+    match (kind, resolution) {
+        (_, Resolution::Decided(decision)) if decision.usage().is_local() => RequestOutcome::Local,
+        (CallKind::Check, Resolution::Decided(_) | Resolution::Open(_)) => RequestOutcome::Passed,
+        (CallKind::Check, Resolution::Closed(_)) => RequestOutcome::Rejected,
+        _ => RequestOutcome::Failed,
+    }
+}

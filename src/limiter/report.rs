@@ -1,0 +1,118 @@
+//! What the observer is told.
+
+use super::Limiter;
+use crate::{
+    check::Check,
+    decision::Decision,
+    error::{ExtractError, StoreError},
+    observe::{
+        Blocked, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
+        Observer, RequestOutcome, Timing,
+    },
+    policy::Policy,
+};
+
+impl Limiter {
+    /// Tells of a decision, and of what the shadows of its check decided; of a peek, that it was answered.
+    pub(super) fn report_decision(
+        &self,
+        kind: CallKind,
+        decision: &Decision,
+        check: &Check,
+        timing: Option<Timing>,
+    ) {
+        let Some((observer, timing)) = self.observed(timing).filter(|_| !check.is_empty()) else {
+            return;
+        };
+        let call = CallInfo::new(kind, check);
+        if kind != CallKind::Check {
+            let local = decision.usage().is_local();
+            return self.report_completion(call, local, Some(timing));
+        }
+        let counting = !check.charges().is_empty();
+        if counting {
+            observer.on_decision(&DecisionEvent {
+                call,
+                timing,
+                decision,
+            });
+        }
+        if let Some(shadow) = decision.usage().shadow() {
+            observer.on_decision(&DecisionEvent {
+                call: CallInfo::of(kind, check.shadow_charges()).shared(counting),
+                timing,
+                decision: shadow,
+            });
+        }
+    }
+
+    /// Tells that a call which decides nothing was answered.
+    pub(super) fn report_completion(
+        &self,
+        call: CallInfo<'_>,
+        local: bool,
+        timing: Option<Timing>,
+    ) {
+        if let Some((observer, timing)) = self.observed(timing) {
+            observer.on_completion(&CompletionEvent {
+                call,
+                timing,
+                local,
+            });
+        }
+    }
+
+    pub(super) fn report_error(
+        &self,
+        call: CallInfo<'_>,
+        error: &StoreError,
+        outcome: RequestOutcome,
+        timing: Option<Timing>,
+    ) {
+        if let Some((observer, timing)) = self.observed(timing) {
+            observer.on_error(&ErrorEvent {
+                call,
+                timing,
+                error,
+                outcome,
+            });
+        }
+    }
+
+    /// Tells of a limit that found no key.
+    pub(crate) fn report_missing_key(
+        &self,
+        policy: Option<&Policy>,
+        shadow: bool,
+        error: &ExtractError,
+        passes: bool,
+    ) {
+        if let Some(observer) = &self.inner.observer {
+            observer.on_missing_key(&MissingKey {
+                policy,
+                shadow,
+                error,
+                outcome: RequestOutcome::of(passes),
+            });
+        }
+    }
+
+    /// Tells of a request on a deny list.
+    pub(crate) fn report_blocked(&self, policy: Option<&Policy>, passes: bool) {
+        if let Some(observer) = &self.inner.observer {
+            let outcome = RequestOutcome::of(passes);
+            observer.on_blocked(&Blocked { policy, outcome });
+        }
+    }
+
+    /// Tells of a check that could not be built.
+    pub(crate) fn report_invalid(&self, policy: Option<&Policy>, shadow: bool, error: &StoreError) {
+        let call = CallInfo::never_sent(policy, shadow);
+        self.report_error(call, error, RequestOutcome::of(shadow), Some(Timing::now()));
+    }
+
+    /// The observer, and what was measured for it.
+    fn observed(&self, timing: Option<Timing>) -> Option<(&dyn Observer, Timing)> {
+        self.inner.observer.as_deref().zip(timing)
+    }
+}

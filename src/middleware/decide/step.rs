@@ -1,0 +1,148 @@
+use std::{
+    mem,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use http::request::Parts;
+use pin_project_lite::pin_project;
+
+use super::{key_look_ups::KeyLookUps, plan::Plan};
+use crate::{
+    check::{Check, CheckBuilder},
+    decision::Decision,
+    limiter::{DecisionFuture, Resolution},
+    middleware::Rejection,
+};
+
+/// Whether a request is served: with the decision that admitted it, or without one, where no limit applies or the
+/// failure policy lets it pass.
+pub(in crate::middleware) type Admission = Result<Option<Decision>, Rejection>;
+
+pin_project! {
+    /// How far the decision about a request is.
+    ///
+    /// ```text
+    /// Known ◀── begin ──▶ LookingUp ──▶ Deciding, or Waiting in the queue ──▶ admission
+    /// ```
+    #[project = StepProj]
+    pub(in crate::middleware) enum Step {
+        Known {
+            admission: Option<Admission>,
+        },
+        LookingUp {
+            look_ups: Pin<Box<KeyLookUps>>,
+            charges: CheckBuilder,
+            cost: u64,
+        },
+        Waiting {
+            resolution: Pin<Box<dyn Future<Output = Resolution> + Send>>,
+        },
+        Deciding {
+            #[pin]
+            resolution: DecisionFuture,
+        },
+    }
+}
+
+impl Step {
+    /// The first step: all that the head alone tells.
+    pub(in crate::middleware) fn begin(plan: &Plan, head: &Parts) -> Self {
+        match plan.skips(head) {
+            Ok(false) => {}
+            Ok(true) => return Self::known(Ok(None)),
+            Err(rejection) => return Self::reject(plan, rejection),
+        }
+        let cost = plan.cost(head);
+        match plan.charges(head, cost) {
+            Err(rejection) => Self::reject(plan, rejection),
+            Ok(charges) if plan.look_ups.is_empty() => Self::submit(plan, charges.build()),
+            Ok(charges) => Self::LookingUp {
+                look_ups: Box::pin(plan.look_up(head)),
+                charges,
+                cost,
+            },
+        }
+    }
+
+    /// Polls the steps, by the plan with which it was begun.
+    pub(in crate::middleware) fn poll(
+        mut self: Pin<&mut Self>,
+        plan: &Plan,
+        head: &Parts,
+        cx: &mut Context<'_>,
+    ) -> Poll<Admission> {
+        loop {
+            let next = match self.as_mut().project() {
+                StepProj::Known { admission } => match admission.take() {
+                    Some(admission) => return Poll::Ready(admission),
+                    None => panic!("polled after completion"),
+                },
+                StepProj::LookingUp {
+                    look_ups,
+                    charges,
+                    cost,
+                } => {
+                    let found = ready!(look_ups.as_mut().poll(cx));
+                    let mut charges = mem::take(charges);
+                    match plan.charge_found(&mut charges, found, head, *cost) {
+                        Ok(()) => Self::submit(plan, charges.build()),
+                        Err(rejection) => Self::reject(plan, rejection),
+                    }
+                }
+                StepProj::Waiting { resolution } => {
+                    return resolution.as_mut().poll(cx).map(admission);
+                }
+                StepProj::Deciding { resolution } => {
+                    return resolution.poll(cx).map(admission);
+                }
+            };
+            self.set(next);
+        }
+    }
+
+    fn submit(plan: &Plan, check: Check) -> Self {
+        if check.is_empty() {
+            return Self::known(Ok(None));
+        }
+        let Some(max_wait) = plan.max_wait else {
+            return Self::Deciding {
+                resolution: plan.limiter.decide(check),
+            };
+        };
+        let limiter = plan.limiter.clone();
+        Self::Waiting {
+            resolution: Box::pin(async move { limiter.wait(&check, max_wait).await }),
+        }
+    }
+
+    /// A shadow layer rejects nothing.
+    fn reject(plan: &Plan, rejection: Rejection) -> Self {
+        Self::known(if plan.shadow {
+            Ok(None)
+        } else {
+            Err(rejection)
+        })
+    }
+
+    const fn known(admission: Admission) -> Self {
+        Self::Known {
+            admission: Some(admission),
+        }
+    }
+}
+
+fn admission(resolution: Resolution) -> Admission {
+    match resolution {
+        Resolution::Decided(Decision::Denied(denial)) => Err(Rejection::Denied(denial)),
+        Resolution::Decided(decision) => Ok(Some(decision).filter(decides_something)),
+        Resolution::Open(_) => Ok(None),
+        Resolution::Closed(error) => Err(Rejection::Undecided(error)),
+    }
+}
+
+/// Where only shadows were checked and could not be decided, the response and the handler get no decision.
+fn decides_something(decision: &Decision) -> bool {
+    let usage = decision.usage();
+    !usage.check().charges().is_empty() || usage.shadow().is_some()
+}

@@ -1,0 +1,99 @@
+//! What is asked of a store, as calls of the script.
+
+use redis::{RedisError, Value};
+
+use super::{
+    RedisStore,
+    error::store_error,
+    script::{self, Call},
+    transport::Transport,
+};
+use crate::{
+    check::Check,
+    decision::{Decision, Usage},
+    error::{StoreError, StoreErrorKind},
+    key::Key,
+    policy::Policy,
+    settlement::Settlement,
+    store::{CallFuture, Operation, Reply, StoreFuture},
+};
+
+/// On a cluster, all keys of one call have to share a slot.
+impl RedisStore {
+    pub(super) fn call_one_slot(&self, operations: Vec<Operation>) -> CallFuture {
+        StoreFuture::pending(self.execute(operations))
+    }
+
+    pub(super) fn check_one_slot(&self, check: &Check) -> StoreFuture<Decision> {
+        self.execute_one(Operation::Check(check.clone()), |reply| match reply {
+            Reply::Check(decision) => Some(decision),
+            _ => None,
+        })
+    }
+
+    pub(super) fn settle_one_slot(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.execute_one(Operation::Settle(settlement.clone()), |reply| match reply {
+            Reply::Settle(usage) => Some(usage),
+            _ => None,
+        })
+    }
+
+    pub(super) fn reset_one_slot(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        let (policy, key) = (policy.clone(), key.clone());
+        self.execute_one(Operation::Reset { policy, key }, |_| Some(()))
+    }
+
+    fn execute_one<T: 'static>(
+        &self,
+        operation: Operation,
+        read: fn(Reply) -> Option<T>,
+    ) -> StoreFuture<T> {
+        let replies = self.execute([operation]);
+        StoreFuture::pending(async move {
+            let reply = replies.await?.pop();
+            reply.transpose()?.and_then(read).ok_or_else(another_reply)
+        })
+    }
+
+    /// One call of the script for all of these operations.
+    fn execute(
+        &self,
+        operations: impl AsRef<[Operation]> + Send + 'static,
+    ) -> impl Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>> + Send + 'static
+    {
+        #[cfg(feature = "test-util")]
+        let now_ms = self.clock.as_ref().map(crate::test_util::TestClock::now_ms);
+        #[cfg(not(feature = "test-util"))]
+        let now_ms = None;
+        let call = Call::new(&self.names, now_ms, operations.as_ref());
+        let transport = self.transport.clone();
+        async move {
+            let reply = match call.routing_key() {
+                Some(key) => run(&transport, &call, key).await?,
+                None => script::no_reply(),
+            };
+            Ok(script::replies(operations.as_ref(), &reply))
+        }
+    }
+}
+
+/// Runs the script: by its hash, and once by its source on a server that does not know it.
+async fn run(transport: &Transport, call: &Call, key: &[u8]) -> Result<Value, StoreError> {
+    let mut reply = transport.send(&call.by_hash(), key).await;
+    if reply.as_ref().is_err_and(is_unknown_script) {
+        reply = Box::pin(async { transport.send(&call.by_source(), key).await }).await;
+    }
+    reply.map_err(|error| store_error(&error))
+}
+
+/// Only this error makes it certain that nothing was executed.
+fn is_unknown_script(error: &RedisError) -> bool {
+    error.code() == Some("NOSCRIPT")
+}
+
+fn another_reply() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Protocol,
+        "the reply is one to another operation",
+    )
+}

@@ -1,0 +1,179 @@
+//! A call of several operations: one call of the script for each slot.
+
+use std::collections::HashMap;
+
+use redis::cluster_routing::Slot;
+
+use super::{cross_slot, slots::too_late};
+use crate::{
+    check::Check,
+    decision::Decision,
+    error::StoreError,
+    store::{CallFuture, Operation, Reply, Store, StoreFuture, call_one, redis::RedisStore},
+};
+
+type Replies = Vec<Result<Reply, StoreError>>;
+
+/// Operations that go in one call, and their places among all.
+struct SlotCall {
+    /// `None` for one operation whose keys are in several slots.
+    slot: Option<Slot>,
+    places: Vec<usize>,
+    operations: Vec<Operation>,
+}
+
+/// The rounds of calls in which a slot was last used.
+#[derive(Clone, Copy, Default)]
+struct LastUse {
+    /// By an operation of this slot alone. Others of the slot can join its call.
+    alone: usize,
+    /// After the round of an operation of several slots.
+    free: usize,
+}
+
+impl RedisStore {
+    /// Does the operations of each slot in one call, in their order, and those of several slots on their own. All at
+    /// the same time, but for operations that have to wait for one before them which has the same slot.
+    pub(in crate::store::redis) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
+        let mut replies: Replies = operations.iter().map(|_| Err(too_late())).collect();
+        let rounds = self.rounds(operations);
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            for round in rounds {
+                let (places, calls): (Vec<_>, Vec<_>) =
+                    round.into_iter().map(|call| store.begin_call(call)).unzip();
+                for (places, answer) in places.into_iter().zip(store.join(calls).await) {
+                    let answers = answer.unwrap_or_else(|error| vec![Err(error); places.len()]);
+                    for (place, reply) in places.into_iter().zip(answers) {
+                        replies[place] = reply;
+                    }
+                }
+            }
+            Ok(replies)
+        })
+    }
+
+    fn begin_call(&self, call: SlotCall) -> (Vec<usize>, CallFuture) {
+        let answer = match (call.slot, &call.operations[..]) {
+            (None, [operation]) => self.call_several_slots(operation),
+            _ => self.call_one_slot(call.operations),
+        };
+        (call.places, answer)
+    }
+
+    fn call_several_slots(&self, operation: &Operation) -> CallFuture {
+        let reply = match operation {
+            Operation::Fill { check, count } => self.fill(check.clone(), *count).map(Reply::Fill),
+            other => call_one(self, other),
+        };
+        StoreFuture::pending(async { Ok(vec![reply.await]) })
+    }
+
+    /// Decides identical checks of several slots: after the first denial all are denied as it was.
+    fn fill(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            let mut decisions: Vec<Decision> = Vec::with_capacity(count.into());
+            while decisions.len() < count.into() {
+                let decision = match decisions.last() {
+                    Some(denied @ Decision::Denied(_)) => denied.clone(),
+                    _ => store.check(&check).await?,
+                };
+                decisions.push(decision);
+            }
+            Ok(decisions)
+        })
+    }
+
+    /// `None` where one call will do.
+    pub(in crate::store::redis) fn check_several_slots(
+        &self,
+        check: &Check,
+    ) -> Option<StoreFuture<Decision>> {
+        let slots = self.several_slots(check)?;
+        Some(match check.shadow_check() {
+            Some(shadows) => self.check_then_shadows(check.without_shadows(), shadows),
+            None => cross_slot::check(self.clone(), check.clone(), slots),
+        })
+    }
+
+    /// Decides the charges that count, and then the shadows in a call of their own. What goes wrong with them is
+    /// dropped.
+    fn check_then_shadows(&self, counting: Check, shadows: Check) -> StoreFuture<Decision> {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            let decision = store.check(&counting).await?;
+            if !decision.is_allowed() {
+                return Ok(decision);
+            }
+            Ok(match store.check(&shadows).await {
+                Ok(shadow) => decision.with_shadow(shadow),
+                Err(_) => decision,
+            })
+        })
+    }
+
+    /// Which calls are made at the same time, round by round.
+    fn rounds(&self, operations: Vec<Operation>) -> Vec<Vec<SlotCall>> {
+        let mut rounds: Vec<Vec<SlotCall>> = Vec::new();
+        let mut last_uses: HashMap<Slot, LastUse> = HashMap::new();
+        for (place, operation) in operations.into_iter().enumerate() {
+            let slots = self.slots_of(&operation);
+            let uses = slots.iter().filter_map(|slot| last_uses.get(slot));
+            let only_slot = match slots[..] {
+                [slot] => Some(slot),
+                _ => None,
+            };
+            let round = uses.map(|last| match only_slot {
+                Some(_) => last.alone.max(last.free),
+                None => (last.alone + 1).max(last.free),
+            });
+            let round = round.max().unwrap_or(0);
+            for slot in slots {
+                let last = last_uses.entry(slot).or_default();
+                match only_slot {
+                    Some(_) => last.alone = round,
+                    None => last.free = round + 1,
+                }
+            }
+            rounds.resize_with(rounds.len().max(round + 1), Vec::new);
+            add(&mut rounds[round], only_slot, place, operation);
+        }
+        rounds
+    }
+
+    /// The slots of an operation's keys, each once.
+    fn slots_of(&self, operation: &Operation) -> Vec<Slot> {
+        let check = match operation {
+            Operation::Reset { policy, key } => return vec![self.slot(policy.name(), key)],
+            Operation::Check(check) | Operation::Fill { check, .. } => check,
+            Operation::Settle(settlement) => settlement.check(),
+        };
+        let mut slots = Vec::new();
+        for charge in check.charges().iter().chain(check.shadow_charges()) {
+            let slot = self.slot(charge.policy().name(), charge.key());
+            if !slots.contains(&slot) {
+                slots.push(slot);
+            }
+        }
+        slots
+    }
+}
+
+/// Adds an operation to the call of its slot.
+fn add(round: &mut Vec<SlotCall>, slot: Option<Slot>, place: usize, operation: Operation) {
+    let call = round
+        .iter_mut()
+        .find(|it| slot.is_some() && it.slot == slot);
+    match call {
+        Some(call) => {
+            call.places.push(place);
+            call.operations.push(operation);
+        }
+        None => round.push(SlotCall {
+            slot,
+            places: vec![place],
+            operations: vec![operation],
+        }),
+    }
+}

@@ -1,0 +1,290 @@
+//! A check whose keys are in several slots: one call for each slot, all or nothing by rolling back.
+//!
+//! ```text
+//!   check ──▶ slot 1: admitted ──▶ settled to 0 ─┐
+//!         ──▶ slot 2: denied ───────────────────▶├─▶ denied
+//!         ──▶ slot 3: admitted ──▶ settled to 0 ─┘
+//! ```
+//!
+//! The first denial or error, and a caller who leaves, have all that was admitted rolled back at once, and what is
+//! admitted later when it is. So a node that does not answer keeps nothing charged in the slots of others for longer
+//! than its callers wait. As soon as it is known not to answer, its slots are asked first, so that what the others
+//! admit is rolled back within a round trip.
+
+use std::time::Duration;
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, timeout, timeout_at},
+};
+
+use super::slots::{Slots, join_usages, too_late};
+use crate::{
+    check::Check,
+    decision::{Decision, Usage},
+    error::StoreError,
+    settlement::Settlement,
+    store::{StoreFuture, redis::RedisStore},
+};
+
+/// How much earlier than the others a slot is asked whose node does not answer. If it still does not, the check has
+/// failed.
+const HEAD_START: Duration = Duration::from_millis(20);
+
+/// How long a denial or an error waits for what the other slots answer and for what they admitted to be rolled back.
+/// Both together are well below the default timeout of a limiter.
+const GRACE: Duration = Duration::from_millis(50);
+
+/// Decides a check of several slots. It goes on by itself when the caller leaves, until nothing is left charged.
+pub(super) fn check(store: RedisStore, check: Check, slots: Slots) -> StoreFuture<Decision> {
+    StoreFuture::pending(async move {
+        let (answer, answered) = oneshot::channel();
+        let (sender, events) = mpsc::unbounded_channel();
+        let _caller = Caller(sender.clone());
+        let parts = slots.iter().map(|_| Part::Waiting).collect();
+        let check = CrossSlotCheck {
+            store,
+            check,
+            slots,
+            parts,
+            sender,
+            caller: Some(answer),
+            deadline: None,
+            failed: false,
+            denied: false,
+        };
+        tokio::spawn(check.run(events));
+        answered.await.unwrap_or_else(|_| Err(too_late()))
+    })
+}
+
+struct CrossSlotCheck {
+    store: RedisStore,
+    check: Check,
+    slots: Slots,
+    /// In the order of the slots.
+    parts: Vec<Part>,
+    sender: mpsc::UnboundedSender<Event>,
+    /// Who is to be answered, until that was done or the caller left.
+    caller: Option<oneshot::Sender<Result<Decision, StoreError>>>,
+    /// Until when the slots that were asked first have time, or, when the check has failed, all.
+    deadline: Option<Instant>,
+    /// Whether the check will not be admitted: everything is rolled back.
+    failed: bool,
+    denied: bool,
+}
+
+/// What has come of the charges in one slot.
+enum Part {
+    Waiting,
+    Asked,
+    Admitted(Usage),
+    RollingBack(Usage),
+    /// Denied or rolled back.
+    Uncharged(Usage),
+    /// Admitted, and not to be rolled back.
+    Charged(Usage),
+    Failed(StoreError),
+}
+
+enum Event {
+    Decided(usize, Result<Decision, StoreError>),
+    RolledBack(usize, Result<Usage, StoreError>),
+    CallerLeft,
+}
+
+/// Tells when nobody waits any more.
+struct Caller(mpsc::UnboundedSender<Event>);
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        let _ = self.0.send(Event::CallerLeft);
+    }
+}
+
+impl CrossSlotCheck {
+    async fn run(mut self, mut events: mpsc::UnboundedReceiver<Event>) {
+        self.begin();
+        while self.is_under_way() || self.caller.is_some() {
+            if !self.is_under_way() {
+                self.answer();
+                continue;
+            }
+            let event = match self.deadline {
+                None => events.recv().await,
+                Some(deadline) => timeout_at(deadline, events.recv()).await.unwrap_or(None),
+            };
+            match event {
+                Some(event) => self.handle(event),
+                None if self.failed => self.answer(),
+                None => self.fail(),
+            }
+        }
+    }
+
+    fn is_under_way(&self) -> bool {
+        let under_way = |it: &Part| matches!(it, Part::Asked | Part::RollingBack(_));
+        self.parts.iter().any(under_way)
+    }
+
+    /// Asks the slots whose nodes do not answer, or all if there are none, or no others.
+    fn begin(&mut self) {
+        for part in 0..self.parts.len() {
+            if self.store.transport.is_unresponsive(self.slots[part].0) {
+                self.ask(part);
+            }
+        }
+        if !self.is_under_way() {
+            self.ask_the_others();
+        } else if self.parts.iter().any(|it| matches!(it, Part::Waiting)) {
+            self.deadline = Some(Instant::now() + HEAD_START);
+        }
+    }
+
+    fn ask_the_others(&mut self) {
+        for part in 0..self.parts.len() {
+            if matches!(self.parts[part], Part::Waiting) {
+                self.ask(part);
+            }
+        }
+    }
+
+    fn ask(&mut self, part: usize) {
+        self.parts[part] = Part::Asked;
+        let check = self.check.pick(&self.slots[part].1);
+        let answer = self.store.check_one_slot(&check);
+        self.begin_part(answer, move |result| Event::Decided(part, result));
+    }
+
+    /// Does one thing in a task of its own, and tells what comes of it.
+    fn begin_part<T: Send + 'static>(
+        &self,
+        answer: StoreFuture<T>,
+        event: impl FnOnce(Result<T, StoreError>) -> Event + Send + 'static,
+    ) {
+        let (sender, patience) = (self.sender.clone(), self.store.transport.part_timeout());
+        tokio::spawn(async move {
+            let result = timeout(patience, answer).await;
+            let _ = sender.send(event(result.unwrap_or_else(|_| Err(too_late()))));
+        });
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Decided(part, Ok(Decision::Allowed(usage))) => self.admit(part, usage),
+            Event::Decided(part, Ok(Decision::Denied(denial))) => {
+                self.parts[part] = Part::Uncharged(denial.usage().clone());
+                self.denied = true;
+                self.fail();
+            }
+            Event::Decided(part, Err(error)) => {
+                self.parts[part] = Part::Failed(error);
+                self.fail();
+            }
+            Event::RolledBack(part, result) => self.roll_back_ended(part, result),
+            Event::CallerLeft => {
+                if self.caller.take().is_some() {
+                    self.fail();
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, part: usize, usage: Usage) {
+        self.parts[part] = Part::Admitted(usage);
+        if self.failed {
+            self.roll_back(part);
+        } else if !self.is_under_way() {
+            self.deadline = None;
+            self.ask_the_others();
+        }
+    }
+
+    /// Rolls back what was admitted. The slots that were not asked yet may deny the check, which says more than an
+    /// error.
+    fn fail(&mut self) {
+        if self.failed {
+            return;
+        }
+        self.failed = true;
+        self.deadline = self.caller.is_some().then(|| Instant::now() + GRACE);
+        for part in 0..self.parts.len() {
+            self.roll_back(part);
+        }
+        if self.caller.is_some() {
+            self.ask_the_others();
+        }
+    }
+
+    fn roll_back(&mut self, part: usize) {
+        let Part::Admitted(usage) = &self.parts[part] else {
+            return;
+        };
+        let usage = usage.clone();
+        let costs = usage.policies().map(|_| 0);
+        let answer = match Settlement::new(&usage, costs) {
+            Ok(settlement) => self.store.settle_one_slot(&settlement),
+            Err(error) => StoreFuture::ready(Err(error)),
+        };
+        self.parts[part] = Part::RollingBack(usage);
+        self.begin_part(answer, move |result| Event::RolledBack(part, result));
+    }
+
+    /// What could not be rolled back stays charged until its steps are released.
+    fn roll_back_ended(&mut self, part: usize, result: Result<Usage, StoreError>) {
+        if let Part::RollingBack(charged) = &self.parts[part] {
+            self.parts[part] = match result {
+                Ok(usage) => Part::Uncharged(usage),
+                Err(_) => Part::Charged(charged.clone()),
+            };
+        }
+    }
+
+    /// Answers the caller, once.
+    fn answer(&mut self) {
+        self.deadline = None;
+        let Some(caller) = self.caller.take() else {
+            return;
+        };
+        let decision = if self.failed && !self.denied {
+            Err(self.first_error())
+        } else {
+            self.join_parts()
+        };
+        if caller.send(decision).is_err() {
+            self.fail();
+        }
+    }
+
+    fn join_parts(&self) -> Result<Decision, StoreError> {
+        let parts = self.parts.iter().zip(&self.slots);
+        let usages = parts.map(|(part, (_, charges))| {
+            // Of a slot that did not answer nothing is known.
+            let unknown = || Usage::unused(&self.check.pick(charges));
+            part.usage().unwrap_or_else(unknown)
+        });
+        let usages: Vec<Usage> = usages.collect();
+        let (decided_at_ms, rules) = join_usages(&self.check, &self.slots, &usages);
+        Decision::joined(&self.check, !self.failed, decided_at_ms, rules)
+    }
+
+    fn first_error(&self) -> StoreError {
+        let mut errors = self.parts.iter().filter_map(|part| match part {
+            Part::Failed(error) => Some(error.clone()),
+            _ => None,
+        });
+        errors.next().unwrap_or_else(too_late)
+    }
+}
+
+impl Part {
+    fn usage(&self) -> Option<Usage> {
+        match self {
+            Self::Admitted(usage)
+            | Self::RollingBack(usage)
+            | Self::Uncharged(usage)
+            | Self::Charged(usage) => Some(usage.clone()),
+            Self::Waiting | Self::Asked | Self::Failed(_) => None,
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! [`Node`]: one node of a cluster, and what it says of the topology.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use redis::{
+    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue, RedisError,
+    RedisResult, ServerErrorKind, Value, cluster::NodeAddress,
+};
+
+use crate::store::redis::connection::{ReconnectingConnection, ReplyTimeout};
+
+/// One node and the connection to it, which is made when first used.
+pub(super) struct Node {
+    address: NodeAddress,
+    connection: Arc<ReconnectingConnection>,
+    /// Whether its latest reply would be explained by another topology.
+    redirects: AtomicBool,
+    /// Whether it was sent anything since this was last asked.
+    used: AtomicBool,
+}
+
+/// A range of slots, and the primary that serves them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    pub(super) first: u16,
+    pub(super) last: u16,
+    pub(super) primary: NodeAddress,
+}
+
+impl Node {
+    /// The node at this address, to be connected to as `form` says.
+    pub(super) fn new(
+        form: &ConnectionInfo,
+        address: NodeAddress,
+        timeout: ReplyTimeout,
+    ) -> RedisResult<Arc<Self>> {
+        let (host, port) = (address.host().to_owned(), address.port());
+        let addr = match form.addr() {
+            ConnectionAddr::TcpTls {
+                insecure,
+                tls_params,
+                ..
+            } => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: *insecure,
+                tls_params: tls_params.clone(),
+            },
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        let client = Client::open(form.clone().set_addr(addr))?;
+        Ok(Arc::new(Self {
+            address,
+            connection: ReconnectingConnection::new(client, timeout),
+            redirects: AtomicBool::new(false),
+            used: AtomicBool::new(false),
+        }))
+    }
+
+    pub(super) const fn address(&self) -> &NodeAddress {
+        &self.address
+    }
+
+    /// Sends one command, once; `asking` for a slot that is being moved to this node.
+    ///
+    /// Cancellation: what was sent is executed, and its reply dropped. It says nothing about the node.
+    pub(super) async fn send(&self, cmd: &Cmd, asking: bool) -> RedisResult<Value> {
+        self.mark_used();
+        let result = if asking {
+            self.connection.send_asking(cmd).await
+        } else {
+            self.connection.send(cmd).await
+        };
+        let redirects = result.as_ref().is_err_and(is_redirecting);
+        if self.redirects.load(Relaxed) != redirects {
+            self.redirects.store(redirects, Relaxed);
+        }
+        result
+    }
+
+    /// Whether another topology would explain what was heard of it: it does not answer, or does not serve its slots.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.redirects.load(Relaxed) || self.is_unresponsive()
+    }
+
+    pub(super) fn is_unresponsive(&self) -> bool {
+        self.connection.is_lost()
+    }
+
+    pub(super) fn mark_used(&self) {
+        self.used.store(true, Relaxed);
+    }
+
+    /// Whether it was used since this was last asked.
+    pub(super) fn take_used(&self) -> bool {
+        self.used.swap(false, Relaxed)
+    }
+
+    /// Asks which slots are whose.
+    pub(super) async fn topology(&self) -> RedisResult<Vec<Range>> {
+        let reply = self.send(redis::cmd("CLUSTER").arg("SLOTS"), false).await?;
+        let ranges: Vec<Vec<Value>> = Vec::from_redis_value(reply)?;
+        let ranges = ranges.into_iter().map(|range| self.range(range));
+        let mut ranges: Vec<Range> = ranges.collect::<RedisResult<_>>()?;
+        ranges.sort_unstable_by_key(|range| range.first);
+        Ok(ranges)
+    }
+
+    /// Reads `[first, last, [host, port, …], replicas…]`.
+    fn range(&self, range: Vec<Value>) -> RedisResult<Range> {
+        let mut range = range.into_iter();
+        let mut next = || range.next().unwrap_or(Value::Nil);
+        let (first, last) = (
+            u16::from_redis_value(next())?,
+            u16::from_redis_value(next())?,
+        );
+        let mut primary = Vec::<Value>::from_redis_value(next())?.into_iter();
+        let host: Option<String> =
+            FromRedisValue::from_redis_value(primary.next().unwrap_or(Value::Nil))?;
+        let port = u16::from_redis_value(primary.next().unwrap_or(Value::Nil))?;
+        // A node that does not know its own name has the one that it was reached by.
+        let host = host.filter(|host| !host.is_empty());
+        let host = host.unwrap_or_else(|| self.address.host().to_owned());
+        Ok(Range {
+            first,
+            last,
+            primary: NodeAddress::new(host, port),
+        })
+    }
+}
+
+/// Whether another topology would explain this error of a node that answers.
+fn is_redirecting(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::Moved) || is_out_of_service(error)
+}
+
+/// Whether a node has executed nothing, and another may have taken over.
+pub(super) fn is_out_of_service(error: &RedisError) -> bool {
+    use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, ReadOnly};
+    matches!(
+        error.kind(),
+        ErrorKind::Server(BusyLoading | ClusterDown | MasterDown | ReadOnly)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::{IntoConnectionInfo, parse_redis_value};
+
+    use super::*;
+
+    fn range(text: &str) -> RedisResult<String> {
+        let form = "redis://seed:7000".into_connection_info().unwrap();
+        let address = NodeAddress::new("seed", 7000);
+        let seed = Node::new(&form, address, ReplyTimeout::new()).unwrap();
+        let value = parse_redis_value(text.replace(' ', "\r\n").as_bytes()).unwrap();
+        let range = seed.range(Vec::from_redis_value(value)?)?;
+        Ok(format!("{}-{} {}", range.first, range.last, range.primary))
+    }
+
+    #[test]
+    fn a_node_that_does_not_know_its_name_has_the_one_that_it_was_reached_by() {
+        for (host, named) in [("$4 node", "node"), ("$0 ", "seed"), ("$-1", "seed")] {
+            let text = format!("*3 :0 :9 *3 {host} :7001 $2 id ");
+            assert_eq!(range(&text).unwrap(), format!("0-9 {named}:7001"));
+        }
+    }
+
+    #[test]
+    fn a_range_that_cannot_be_read_is_an_error() {
+        for text in ["*0 ", "*2 :0 :9 ", "*3 :0 :9 *0 ", "*3 :0 :9 :1 "] {
+            assert!(range(text).is_err(), "{text}");
+        }
+    }
+}

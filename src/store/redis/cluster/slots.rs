@@ -1,0 +1,111 @@
+//! Which charges of a check share a slot, and what several slots answer together.
+
+use redis::cluster_routing::Slot;
+use tokio::time::timeout;
+
+use crate::{
+    check::Check,
+    decision::{RuleUsage, Usage},
+    error::{StoreError, StoreErrorKind},
+    key::Key,
+    settlement::Settlement,
+    store::{StoreFuture, redis::RedisStore},
+};
+
+/// The charges of a check in each slot: their indices.
+pub(super) type Slots = Vec<(Slot, Vec<usize>)>;
+
+impl RedisStore {
+    /// `None` where one call will do.
+    pub(in crate::store::redis) fn settle_several_slots(
+        &self,
+        settlement: &Settlement,
+    ) -> Option<StoreFuture<Usage>> {
+        let slots = self.several_slots(settlement.check())?;
+        let (store, settlement) = (self.clone(), settlement.clone());
+        Some(StoreFuture::pending(async move {
+            let parts = slots.iter().map(|(_, charges)| settlement.pick(charges));
+            let answers = parts.map(|part| store.settle_one_slot(&part)).collect();
+            let usages = store.join(answers).await.into_iter();
+            let usages: Vec<Usage> = usages.collect::<Result<_, _>>()?;
+            let check = settlement.check();
+            let (decided_at_ms, rules) = join_usages(check, &slots, &usages);
+            Ok(Usage::joined(check, decided_at_ms, rules))
+        }))
+    }
+
+    /// The slots of the charges that count, if the keys of the check, shadows among them, are in several.
+    pub(super) fn several_slots(&self, check: &Check) -> Option<Slots> {
+        let charges = check.charges().len() + check.shadow_charges().len();
+        let may_be = self.transport.is_cluster() && charges > 1;
+        (may_be && self.slot_of(check).is_none()).then(|| self.slots(check))
+    }
+
+    fn slots(&self, check: &Check) -> Slots {
+        let mut slots = Slots::new();
+        for (index, charge) in check.charges().iter().enumerate() {
+            let slot = self.slot(charge.policy().name(), charge.key());
+            match slots.iter_mut().find(|(other, _)| *other == slot) {
+                Some((_, charges)) => charges.push(index),
+                None => slots.push((slot, vec![index])),
+            }
+        }
+        slots
+    }
+
+    /// The slot that all keys of a check share, shadows among them.
+    fn slot_of(&self, check: &Check) -> Option<Slot> {
+        let charges = check.charges().iter().chain(check.shadow_charges());
+        let mut slots = charges.map(|it| self.slot(it.policy().name(), it.key()));
+        let first = slots.next()?;
+        slots.all(|slot| slot == first).then_some(first)
+    }
+
+    pub(super) fn slot(&self, policy: &str, key: &Key) -> Slot {
+        Slot::for_key(self.names.name(policy, key))
+    }
+
+    /// Begins all at once, and waits for all. Each goes on by itself when nobody waits any more, until its time has
+    /// passed.
+    pub(super) fn join<T: Send + 'static>(
+        &self,
+        answers: Vec<StoreFuture<T>>,
+    ) -> impl Future<Output = Vec<Result<T, StoreError>>> + use<T> {
+        let part_timeout = self.transport.part_timeout();
+        let answers = answers.into_iter();
+        let tasks: Vec<_> = answers
+            .map(|it| tokio::spawn(timeout(part_timeout, it)))
+            .collect();
+        async {
+            let mut results = Vec::with_capacity(tasks.len());
+            for task in tasks {
+                results.push(match task.await {
+                    Ok(Ok(result)) => result,
+                    _ => Err(too_late()),
+                });
+            }
+            results
+        }
+    }
+}
+
+pub(super) fn too_late() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Timeout,
+        "a part of the Redis cluster did not answer in time",
+    )
+}
+
+/// The time of the decision, that of the first part of which it is known; and the usage of a whole check, in the order
+/// of its charges.
+pub(super) fn join_usages(check: &Check, slots: &Slots, usages: &[Usage]) -> (u64, Vec<RuleUsage>) {
+    let mut times = usages.iter().map(Usage::decided_at_ms);
+    let decided_at_ms = times.find(|time| *time > 0).unwrap_or(0);
+    let mut rules: Vec<&[RuleUsage]> = vec![&[]; check.charges().len()];
+    for ((_, charges), usage) in slots.iter().zip(usages) {
+        for (index, of_policy) in charges.iter().zip(usage.policies()) {
+            rules[*index] = of_policy.rules();
+        }
+    }
+    (decided_at_ms, rules.concat())
+}

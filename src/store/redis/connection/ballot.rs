@@ -1,0 +1,76 @@
+//! [`Ballot`]: the addresses that sentinels name.
+
+/// A host and a port.
+pub(super) type Address = (String, u16);
+
+/// Which address was named by how many sentinels.
+pub(super) struct Ballot {
+    voters: usize,
+    named: Vec<Candidate>,
+}
+
+struct Candidate {
+    address: Address,
+    votes: usize,
+    tried: bool,
+}
+
+impl Ballot {
+    pub(super) fn new(voters: usize) -> Self {
+        Self {
+            voters,
+            named: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.named.is_empty()
+    }
+
+    pub(super) fn add(&mut self, address: Address) {
+        let known = self.named.iter_mut().find(|it| it.address == address);
+        match known {
+            Some(candidate) => candidate.votes += 1,
+            None => self.named.push(Candidate {
+                address,
+                votes: 1,
+                tried: false,
+            }),
+        }
+    }
+
+    /// What to try next: the address that most sentinels name, or, when all have answered, the one named most often.
+    pub(super) fn next(&mut self, all_answered: bool) -> Option<Address> {
+        let rest = self.named.iter_mut().filter(|it| !it.tried);
+        let best = rest.max_by_key(|it| it.votes)?;
+        if !all_answered && 2 * best.votes <= self.voters {
+            return None;
+        }
+        best.tried = true;
+        Some(best.address.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(host: &str) -> Address {
+        (host.into(), 6379)
+    }
+
+    #[test]
+    fn what_most_name_is_tried_at_once_and_the_others_when_all_have_answered() {
+        let mut ballot = Ballot::new(5);
+        for host in ["old", "new", "new"] {
+            ballot.add(address(host));
+        }
+        assert_eq!(ballot.next(false), None);
+        ballot.add(address("new"));
+        assert_eq!(ballot.next(false), Some(address("new")));
+        ballot.add(address("new"));
+        assert_eq!(ballot.next(false), None);
+        assert_eq!(ballot.next(true), Some(address("old")));
+        assert_eq!(ballot.next(true), None);
+    }
+}

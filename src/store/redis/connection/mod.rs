@@ -1,0 +1,179 @@
+//! One connection to one server, shared by all callers and replaced as soon as it is known to be lost.
+//!
+//! ```text
+//!   Source ──▶ ReconnectingConnection ──▶ Connection ──▶ server
+//!   client         replaces the              └─ ConnectionHealth: is it lost?
+//!   sentinels      connection
+//!   pool
+//! ```
+
+#[cfg(feature = "sentinel")]
+mod ballot;
+mod client;
+mod health;
+#[cfg(feature = "bb8")]
+mod pool;
+mod reconnecting;
+#[cfg(feature = "sentinel")]
+mod sentinel;
+mod source;
+mod timeout;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use redis::{
+    Cmd, RedisResult, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
+use tokio::{runtime::Handle, task::yield_now};
+
+use health::ConnectionHealth;
+
+pub(super) use client::client;
+pub(super) use reconnecting::ReconnectingConnection;
+#[cfg(feature = "sentinel")]
+pub use sentinel::SentinelPrimary;
+#[cfg(feature = "sentinel")]
+pub(super) use sentinel::Sentinels;
+pub(super) use source::Source;
+pub(super) use timeout::{ReplyTimeout, within};
+
+/// A connection that was open when it was last used.
+struct Connection {
+    multiplexed: MultiplexedConnection,
+    health: ConnectionHealth,
+    timeout: ReplyTimeout,
+    /// Whether a [probe](Self::probe) waits for its reply.
+    probing: AtomicBool,
+    /// Where its probes run: a caller may leave outside of any runtime.
+    runtime: Handle,
+}
+
+impl Connection {
+    /// # Panics
+    ///
+    /// Outside of a runtime.
+    fn new(multiplexed: MultiplexedConnection, timeout: ReplyTimeout) -> Self {
+        Self {
+            multiplexed,
+            health: ConnectionHealth::new(),
+            timeout,
+            probing: AtomicBool::new(false),
+            runtime: Handle::current(),
+        }
+    }
+
+    /// Sends one command, once.
+    async fn send(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
+        let mut multiplexed = self.multiplexed.clone();
+        let caller = Caller::sends(self);
+        let reply = multiplexed.send_packed_command(cmd).await;
+        caller.receives(reply)
+    }
+
+    /// Sends one command for a slot of a cluster that is being moved to this server.
+    #[cfg(feature = "cluster")]
+    async fn send_asking(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
+        use super::error::closed;
+        let mut multiplexed = self.multiplexed.clone();
+        // In one message: what ASKING allows is the next command on the connection, whoever sends it.
+        let mut both = redis::Pipeline::with_capacity(2);
+        both.cmd("ASKING").add_command(cmd.clone());
+        let caller = Caller::sends(self);
+        let replies = multiplexed.send_packed_commands(&both, 0, 2).await;
+        // An error of ASKING itself, such as a missing right, comes first: the command would only be redirected back.
+        caller.receives(replies.and_then(|replies| {
+            let mut replies = replies.into_iter().map(Value::extract_error);
+            replies.next().ok_or_else(closed)??;
+            replies.next().ok_or_else(closed)?
+        }))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.health.is_lost(self.timeout.get())
+    }
+
+    /// Whether it can be used without a look at its socket.
+    fn is_surely_usable(&self) -> bool {
+        !self.is_lost() && self.health.is_fresh()
+    }
+
+    async fn is_usable(&self) -> bool {
+        self.is_surely_usable() || !self.is_lost() && is_open(&mut self.multiplexed.clone()).await
+    }
+
+    /// Hears in the place of callers who left whether the server still answers: replies come in the order of their
+    /// commands, so the reply to a PING that is sent now says that all before it were answered.
+    ///
+    /// One at a time. It ends before its reply is noted: whoever sends after that, and leaves, starts another.
+    fn probe(self: &Arc<Self>) {
+        if self.probing.swap(true, Relaxed) {
+            return;
+        }
+        let this = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let mut multiplexed = this.multiplexed.clone();
+            let ping = redis::cmd("PING");
+            let reply = multiplexed.send_packed_command(&ping);
+            let reply = tokio::time::timeout(this.timeout.get(), reply).await;
+            this.probing.store(false, Relaxed);
+            if let Ok(reply) = reply {
+                let _ = this.health.received(reply);
+            }
+        });
+    }
+}
+
+/// Somebody who waits for a reply. One who leaves without it has it noted by a [probe](Connection::probe).
+struct Caller<'a> {
+    connection: &'a Arc<Connection>,
+    waiting: bool,
+}
+
+impl<'a> Caller<'a> {
+    fn sends(connection: &'a Arc<Connection>) -> Self {
+        connection.health.sent();
+        Self {
+            connection,
+            waiting: true,
+        }
+    }
+
+    fn receives(mut self, reply: RedisResult<Value>) -> RedisResult<Value> {
+        self.waiting = false;
+        self.connection.health.received(reply)
+    }
+}
+
+impl Drop for Caller<'_> {
+    fn drop(&mut self) {
+        if self.waiting {
+            self.connection.probe();
+        }
+    }
+}
+
+/// Whether the connection is open as far as this side knows.
+///
+/// The PING is polled once and dropped. A connection that has ended refuses it there and then; one that is open queues
+/// it, and does not send what nobody waits for. So this costs no round trip.
+async fn is_open(connection: &mut impl ConnectionLike) -> bool {
+    thread_local! {
+        static PING: Cmd = redis::cmd("PING");
+    }
+    // A runtime that was busy, or suspended with its machine, looks at its sockets first, and then lets the
+    // connection's task read what is there: the end, perhaps.
+    yield_now().await;
+    yield_now().await;
+    PING.with(|ping| {
+        let mut reply = connection.req_packed_command(ping);
+        let mut context = Context::from_waker(Waker::noop());
+        !matches!(reply.as_mut().poll(&mut context), Poll::Ready(Err(_)))
+    })
+}

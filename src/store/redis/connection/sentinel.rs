@@ -1,0 +1,248 @@
+//! [`Sentinels`] as a source of connections: they know where the primary is.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use redis::{
+    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
+    RedisFuture, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection,
+};
+use tokio::{task::JoinSet, time::Instant};
+
+use super::{
+    ReconnectingConnection,
+    ballot::{Address, Ballot},
+    source::{Source, config},
+    timeout::within,
+};
+use crate::store::redis::error::closed;
+
+/// How often the sentinels are asked whether a primary that works well still is the primary: one that was cut off from
+/// them does not know that there is another.
+const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What one sentinel may take to answer, and one server to show that it is the primary: one of each that hangs leaves
+/// time for another within the timeout of the whole attempt.
+fn share(timeout: Duration) -> Duration {
+    timeout * 2 / 5
+}
+
+/// A primary by the name that its sentinels know, and how to log in there.
+///
+/// Made from the bare name, `"mymaster"`, or from a URL or `ConnectionInfo` that has the name in the place of the host:
+/// `"rediss://user:password@mymaster/2"`. A port says nothing.
+#[derive(Clone)]
+pub struct SentinelPrimary(RedisResult<ConnectionInfo>);
+
+impl From<&str> for SentinelPrimary {
+    fn from(name: &str) -> Self {
+        Self(if name.contains("://") {
+            name.into_connection_info()
+        } else {
+            (name, 0).into_connection_info()
+        })
+    }
+}
+
+impl From<String> for SentinelPrimary {
+    fn from(name: String) -> Self {
+        Self::from(name.as_str())
+    }
+}
+
+impl From<ConnectionInfo> for SentinelPrimary {
+    fn from(info: ConnectionInfo) -> Self {
+        Self(Ok(info))
+    }
+}
+
+impl fmt::Debug for SentinelPrimary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SentinelPrimary")
+    }
+}
+
+/// The sentinels of one primary, with a connection kept to each.
+pub(in crate::store::redis) struct Sentinels {
+    sentinels: Vec<Arc<ReconnectingConnection>>,
+    question: Cmd,
+    /// With the name in the place of the host.
+    primary: ConnectionInfo,
+    /// Where it was found.
+    found: Mutex<Option<Address>>,
+    /// When the sentinels are to be asked again whether that is still the primary.
+    next_check: Mutex<Instant>,
+}
+
+impl Sentinels {
+    pub(in crate::store::redis) fn new(
+        sentinels: Vec<Arc<ReconnectingConnection>>,
+        primary: SentinelPrimary,
+    ) -> RedisResult<Arc<Self>> {
+        let primary = primary.0?;
+        #[cfg(feature = "tls")]
+        crate::store::redis::tls::prepare(&primary);
+        let tcp = primary.tcp_settings().clone().set_nodelay(true);
+        let primary = primary.set_tcp_settings(tcp);
+        let name = match primary.addr() {
+            ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. } => name,
+            _ => "",
+        };
+        if sentinels.is_empty() || name.is_empty() {
+            let problem = "a sentinel or the name is missing";
+            return Err((ErrorKind::InvalidClientConfig, problem).into());
+        }
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+        Ok(Arc::new(Self {
+            sentinels,
+            question,
+            primary,
+            found: Mutex::default(),
+            next_check: Mutex::new(Instant::now() + PRIMARY_CHECK_INTERVAL),
+        }))
+    }
+}
+
+impl Source for Arc<Sentinels> {
+    fn connect(&self, timeout: Duration) -> RedisFuture<'_, MultiplexedConnection> {
+        Box::pin(within(timeout, self.find(share(timeout))))
+    }
+
+    fn has_moved(&self, timeout: Duration) -> Option<Pin<Box<dyn Future<Output = bool> + Send>>> {
+        if !self.is_check_due() {
+            return None;
+        }
+        let this = Self::clone(self);
+        Some(Box::pin(
+            async move { this.name_another(share(timeout)).await },
+        ))
+    }
+}
+
+impl Sentinels {
+    /// Asks all at once. An address is tried as soon as most of them name it, the others when all have answered: one
+    /// sentinel that is cut off with an old primary leads nobody there while the others can be reached.
+    async fn find(&self, share: Duration) -> RedisResult<MultiplexedConnection> {
+        let mut asked = self.ask(share);
+        let mut ballot = Ballot::new(self.sentinels.len());
+        let mut why = closed();
+        loop {
+            while let Some(address) = ballot.next(asked.is_empty()) {
+                match within(share, self.log_in(&address)).await {
+                    Ok(connection) => {
+                        *self.found() = Some(address);
+                        return Ok(connection);
+                    }
+                    Err(error) => why = error,
+                }
+            }
+            match asked.join_next().await {
+                Some(Ok(Ok(address))) => ballot.add(address),
+                // That a sentinel denies us tells more than that another is down.
+                Some(Ok(Err(error))) if ballot.is_empty() && why.is_io_error() => why = error,
+                Some(_) => {}
+                None => return Err(why),
+            }
+        }
+    }
+
+    /// Answers one caller per interval with yes.
+    fn is_check_due(&self) -> bool {
+        let now = Instant::now();
+        // Whoever holds the lock is that caller.
+        let Ok(mut next_check) = self.next_check.try_lock() else {
+            return false;
+        };
+        let is_due = *next_check <= now;
+        if is_due {
+            *next_check = now + PRIMARY_CHECK_INTERVAL;
+        }
+        is_due
+    }
+
+    /// Whether most sentinels name another primary than the one that was found.
+    async fn name_another(&self, share: Duration) -> bool {
+        let mut asked = self.ask(share);
+        let mut ballot = Ballot::new(self.sentinels.len());
+        while let Some(answer) = asked.join_next().await {
+            if let Ok(Ok(address)) = answer {
+                ballot.add(address);
+            }
+        }
+        let named = ballot.next(false);
+        named.is_some() && named != *self.found()
+    }
+
+    fn found(&self) -> MutexGuard<'_, Option<Address>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, share: Duration) -> JoinSet<RedisResult<Address>> {
+        let ask = |sentinel: &Arc<ReconnectingConnection>| {
+            let (sentinel, question) = (Arc::clone(sentinel), self.question.clone());
+            within(share, async move {
+                match sentinel.send(&question).await {
+                    Ok(Value::Nil) => Err(unknown()),
+                    Ok(address) => Ok(redis::from_redis_value(address)?),
+                    Err(error) if error.code() == Some("ERR") => Err(unknown()),
+                    Err(error) => Err(error),
+                }
+            })
+        };
+        self.sentinels.iter().map(ask).collect()
+    }
+
+    async fn log_in(&self, (host, port): &Address) -> RedisResult<MultiplexedConnection> {
+        let mut addr = self.primary.addr().clone();
+        match &mut addr {
+            ConnectionAddr::Tcp(to, at)
+            | ConnectionAddr::TcpTls {
+                host: to, port: at, ..
+            } => (*to, *at) = (host.clone(), *port),
+            _ => {}
+        }
+        let mut connection = Client::open(self.primary.clone().set_addr(addr))?
+            .get_multiplexed_async_connection_with_config(&config())
+            .await?;
+        // Sentinels learn of a promotion one by one, and a primary of its demotion last.
+        let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
+        match role.first() {
+            Some(Value::BulkString(role)) if role == b"master" => Ok(connection),
+            _ => Err((ServerErrorKind::ReadOnly.into(), "not a primary").into()),
+        }
+    }
+}
+
+/// The error of a sentinel that does not know the name, or of a server that is no sentinel.
+fn unknown() -> RedisError {
+    (ErrorKind::MasterNameNotFoundBySentinel, "not known").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_stands_bare_or_in_the_place_of_the_host() {
+        for (primary, name) in [
+            (SentinelPrimary::from("my_Master.1"), "my_Master.1"),
+            (
+                SentinelPrimary::from("redis://user:sesame@my_Master.1/2"),
+                "my_Master.1",
+            ),
+            (SentinelPrimary::from(String::from("redis://m:1")), "m"),
+        ] {
+            assert!(!format!("{primary:?}").contains("sesame"));
+            let ConnectionAddr::Tcp(host, _) = primary.0.unwrap().addr().clone() else {
+                panic!("{name}");
+            };
+            assert_eq!(host, name);
+        }
+        assert!(SentinelPrimary::from("http://m").0.is_err());
+    }
+}

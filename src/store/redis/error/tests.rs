@@ -1,0 +1,79 @@
+use redis::Value;
+
+use super::*;
+
+#[test]
+fn error_replies_are_told_apart_by_their_code() {
+    use StoreErrorKind::{AccessDenied, Protocol, Unavailable};
+    let replies = [
+        (
+            Unavailable,
+            &[
+                "LOADING Redis is loading the dataset in memory",
+                "BUSY Redis is busy running a script",
+                "OOM command not allowed when used memory > 'maxmemory'",
+                "MISCONF Errors writing to the AOF file",
+                "READONLY You can't write against a read only replica",
+                "MASTERDOWN Link with MASTER is down",
+                "NOREPLICAS Not enough good replicas to write",
+                "CLUSTERDOWN Hash slot not served",
+                "ERR Connection timed out",
+                "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -OOM command not allowed",
+                "ERR Error running script (call to f_0a1b): @user_script:1: @user_script: 1: -READONLY You can't write",
+            ][..],
+        ),
+        (
+            AccessDenied,
+            &[
+                "NOAUTH Authentication required",
+                "WRONGPASS invalid username-password pair",
+                "NOPERM No permissions to access the key alice",
+                "ERR The user executing the script can't run this command or subcommand script: alice",
+                "ERR ACL failure in script: User alice has no permissions to run the 'get' command",
+                "ERR This instance has cluster support disabled",
+            ][..],
+        ),
+        (
+            Protocol,
+            &[
+                "WRONGTYPE Operation against a key holding the wrong kind of value",
+                "CROSSSLOT Keys in request don't hash to the same slot",
+                "ERR unknown command 'EVALSHA', with args beginning with: 'alice'",
+                "WHATEVER alice",
+                "ERR Error running script (call to f_0a1b): @user_script:1: WRONGTYPE Operation against a key",
+                "ERR Error running script (call to f_0a1b): @user_script:1: attempt to call a nil value: alice",
+            ][..],
+        ),
+    ];
+    for (reply, kind) in replies
+        .into_iter()
+        .flat_map(|(kind, replies)| replies.iter().map(move |it| (it, kind)))
+    {
+        let error = store_error(&error_reply(reply));
+        assert_eq!(error.kind(), kind, "{reply}");
+        assert!(!format!("{error} {error:?}").contains("alice"), "{error:?}");
+    }
+}
+
+#[test]
+fn failures_of_the_connection_are_told_apart() {
+    use StoreErrorKind::{Timeout, Unavailable};
+    for (io, kind) in [
+        (io::ErrorKind::TimedOut, Timeout),
+        (io::ErrorKind::ConnectionRefused, Unavailable),
+        (io::ErrorKind::BrokenPipe, Unavailable),
+        (io::ErrorKind::Other, Unavailable),
+    ] {
+        let error = io::Error::new(io, "alice@redis.example");
+        let error = store_error(&RedisError::from(error));
+        assert_eq!(error.kind(), kind, "{io}");
+        assert!(!format!("{error} {error:?}").contains("alice"), "{error:?}");
+    }
+}
+
+fn error_reply(text: &str) -> RedisError {
+    match redis::parse_redis_value(format!("-{text}\r\n").as_bytes()) {
+        Ok(Value::ServerError(error)) => error.into(),
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,143 @@
+//! [`Transport`]: where commands go.
+
+use std::{any::Any, fmt, sync::Arc, time::Duration};
+
+use redis::{Cmd, RedisError, RedisFuture, RedisResult, Value, aio::ConnectionLike};
+
+#[cfg(feature = "cluster")]
+use super::cluster::Cluster;
+use super::connection::{ReconnectingConnection, ReplyTimeout};
+
+/// Where commands go; cheap to clone.
+#[derive(Clone)]
+pub(super) struct Transport {
+    route: Route,
+    timeout: ReplyTimeout,
+}
+
+#[derive(Clone)]
+pub(super) enum Route {
+    Server(Arc<ReconnectingConnection>),
+    #[cfg(feature = "cluster")]
+    Cluster(Arc<Cluster>),
+    /// A user's own.
+    Custom {
+        connection: Arc<dyn CustomConnection>,
+        is_cluster: bool,
+    },
+}
+
+impl Transport {
+    pub(super) const fn new(route: Route, timeout: ReplyTimeout) -> Self {
+        Self { route, timeout }
+    }
+
+    /// Over a connection that reconnects by itself, or not at all.
+    pub(super) fn custom(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
+        let route = Route::Custom {
+            is_cluster: is_cluster(&connection),
+            connection: Arc::new(connection),
+        };
+        Self::new(route, ReplyTimeout::new())
+    }
+
+    /// Makes sure that a server is there that lets us in, or a node of a cluster.
+    pub(super) async fn greet(&self) -> RedisResult<()> {
+        #[cfg(feature = "cluster")]
+        if let Route::Cluster(cluster) = &self.route {
+            return cluster.refresh().await;
+        }
+        match self.send(&redis::cmd("PING"), b"").await {
+            Err(error) if may_not_ping(&error) => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    /// Whether the keys of one call have to share a slot.
+    pub(super) const fn is_cluster(&self) -> bool {
+        match self.route {
+            Route::Server(_) => false,
+            #[cfg(feature = "cluster")]
+            Route::Cluster(_) => true,
+            Route::Custom { is_cluster, .. } => is_cluster,
+        }
+    }
+
+    /// Whether the node of this slot is known not to answer.
+    #[cfg(feature = "cluster")]
+    pub(super) fn is_unresponsive(&self, slot: redis::cluster_routing::Slot) -> bool {
+        match &self.route {
+            Route::Cluster(cluster) => cluster.is_unresponsive(slot),
+            Route::Server(_) | Route::Custom { .. } => false,
+        }
+    }
+
+    /// How long the call for one slot may take that is not the whole of what was asked: as long as an attempt to
+    /// connect and a reply.
+    #[cfg(feature = "cluster")]
+    pub(super) fn part_timeout(&self) -> Duration {
+        2 * self.timeout.get()
+    }
+
+    /// Lets a server take at least so long to answer before its connection counts as lost.
+    pub(super) fn raise_timeout(&self, timeout: Duration) {
+        self.timeout.raise(timeout);
+    }
+
+    /// Sends one command, once, to the server of this key, and waits for its reply; an error reply is an error.
+    ///
+    /// Not bounded in time while a server keeps its connection open and says nothing.
+    ///
+    /// Cancellation: what was sent is executed, and its reply dropped.
+    #[cfg_attr(
+        not(feature = "cluster"),
+        expect(unused_variables, reason = "there is one server")
+    )]
+    pub(super) async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
+        match &self.route {
+            Route::Server(connection) => connection.send(cmd).await,
+            // In a box of its own: the largest variant would be the size of all.
+            #[cfg(feature = "cluster")]
+            Route::Cluster(cluster) => Box::pin(cluster.send(cmd, routing_key)).await,
+            Route::Custom { connection, .. } => {
+                connection.send(cmd).await.and_then(Value::extract_error)
+            }
+        }
+    }
+}
+
+fn is_cluster(_connection: &dyn Any) -> bool {
+    #[cfg(feature = "cluster")]
+    return _connection.is::<redis::cluster_async::ClusterConnection>();
+    #[cfg(not(feature = "cluster"))]
+    false
+}
+
+/// A user who may not PING has been let in. Not any other missing right: behind sentinels a ROLE comes first.
+fn may_not_ping(error: &RedisError) -> bool {
+    let detail = error.detail().unwrap_or_default();
+    error.code() == Some("NOPERM") && detail.contains("'ping'")
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.route {
+            Route::Server(_) => "Transport::Server",
+            #[cfg(feature = "cluster")]
+            Route::Cluster(_) => "Transport::Cluster",
+            Route::Custom { .. } => "Transport::Custom",
+        })
+    }
+}
+
+/// A user's own connection, its type forgotten.
+pub(super) trait CustomConnection: Send + Sync {
+    fn send<'a>(&self, cmd: &'a Cmd) -> RedisFuture<'a, Value>;
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> CustomConnection for C {
+    fn send<'a>(&self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        let mut connection = self.clone();
+        Box::pin(async move { connection.req_packed_command(cmd).await })
+    }
+}

@@ -1,0 +1,58 @@
+//! [`ScaledStore`]: one process's share of all limits, counted in its own memory.
+
+use std::num::NonZeroU32;
+
+use super::{CallFuture, MemoryStore, Operation, Store, StoreFuture};
+use crate::{
+    check::Check,
+    decision::{Decision, Usage},
+    key::Key,
+    policy::Policy,
+    settlement::Settlement,
+};
+
+/// A memory store that checks each policy with a share of its limits, `1/replicas`.
+///
+/// The share is rounded down, but a limit above 0 never becomes 0: so all processes together admit no more than the
+/// limit, or one unit each where the limit is smaller than their number. Answers are known at once, and name the
+/// policies with the limits that were applied; a settlement of such an answer is one of the store within.
+#[derive(Clone, Debug)]
+pub(crate) struct ScaledStore {
+    pub(crate) store: MemoryStore,
+    pub(crate) replicas: NonZeroU32,
+}
+
+impl ScaledStore {
+    fn scaled(&self, check: &Check) -> Check {
+        if self.replicas == NonZeroU32::MIN {
+            return check.clone();
+        }
+        check.with_policies(|policy| policy.share(self.replicas))
+    }
+}
+
+impl Store for ScaledStore {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.store.check(&self.scaled(check))
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.store.reset(policy, key)
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        let scaled = operations.into_iter().map(|operation| match operation {
+            Operation::Check(check) => Operation::Check(self.scaled(&check)),
+            Operation::Fill { check, count } => Operation::Fill {
+                check: self.scaled(&check),
+                count,
+            },
+            other => other,
+        });
+        self.store.call(scaled.collect())
+    }
+}

@@ -1,0 +1,257 @@
+//! How long a `RedisStore` waits for a slow server, and what happens to replies whose caller has gone.
+//! By the paused clock of the runtime, so that nothing is waited for.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use sluicegate::{
+    Charge, Key, Limiter, Policy, RedisStore, Store, StoreError, error::StoreErrorKind,
+    store::Check,
+};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream},
+    time::{sleep, timeout},
+};
+
+/// A server that does everything a while after it was asked; a sentinel, a primary and a node of a cluster, too.
+#[derive(Clone)]
+struct SlowServer {
+    address: SocketAddr,
+    delay: Duration,
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    connections: usize,
+    commands: Vec<String>,
+    /// The primaries that serve one half of the slots each.
+    nodes: Vec<SocketAddr>,
+}
+
+impl SlowServer {
+    async fn start(delay: Duration) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let server = Self {
+            address: listener.local_addr().unwrap(),
+            delay,
+            seen: Arc::default(),
+        };
+        let this = server.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                // Else the second of two replies waits for an acknowledgement, by a clock that is not paused.
+                client.set_nodelay(true).unwrap();
+                this.seen.lock().unwrap().connections += 1;
+                tokio::spawn(this.clone().serve(client));
+            }
+        });
+        server
+    }
+
+    fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    fn connections(&self) -> usize {
+        self.seen.lock().unwrap().connections
+    }
+
+    fn calls(&self, command: &str) -> usize {
+        let seen = self.seen.lock().unwrap();
+        seen.commands.iter().filter(|it| *it == command).count()
+    }
+
+    async fn serve(self, client: TcpStream) {
+        let mut client = BufReader::new(client);
+        while let Some(command) = next_command(&mut client).await {
+            self.seen.lock().unwrap().commands.push(command.clone());
+            sleep(self.delay).await;
+            let reply = self.reply(&command);
+            if client.get_mut().write_all(reply.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn reply(&self, command: &str) -> String {
+        let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
+        match command {
+            "PING" => "+PONG\r\n".into(),
+            "ROLE" => format!("*1\r\n{}", bulk("master")),
+            "SENTINEL" => {
+                let (host, port) = (self.address.ip(), self.address.port());
+                format!(
+                    "*2\r\n{}{}",
+                    bulk(&host.to_string()),
+                    bulk(&port.to_string())
+                )
+            }
+            "CLUSTER" => {
+                let nodes = self.seen.lock().unwrap().nodes.clone();
+                let ranges = nodes.iter().enumerate().map(|(at, node)| {
+                    let (first, last) = (at * 8_192, at * 8_192 + 8_191);
+                    let (host, port) = (bulk(&node.ip().to_string()), node.port());
+                    format!("*3\r\n:{first}\r\n:{last}\r\n*2\r\n{host}:{port}\r\n")
+                });
+                format!("*{}\r\n{}", nodes.len(), ranges.collect::<String>())
+            }
+            _ => "-OOM that is all it knows of scripts\r\n".into(),
+        }
+    }
+}
+
+/// The name of the next command.
+async fn next_command(client: &mut BufReader<TcpStream>) -> Option<String> {
+    let count = number(client, '*').await?;
+    let mut words = Vec::new();
+    for _ in 0..count {
+        let mut word = vec![0; number(client, '$').await? + 2];
+        client.read_exact(&mut word).await.ok()?;
+        words.push(String::from_utf8_lossy(&word).trim_end().to_owned());
+    }
+    words.into_iter().next()
+}
+
+async fn number(client: &mut BufReader<TcpStream>, begin: char) -> Option<usize> {
+    let mut line = String::new();
+    client.read_line(&mut line).await.ok()?;
+    line.strip_prefix(begin)?.trim_end().parse().ok()
+}
+
+fn charge(user: &str) -> Charge {
+    let policy = Policy::parse("api", "10/1d").unwrap();
+    Charge::new(&policy, Key::new("user", user), 1)
+}
+
+/// What a server says that was waited for long enough.
+fn is_an_answer(error: &StoreError) -> bool {
+    error.kind() == StoreErrorKind::Unavailable && error.code() == Some("OOM")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_of_two_seconds_is_two_seconds() {
+    let server = SlowServer::start(Duration::from_millis(900)).await;
+    let store = RedisStore::connect_lazy(server.url()).unwrap();
+    let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(2));
+    // An attempt to connect and a reply, each of them longer than 500 ms.
+    for _ in 0..3 {
+        let error = limiter.check([charge("alice")]).await.unwrap_err();
+        assert!(is_an_answer(&error), "{error:?}");
+    }
+    // Two at a time: while one waits for its reply, the other does not give the connection up.
+    let both = [(); 2].map(|()| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.check([charge("alice")]).await })
+    });
+    for one in both {
+        let error = one.await.unwrap().unwrap_err();
+        assert!(is_an_answer(&error), "{error:?}");
+    }
+    assert_eq!(server.connections(), 1);
+
+    // A shorter timeout over a clone of the store takes nothing from it.
+    let hasty = Limiter::new(store).timeout(Duration::from_millis(100));
+    let error = hasty.check([charge("alice")]).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Timeout);
+    sleep(Duration::from_secs(2)).await;
+    let error = limiter.check([charge("alice")]).await.unwrap_err();
+    assert!(is_an_answer(&error), "{error:?}");
+    assert_eq!(server.connections(), 1);
+}
+
+#[cfg(feature = "sentinel")]
+#[tokio::test(start_paused = true)]
+async fn sentinels_and_the_primary_have_their_shares_of_the_timeout() {
+    let server = SlowServer::start(Duration::from_millis(500)).await;
+    let store = RedisStore::connect_lazy_sentinel([server.url()], "mymaster").unwrap();
+    let limiter = Limiter::new(store).timeout(Duration::from_secs(4));
+    let error = limiter.check([charge("alice")]).await.unwrap_err();
+    assert!(is_an_answer(&error), "{error:?}");
+}
+
+#[cfg(feature = "bb8")]
+#[tokio::test(start_paused = true)]
+async fn a_pool_gives_up_no_reply_before_the_timeout() {
+    let server = SlowServer::start(Duration::from_millis(900)).await;
+    let info = redis::IntoConnectionInfo::into_connection_info(server.url()).unwrap();
+    let quiet = redis::RedisConnectionInfo::default().set_skip_set_lib_name();
+    let info = info.set_redis_settings(quiet);
+    let manager = bb8_redis::RedisConnectionManager::new(info).unwrap();
+    let pool = bb8::Pool::builder().build_unchecked(manager);
+    let limiter = Limiter::new(RedisStore::from(pool)).timeout(Duration::from_secs(2));
+    let error = limiter.check([charge("alice")]).await.unwrap_err();
+    assert!(is_an_answer(&error), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_who_leaves_costs_no_connection() {
+    let server = SlowServer::start(Duration::from_millis(20)).await;
+    let store = RedisStore::connect_lazy(server.url()).unwrap();
+    let check = Check::new([charge("alice")]).unwrap();
+    store.check(&check).await.unwrap_err();
+    for _ in 0..3 {
+        let left = timeout(Duration::from_millis(10), store.check(&check)).await;
+        assert!(left.is_err(), "the caller did not leave");
+        // The reply comes when its caller has gone.
+        sleep(Duration::from_secs(60)).await;
+        let error = store.check(&check).await.unwrap_err();
+        assert!(is_an_answer(&error), "{error:?}");
+    }
+    assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_answers_nobody_is_given_up_though_all_callers_leave() {
+    let server = SlowServer::start(Duration::from_secs(3_600)).await;
+    let store = RedisStore::connect_lazy(server.url()).unwrap();
+    let check = Check::new([charge("alice")]).unwrap();
+    for _ in 0..20 {
+        let left = timeout(Duration::from_millis(100), store.check(&check)).await;
+        assert!(!left.is_ok_and(|it| it.is_ok()));
+    }
+    let connections = server.connections();
+    assert!((3..=5).contains(&connections), "{connections}");
+}
+
+/// Nodes that are further away than the time after which another is asked as well.
+#[cfg(feature = "cluster")]
+#[tokio::test(start_paused = true)]
+async fn a_topology_that_several_nodes_were_asked_for_is_not_asked_for_again() {
+    let nodes = [
+        SlowServer::start(Duration::from_millis(90)).await,
+        SlowServer::start(Duration::from_millis(100)).await,
+    ];
+    for node in &nodes {
+        node.seen.lock().unwrap().nodes = nodes.iter().map(|it| it.address).collect();
+    }
+    let store = RedisStore::connect_lazy_cluster(nodes.each_ref().map(SlowServer::url)).unwrap();
+    let refreshes = || {
+        nodes
+            .iter()
+            .map(|node| node.calls("CLUSTER"))
+            .sum::<usize>()
+    };
+    let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(2));
+    for user in ["alice", "bob", "carol", "dave"] {
+        let error = limiter.check([charge(user)]).await.unwrap_err();
+        assert!(is_an_answer(&error), "{error:?}");
+    }
+    let asked = refreshes();
+    assert!((1..=2).contains(&asked), "{asked}");
+
+    // Nor when callers leave.
+    for user in ["alice", "bob", "carol", "dave"] {
+        let check = Check::new([charge(user)]).unwrap();
+        let left = timeout(Duration::from_millis(10), store.check(&check)).await;
+        assert!(left.is_err(), "the caller did not leave");
+        sleep(Duration::from_secs(1)).await;
+        let error = limiter.check([charge(user)]).await.unwrap_err();
+        assert!(is_an_answer(&error), "{error:?}");
+    }
+    assert_eq!(refreshes(), asked);
+}
