@@ -2,8 +2,8 @@
 
 use crate::common::{
     history::{
-        Act, Calls, History, Player, Spoiled, agree, calls, few_cases, key_of, large, move_clock,
-        same, spoiled_calls, wild,
+        Act, Calls, History, Player, START_MS, Spoiled, Step, agree, calls, few_cases, key_of,
+        large, move_clock, same, spoiled_calls, wild,
     },
     lua::LuaServer,
     outcome::Outcome,
@@ -146,6 +146,30 @@ fn told(result: &Result<Reply, StoreError>) -> Vec<(Outcome, Option<Outcome>)> {
         (Outcome::from(decision), shadow)
     });
     told.collect()
+}
+
+/// A total of 65 536 is one too many for 16 bits.
+#[test]
+fn totals_that_are_one_too_many_for_an_entry_are_counted() {
+    for bits in [16, 32] {
+        let policy = Policy::parse("p", "9007199254740991/1m").unwrap();
+        let charges = [
+            (0, 1 << bits),
+            (2_000, 1),
+            (2_000, 1),
+            (57_000, 1),
+            (2_000, 1),
+        ];
+        let steps = charges.map(|(gap_ms, cost)| Step {
+            gap_ms,
+            act: Act::Check(vec![(0, 0, cost)]),
+        });
+        agrees(Just(History {
+            start_ms: START_MS,
+            policies: vec![vec![policy]],
+            steps: steps.into(),
+        }));
+    }
 }
 
 #[test]

@@ -739,3 +739,22 @@ async fn what_others_charged_while_the_clock_was_wrong_is_dropped_by_the_next_wr
     assert_eq!(Raw::new(&server).get()[0], 1, "one section");
     assert!(ttl(&server, NAME) < 2 * 86_400_000); // a clock of its own has a day of slack
 }
+
+#[tokio::test]
+async fn a_value_of_another_version_is_an_error_and_stays() {
+    let server = Server::start();
+    let limiter = limiter(&store(&server).await);
+    let (rules, other) = (policy("p", "9/1h"), policy("p", "9/1h,9/1d"));
+    allowed(limiter.check([charge(&rules, "alice", 1)]).await);
+    let mut raw = Raw::new(&server);
+    let mut value = raw.get();
+    *value.last_mut().unwrap() += 1;
+    raw.set(&value);
+    for policy in [&rules, &other] {
+        let error = limiter.check([charge(policy, "alice", 1)]).await;
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Protocol);
+        assert!(error.to_string().contains("another version"), "{error}");
+        assert_eq!(raw.get(), value);
+    }
+}
