@@ -237,6 +237,12 @@ impl StepQueue {
         }
     }
 
+    /// Drops the steps that are not believed.
+    pub(crate) fn drop_unbelieved(&mut self, now_ms: u64) {
+        let end = self.view(now_ms).end;
+        self.steps.truncate(end);
+    }
+
     /// Drops the steps that do not count.
     fn prune(&mut self, now_ms: u64) {
         let view = self.view(now_ms);

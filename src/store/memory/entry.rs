@@ -104,14 +104,16 @@ impl Entry {
         &mut self.queues[index]
     }
 
-    /// Drops the queues that hold nothing, and of those that `policy` does not know the ones that count no more.
+    /// Drops the queues that hold nothing. Of those that `policy` does not know, drops the steps that are not believed, and the
+    /// queues that count no more.
     fn tidy(&mut self, policy: &Policy, now_ms: u64) {
-        self.queues.retain(|queue| {
-            let is_own = || {
-                let mut rules = policy.rules().iter();
-                rules.any(|rule| StepSpec::of(rule) == queue.spec())
-            };
-            !queue.is_empty() && (queue.release_ms() > now_ms || is_own())
+        self.queues.retain_mut(|queue| {
+            let mut rules = policy.rules().iter();
+            if rules.any(|rule| StepSpec::of(rule) == queue.spec()) {
+                return !queue.is_empty();
+            }
+            queue.drop_unbelieved(now_ms);
+            !queue.is_empty() && queue.release_ms() > now_ms
         });
     }
 }
