@@ -14,7 +14,7 @@ else
 end
 
 -- An operation that cannot be done fails alone: it is stepped over, and its neighbours are decided.
-local replies, done, reply, i = {}, false, nil, 1
+local replies, done, reply, i = KEYS[2] and {}, false, nil, 1
 while not done do
   done, reply = pcall(execute, i, now, replies, expires, origin)
   if not done then
@@ -23,6 +23,7 @@ while not done do
       return redis.error_reply((string.gsub(reply, '^.*: %-', '')))
     end
     local first, next_one = 0, 1
+    replies = replies or {}
     for _ = 0, #replies do
       first = next_one
       repeat next_one = next_one + 1 until not KEYS[next_one] or string.byte(ARGV[next_one + 1]) < 8
@@ -38,4 +39,4 @@ while not done do
     i, replies[#replies + 1] = next_one, '\0' .. reason
   end
 end
-return struct.pack('<I6', now) .. (#replies > 0 and table.concat(replies) or '') .. (reply or '')
+return struct.pack('<I6', now) .. (replies and table.concat(replies) or '') .. (reply or '')

@@ -135,12 +135,12 @@ local function settle_key(now, state, units)
 end
 
 -- Settles the charges of one check.
--- states       by key; changed
--- first, last  the keys of these charges
+-- states  of the keys of these charges; changed
+-- keys    how many
 -- Returns what is to be replied.
-local function settle(now, states, first, last)
+local function settle(now, states, keys)
   local reply = '\1'
-  for i = first, last do
+  for i = 1, keys do
     local task = states[i].task
     local units = task.action % 8 == 3 and -task.units or task.units
     if not states[i].value and units > 0 then states[i] = relayout(now, nil, task) end

@@ -1,46 +1,10 @@
--- Steps and sections: how a value is read and searched.
+-- Reads what is stored for one rule.
 --
--- Each function here is made anew by every call of the script, and what it closes over costs more: so they are few,
--- take what they need as arguments, and give several values back where a table would read better. What is seldom needed
--- is in `slow_path`.
+-- Each function of the script is made anew by every call, and what it closes over costs more: so those that all calls
+-- need are few, take what they need as arguments, and give several values back where a table would read better. The
+-- others stand in `seldom`.
 
-local slow_path -- made of layout.lua and settle.lua
-
--- How the entries of a queue are written.
--- width  as in a section's head; 0 is a queue that has had no entries
--- Returns the format of an entry, its size in bytes, and what both its numbers are counted modulo.
-local function entry_format(width)
-  if width < 2 then return '<I2I2', 4, 65536 end
-  if width == 2 then return '<I4I4', 8, 4294967296 end
-  if width == 3 then return '<I7I7', 14, 9007199254740992 end
-  error('no such width')
-end
-
--- Finds a place in a queue by bisection: the numbers of steps, and the totals, grow from entry to entry.
--- source        the string that the entries stand in
--- live, behind  where the first of them begins, and where the last ends
--- width         of the entries
--- of_totals     whether totals are compared, else numbers of steps
--- origin        what they are counted from, in units or steps
--- bound         in units or steps above the origin
--- Returns how many entries come before the first that is at least `bound`.
-local function lower_bound(source, live, behind, width, of_totals, origin, bound)
-  local unpack, entry, size, wrap = struct.unpack, entry_format(width)
-  local count = (behind - live) / size
-  count = count - count % 1
-  local low, high, probe = 0, count + 1, count -- the last first, as a silence releases all
-  while high - low > 1 do
-    if probe >= high then probe = (low + high - (low + high) % 2) / 2 end
-    local number, total = unpack(entry, source, live + (probe - 1) * size)
-    if of_totals then number = total end
-    if (number - origin) % wrap < bound then
-      low, probe = probe, probe * 2
-    else
-      high, probe = probe, probe == count and 1 or high -- then galloping from the first, as the answer is mostly small
-    end
-  end
-  return low
-end
+local seldom -- makes the functions that few calls need: of search.lua, explain.lua, layout.lua and settle.lua
 
 -- Reads a section, without the steps that are released.
 -- now        in ms
@@ -60,7 +24,8 @@ local function read_section(now, value, at, labels, k, used)
   if used == 0 or newest + hold <= time then return 0, 0, 0, 0, 0, behind, behind, limit, step, hold end
 
   if first + hold <= time then
-    local entry, size, wrap = entry_format(width)
+    local entry, size, wrap = '<I2I2', 4, 65536
+    if width > 1 then entry, size, wrap = seldom().entry_format(width) end
     local number, oldest = newest / step, first / step
     local kept = (newest + hold - time) / step -- a step that is at least so many steps before the newest is released
     local gone = 1
@@ -68,7 +33,7 @@ local function read_section(now, value, at, labels, k, used)
     local total, following = unpack(entry, value, live + size / 2)
     if length <= size or (number - following) % wrap >= kept then -- not the first alone, as mostly
       local bound = number - oldest - kept
-      gone = lower_bound(value, live, behind, width, false, oldest, bound - bound % 1 + 1)
+      gone = seldom().lower_bound(value, live, behind, width, false, oldest, bound - bound % 1 + 1)
       total, following = unpack(entry, value, live + gone * size - size / 2)
     end
     live, used, base = live + gone * size, used - (total - base) % wrap, total

@@ -1,0 +1,82 @@
+-- What few checks need: how often a cost fits, why it does not, and the first charge of a key. Nothing is written to the
+-- server here.
+
+-- Pass 1: how many times the units of a task fit.
+-- now    in ms
+-- state  of the key
+-- count  how many times are asked for
+local function fitting(now, state, count)
+  local task, value, at = state.task, state.value, nil
+  local units, labels, dues = task.units, task.labels, value and state[1] + 3
+  for k = 1, task.rules do
+    local used = value and state[k + 1] or 0
+    if value and state[dues + k] <= now then
+      at = 14 + state[1] * 14
+      for _ = 2, k do at = at + 28 + struct.unpack('<I4', value, at + 23) end
+      used = read_section(now, value, at, labels, k, used) -- without what is released
+    end
+    local room = task[k + 1] - used
+    if units > room then return 0 end
+    if units > 0 then count = math.min(count, (room - room % units) / units) end
+  end
+  return count
+end
+
+-- Pass 2: what is to be replied of one key: for each rule what is used, the end of the newest step, and when the units
+-- fit.
+-- now    in ms
+-- state  of the key
+-- units  that ought to fit; 0 if only what counts is asked for
+local function explain(now, state, units)
+  local task, value, sections = state.task, state.value, state[1]
+  local rules, labels = task.rules, task.labels
+  if not value then return '\1' .. string.rep('\0', rules * 19) end
+  local pack, unpack = struct.pack, struct.unpack
+  local reply, at = '\1', 14 + sections * 14
+  for k = 1, rules do
+    local used, newest, fits_at = state[k + 1], nil, 0
+    local limit, is_due = task[k + 1], state[sections + 3 + k] <= now
+    if is_due or used - limit + units > 0 then -- in this order, no number is too large
+      local first, base, width, live, behind, step, hold, _
+      used, newest, first, base, width, live, behind, _, step, hold = read_section(now, value, at, labels, k, used)
+      local excess = used - limit + units -- what has to be released
+      if excess == 1 then
+        fits_at = first + hold
+      elseif excess > 0 and units <= limit then
+        local entry, size, wrap = entry_format(width)
+        local last = live + lower_bound(value, live, behind, width, true, base, excess) * size
+        local after = last < behind and (newest / step - unpack(entry, value, last)) % wrap * step or 0
+        fits_at = newest - after + hold
+      end
+    else
+      newest = unpack('<I6', value, at)
+    end
+    reply = reply .. pack('<I7I6I6', used, newest, fits_at)
+    if k < rules then at = at + 28 + unpack('<I4', value, at + 23) end
+  end
+  return reply
+end
+
+-- Pass 2: charges a key where nothing counts.
+-- now    in ms
+-- state  of the key
+-- units  above 0
+local function create(now, state, units)
+  local spread = table.unpack or unpack
+  local task, pack, unpack = state.task, struct.pack, struct.unpack
+  local rules, labels = task.rules, task.labels
+  local front, since, release, window, heads = { rules }, 0, 0, 0, ''
+  for k = 1, rules do
+    local step, hold = unpack('<I6I6', labels, k * 12 - 11)
+    local start = now - now % step
+    local newest = start + step
+    if start > since then since = start end
+    if newest + hold > release then release, window = newest + hold, hold > 0 and hold or step end
+    front[k + 1], front[rules + 3 + k] = units, newest
+    heads = heads .. pack('<I6I6', newest, newest) .. '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0' -- base, length, room, width
+  end
+  state.expires = release + (window > 60000 and 60000 or window) -- as in `charge`
+  front[rules + 2], front[rules + 3] = since, state.expires
+  state.written = pack(task.front, spread(front, 1, rules * 2 + 3)) .. heads .. labels
+end
+
