@@ -64,6 +64,13 @@ impl Decision {
         }
     }
 
+    fn with_any_shadow(self, shadow: Option<Self>) -> Self {
+        match shadow {
+            Some(shadow) => self.with_shadow(shadow),
+            None => self,
+        }
+    }
+
     /// Whether the check was allowed.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
@@ -153,9 +160,7 @@ impl Decision {
         decided_at_ms: u64,
         rules: Vec<RuleUsage>,
     ) -> Result<Self, StoreError> {
-        let usage = Usage::joined(check, decided_at_ms, rules);
-        usage.inner.may_settle.store(admitted, Ordering::Relaxed);
-        Self::of(usage, admitted)
+        Self::of(Usage::of(check, decided_at_ms, rules, admitted), admitted)
     }
 
     /// Computes the decisions of a fill: of `count` identical checks, the first `admitted` were admitted. For stores.
@@ -218,6 +223,41 @@ impl Decision {
     }
 }
 
+/// How many of some identical checks were admitted, and the count under each rule after that.
+#[derive(Clone, Copy)]
+pub(crate) struct Filled<'a> {
+    pub(crate) check: &'a Check,
+    pub(crate) count: u16,
+    pub(crate) admitted: u16,
+    pub(crate) now_ms: u64,
+    pub(crate) counts: &'a [Count],
+}
+
+impl Filled<'_> {
+    /// The decision of a single check, and of its shadows. What went wrong with these is dropped.
+    pub(crate) fn decision(self, shadows: Option<Filled<'_>>) -> Result<Decision, StoreError> {
+        let is_admitted = self.admitted == 1;
+        let decision = Decision::new(self.check, is_admitted, self.now_ms, self.counts)?;
+        let shadows = shadows.filter(|_| is_admitted);
+        Ok(decision.with_any_shadow(shadows.and_then(|it| it.decision(None).ok())))
+    }
+
+    /// The decisions of all, and of the shadows of those that were admitted. What went wrong with shadows is dropped.
+    pub(crate) fn decisions(
+        self,
+        shadows: Option<Filled<'_>>,
+    ) -> Result<Vec<Decision>, StoreError> {
+        let Self { check, count, .. } = self;
+        let decisions = Decision::fill(check, count, self.admitted, self.now_ms, self.counts)?;
+        let shadows = shadows.and_then(|it| it.decisions(None).ok());
+        let mut shadows = shadows.into_iter().flatten();
+        let decisions = decisions.into_iter();
+        Ok(decisions
+            .map(|it| it.with_any_shadow(shadows.next()))
+            .collect())
+    }
+}
+
 /// How long a rule denies a cost, in ms: `None` when it fits, [`NEVER_MS`] when it can never fit.
 fn denial_ms(limit: u64, cost: u64, now_ms: u64, count: Count) -> Option<u64> {
     match limit.checked_sub(cost) {
@@ -273,32 +313,31 @@ impl Usage {
         if usages.len() != expected || counts.len() != expected {
             return Err(protocol("the store counted other rules than were checked"));
         }
-        let may_settle = AtomicBool::new(admitted);
-        Ok(Self {
-            inner: Arc::new(Inner {
-                check: check.clone(),
-                decided_at_ms: now_ms,
-                rules: usages.into(),
-                may_settle,
-                local: AtomicBool::new(false),
-            }),
-            shadow: None,
-        })
+        Ok(Self::of(check, now_ms, usages, admitted))
     }
 
-    /// The usage of a check whose parts were decided separately; not to be settled.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
+    fn of(
+        check: &Check,
+        decided_at_ms: u64,
+        rules: impl Into<Box<[RuleUsage]>>,
+        may_settle: bool,
+    ) -> Self {
         Self {
             inner: Arc::new(Inner {
                 check: check.clone(),
                 decided_at_ms,
                 rules: rules.into(),
-                may_settle: AtomicBool::new(false),
+                may_settle: AtomicBool::new(may_settle),
                 local: AtomicBool::new(false),
             }),
             shadow: None,
         }
+    }
+
+    /// The usage of a check whose parts were decided separately; not to be settled.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
+        Self::of(check, decided_at_ms, rules, false)
     }
 
     /// The usage of a check as if nothing had ever been charged.
@@ -386,15 +425,12 @@ impl Usage {
 
     /// To be shown, not to be settled.
     fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
+        let rules: Box<[_]> = self.rules().map(|rule| rule.moved(&moved)).collect();
+        let usage = Self::of(self.check(), self.decided_at_ms(), rules, false);
+        usage.inner.local.store(self.is_local(), Ordering::Relaxed);
         Self {
-            inner: Arc::new(Inner {
-                check: self.inner.check.clone(),
-                decided_at_ms: self.inner.decided_at_ms,
-                rules: self.rules().map(|rule| rule.moved(&moved)).collect(),
-                may_settle: AtomicBool::new(false),
-                local: AtomicBool::new(self.is_local()),
-            }),
             shadow: self.shadow.clone(),
+            ..usage
         }
     }
 
