@@ -38,7 +38,7 @@ use std::{
 pub use crate::window::Count;
 use crate::{
     check::Check,
-    error::{StoreError, StoreErrorKind},
+    error::StoreError,
     policy::Policy,
     rule::{Rule, millis},
     window::StepSpec,
@@ -142,7 +142,7 @@ impl Decision {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Protocol`] when the counts are not those of this check, or deny nothing though it was denied.
+    /// [`StoreErrorKind::Protocol`](crate::error::StoreErrorKind::Protocol) when the counts are not those of this check, or deny nothing though it was denied.
     pub fn new(
         check: &Check,
         admitted: bool,
@@ -178,14 +178,10 @@ impl Decision {
         now_ms: u64,
         counts: &[Count],
     ) -> Result<Vec<Self>, StoreError> {
-        let costs: Vec<u64> = check
-            .charges()
-            .iter()
-            .flat_map(|charge| charge.policy().rules().iter().map(|_| charge.cost()))
-            .collect();
         // Each of those that came before the last had left as many costs uncharged as came after it.
         let counts_then = |later: u16| -> Vec<Count> {
-            let counts = counts.iter().zip(&costs).map(|(count, cost)| Count {
+            let counts = counts.iter().zip(check.rules());
+            let counts = counts.map(|(count, (_, cost))| Count {
                 used: count.used.saturating_sub(cost.saturating_mul(later.into())),
                 ..*count
             });
@@ -202,19 +198,17 @@ impl Decision {
         if admitted {
             return Ok(Self::Allowed(usage));
         }
-        let mut longest = None;
-        let (mut charge, mut rule, mut at) = (0, 0, 0);
-        for (index, of_policy) in usage.policies().enumerate() {
-            for it in of_policy.rules() {
-                if it.denied_ms > longest {
-                    (longest, charge, rule) = (it.denied_ms, index, at);
-                }
-                at += 1;
-            }
-        }
-        if longest.is_none() {
-            return Err(protocol("the store denied a check that fits every rule"));
-        }
+        let charges = usage.policies().enumerate();
+        let waits = charges
+            .flat_map(|(charge, it)| it.rules().iter().map(move |rule| (rule.denied_ms, charge)));
+        let longest = waits
+            .enumerate()
+            .reduce(|longest, it| if it.1.0 > longest.1.0 { it } else { longest });
+        let Some((rule, (Some(_), charge))) = longest else {
+            return Err(StoreError::protocol(
+                "the store denied a check that fits every rule",
+            ));
+        };
         Ok(Self::Denied(Denial {
             usage,
             charge,
@@ -269,16 +263,12 @@ fn denial_ms(limit: u64, cost: u64, now_ms: u64, count: Count) -> Option<u64> {
 
 const NEVER_MS: u64 = u64::MAX;
 
-fn protocol(message: &'static str) -> StoreError {
-    StoreError::new(StoreErrorKind::Protocol, message)
-}
-
 impl Usage {
     /// Computes the usage from the counts, one for each rule of each charge. For stores answering a settlement.
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Protocol`] when the counts are not those of this check.
+    /// [`StoreErrorKind::Protocol`](crate::error::StoreErrorKind::Protocol) when the counts are not those of this check.
     pub fn settled(check: &Check, now_ms: u64, counts: &[Count]) -> Result<Self, StoreError> {
         let usage = Self::new(check, true, now_ms, counts)?;
         usage.take_settlement();
@@ -291,27 +281,21 @@ impl Usage {
         now_ms: u64,
         counts: &[Count],
     ) -> Result<Self, StoreError> {
-        let charges = check.charges().iter();
-        let rules = charges.flat_map(|charge| {
-            charge
-                .policy()
-                .rules()
-                .iter()
-                .map(|rule| (*rule, charge.cost()))
-        });
         // Allocated once: `collect` could not know the length.
         let mut usages = Vec::with_capacity(counts.len());
-        usages.extend(rules.zip(counts).map(|((rule, cost), count)| {
+        usages.extend(check.rules().zip(counts).map(|((rule, cost), count)| {
             let denied_ms = if admitted {
                 None
             } else {
                 denial_ms(rule.limit(), cost, now_ms, *count)
             };
-            RuleUsage::new(rule, now_ms, *count, denied_ms)
+            RuleUsage::new(*rule, now_ms, *count, denied_ms)
         }));
         let expected = check.rule_count();
         if usages.len() != expected || counts.len() != expected {
-            return Err(protocol("the store counted other rules than were checked"));
+            return Err(StoreError::protocol(
+                "the store counted other rules than were checked",
+            ));
         }
         Ok(Self::of(check, now_ms, usages, admitted))
     }
@@ -343,8 +327,8 @@ impl Usage {
     /// The usage of a check as if nothing had ever been charged.
     #[cfg(feature = "cluster")]
     pub(crate) fn unused(check: &Check) -> Self {
-        let rules = check.charges().iter().flat_map(|it| it.policy().rules());
-        let usages = rules.map(|rule| RuleUsage::new(*rule, 0, Count::default(), None));
+        let rules = check.rules();
+        let usages = rules.map(|(rule, _)| RuleUsage::new(*rule, 0, Count::default(), None));
         Self::joined(check, 0, usages.collect())
     }
 

@@ -51,30 +51,25 @@ impl ExtractError {
     /// Creates an error of the kind [`Missing`](ExtractErrorKind::Missing): the request does not identify its client.
     #[must_use]
     pub const fn missing(message: &'static str) -> Self {
-        Self {
-            kind: ExtractErrorKind::Missing,
-            message,
-        }
+        Self::new(ExtractErrorKind::Missing, message)
     }
 
     /// Creates an error of the kind [`Malformed`](ExtractErrorKind::Malformed): what identifies the client cannot be
     /// read.
     #[must_use]
     pub const fn malformed(message: &'static str) -> Self {
-        Self {
-            kind: ExtractErrorKind::Malformed,
-            message,
-        }
+        Self::new(ExtractErrorKind::Malformed, message)
     }
 
     /// Creates an error of the kind [`Unavailable`](ExtractErrorKind::Unavailable): the service could not identify the
     /// client.
     #[must_use]
     pub const fn unavailable(message: &'static str) -> Self {
-        Self {
-            kind: ExtractErrorKind::Unavailable,
-            message,
-        }
+        Self::new(ExtractErrorKind::Unavailable, message)
+    }
+
+    const fn new(kind: ExtractErrorKind, message: &'static str) -> Self {
+        Self { kind, message }
     }
 
     /// What kind of error it is.
@@ -173,6 +168,14 @@ impl StoreError {
             code: None,
             source: None,
         }
+    }
+
+    pub(crate) const fn protocol(message: &'static str) -> Self {
+        Self::new(StoreErrorKind::Protocol, message)
+    }
+
+    pub(crate) const fn invalid_request(message: &'static str) -> Self {
+        Self::new(StoreErrorKind::InvalidRequest, message)
     }
 
     /// Adds the code of the server's error reply. One that is not 1 to 24 upper-case ASCII letters is left out: it

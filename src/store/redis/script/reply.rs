@@ -5,7 +5,7 @@ use redis::Value;
 use crate::{
     check::Check,
     decision::{Count, Filled, Usage},
-    error::{StoreError, StoreErrorKind},
+    error::StoreError,
     operation::{Operation, Reply},
     window::StepSpec,
 };
@@ -174,19 +174,15 @@ impl Reader<'_> {
 }
 
 fn failure(reason: u8) -> StoreError {
-    let message = match reason {
+    StoreError::protocol(match reason {
         WRONG_TYPE => "a key holds a value of another type, not written by this crate",
         OTHER_VERSION => "a key holds a value that another version of this crate has written",
         _ => "a key holds a value that cannot be read, not written by this crate",
-    };
-    StoreError::new(StoreErrorKind::Protocol, message)
+    })
 }
 
 fn garbled() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Protocol,
-        "the script's reply cannot be read",
-    )
+    StoreError::protocol("the script's reply cannot be read")
 }
 
 #[cfg(test)]
