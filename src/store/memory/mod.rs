@@ -13,7 +13,7 @@ use std::{
 
 use self::{
     clock::Clock,
-    locked::Locked,
+    locked::{Locked, by_charge},
     shard::Shard,
     token::{Token, Tokens},
 };
@@ -198,37 +198,24 @@ impl Inner {
     fn settle(&self, settlement: &Settlement) -> Result<Usage, StoreError> {
         let check = settlement.check().without_shadows();
         self.with_tokens(&check, |tokens, counts| {
-            self.settle_tokens(settlement, tokens, counts)
-        })
-    }
-
-    fn settle_tokens(
-        &self,
-        settlement: &Settlement,
-        tokens: &[Token],
-        counts: &mut [Count],
-    ) -> Result<Usage, StoreError> {
-        let check = settlement.check();
-        let costs = check.charges().iter().zip(settlement.costs());
-        let mut rest = &mut *counts;
-        let mut shards = Locked::new(&self.shards, tokens, &self.clock);
-        let now_ms = shards.now_ms;
-        for ((usage, token), (charge, cost)) in settlement.usage().policies().zip(tokens).zip(costs)
-        {
-            let own;
-            (own, rest) = rest.split_at_mut(charge.policy().rules().len());
-            let shard = shards.shard(*token);
-            let difference = cost.cast_signed() - charge.cost().cast_signed();
-            if shard.entry(*token).would_settle(usage, now_ms, difference) {
-                shard.write(*token, now_ms, |entry| {
-                    entry.settle(usage, now_ms, difference, own);
-                });
-            } else {
-                shard.entry(*token).look(charge, now_ms, own);
+            let mut shards = Locked::new(&self.shards, tokens, &self.clock);
+            let now_ms = shards.now_ms;
+            let charged = settlement.usage().policies().zip(settlement.costs());
+            let charges = by_charge(check.charges(), tokens, counts);
+            for ((charge, token, counts), (usage, cost)) in charges.zip(charged) {
+                let shard = shards.shard(token);
+                let difference = cost.cast_signed() - charge.cost().cast_signed();
+                if shard.entry(token).would_settle(usage, now_ms, difference) {
+                    shard.write(token, now_ms, |entry| {
+                        entry.settle(usage, now_ms, difference, counts);
+                    });
+                } else {
+                    shard.entry(token).look(charge, now_ms, counts);
+                }
             }
-        }
-        drop(shards);
-        Usage::settled(check, now_ms, counts)
+            drop(shards);
+            Usage::settled(settlement.check(), now_ms, counts)
+        })
     }
 
     fn reset(&self, policy: &Policy, key: &Key) {
