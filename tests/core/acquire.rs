@@ -194,7 +194,7 @@ async fn a_wait_that_would_be_too_long_ends_at_once_and_asks_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_behind_one_who_waits_for_longer_is_refused_at_once_and_without_asking() {
+async fn who_comes_behind_one_who_waits_for_longer_is_denied_at_once_and_without_asking() {
     let store = Timed::new();
     let limiter = Limiter::new(store.clone());
     admitted_ms(&limiter, &store, 2, LONG).await;
@@ -245,8 +245,8 @@ async fn what_the_store_said_to_another_is_told_as_it_is_by_now_and_to_the_obser
     };
     let (patient, same, dearer) = tokio::join!(wait(1, 20_000), later(1), later(2));
     assert!(patient.unwrap().is_allowed());
-    for refused in [same, dearer] {
-        let Decision::Denied(denial) = refused.unwrap() else {
+    for denied in [same, dearer] {
+        let Decision::Denied(denial) = denied.unwrap() else {
             panic!("admitted after 4 s");
         };
         assert_eq!(denial.retry_after(), Some(ms(6_001)));

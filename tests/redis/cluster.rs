@@ -147,7 +147,7 @@ async fn each_of_many_users_is_admitted_exactly_as_often_as_the_limit_says() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_refused_in_one_slot_is_left_charged_in_none() {
+async fn what_is_denied_in_one_slot_is_left_charged_in_none() {
     let cluster = shared();
     let (limiter, twelve) = (patient(&cluster).await, policy("twelve", "12/1h"));
     let tasks = (0..8).map(|task| {
@@ -183,7 +183,7 @@ async fn what_is_refused_in_one_slot_is_left_charged_in_none() {
 }
 
 #[tokio::test]
-async fn a_refusal_tells_what_is_left_after_all_was_given_back() {
+async fn a_denial_tells_what_is_left_after_all_was_given_back() {
     let cluster = shared();
     let limiter = patient(&cluster).await;
     let (wide, narrow, none) = (
@@ -273,14 +273,14 @@ async fn a_caller_who_leaves_leaves_nothing_half_done() {
         .map(|at| users_at(&cluster, at, 1).remove(0))
         .collect();
     let fits = Check::new(users.iter().map(|name| charge(&much, name))).unwrap();
-    let refused = users[..2]
+    let denied = users[..2]
         .iter()
-        .map(|name| charge(&much, format!("{name}-refused")));
-    let refused = Check::new(refused.chain([charge(&none, &users[2])])).unwrap();
+        .map(|name| charge(&much, format!("{name}-denied")));
+    let denied = Check::new(denied.chain([charge(&none, &users[2])])).unwrap();
     for patience in 0..200 {
         let patience = Duration::from_micros(patience * 20);
         let _ = tokio::time::timeout(patience, store.check(&fits)).await;
-        let _ = tokio::time::timeout(patience, store.check(&refused)).await;
+        let _ = tokio::time::timeout(patience, store.check(&denied)).await;
     }
     let start = Instant::now();
     loop {
@@ -289,7 +289,7 @@ async fn a_caller_who_leaves_leaves_nothing_half_done() {
             all.push(left(&limiter, &much, name).await);
         }
         for name in &users[..2] {
-            all.push(10_000 - left(&limiter, &much, format!("{name}-refused")).await);
+            all.push(10_000 - left(&limiter, &much, format!("{name}-denied")).await);
         }
         if all[..3] == [all[0]; 3] && all[3..] == [0, 0] {
             assert!(all[0] < 10_000, "none was charged");
@@ -530,7 +530,7 @@ async fn the_least_rights_are_enough_on_a_cluster_and_on_a_slot_on_its_way_and_n
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_stands_though_another_slot_has_no_answer() {
+async fn a_denial_stands_though_another_slot_has_no_answer() {
     let cluster = Cluster::start(NEVER);
     let limiter = limiter(&cluster).await.timeout(TIMEOUT);
     let one = policy("one", "1/1h");
