@@ -101,7 +101,7 @@ async fn shadows_are_decided_in_the_same_call_beside_the_others() {
 
 #[tokio::test]
 async fn a_request_that_is_denied_is_not_charged_to_a_shadow() {
-    let store = Scripted::refusing_for(1_000);
+    let store = Scripted::denying_for(1_000);
     let response = ask(layer(store.clone())).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(response.headers()["ratelimit"], r#""now";r=0;t=1"#);
@@ -125,8 +125,8 @@ async fn a_shadow_changes_nothing_about_what_the_others_admit() {
 #[tokio::test]
 async fn a_layer_can_be_a_shadow_as_a_whole() {
     for layer in [
-        layer(Scripted::refusing_for(1_000)).shadow(),
-        RateLimitLayer::new(Scripted::refusing_for(1_000))
+        layer(Scripted::denying_for(1_000)).shadow(),
+        RateLimitLayer::new(Scripted::denying_for(1_000))
             .shadow()
             .limit(policy("now", "10/1m"), everybody())
             .limit(policy("soon", "5/1m,9/1h"), everybody()),
