@@ -369,8 +369,12 @@ async fn story(
     story
 }
 
-fn are_of(story: &Story, kinds: &[StoreErrorKind]) -> bool {
-    story.errors.iter().all(|kind| kinds.contains(kind))
+/// Whether all that failed has failed since a server was away.
+fn are_outages(errors: &[StoreErrorKind]) -> bool {
+    use StoreErrorKind::{Timeout, Unavailable};
+    errors
+        .iter()
+        .all(|kind| matches!(kind, Unavailable | Timeout))
 }
 
 /// Waits until each of these users gets a decision again. Answers how long that took.
@@ -422,10 +426,7 @@ async fn a_slot_that_is_moved_under_load_loses_no_count() {
     let (one, two, others) = (one.end().await, two.end().await, others.end().await);
     println!("{:?} {:?}", one.errors, two.errors);
     assert_eq!((&one.errors, &others.errors), (&vec![], &vec![]));
-    assert!(are_of(
-        &two,
-        &[StoreErrorKind::Unavailable, StoreErrorKind::Timeout]
-    ));
+    assert!(are_outages(&two.errors), "{:?}", two.errors);
     assert_eq!(
         300 - left(&limiter, &first, &names[0]).await,
         one.admitted[&names[0]]
@@ -451,14 +452,7 @@ async fn a_primary_that_is_killed_under_load_is_followed_by_its_replica() {
     cluster.wait_for_promotion(1);
     until_all_are_admitted_again(&limiter, &much, &lost).await;
     let (story, other_story) = (load.end().await, other_load.end().await);
-    assert!(
-        are_of(
-            &story,
-            &[StoreErrorKind::Unavailable, StoreErrorKind::Timeout]
-        ),
-        "{:?}",
-        story.errors
-    );
+    assert!(are_outages(&story.errors), "{:?}", story.errors);
     assert!(!story.errors.is_empty());
     assert_eq!(other_story.errors, []);
     for name in &others {
@@ -583,14 +577,7 @@ async fn a_node_that_hangs_costs_its_own_slots_alone() {
     cluster.nodes[2].cont();
     until_all_are_admitted_again(&limiter, &much, &mute).await;
     let (story, other_story) = (load.end().await, other_load.end().await);
-    assert!(
-        are_of(
-            &story,
-            &[StoreErrorKind::Unavailable, StoreErrorKind::Timeout]
-        ),
-        "{:?}",
-        story.errors
-    );
+    assert!(are_outages(&story.errors), "{:?}", story.errors);
     assert!(!story.errors.is_empty());
     assert_eq!(other_story.errors, []);
     // What was charged beside the silent node has been given back, or was charged there as well.
