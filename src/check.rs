@@ -38,8 +38,9 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when two different policies of one name charge the same key, since they would
-    /// share their counts, or when there are more than 64 charges that count, or more than 64 of shadows.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when two different policies of one name charge
+    /// the same key, since they would share their counts, or when there are more than 64 charges that count, or more
+    /// than 64 of shadows.
     pub fn new(charges: impl IntoIterator<Item = Charge>) -> Result<Self, StoreError> {
         let mut builder = CheckBuilder::default();
         for charge in charges {

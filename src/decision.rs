@@ -28,6 +28,7 @@
 //! ```
 
 use std::{
+    cmp::Reverse,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -142,7 +143,8 @@ impl Decision {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Protocol`](crate::error::StoreErrorKind::Protocol) when the counts are not those of this check, or deny nothing though it was denied.
+    /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts are not those of this check, or deny nothing
+    /// though it was denied.
     pub fn new(
         check: &Check,
         admitted: bool,
@@ -198,12 +200,14 @@ impl Decision {
         if admitted {
             return Ok(Self::Allowed(usage));
         }
-        let charges = usage.policies().enumerate();
-        let waits = charges
-            .flat_map(|(charge, it)| it.rules().iter().map(move |rule| (rule.denied_ms, charge)));
+        let waits = usage.policies().enumerate().flat_map(|(charge, it)| {
+            let rules = it.rules().iter();
+            rules.map(move |rule| (rule.denied_ms, charge))
+        });
+        // The first, if several are equal.
         let longest = waits
             .enumerate()
-            .reduce(|longest, it| if it.1.0 > longest.1.0 { it } else { longest });
+            .max_by_key(|(rule, (wait, _))| (*wait, Reverse(*rule)));
         let Some((rule, (Some(_), charge))) = longest else {
             return Err(StoreError::protocol(
                 "the store denied a check that fits every rule",
@@ -268,7 +272,7 @@ impl Usage {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Protocol`](crate::error::StoreErrorKind::Protocol) when the counts are not those of this check.
+    /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts are not those of this check.
     pub fn settled(check: &Check, now_ms: u64, counts: &[Count]) -> Result<Self, StoreError> {
         let usage = Self::new(check, true, now_ms, counts)?;
         usage.take_settlement();

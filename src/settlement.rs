@@ -20,8 +20,8 @@ impl Settlement {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the number of costs is wrong, or when the check was denied or has been
-    /// settled: a second settlement would count its difference twice.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the number of costs is wrong, or when the
+    /// check was denied or has been settled: a second settlement would count its difference twice.
     pub fn new(usage: &Usage, costs: impl IntoIterator<Item = u64>) -> Result<Self, StoreError> {
         let costs: Box<[u64]> = costs
             .into_iter()
