@@ -2,11 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{
-    charge::Charge,
-    error::{StoreError, StoreErrorKind},
-    policy::Policy,
-};
+use crate::{charge::Charge, error::StoreError, policy::Policy, rule::Rule};
 
 /// More than one request needs; the time that a check takes grows with them.
 pub(crate) const MAX_CHARGES: usize = 64;
@@ -42,8 +38,9 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::InvalidRequest`] when two different policies of one name charge the same key, since they would
-    /// share their counts, or when there are more than 64 charges that count, or more than 64 of shadows.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when two different policies of one name charge
+    /// the same key, since they would share their counts, or when there are more than 64 charges that count, or more
+    /// than 64 of shadows.
     pub fn new(charges: impl IntoIterator<Item = Charge>) -> Result<Self, StoreError> {
         let mut builder = CheckBuilder::default();
         for charge in charges {
@@ -103,6 +100,14 @@ impl Check {
         Self::counting(picked.collect())
     }
 
+    /// The rules of the charges that count, each with the cost.
+    pub(crate) fn rules(&self) -> impl Iterator<Item = (&Rule, u64)> {
+        self.charges().iter().flat_map(|charge| {
+            let rules = charge.policy().rules().iter();
+            rules.map(|rule| (rule, charge.cost()))
+        })
+    }
+
     /// How many rules the charges that count have together.
     pub(crate) fn rule_count(&self) -> usize {
         let charges = self.charges().iter();
@@ -131,7 +136,8 @@ impl Check {
 pub(crate) struct CheckBuilder {
     first: Option<Charge>,
     others: Vec<Charge>,
-    shadows: usize,
+    /// How many count, and how many are of shadows.
+    counts: [usize; 2],
 }
 
 impl CheckBuilder {
@@ -148,18 +154,20 @@ impl CheckBuilder {
         let charges = self.first.iter_mut().chain(&mut self.others);
         if let Some(twin) = { charges }.find(|it| it.is_twin_of(&charge)) {
             if !twin.policy().is_same(charge.policy()) {
-                return Err(invalid(
+                return Err(StoreError::invalid_request(
                     "a check names two policies with one name and different rules",
                 ));
             }
             *twin = twin.with_cost(twin.cost() + charge.cost());
             return Ok(());
         }
-        let is_shadow = charge.policy().is_shadow();
-        if self.len_of(is_shadow) >= MAX_CHARGES {
-            return Err(invalid("a check has more than 64 charges"));
+        let count = &mut self.counts[usize::from(charge.policy().is_shadow())];
+        if *count >= MAX_CHARGES {
+            return Err(StoreError::invalid_request(
+                "a check has more than 64 charges",
+            ));
         }
-        self.shadows += usize::from(is_shadow);
+        *count += 1;
         if self.first.is_none() {
             self.first = Some(charge);
         } else {
@@ -169,12 +177,12 @@ impl CheckBuilder {
     }
 
     pub(crate) fn build(self) -> Check {
-        let counting = self.len() - self.shadows;
+        let [counting, shadows] = self.counts;
         let all: Arc<[Charge]> = match self.first {
             Some(charge) if self.others.is_empty() => Arc::new([charge]),
             first => {
                 let mut all: Vec<Charge> = first.into_iter().chain(self.others).collect();
-                if self.shadows > 0 {
+                if shadows > 0 {
                     all.sort_by_key(|charge| charge.policy().is_shadow());
                 }
                 all.into()
@@ -182,28 +190,12 @@ impl CheckBuilder {
         };
         Check { all, counting }
     }
-
-    fn len(&self) -> usize {
-        usize::from(self.first.is_some()) + self.others.len()
-    }
-
-    fn len_of(&self, shadows: bool) -> usize {
-        if shadows {
-            self.shadows
-        } else {
-            self.len() - self.shadows
-        }
-    }
-}
-
-fn invalid(message: &'static str) -> StoreError {
-    StoreError::new(StoreErrorKind::InvalidRequest, message)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{key::Key, rule::MAX_UNITS};
+    use crate::{error::StoreErrorKind, key::Key, rule::MAX_UNITS};
 
     fn policy(rules: &str) -> Policy {
         Policy::parse("p", rules).unwrap()

@@ -28,6 +28,7 @@
 //! ```
 
 use std::{
+    cmp::Reverse,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -38,7 +39,7 @@ use std::{
 pub use crate::window::Count;
 use crate::{
     check::Check,
-    error::{StoreError, StoreErrorKind},
+    error::StoreError,
     policy::Policy,
     rule::{Rule, millis},
     window::StepSpec,
@@ -61,6 +62,13 @@ impl Decision {
         match self {
             Self::Allowed(usage) => Self::Allowed(usage.with_shadow(shadow)),
             Self::Denied(_) => self,
+        }
+    }
+
+    fn with_any_shadow(self, shadow: Option<Self>) -> Self {
+        match shadow {
+            Some(shadow) => self.with_shadow(shadow),
+            None => self,
         }
     }
 
@@ -135,7 +143,8 @@ impl Decision {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Protocol`] when the counts are not those of this check, or deny nothing though it was denied.
+    /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts are not those of this check, or deny nothing
+    /// though it was denied.
     pub fn new(
         check: &Check,
         admitted: bool,
@@ -153,9 +162,7 @@ impl Decision {
         decided_at_ms: u64,
         rules: Vec<RuleUsage>,
     ) -> Result<Self, StoreError> {
-        let usage = Usage::joined(check, decided_at_ms, rules);
-        usage.inner.may_settle.store(admitted, Ordering::Relaxed);
-        Self::of(usage, admitted)
+        Self::of(Usage::of(check, decided_at_ms, rules, admitted), admitted)
     }
 
     /// Computes the decisions of a fill: of `count` identical checks, the first `admitted` were admitted. For stores.
@@ -173,14 +180,10 @@ impl Decision {
         now_ms: u64,
         counts: &[Count],
     ) -> Result<Vec<Self>, StoreError> {
-        let costs: Vec<u64> = check
-            .charges()
-            .iter()
-            .flat_map(|charge| charge.policy().rules().iter().map(|_| charge.cost()))
-            .collect();
         // Each of those that came before the last had left as many costs uncharged as came after it.
         let counts_then = |later: u16| -> Vec<Count> {
-            let counts = counts.iter().zip(&costs).map(|(count, cost)| Count {
+            let counts = counts.iter().zip(check.rules());
+            let counts = counts.map(|(count, (_, cost))| Count {
                 used: count.used.saturating_sub(cost.saturating_mul(later.into())),
                 ..*count
             });
@@ -197,24 +200,59 @@ impl Decision {
         if admitted {
             return Ok(Self::Allowed(usage));
         }
-        let mut longest = None;
-        let (mut charge, mut rule, mut at) = (0, 0, 0);
-        for (index, of_policy) in usage.policies().enumerate() {
-            for it in of_policy.rules() {
-                if it.denied_ms > longest {
-                    (longest, charge, rule) = (it.denied_ms, index, at);
-                }
-                at += 1;
-            }
-        }
-        if longest.is_none() {
-            return Err(protocol("the store denied a check that fits every rule"));
-        }
+        let waits = usage.policies().enumerate().flat_map(|(charge, it)| {
+            let rules = it.rules().iter();
+            rules.map(move |rule| (rule.denied_ms, charge))
+        });
+        // The first, if several are equal.
+        let longest = waits
+            .enumerate()
+            .max_by_key(|(rule, (wait, _))| (*wait, Reverse(*rule)));
+        let Some((rule, (Some(_), charge))) = longest else {
+            return Err(StoreError::protocol(
+                "the store denied a check that fits every rule",
+            ));
+        };
         Ok(Self::Denied(Denial {
             usage,
             charge,
             rule,
         }))
+    }
+}
+
+/// How many of some identical checks were admitted, and the count under each rule after that.
+#[derive(Clone, Copy)]
+pub(crate) struct Filled<'a> {
+    pub(crate) check: &'a Check,
+    pub(crate) count: u16,
+    pub(crate) admitted: u16,
+    pub(crate) now_ms: u64,
+    pub(crate) counts: &'a [Count],
+}
+
+impl Filled<'_> {
+    /// The decision of a single check, and of its shadows. What went wrong with these is dropped.
+    pub(crate) fn decision(self, shadows: Option<Filled<'_>>) -> Result<Decision, StoreError> {
+        let is_admitted = self.admitted == 1;
+        let decision = Decision::new(self.check, is_admitted, self.now_ms, self.counts)?;
+        let shadows = shadows.filter(|_| is_admitted);
+        Ok(decision.with_any_shadow(shadows.and_then(|it| it.decision(None).ok())))
+    }
+
+    /// The decisions of all, and of the shadows of those that were admitted. What went wrong with shadows is dropped.
+    pub(crate) fn decisions(
+        self,
+        shadows: Option<Filled<'_>>,
+    ) -> Result<Vec<Decision>, StoreError> {
+        let Self { check, count, .. } = self;
+        let decisions = Decision::fill(check, count, self.admitted, self.now_ms, self.counts)?;
+        let shadows = shadows.and_then(|it| it.decisions(None).ok());
+        let mut shadows = shadows.into_iter().flatten();
+        let decisions = decisions.into_iter();
+        Ok(decisions
+            .map(|it| it.with_any_shadow(shadows.next()))
+            .collect())
     }
 }
 
@@ -229,16 +267,12 @@ fn denial_ms(limit: u64, cost: u64, now_ms: u64, count: Count) -> Option<u64> {
 
 const NEVER_MS: u64 = u64::MAX;
 
-fn protocol(message: &'static str) -> StoreError {
-    StoreError::new(StoreErrorKind::Protocol, message)
-}
-
 impl Usage {
     /// Computes the usage from the counts, one for each rule of each charge. For stores answering a settlement.
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Protocol`] when the counts are not those of this check.
+    /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts are not those of this check.
     pub fn settled(check: &Check, now_ms: u64, counts: &[Count]) -> Result<Self, StoreError> {
         let usage = Self::new(check, true, now_ms, counts)?;
         usage.take_settlement();
@@ -251,61 +285,54 @@ impl Usage {
         now_ms: u64,
         counts: &[Count],
     ) -> Result<Self, StoreError> {
-        let charges = check.charges().iter();
-        let rules = charges.flat_map(|charge| {
-            charge
-                .policy()
-                .rules()
-                .iter()
-                .map(|rule| (*rule, charge.cost()))
-        });
         // Allocated once: `collect` could not know the length.
         let mut usages = Vec::with_capacity(counts.len());
-        usages.extend(rules.zip(counts).map(|((rule, cost), count)| {
+        usages.extend(check.rules().zip(counts).map(|((rule, cost), count)| {
             let denied_ms = if admitted {
                 None
             } else {
                 denial_ms(rule.limit(), cost, now_ms, *count)
             };
-            RuleUsage::new(rule, now_ms, *count, denied_ms)
+            RuleUsage::new(*rule, now_ms, *count, denied_ms)
         }));
         let expected = check.rule_count();
         if usages.len() != expected || counts.len() != expected {
-            return Err(protocol("the store counted other rules than were checked"));
+            return Err(StoreError::protocol(
+                "the store counted other rules than were checked",
+            ));
         }
-        let may_settle = AtomicBool::new(admitted);
-        Ok(Self {
-            inner: Arc::new(Inner {
-                check: check.clone(),
-                decided_at_ms: now_ms,
-                rules: usages.into(),
-                may_settle,
-                local: AtomicBool::new(false),
-            }),
-            shadow: None,
-        })
+        Ok(Self::of(check, now_ms, usages, admitted))
     }
 
-    /// The usage of a check whose parts were decided separately; not to be settled.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
+    fn of(
+        check: &Check,
+        decided_at_ms: u64,
+        rules: impl Into<Box<[RuleUsage]>>,
+        may_settle: bool,
+    ) -> Self {
         Self {
             inner: Arc::new(Inner {
                 check: check.clone(),
                 decided_at_ms,
                 rules: rules.into(),
-                may_settle: AtomicBool::new(false),
+                may_settle: AtomicBool::new(may_settle),
                 local: AtomicBool::new(false),
             }),
             shadow: None,
         }
     }
 
+    /// The usage of a check whose parts were decided separately; not to be settled.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
+        Self::of(check, decided_at_ms, rules, false)
+    }
+
     /// The usage of a check as if nothing had ever been charged.
     #[cfg(feature = "cluster")]
     pub(crate) fn unused(check: &Check) -> Self {
-        let rules = check.charges().iter().flat_map(|it| it.policy().rules());
-        let usages = rules.map(|rule| RuleUsage::new(*rule, 0, Count::default(), None));
+        let rules = check.rules();
+        let usages = rules.map(|(rule, _)| RuleUsage::new(*rule, 0, Count::default(), None));
         Self::joined(check, 0, usages.collect())
     }
 
@@ -386,15 +413,12 @@ impl Usage {
 
     /// To be shown, not to be settled.
     fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
+        let rules: Box<[_]> = self.rules().map(|rule| rule.moved(&moved)).collect();
+        let usage = Self::of(self.check(), self.decided_at_ms(), rules, false);
+        usage.inner.local.store(self.is_local(), Ordering::Relaxed);
         Self {
-            inner: Arc::new(Inner {
-                check: self.inner.check.clone(),
-                decided_at_ms: self.inner.decided_at_ms,
-                rules: self.rules().map(|rule| rule.moved(&moved)).collect(),
-                may_settle: AtomicBool::new(false),
-                local: AtomicBool::new(self.is_local()),
-            }),
             shadow: self.shadow.clone(),
+            ..usage
         }
     }
 

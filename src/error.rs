@@ -51,30 +51,25 @@ impl ExtractError {
     /// Creates an error of the kind [`Missing`](ExtractErrorKind::Missing): the request does not identify its client.
     #[must_use]
     pub const fn missing(message: &'static str) -> Self {
-        Self {
-            kind: ExtractErrorKind::Missing,
-            message,
-        }
+        Self::new(ExtractErrorKind::Missing, message)
     }
 
     /// Creates an error of the kind [`Malformed`](ExtractErrorKind::Malformed): what identifies the client cannot be
     /// read.
     #[must_use]
     pub const fn malformed(message: &'static str) -> Self {
-        Self {
-            kind: ExtractErrorKind::Malformed,
-            message,
-        }
+        Self::new(ExtractErrorKind::Malformed, message)
     }
 
     /// Creates an error of the kind [`Unavailable`](ExtractErrorKind::Unavailable): the service could not identify the
     /// client.
     #[must_use]
     pub const fn unavailable(message: &'static str) -> Self {
-        Self {
-            kind: ExtractErrorKind::Unavailable,
-            message,
-        }
+        Self::new(ExtractErrorKind::Unavailable, message)
+    }
+
+    const fn new(kind: ExtractErrorKind, message: &'static str) -> Self {
+        Self { kind, message }
     }
 
     /// What kind of error it is.
@@ -97,36 +92,16 @@ impl Error for ExtractError {}
 /// Opaque, because what can go wrong differs by store; [`kind`](Self::kind) says what a caller can act upon,
 /// [`code`](Self::code) what the server said, and `source` what caused it. None of them, nor the message, holds a key,
 /// a user, an address or a password.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
     message: &'static str,
-    code: Option<Code>,
+    code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
-/// A server's error code, as long as its first bytes that are not 0.
-#[derive(Clone, Copy)]
-struct Code([u8; MAX_CODE]);
-
+/// The longest code of an error reply that is kept.
 const MAX_CODE: usize = 24;
-
-impl Code {
-    fn new(code: &str) -> Option<Self> {
-        let is_code = (1..=MAX_CODE).contains(&code.len())
-            && code.bytes().all(|byte| byte.is_ascii_uppercase());
-        is_code.then(|| {
-            let mut bytes = [0; MAX_CODE];
-            bytes[..code.len()].copy_from_slice(code.as_bytes());
-            Self(bytes)
-        })
-    }
-
-    fn as_str(&self) -> &str {
-        let end = self.0.iter().position(|byte| *byte == 0);
-        std::str::from_utf8(&self.0[..end.unwrap_or(MAX_CODE)]).unwrap_or_default()
-    }
-}
 
 /// What kind of [`StoreError`] it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -175,11 +150,21 @@ impl StoreError {
         }
     }
 
+    pub(crate) const fn protocol(message: &'static str) -> Self {
+        Self::new(StoreErrorKind::Protocol, message)
+    }
+
+    pub(crate) const fn invalid_request(message: &'static str) -> Self {
+        Self::new(StoreErrorKind::InvalidRequest, message)
+    }
+
     /// Adds the code of the server's error reply. One that is not 1 to 24 upper-case ASCII letters is left out: it
     /// could be anything.
     #[must_use]
     pub fn with_code(mut self, code: &str) -> Self {
-        self.code = Code::new(code);
+        let is_code = (1..=MAX_CODE).contains(&code.len())
+            && code.bytes().all(|byte| byte.is_ascii_uppercase());
+        self.code = is_code.then(|| code.into());
         self
     }
 
@@ -194,7 +179,7 @@ impl StoreError {
     /// when the server did not answer with an error.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
-        self.code.as_ref().map(Code::as_str)
+        self.code.as_deref()
     }
 
     /// What kind of error it is.
@@ -207,23 +192,6 @@ impl StoreError {
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.message)
-    }
-}
-
-impl fmt::Debug for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            kind,
-            message,
-            source,
-            ..
-        } = self;
-        f.debug_struct("StoreError")
-            .field("kind", kind)
-            .field("message", message)
-            .field("code", &self.code())
-            .field("source", source)
-            .finish()
     }
 }
 

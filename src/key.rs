@@ -38,9 +38,8 @@ impl Key {
     #[must_use]
     pub fn secret(kind: &'static str, value: impl AsRef<[u8]>) -> Self {
         Self {
-            kind,
-            value: value.as_ref().into(),
             secret: true,
+            ..Self::new(kind, value)
         }
     }
 

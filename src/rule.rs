@@ -172,21 +172,29 @@ impl Rule {
 
     /// An error for a rule that no store could count.
     pub(crate) fn validate(&self) -> Result<(), RuleError> {
-        let Self { step, .. } = *self;
-        let problem = if self.limit > MAX_UNITS {
-            RuleProblem::LimitTooLarge
-        } else if self.window.is_zero() || self.window > MAX_WINDOW {
-            RuleProblem::WindowOutOfRange
-        } else if !is_whole_ms(self.window) {
-            RuleProblem::WindowNotWholeMillis
-        } else if step.is_zero() || step > self.window {
-            RuleProblem::PrecisionOutOfRange
+        self.problem().map_or(Ok(()), |problem| {
+            Err(RuleError {
+                rule: self.to_string(),
+                problem,
+            })
+        })
+    }
+
+    fn problem(&self) -> Option<&'static str> {
+        let Self { window, step, .. } = *self;
+        Some(if self.limit > MAX_UNITS {
+            "the limit must be at most 9007199254740991"
+        } else if window.is_zero() || window > MAX_WINDOW {
+            "the window must be from 1ms to 36525d"
+        } else if !is_whole_ms(window) {
+            "the window must be whole milliseconds"
+        } else if step.is_zero() || step > window {
+            "the precision must be from 1ms to the window"
         } else if !is_whole_ms(step) {
-            RuleProblem::PrecisionNotWholeMillis
+            "the precision must be whole milliseconds"
         } else {
-            return Ok(());
-        };
-        Err(RuleError::new(self.to_string(), problem))
+            return None;
+        })
     }
 
     /// Whether both have the same window and kind: in one policy, one of them would have no effect.
@@ -231,16 +239,18 @@ impl FromStr for Rule {
     type Err = RuleError;
 
     fn from_str(text: &str) -> Result<Self, RuleError> {
-        parse(text)
-            .ok_or(RuleProblem::Syntax)
-            .map_err(|problem| RuleError::new(text.chars().take(64).collect(), problem))
-            .and_then(|rule| {
-                rule.validate()
-                    .map_err(|error| error.of(text))
-                    .map(|()| rule)
-            })
+        let error = |problem| RuleError {
+            rule: text.chars().take(64).collect(),
+            problem,
+        };
+        let rule = parse(text).ok_or_else(|| error(SYNTAX))?;
+        rule.problem()
+            .map_or(Ok(rule), |problem| Err(error(problem)))
     }
 }
+
+const SYNTAX: &str =
+    "write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact or 1000/1d@fixed";
 
 fn parse(text: &str) -> Option<Rule> {
     let (limit, rest) = text.trim().split_once('/')?;
@@ -306,43 +316,12 @@ impl fmt::Display for Text {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleError {
     rule: String,
-    problem: RuleProblem,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RuleProblem {
-    Syntax,
-    LimitTooLarge,
-    WindowOutOfRange,
-    WindowNotWholeMillis,
-    PrecisionOutOfRange,
-    PrecisionNotWholeMillis,
-}
-
-impl RuleError {
-    fn new(rule: String, problem: RuleProblem) -> Self {
-        Self { rule, problem }
-    }
-
-    /// The same problem, with the text that the user wrote.
-    fn of(self, text: &str) -> Self {
-        Self::new(text.to_owned(), self.problem)
-    }
+    problem: &'static str,
 }
 
 impl fmt::Display for RuleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rule `{}`: ", self.rule)?;
-        match self.problem {
-            RuleProblem::Syntax => {
-                f.write_str("write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact or 1000/1d@fixed")
-            }
-            RuleProblem::LimitTooLarge => write!(f, "the limit must be at most {MAX_UNITS}"),
-            RuleProblem::WindowOutOfRange => f.write_str("the window must be from 1ms to 36525d"),
-            RuleProblem::WindowNotWholeMillis => f.write_str("the window must be whole milliseconds"),
-            RuleProblem::PrecisionOutOfRange => f.write_str("the precision must be from 1ms to the window"),
-            RuleProblem::PrecisionNotWholeMillis => f.write_str("the precision must be whole milliseconds"),
-        }
+        write!(f, "rule `{}`: {}", self.rule, self.problem)
     }
 }
 

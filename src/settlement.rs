@@ -3,7 +3,7 @@
 use crate::{
     check::{Check, MAX_CHARGES},
     decision::Usage,
-    error::{StoreError, StoreErrorKind},
+    error::StoreError,
     rule::MAX_UNITS,
 };
 
@@ -20,8 +20,8 @@ impl Settlement {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::InvalidRequest`] when the number of costs is wrong, or when the check was denied or has been
-    /// settled: a second settlement would count its difference twice.
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the number of costs is wrong, or when the
+    /// check was denied or has been settled: a second settlement would count its difference twice.
     pub fn new(usage: &Usage, costs: impl IntoIterator<Item = u64>) -> Result<Self, StoreError> {
         let costs: Box<[u64]> = costs
             .into_iter()
@@ -29,12 +29,12 @@ impl Settlement {
             .map(|cost| cost.min(MAX_UNITS))
             .collect();
         if costs.len() != usage.check().charges().len() {
-            return Err(invalid(
+            return Err(StoreError::invalid_request(
                 "a settlement must name one cost for each charge of its check",
             ));
         }
         if !usage.take_settlement() {
-            return Err(invalid(
+            return Err(StoreError::invalid_request(
                 "a check can be settled once, and only if it was admitted",
             ));
         }
@@ -70,8 +70,4 @@ impl Settlement {
     pub const fn costs(&self) -> &[u64] {
         &self.costs
     }
-}
-
-fn invalid(message: &'static str) -> StoreError {
-    StoreError::new(StoreErrorKind::InvalidRequest, message)
 }

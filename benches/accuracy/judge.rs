@@ -22,10 +22,10 @@ pub(crate) struct Record {
 pub(crate) enum Answer {
     Admitted,
     /// With this `retry_after`.
-    Refused(Duration),
+    Denied(Duration),
     /// By the memory of the process that asked, not by the store.
     AdmittedHere,
-    RefusedHere,
+    DeniedHere,
     /// An error; it may have been charged.
     Nothing,
 }
@@ -41,7 +41,7 @@ impl Answer {
 pub(crate) struct Verdict {
     pub(crate) requests: usize,
     pub(crate) admitted: usize,
-    pub(crate) refused: usize,
+    pub(crate) denied: usize,
     pub(crate) unanswered: usize,
     /// The most that one key was admitted in any span of the window, less the limit.
     pub(crate) beyond: u64,
@@ -58,18 +58,18 @@ impl Verdict {
         let mut verdict = Self::default();
         for (_, history) in by_key(records) {
             verdict.beyond = verdict.beyond.max(beyond(rule, &history));
-            verdict.judge_refusals(rule, &history);
+            verdict.judge_denials(rule, &history);
         }
         let count = |of: fn(&Record) -> bool| records.iter().filter(|record| of(record)).count();
         verdict.requests = records.len();
         verdict.admitted = count(|record| record.answer.is_admission());
         verdict.unanswered = count(|record| record.answer == Answer::Nothing);
-        verdict.refused = verdict.requests - verdict.admitted - verdict.unanswered;
+        verdict.denied = verdict.requests - verdict.admitted - verdict.unanswered;
         verdict
     }
 
     /// An exact window is open again as soon as the oldest of the newest `limit` admissions is older than the window.
-    fn judge_refusals(&mut self, rule: &Rule, history: &[Record]) {
+    fn judge_denials(&mut self, rule: &Rule, history: &[Record]) {
         let limit = usize::try_from(rule.limit()).unwrap();
         let mut newest = VecDeque::new();
         for record in history {
@@ -80,16 +80,16 @@ impl Verdict {
                         newest.pop_front();
                     }
                 }
-                Answer::Refused(_) if newest.len() < limit => {
+                Answer::Denied(_) if newest.len() < limit => {
                     self.baseless += 1;
                     self.early += 1;
                 }
-                Answer::Refused(retry_after) => {
+                Answer::Denied(retry_after) => {
                     let open = newest[0] + window_ms(rule) + 1;
                     self.early += usize::from(record.at >= open);
                     self.note_lateness(record.at + ms(retry_after), open);
                 }
-                Answer::AdmittedHere | Answer::RefusedHere | Answer::Nothing => {}
+                Answer::AdmittedHere | Answer::DeniedHere | Answer::Nothing => {}
             }
         }
     }

@@ -36,7 +36,7 @@ impl Algorithm {
             record.answer = if self.try_acquire(&mut state, rule, record.at) {
                 Answer::Admitted
             } else {
-                Answer::Refused(Duration::ZERO)
+                Answer::Denied(Duration::ZERO)
             };
         }
         arrivals

@@ -72,7 +72,7 @@ impl Page {
         let row = labels.join(", ");
         self.hold(&row, rule, records, promise);
         if knows_all && !rule.is_fixed() {
-            self.hold_refusals(&row, rule, &verdict);
+            self.hold_denials(&row, rule, &verdict);
         }
     }
 
@@ -105,7 +105,7 @@ impl Page {
         }
     }
 
-    fn hold_refusals(&mut self, row: &str, rule: &Rule, verdict: &Verdict) {
+    fn hold_denials(&mut self, row: &str, rule: &Rule, verdict: &Verdict) {
         let step = ms(rule.step()).cast_signed();
         let holds = verdict
             .late_ms
@@ -115,7 +115,7 @@ impl Page {
             verdict.baseless == 0,
             format!("{row}: denied before the limit was reached"),
         );
-        self.promise(verdict.refused > 0, format!("{row}: nothing was denied"));
+        self.promise(verdict.denied > 0, format!("{row}: nothing was denied"));
     }
 
     /// Whether all promises were kept; names those that were not.

@@ -85,7 +85,7 @@ async fn returns(limiter: &Limiter, rule: &str) -> Returns {
 async fn returns_of(limiter: &Limiter, policy: &Policy, key: &Key) -> Returns {
     let mut returns = Returns::default();
     for round in 0..ROUNDS {
-        let (told_at, wait) = until_refused(limiter, policy, key).await;
+        let (told_at, wait) = until_denied(limiter, policy, key).await;
         if round % 2 == 0 {
             tokio::time::sleep(wait).await;
             let (_, answer) = ask(limiter, policy, key.clone()).await;
@@ -111,10 +111,10 @@ async fn returns_of(limiter: &Limiter, policy: &Policy, key: &Key) -> Returns {
 }
 
 /// Asks now and then until it is too much: when that was, and for how long.
-async fn until_refused(limiter: &Limiter, policy: &Policy, key: &Key) -> (u64, Duration) {
+async fn until_denied(limiter: &Limiter, policy: &Policy, key: &Key) -> (u64, Duration) {
     for _ in 0..1_000 {
         match ask(limiter, policy, key.clone()).await {
-            (at, Answer::Refused(wait)) => return (at, wait),
+            (at, Answer::Denied(wait)) => return (at, wait),
             (_, Answer::Admitted) => {
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(..40))).await;
             }

@@ -89,7 +89,7 @@ fn compare(seen: &[(&str, Vec<Record>)]) {
 fn compare_one(text: &str, load: &str, algorithm: &str, records: &[Record]) {
     let mut records = records.to_vec();
     for record in &mut records {
-        if let Answer::Refused(wait) = &mut record.answer {
+        if let Answer::Denied(wait) = &mut record.answer {
             // By how much requests that came were late; not how late others would have been.
             *wait = Duration::ZERO;
         }

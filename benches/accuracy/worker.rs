@@ -123,8 +123,8 @@ pub(crate) async fn ask(limiter: &Limiter, policy: &Policy, who: Key) -> (u64, A
     let answer = match &decision {
         Decision::Allowed(usage) if usage.is_local() => Answer::AdmittedHere,
         Decision::Allowed(_) => Answer::Admitted,
-        Decision::Denied(denial) if denial.usage().is_local() => Answer::RefusedHere,
-        Decision::Denied(denial) => Answer::Refused(denial.retry_after().unwrap()),
+        Decision::Denied(denial) if denial.usage().is_local() => Answer::DeniedHere,
+        Decision::Denied(denial) => Answer::Denied(denial.retry_after().unwrap()),
     };
     (clock.step_end_ms() - 1, answer)
 }

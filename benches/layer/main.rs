@@ -12,13 +12,10 @@ fn main() -> std::process::ExitCode {
 }
 
 #[cfg(not(all(feature = "metrics", feature = "tracing")))]
+#[path = "../common/again.rs"]
+mod again;
+
+#[cfg(not(all(feature = "metrics", feature = "tracing")))]
 fn main() -> std::process::ExitCode {
-    let again = ["bench", "--bench", "layer", "--features", "metrics,tracing"];
-    println!("cargo {}", again.join(" "));
-    let status = std::process::Command::new(env!("CARGO"))
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(again)
-        .status();
-    let ended_well = status.is_ok_and(|status| status.success());
-    std::process::ExitCode::from(u8::from(!ended_well))
+    again::with_features("layer", "metrics,tracing")
 }

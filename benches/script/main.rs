@@ -11,13 +11,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 #[cfg(not(feature = "test-util"))]
+#[path = "../common/again.rs"]
+mod again;
+
+#[cfg(not(feature = "test-util"))]
 fn main() -> std::process::ExitCode {
-    let again = ["bench", "--bench", "script", "--features", "test-util"];
-    println!("cargo {}", again.join(" "));
-    let status = std::process::Command::new(env!("CARGO"))
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(again)
-        .status();
-    let ended_well = status.is_ok_and(|status| status.success());
-    std::process::ExitCode::from(u8::from(!ended_well))
+    again::with_features("script", "test-util")
 }

@@ -8,7 +8,7 @@ use std::{
 use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
-use super::{Inner, Limiter, breaker::Permit, timeout::LazySleep};
+use super::{Limiter, breaker::Permit, timeout::LazySleep};
 use crate::{
     error::{StoreError, StoreErrorKind},
     observe::{CallInfo, PollScope, Timing},
@@ -43,13 +43,14 @@ impl Limiter {
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
     ) -> Call<T> {
-        match self.inner.breaker.permit() {
-            Some(permit) => self.begin(Some(permit), info, || begin(&*self.inner.store)),
-            None => Call {
-                start: self.inner.observer.as_ref().map(|_| Instant::now()),
+        let Some(permit) = self.inner.breaker.permit() else {
+            let start = self.inner.observer.as_ref().map(|_| Instant::now());
+            return Call {
+                start,
                 ..Call::new(self, StoreFuture::ready(Err(circuit_open())))
-            },
-        }
+            };
+        };
+        self.begin(Some(permit), info, || begin(&*self.inner.store))
     }
 
     /// Calls the memory of this process, which needs no permit.
@@ -67,18 +68,10 @@ impl Limiter {
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce() -> StoreFuture<T>,
     ) -> Call<T> {
-        let Some(observer) = &self.inner.observer else {
-            return Call {
-                permit,
-                ..Call::new(self, begin())
-            };
-        };
-        let start = Some(Instant::now());
-        let mut scope = observer.on_call(&info());
-        let answer = match &mut scope {
-            Some(scope) => within(scope, begin),
-            None => begin(),
-        };
+        let observer = self.inner.observer.as_ref();
+        let start = observer.map(|_| Instant::now());
+        let mut scope = observer.and_then(|it| it.on_call(&info()));
+        let answer = within(&mut scope, begin);
         Call {
             permit,
             scope,
@@ -112,20 +105,15 @@ impl<T> Future for Call<T> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
         let this = self.project();
         let answer = Pin::new(this.answer);
-        let answered = match this.scope {
-            Some(scope) => within(scope, || answer.poll(cx)),
-            None => answer.poll(cx),
-        };
-        let result = match answered {
+        let result = match within(this.scope, || answer.poll(cx)) {
             Poll::Ready(result) => result,
             Poll::Pending if this.timeout.poll(cx).is_ready() => Err(timed_out()),
             Poll::Pending => return Poll::Pending,
         };
         if let Some(permit) = this.permit.take() {
-            let Inner {
-                breaker, observer, ..
-            } = &*this.limiter.inner;
-            breaker.note(permit, result.as_ref().err(), observer);
+            let limiter = &this.limiter.inner;
+            let error = result.as_ref().err();
+            limiter.breaker.note(permit, error, &limiter.observer);
         }
         let timing = this.start.map(Timing::since);
         Poll::Ready(Answer { result, timing })
@@ -133,7 +121,10 @@ impl<T> Future for Call<T> {
 }
 
 /// Runs `run` within the scope; after it, if the scope has not run it.
-fn within<T>(scope: &mut Box<dyn PollScope>, run: impl FnOnce() -> T) -> T {
+fn within<T>(scope: &mut Option<Box<dyn PollScope>>, run: impl FnOnce() -> T) -> T {
+    let Some(scope) = scope else {
+        return run();
+    };
     let (mut run, mut output) = (Some(run), None);
     scope.enter(&mut || {
         if let Some(run) = run.take() {

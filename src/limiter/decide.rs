@@ -88,7 +88,7 @@ impl Future for DecisionFuture {
         let limiter = this.call.limiter();
         let resolution = match result {
             Ok(decision) => Resolution::Decided(decision),
-            Err(error) => limiter.fall_back(*this.kind, this.check, error, timing),
+            Err(error) => limiter.fall_back(*this.kind, this.check, &error, timing),
         };
         if let Resolution::Decided(decision) = &resolution {
             limiter.report_decision(*this.kind, decision, this.check, timing);

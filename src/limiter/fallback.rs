@@ -17,15 +17,12 @@ impl Limiter {
         &self,
         kind: CallKind,
         check: &Check,
-        error: StoreError,
+        error: &StoreError,
         timing: Option<Timing>,
     ) -> Resolution {
-        let told = self.inner.observer.as_ref().map(|_| error.clone());
-        let resolution = self.fallback(check, error);
-        if let Some(error) = told {
-            let outcome = outcome(kind, &resolution);
-            self.report_error(CallInfo::new(kind, check), &error, outcome, timing);
-        }
+        let resolution = self.fallback(check, error.clone());
+        let outcome = outcome(kind, &resolution);
+        self.report_error(CallInfo::new(kind, check), error, outcome, timing);
         resolution
     }
 

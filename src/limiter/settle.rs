@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     decision::Usage,
-    error::{StoreError, StoreErrorKind},
+    error::StoreError,
     observe::{CallInfo, CallKind, RequestOutcome},
     operation::{Operation, Reply},
     settlement::Settlement,
@@ -75,6 +75,5 @@ fn usages(call: CallFuture, local: bool) -> StoreFuture<Settled> {
 }
 
 const fn no_settlement() -> StoreError {
-    let message = "the store answered a settlement with something else";
-    StoreError::new(StoreErrorKind::Protocol, message)
+    StoreError::protocol("the store answered a settlement with something else")
 }

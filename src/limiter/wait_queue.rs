@@ -27,7 +27,6 @@ use tokio::{
 
 use super::{FOR_EVER, Limiter, Resolution};
 use crate::{
-    charge::Charge,
     check::Check,
     decision::{Decision, Denial},
     key::Key,
@@ -132,11 +131,7 @@ impl Limiter {
 
 /// Whether there will never be room.
 fn fits_never(check: &Check) -> bool {
-    let too_much = |it: &Charge| {
-        let mut rules = it.policy().rules().iter();
-        rules.any(|rule| it.cost() > rule.limit())
-    };
-    check.charges().iter().any(too_much)
+    check.rules().any(|(rule, cost)| cost > rule.limit())
 }
 
 impl WaitQueues {

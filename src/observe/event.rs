@@ -103,15 +103,11 @@ impl Timing {
 #[derive(Clone, Copy)]
 pub struct CallInfo<'a> {
     kind: CallKind,
-    policies: Policies<'a>,
+    charges: &'a [Charge],
+    /// The policy of a check that could not be built, if it is known.
+    unbuilt: Option<&'a Policy>,
     shadow: bool,
     shares_call: bool,
-}
-
-#[derive(Clone, Copy)]
-enum Policies<'a> {
-    Of(&'a [Charge]),
-    One(Option<&'a Policy>),
 }
 
 impl<'a> CallInfo<'a> {
@@ -127,7 +123,8 @@ impl<'a> CallInfo<'a> {
     pub(crate) fn of(kind: CallKind, charges: &'a [Charge]) -> Self {
         Self {
             kind,
-            policies: Policies::Of(charges),
+            charges,
+            unbuilt: None,
             shadow: charges.first().is_some_and(|it| it.policy().is_shadow()),
             shares_call: false,
         }
@@ -143,7 +140,8 @@ impl<'a> CallInfo<'a> {
     pub(crate) const fn never_sent(policy: Option<&'a Policy>, shadow: bool) -> Self {
         Self {
             kind: CallKind::Check,
-            policies: Policies::One(policy),
+            charges: &[],
+            unbuilt: policy,
             shadow,
             shares_call: false,
         }
@@ -157,15 +155,8 @@ impl<'a> CallInfo<'a> {
 
     /// The policies that are checked, each once.
     pub fn policies(&self) -> impl Iterator<Item = &'a Policy> + use<'a> {
-        let (charges, one) = match self.policies {
-            Policies::Of(charges) => (charges, None),
-            Policies::One(policy) => (&[][..], policy),
-        };
-        let distinct = charges.iter().enumerate().filter(|(index, charge)| {
-            let before = charges[..*index].iter();
-            { before }.all(|it| !it.policy().is_same(charge.policy()))
-        });
-        distinct.map(|(_, charge)| charge.policy()).chain(one)
+        let policies = self.charges.iter().map(Charge::policy);
+        distinct(policies).chain(self.unbuilt)
     }
 
     /// The names of the policies, separated by commas.
@@ -185,6 +176,17 @@ impl<'a> CallInfo<'a> {
     pub const fn shares_call(&self) -> bool {
         self.shares_call
     }
+}
+
+/// The policies, each once. There are few.
+pub(super) fn distinct<'a>(
+    policies: impl Iterator<Item = &'a Policy> + Clone,
+) -> impl Iterator<Item = &'a Policy> + Clone {
+    let all = policies.clone();
+    policies.enumerate().filter_map(move |(index, policy)| {
+        let is_first = all.clone().take(index).all(|it| !it.is_same(policy));
+        is_first.then_some(policy)
+    })
 }
 
 struct Names<'a>(CallInfo<'a>);

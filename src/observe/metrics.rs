@@ -1,5 +1,4 @@
 use std::{
-    cell::OnceCell,
     collections::HashMap,
     fmt,
     sync::{Arc, OnceLock, PoisonError, RwLock},
@@ -13,7 +12,7 @@ use tokio::time::{Duration, Instant};
 
 use super::{
     Blocked, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
-    Observer, Timing,
+    Observer, Timing, event::distinct,
 };
 use crate::{error::StoreErrorKind, policy::Policy, rule::Rule};
 
@@ -117,10 +116,15 @@ impl Default for MetricsObserver {
 }
 
 impl MetricsObserver {
-    /// Runs `count` with the handles, which are newer than [`KEPT_FOR`] before `now`.
-    fn with_handles<T>(&self, now: Instant, count: impl FnOnce(&Handles) -> T) -> T {
+    /// Runs `count` with handles that are newer than [`KEPT_FOR`] before `now`, and have room for these policies.
+    fn with_handles<'a>(
+        &self,
+        now: Instant,
+        policies: impl Iterator<Item = &'a Policy> + Clone,
+        count: impl FnOnce(&Handles),
+    ) {
         let handles = self.handles.read().unwrap_or_else(PoisonError::into_inner);
-        if handles.are_new(now) {
+        if handles.are_new(now) && policies.clone().all(|it| handles.of(it).is_some()) {
             return count(&handles);
         }
         drop(handles);
@@ -128,22 +132,16 @@ impl MetricsObserver {
         if !handles.are_new(now) {
             *handles = Handles::new(now);
         }
-        count(&handles)
-    }
-
-    fn record_latency(&self, call: &CallInfo<'_>, timing: Timing) {
-        self.with_handles(timing.ended_at, |handles| {
-            handles.record_latency(call, timing)
-        });
-    }
-
-    /// Makes room for the handles of policies that were seen for the first time.
-    #[cold]
-    fn remember<'a>(&self, policies: impl Iterator<Item = &'a Policy>) {
-        let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
         for policy in policies {
             handles.by_policy.entry(policy.name().into()).or_default();
         }
+        count(&handles);
+    }
+
+    fn record_latency(&self, call: &CallInfo<'_>, timing: Timing) {
+        self.with_handles(timing.ended_at, [].into_iter(), |handles| {
+            handles.record_latency(call, timing);
+        });
     }
 }
 
@@ -154,6 +152,14 @@ impl Handles {
             latency: Default::default(),
             by_policy: HashMap::new(),
         }
+    }
+
+    fn are_new(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) < KEPT_FOR
+    }
+
+    fn of(&self, policy: &Policy) -> Option<&PolicyHandles> {
+        self.by_policy.get(policy.name())
     }
 
     /// Once for each call, also where it was for several checks.
@@ -167,32 +173,21 @@ impl Handles {
         histogram.record(timing.latency.as_secs_f64());
     }
 
-    /// Counts a decision; answers whether there were handles for all of its policies.
-    fn count(&self, event: &DecisionEvent<'_>) -> bool {
+    fn count(&self, event: &DecisionEvent<'_>) {
         let shadow = event.call().is_shadow();
         let outcome = match (event.is_allowed(), shadow) {
             (true, _) => 0,
             (false, false) => 1,
             (false, true) => 2,
         };
-        let mut all_known = true;
         for policy in applied(event) {
             let mut denying = denying(event, policy).peekable();
-            if !event.is_allowed() && denying.peek().is_none() {
-                continue;
+            let counts = event.is_allowed() || denying.peek().is_some();
+            if let Some(handles) = self.of(policy).filter(|_| counts) {
+                handles.count(policy, outcome, event.is_local());
+                denying.for_each(|rule| handles.count_denial(policy, rule, shadow));
             }
-            let known = self.by_policy.get(policy.name());
-            all_known &= known.is_some();
-            let new = OnceCell::new();
-            let handles = known.unwrap_or_else(|| new.get_or_init(PolicyHandles::default));
-            handles.count(policy, outcome, event.is_local());
-            denying.for_each(|rule| handles.count_denial(policy, rule, shadow));
         }
-        all_known
-    }
-
-    fn are_new(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.since) < KEPT_FOR
     }
 }
 
@@ -216,26 +211,24 @@ impl PolicyHandles {
             return counter.increment(1);
         }
         drop(known);
-        let (name, text) = (policy.name().to_owned(), rule.to_string());
-        let of_shadow = if shadow { "true" } else { "false" };
-        let counter = counter!(DENIALS, "policy" => name, "rule" => text, "shadow" => of_shadow);
-        counter.increment(1);
         let mut known = self.denials.write().unwrap_or_else(PoisonError::into_inner);
-        known.insert((rule, shadow), counter);
+        let new = || {
+            let (policy, rule) = (policy.name().to_owned(), rule.to_string());
+            let shadow = if shadow { "true" } else { "false" };
+            counter!(DENIALS, "policy" => policy, "rule" => rule, "shadow" => shadow)
+        };
+        known.entry((rule, shadow)).or_insert_with(new).increment(1);
     }
 }
 
 impl Observer for MetricsObserver {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
-        let all_known = self.with_handles(event.timing.ended_at, |handles| {
+        self.with_handles(event.timing.ended_at, applied(event), |handles| {
             if !event.is_local() {
                 handles.record_latency(event.call(), event.timing);
             }
-            handles.count(event)
+            handles.count(event);
         });
-        if !all_known {
-            self.remember(applied(event));
-        }
     }
 
     fn on_completion(&self, event: &CompletionEvent<'_>) {
@@ -280,12 +273,8 @@ impl Observer for MetricsObserver {
 }
 
 /// The policies, each once, as they were applied: those of a local decision have smaller limits than those of the call.
-fn applied<'a>(event: &DecisionEvent<'a>) -> impl Iterator<Item = &'a Policy> + use<'a> {
-    let all = event.policies().map(|it| it.policy());
-    all.clone().enumerate().filter_map(move |(index, policy)| {
-        let is_first = all.clone().take(index).all(|it| !it.is_same(policy));
-        is_first.then_some(policy)
-    })
+fn applied<'a>(event: &DecisionEvent<'a>) -> impl Iterator<Item = &'a Policy> + Clone + use<'a> {
+    distinct(event.policies().map(|it| it.policy()))
 }
 
 /// The rules of a policy that deny, each once, however many keys it denies.

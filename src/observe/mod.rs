@@ -120,35 +120,42 @@ pub trait PollScope: Send {
     fn enter(&mut self, poll: &mut dyn FnMut());
 }
 
+/// The methods that notify, each of which notifies all of these observers, one after the other.
+macro_rules! notify {
+    ($self:ident => $($observer:expr),+) => {
+        fn on_decision(&$self, event: &DecisionEvent<'_>) {
+            $($observer.on_decision(event);)+
+        }
+
+        fn on_completion(&$self, event: &CompletionEvent<'_>) {
+            $($observer.on_completion(event);)+
+        }
+
+        fn on_error(&$self, event: &ErrorEvent<'_>) {
+            $($observer.on_error(event);)+
+        }
+
+        fn on_breaker(&$self, event: &BreakerEvent<'_>) {
+            $($observer.on_breaker(event);)+
+        }
+
+        fn on_missing_key(&$self, missing: &MissingKey<'_>) {
+            $($observer.on_missing_key(missing);)+
+        }
+
+        fn on_blocked(&$self, blocked: &Blocked<'_>) {
+            $($observer.on_blocked(blocked);)+
+        }
+    };
+}
+
 /// A shared observer is an observer.
 impl<O: Observer + ?Sized> Observer for Arc<O> {
     fn on_call(&self, call: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
         (**self).on_call(call)
     }
 
-    fn on_decision(&self, event: &DecisionEvent<'_>) {
-        (**self).on_decision(event);
-    }
-
-    fn on_completion(&self, event: &CompletionEvent<'_>) {
-        (**self).on_completion(event);
-    }
-
-    fn on_error(&self, event: &ErrorEvent<'_>) {
-        (**self).on_error(event);
-    }
-
-    fn on_breaker(&self, event: &BreakerEvent<'_>) {
-        (**self).on_breaker(event);
-    }
-
-    fn on_missing_key(&self, missing: &MissingKey<'_>) {
-        (**self).on_missing_key(missing);
-    }
-
-    fn on_blocked(&self, blocked: &Blocked<'_>) {
-        (**self).on_blocked(blocked);
-    }
+    notify!(self => (**self));
 }
 
 /// Both observers are notified, one after the other.
@@ -160,35 +167,7 @@ impl<A: Observer, B: Observer> Observer for (A, B) {
         }
     }
 
-    fn on_decision(&self, event: &DecisionEvent<'_>) {
-        self.0.on_decision(event);
-        self.1.on_decision(event);
-    }
-
-    fn on_completion(&self, event: &CompletionEvent<'_>) {
-        self.0.on_completion(event);
-        self.1.on_completion(event);
-    }
-
-    fn on_error(&self, event: &ErrorEvent<'_>) {
-        self.0.on_error(event);
-        self.1.on_error(event);
-    }
-
-    fn on_breaker(&self, event: &BreakerEvent<'_>) {
-        self.0.on_breaker(event);
-        self.1.on_breaker(event);
-    }
-
-    fn on_missing_key(&self, missing: &MissingKey<'_>) {
-        self.0.on_missing_key(missing);
-        self.1.on_missing_key(missing);
-    }
-
-    fn on_blocked(&self, blocked: &Blocked<'_>) {
-        self.0.on_blocked(blocked);
-        self.1.on_blocked(blocked);
-    }
+    notify!(self => self.0, self.1);
 }
 
 struct Nested {

@@ -13,6 +13,7 @@ use super::{
 use crate::{
     error::{StoreError, StoreErrorKind},
     policy::Policy,
+    rule::millis,
 };
 
 /// One kind of failure is written at most this often, even if answers come in between.
@@ -214,8 +215,4 @@ fn cause(error: &StoreError) -> Option<String> {
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

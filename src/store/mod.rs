@@ -104,7 +104,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Does several operations, in this order, each all or nothing on its own and answered on its own.
     ///
     /// An error of the call as a whole means that nothing is known of any of them: each may or may not have been done.
-    /// The default does one after the other.
+    /// The default makes the futures of all, of a fill one for each of its checks, and then awaits one after the other.
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         let replies: Vec<_> = operations.iter().map(|it| call_one(self, it)).collect();
         StoreFuture::pending(async move {

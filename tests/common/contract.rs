@@ -22,12 +22,12 @@ macro_rules! contract {
     // For a store that may decide the keys of one check apart.
     (apart $new:path) => {
         $crate::contract! { $new:
-            a_refused_check_is_charged_nowhere
+            a_denied_check_is_charged_nowhere
             all_keys_and_policies_are_charged_together
             duplicates_are_added_up_before_they_are_checked
             a_cost_of_zero_looks_without_charging
             a_peek_changes_nothing
-            a_limit_of_zero_refuses_every_cost_above_zero
+            a_limit_of_zero_denies_every_cost_above_zero
             the_largest_limit_is_counted_exactly
             a_wait_for_almost_the_largest_limit_is_exact
             running_totals_may_outgrow_32_and_53_bits
@@ -42,7 +42,7 @@ macro_rules! contract {
             settling_a_released_step_changes_nothing
             settling_a_step_far_ahead_releases_the_oldest
             the_newest_step_is_taken_back_however_much_was_charged_before
-            settling_twice_is_refused
+            settling_twice_is_an_error
             reset_forgets_one_key_under_one_policy
             hostile_keys_never_meet
             policies_do_not_meet
@@ -117,7 +117,7 @@ fn retry_after(decision: &Decision) -> Option<u64> {
     }
 }
 
-pub(crate) async fn a_refused_check_is_charged_nowhere(gate: &Limiter, _: TestClock) {
+pub(crate) async fn a_denied_check_is_charged_nowhere(gate: &Limiter, _: TestClock) {
     let (wide, narrow) = (policy("wide", "10/1m,5/1h"), policy("narrow", "10/1m,1/1h"));
     assert!(try_acquire(gate, &narrow, "bob", 1).await);
     let charges = || {
@@ -197,7 +197,7 @@ pub(crate) async fn a_peek_changes_nothing(gate: &Limiter, clock: TestClock) {
     );
 }
 
-pub(crate) async fn a_limit_of_zero_refuses_every_cost_above_zero(gate: &Limiter, _: TestClock) {
+pub(crate) async fn a_limit_of_zero_denies_every_cost_above_zero(gate: &Limiter, _: TestClock) {
     let policy = policy("p", "5/1s,0/1m");
     let decision = check(gate, &policy, "alice", 1).await;
     assert_eq!(retry_after(&decision), None);
@@ -419,7 +419,7 @@ pub(crate) async fn the_newest_step_is_taken_back_however_much_was_charged_befor
     assert_eq!(rule.reset_after(), Duration::from_secs(31));
 }
 
-pub(crate) async fn settling_twice_is_refused(gate: &Limiter, _: TestClock) {
+pub(crate) async fn settling_twice_is_an_error(gate: &Limiter, _: TestClock) {
     let policy = policy("p", "10/1m");
     let decision = check(gate, &policy, "alice", 4).await;
     gate.settle(decision.usage(), [0]).await.unwrap();

@@ -8,7 +8,7 @@ use sluicegate::{Policy, Rule, rule::MAX_UNITS};
 
 use super::{
     history::{Act, History},
-    outcome::{Left, Outcome, Refused, ms},
+    outcome::{Denied, Left, Outcome, ms},
 };
 
 /// Of policy and key.
@@ -55,8 +55,8 @@ impl<'a> Model<'a> {
     }
 
     fn check(&mut self, now: u64, charges: &[Charge]) -> Outcome {
-        let refused = self.refused(now, charges);
-        if refused.is_none() {
+        let denied = self.denied(now, charges);
+        if denied.is_none() {
             for &(policy, key, cost) in charges {
                 for (index, rule) in self.policies[policy].rules().iter().enumerate() {
                     let charged = self.charged.entry((policy, key, index)).or_default();
@@ -65,11 +65,11 @@ impl<'a> Model<'a> {
             }
             self.open.push((now, charges.to_owned()));
         }
-        self.outcome(now, charges, refused)
+        self.outcome(now, charges, denied)
     }
 
-    fn refused(&self, now: u64, charges: &[Charge]) -> Option<Refused> {
-        let mut worst: Option<Refused> = None;
+    fn denied(&self, now: u64, charges: &[Charge]) -> Option<Denied> {
+        let mut worst: Option<Denied> = None;
         for (charge, &(policy, key, cost)) in charges.iter().enumerate() {
             for (index, rule) in self.policies[policy].rules().iter().enumerate() {
                 let fits = |at| {
@@ -84,7 +84,7 @@ impl<'a> Model<'a> {
                 let retry_after_ms = retry_at.map(|at| at - now);
                 let never = |retry: Option<u64>| retry.unwrap_or(u64::MAX);
                 if worst.is_none_or(|worst| never(retry_after_ms) > never(worst.retry_after_ms)) {
-                    worst = Some(Refused {
+                    worst = Some(Denied {
                         charge,
                         rule: index,
                         retry_after_ms,
@@ -111,7 +111,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn outcome(&self, now: u64, charges: &[Charge], refused: Option<Refused>) -> Outcome {
+    fn outcome(&self, now: u64, charges: &[Charge], denied: Option<Denied>) -> Outcome {
         let usage = charges.iter().map(|&(policy, key, _)| {
             let rules = self.policies[policy].rules().iter().enumerate();
             let left = rules.map(|(index, rule)| {
@@ -129,7 +129,7 @@ impl<'a> Model<'a> {
         });
         Outcome {
             usage: usage.collect(),
-            refused,
+            denied,
         }
     }
 

@@ -7,7 +7,7 @@ pub(crate) struct Outcome {
     /// For each charge, what is left under each rule.
     pub(crate) usage: Vec<Vec<Left>>,
     /// `None` when it was allowed.
-    pub(crate) refused: Option<Refused>,
+    pub(crate) denied: Option<Denied>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub(crate) struct Left {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub(crate) struct Denied {
     pub(crate) charge: usize,
     pub(crate) rule: usize,
     /// `None` for never.
@@ -26,12 +26,12 @@ pub(crate) struct Refused {
 
 impl From<&Decision> for Outcome {
     fn from(decision: &Decision) -> Self {
-        let refused = match decision {
+        let denied = match decision {
             Decision::Allowed(_) => None,
-            Decision::Denied(denial) => Some(refused(denial)),
+            Decision::Denied(denial) => Some(denied(denial)),
         };
         Self {
-            refused,
+            denied,
             ..Self::from(decision.usage())
         }
     }
@@ -48,13 +48,13 @@ impl From<&Usage> for Outcome {
         });
         Self {
             usage: left.collect(),
-            refused: None,
+            denied: None,
         }
     }
 }
 
 /// A denial names a rule: of equal ones, the first.
-fn refused(denial: &Denial) -> Refused {
+fn denied(denial: &Denial) -> Denied {
     let usage = denial.usage();
     let places = usage.policies().enumerate().flat_map(|(charge, policy)| {
         let rules = policy.rules().iter().enumerate();
@@ -63,7 +63,7 @@ fn refused(denial: &Denial) -> Refused {
     let mut named = places
         .filter(|(_, _, policy, usage)| *policy == denial.policy() && *usage == denial.rule());
     let (charge, rule, ..) = named.next().unwrap();
-    Refused {
+    Denied {
         charge,
         rule,
         retry_after_ms: denial.retry_after().map(ms),

@@ -48,7 +48,7 @@ impl Scripted {
     }
 
     /// Denies everything: every rule for this long.
-    pub(crate) fn refusing_for(ms: u64) -> Arc<Self> {
+    pub(crate) fn denying_for(ms: u64) -> Arc<Self> {
         Self::new(move |check| StoreFuture::ready(denied(check, ms)))
     }
 

@@ -9,7 +9,7 @@ use sluicegate::{
     test_util::TestClock,
 };
 
-use super::outcome::{Left, Outcome, Refused};
+use super::outcome::{Denied, Left, Outcome};
 
 #[derive(Deserialize)]
 struct File {
@@ -57,7 +57,7 @@ struct Expect {
     #[serde(default)]
     usage: Vec<UsageText>,
     retry_after_ms: Option<u64>,
-    refused_by: Option<RefusedBy>,
+    refused_by: Option<DeniedBy>,
     shadow: Option<Box<Self>>,
     #[serde(default)]
     decisions: Vec<Self>,
@@ -80,7 +80,7 @@ struct LeftText {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RefusedBy {
+struct DeniedBy {
     policy: String,
     key: String,
     rule: usize,
@@ -199,19 +199,19 @@ fn expected(expect: &Expect) -> Outcome {
         });
         rules.collect()
     });
-    let refused = expect.refused_by.as_ref().map(|by| {
+    let denied = expect.refused_by.as_ref().map(|by| {
         let mut charges = expect.usage.iter();
         let charge = charges.position(|usage| usage.policy == by.policy && usage.key == by.key);
-        Refused {
+        Denied {
             charge: charge.unwrap(),
             rule: by.rule,
             retry_after_ms: expect.retry_after_ms,
         }
     });
-    assert_eq!(expect.allowed.unwrap_or(true), refused.is_none());
+    assert_eq!(expect.allowed.unwrap_or(true), denied.is_none());
     Outcome {
         usage: usage.collect(),
-        refused,
+        denied,
     }
 }
 

@@ -194,7 +194,7 @@ async fn a_wait_that_would_be_too_long_ends_at_once_and_asks_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_behind_one_who_waits_for_longer_is_refused_at_once_and_without_asking() {
+async fn who_comes_behind_one_who_waits_for_longer_is_denied_at_once_and_without_asking() {
     let store = Timed::new();
     let limiter = Limiter::new(store.clone());
     admitted_ms(&limiter, &store, 2, LONG).await;
@@ -245,8 +245,8 @@ async fn what_the_store_said_to_another_is_told_as_it_is_by_now_and_to_the_obser
     };
     let (patient, same, dearer) = tokio::join!(wait(1, 20_000), later(1), later(2));
     assert!(patient.unwrap().is_allowed());
-    for refused in [same, dearer] {
-        let Decision::Denied(denial) = refused.unwrap() else {
+    for denied in [same, dearer] {
+        let Decision::Denied(denial) = denied.unwrap() else {
             panic!("admitted after 4 s");
         };
         assert_eq!(denial.retry_after(), Some(ms(6_001)));
@@ -403,10 +403,8 @@ async fn what_gives_nothing_back_wakes_nobody() {
     assert_eq!(admitted_after(other_policy).await, (10_001, expected));
 }
 
-#[tokio::test(start_paused = true)]
-async fn what_is_given_back_elsewhere_is_noticed_within_two_seconds() {
-    let store = Timed::new();
-    let limiter = Limiter::new(store.clone());
+/// When a caller is admitted who waits for all of `2/1h`, in ms, if this limiter resets the key at that time.
+async fn admitted_after_reset(limiter: &Limiter, store: &Timed, by: &Limiter, at_ms: u64) -> u128 {
     let charges = || calls("2/1h", 2);
     assert!(limiter.acquire(charges(), LONG).await.unwrap().is_allowed());
     let waiting = async {
@@ -415,15 +413,18 @@ async fn what_is_given_back_elsewhere_is_noticed_within_two_seconds() {
         store.now_ms()
     };
     let resetting = async {
-        tokio::time::sleep(ms(4_500)).await;
+        tokio::time::sleep(ms(at_ms)).await;
         let [charge] = charges();
-        let elsewhere = Limiter::new(store.clone());
-        elsewhere
-            .reset(charge.policy(), charge.key())
-            .await
-            .unwrap();
+        by.reset(charge.policy(), charge.key()).await.unwrap();
     };
-    let (admitted_ms, ()) = tokio::join!(waiting, resetting);
+    tokio::join!(waiting, resetting).0
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_given_back_elsewhere_is_noticed_within_two_seconds() {
+    let store = Timed::new();
+    let [limiter, elsewhere] = [(); 2].map(|()| Limiter::new(store.clone()));
+    let admitted_ms = admitted_after_reset(&limiter, &store, &elsewhere, 4_500).await;
     assert_eq!(admitted_ms, 6_000);
     assert_eq!(store.asked_ms(), [0, 0, 2_000, 4_000, 6_000]);
 }
@@ -432,19 +433,7 @@ async fn what_is_given_back_elsewhere_is_noticed_within_two_seconds() {
 async fn what_is_given_back_while_the_store_answers_is_heard() {
     let store = Timed::with_latency(ms(50));
     let limiter = Limiter::new(store.clone());
-    let charges = || calls("2/1h", 2);
-    assert!(limiter.acquire(charges(), LONG).await.unwrap().is_allowed());
-    let waiting = async {
-        let decision = limiter.acquire(charges(), LONG * 120).await.unwrap();
-        assert!(decision.is_allowed());
-        store.now_ms()
-    };
-    let resetting = async {
-        tokio::time::sleep(ms(10)).await;
-        let [charge] = charges();
-        limiter.reset(charge.policy(), charge.key()).await.unwrap();
-    };
-    let (admitted_ms, ()) = tokio::join!(waiting, resetting);
+    let admitted_ms = admitted_after_reset(&limiter, &store, &limiter, 10).await;
     assert_eq!((admitted_ms, store.asked_ms()), (150, vec![0, 50, 100]));
 }
 

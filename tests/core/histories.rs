@@ -45,7 +45,7 @@ async fn admitted(store: &dyn Store, clock: &TestClock, history: &History) -> Ve
         let Act::Check(charges) = &step.act else {
             continue;
         };
-        if player.play(&step.act).await.unwrap().refused.is_none() {
+        if player.play(&step.act).await.unwrap().denied.is_none() {
             let charges = charges.iter();
             let now_ms = clock.now_ms();
             admitted.extend(charges.map(|&(policy, key, cost)| (now_ms, policy, key, cost)));
@@ -78,13 +78,13 @@ async fn assert_retry_is_exact(store: &dyn Store, clock: &TestClock, history: &H
     for step in &history.steps {
         move_clock(clock, step.gap_ms);
         let outcome = player.play(&step.act).await;
-        let refused = outcome.and_then(|outcome| outcome.refused);
-        if let Some(retry_after_ms) = refused.and_then(|refused| refused.retry_after_ms) {
+        let denied = outcome.and_then(|outcome| outcome.denied);
+        if let Some(retry_after_ms) = denied.and_then(|denied| denied.retry_after_ms) {
             clock.advance(Duration::from_millis(retry_after_ms - 1));
             let early = player.play(&step.act).await.unwrap();
-            assert_eq!(early.refused.unwrap().retry_after_ms, Some(1));
+            assert_eq!(early.denied.unwrap().retry_after_ms, Some(1));
             clock.advance(Duration::from_millis(1));
-            assert_eq!(player.play(&step.act).await.unwrap().refused, None);
+            assert_eq!(player.play(&step.act).await.unwrap().denied, None);
         }
     }
 }

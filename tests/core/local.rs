@@ -141,7 +141,7 @@ async fn a_process_admits_its_share_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_cost_above_the_share_is_refused_without_a_time() {
+async fn a_cost_above_the_share_is_denied_without_a_time() {
     let decision = limiter(&Shared::down(), 4)
         .check(charge(&policy("10/1m"), 3))
         .await;
@@ -382,7 +382,7 @@ async fn a_caller_waits_for_room_in_the_memory_and_asks_no_more_than_it_has_to()
 }
 
 #[tokio::test]
-async fn a_limit_whose_key_cannot_be_found_out_is_left_out_if_its_policy_is_open_and_refused_otherwise()
+async fn a_limit_whose_key_cannot_be_found_out_is_left_out_if_its_policy_is_open_and_rejected_otherwise()
  {
     let no_key = |_: &Parts| Err::<Key, _>(ExtractError::unavailable("the directory is down"));
     let later =
@@ -407,12 +407,12 @@ async fn a_limit_whose_key_cannot_be_found_out_is_left_out_if_its_policy_is_open
                 );
                 // The other limit holds all the same.
                 let both = layer.limit(policy("0/1m"), alice());
-                let refused = if expected == StatusCode::OK {
+                let rejected = if expected == StatusCode::OK {
                     StatusCode::TOO_MANY_REQUESTS
                 } else {
                     expected
                 };
-                assert_eq!(ask(both).await.status(), refused, "{on_failure:?}");
+                assert_eq!(ask(both).await.status(), rejected, "{on_failure:?}");
             }
         }
     }

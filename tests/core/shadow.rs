@@ -63,7 +63,7 @@ fn shadow_of<B>(response: &Response<B>) -> Option<&Decision> {
 }
 
 #[tokio::test]
-async fn a_shadow_that_refuses_says_so_and_lets_the_request_pass() {
+async fn a_shadow_that_denies_says_so_and_lets_the_request_pass() {
     let store = to_shadows(|check| StoreFuture::ready(denied(check, 5_000)));
     let response = ask(layer(store)).await;
     assert_eq!(response.status(), StatusCode::OK);
@@ -100,8 +100,8 @@ async fn shadows_are_decided_in_the_same_call_beside_the_others() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_refused_is_not_charged_to_a_shadow() {
-    let store = Scripted::refusing_for(1_000);
+async fn a_request_that_is_denied_is_not_charged_to_a_shadow() {
+    let store = Scripted::denying_for(1_000);
     let response = ask(layer(store.clone())).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(response.headers()["ratelimit"], r#""now";r=0;t=1"#);
@@ -112,21 +112,21 @@ async fn a_request_that_is_refused_is_not_charged_to_a_shadow() {
 #[tokio::test]
 async fn a_shadow_changes_nothing_about_what_the_others_admit() {
     let layer = layer(MemoryStore::new());
-    let mut refused_by_shadow = 0;
+    let mut denied_by_shadow = 0;
     for _ in 0..10 {
         let response = ask(layer.clone()).await;
         assert_eq!(response.status(), StatusCode::OK);
-        refused_by_shadow += usize::from(!shadow_of(&response).unwrap().is_allowed());
+        denied_by_shadow += usize::from(!shadow_of(&response).unwrap().is_allowed());
     }
-    assert_eq!(refused_by_shadow, 5);
+    assert_eq!(denied_by_shadow, 5);
     assert_eq!(ask(layer).await.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
 #[tokio::test]
 async fn a_layer_can_be_a_shadow_as_a_whole() {
     for layer in [
-        layer(Scripted::refusing_for(1_000)).shadow(),
-        RateLimitLayer::new(Scripted::refusing_for(1_000))
+        layer(Scripted::denying_for(1_000)).shadow(),
+        RateLimitLayer::new(Scripted::denying_for(1_000))
             .shadow()
             .limit(policy("now", "10/1m"), everybody())
             .limit(policy("soon", "5/1m,9/1h"), everybody()),
@@ -310,7 +310,7 @@ async fn what_shadows_charged_is_settled_too() {
 }
 
 #[tokio::test]
-async fn a_deny_list_refuses_beside_a_shadow_but_not_in_a_shadow_layer() {
+async fn a_deny_list_blocks_beside_a_shadow_but_not_in_a_shadow_layer() {
     let layer = RateLimitLayer::new(Scripted::allowing())
         .limit(policy("trial", "5/1m").shadow(), everybody());
     for layer in [layer.clone().block(|_| true), layer.block_keys(|_| true)] {
@@ -353,7 +353,7 @@ async fn what_a_shadow_has_counted_counts_when_it_is_none_any_more() {
 
 #[test]
 #[should_panic(expected = "same name")]
-fn a_policy_and_its_own_shadow_are_refused_when_built() {
+fn a_policy_and_its_own_shadow_are_an_error_when_built() {
     let policy = policy("all", "1/1s");
     let _ = RateLimitLayer::new(Scripted::allowing())
         .limit(policy.clone(), everybody())

@@ -7,7 +7,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use crate::common::example::{self, Example};
 
 #[tokio::test]
-async fn prometheus_reads_in_the_example_what_was_allowed_and_refused() {
+async fn prometheus_reads_in_the_example_what_was_allowed_and_rejected() {
     let program = example::build("prometheus");
     let site = Example::run(std::process::Command::new(program).arg("127.0.0.1:0"));
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();

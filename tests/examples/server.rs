@@ -15,7 +15,7 @@ use hyper_util::{
 use tokio::task::JoinSet;
 
 const OK: StatusCode = StatusCode::OK;
-const REFUSED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
+const REJECTED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
 
 /// Asks servers, over connections that are kept.
 #[derive(Clone)]
@@ -62,22 +62,22 @@ async fn three_rules_limit_everybody_by_address_unless_told_otherwise() {
 }
 
 #[tokio::test]
-async fn a_request_costs_what_its_path_says_and_a_refused_one_nothing() {
+async fn a_request_costs_what_its_path_says_and_a_rejected_one_nothing() {
     let (server, browser) = (Example::start(&["--limit", "ip=10/1d"]), Browser::new());
     for (path, expected) in [
         ("/cost/7", OK),
-        ("/cost/4", REFUSED),
-        ("/cost/11", REFUSED),
+        ("/cost/4", REJECTED),
+        ("/cost/11", REJECTED),
         ("/cost/0", OK),
         ("/cost/many", StatusCode::BAD_REQUEST),
         // A path that is not read as it stands is not served for less than it says, either.
         ("/cost/%39%39", StatusCode::BAD_REQUEST),
         ("/", OK),
         ("/status/204", StatusCode::NO_CONTENT),
-        ("/cost/2", REFUSED),
+        ("/cost/2", REJECTED),
         ("/cost/1", OK),
-        ("/", REFUSED),
-        ("/status/200", REFUSED),
+        ("/", REJECTED),
+        ("/status/200", REJECTED),
         ("/cost/0", OK),
     ] {
         assert_eq!(browser.status(&server, path).await, expected, "{path}");
@@ -107,7 +107,7 @@ async fn any_status_that_can_end_an_exchange_is_answered() {
 async fn health_and_the_page_are_not_limited() {
     let (server, browser) = (Example::start(&["--limit", "ip=1/1d"]), Browser::new());
     assert_eq!(browser.status(&server, "/").await, OK);
-    assert_eq!(browser.status(&server, "/").await, REFUSED);
+    assert_eq!(browser.status(&server, "/").await, REJECTED);
     assert_eq!(browser.status(&server, "/health").await, OK);
 
     let accept = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")];
@@ -116,9 +116,9 @@ async fn health_and_the_page_are_not_limited() {
     assert_eq!(headers["content-type"], "text/html; charset=utf-8");
     assert!(body.starts_with("<!doctype html>"));
     let (status, ..) = browser.ask(&server, "/", &[("accept", "text/plain")]).await;
-    assert_eq!(status, REFUSED);
+    assert_eq!(status, REJECTED);
     let (status, ..) = browser.ask(&server, "/cost/1", &accept).await;
-    assert_eq!(status, REFUSED);
+    assert_eq!(status, REJECTED);
 }
 
 #[tokio::test]
@@ -138,14 +138,14 @@ async fn a_request_without_the_header_skips_its_limit() {
     for (key, expected) in [
         (Some("alice"), OK),
         (Some("alice"), OK),
-        (Some("alice"), REFUSED),
+        (Some("alice"), REJECTED),
         (Some("bob"), OK),
         (None, OK),
         (None, OK),
         (None, OK),
         (Some("bob"), OK),
-        (Some("carol"), REFUSED),
-        (None, REFUSED),
+        (Some("carol"), REJECTED),
+        (None, REJECTED),
     ] {
         let header = key.map(|key| ("x-api-key", key));
         let (status, ..) = browser.ask(&server, "/", header.as_slice()).await;
@@ -167,7 +167,7 @@ async fn the_address_is_what_trusted_proxies_say() {
     let browser = Browser::new();
     for (server, forwarded_for, expected) in [
         (&behind, Some("6.6.6.6, 203.0.113.7"), OK),
-        (&behind, Some("6.6.6.7, 203.0.113.7, 10.0.0.2"), REFUSED),
+        (&behind, Some("6.6.6.7, 203.0.113.7, 10.0.0.2"), REJECTED),
         (&behind, Some("203.0.113.8"), OK),
         (
             &behind,
@@ -176,8 +176,8 @@ async fn the_address_is_what_trusted_proxies_say() {
         ),
         (&behind, None, StatusCode::BAD_REQUEST),
         (&elsewhere, Some("203.0.113.7"), OK),
-        (&elsewhere, Some("203.0.113.8"), REFUSED),
-        (&elsewhere, None, REFUSED),
+        (&elsewhere, Some("203.0.113.8"), REJECTED),
+        (&elsewhere, None, REJECTED),
     ] {
         let header = forwarded_for.map(|it| ("x-forwarded-for", it));
         let (status, ..) = browser.ask(server, "/", header.as_slice()).await;
@@ -194,8 +194,8 @@ async fn two_processes_admit_exactly_the_limit_of_thousands_of_concurrent_reques
         let args = ["--redis", &url, "--limit", &rules, "--timeout", "30s"];
         let args = [&args[..], &["--on-failure", "closed"], more].concat();
         let servers = [Example::start(&args), Example::start(&args)];
-        let (admitted, refused) = burst(servers, 2_000, &limit.to_string()).await;
-        assert_eq!((admitted, refused), (limit, 4_000 - limit), "{more:?}");
+        let (admitted, rejected) = burst(servers, 2_000, &limit.to_string()).await;
+        assert_eq!((admitted, rejected), (limit, 4_000 - limit), "{more:?}");
     }
 }
 
@@ -213,7 +213,7 @@ async fn burst(servers: [Example; 2], requests: usize, user: &str) -> (usize, us
                 let header = [("x-api-key", user.as_str())];
                 match browser.ask(&servers[task % 2], "/", &header).await.0 {
                     OK => counts.0 += 1,
-                    REFUSED => counts.1 += 1,
+                    REJECTED => counts.1 += 1,
                     other => panic!("{other}"),
                 }
             }
@@ -265,7 +265,7 @@ async fn while_redis_is_away_each_server_admits_its_share() {
     let args = [&["--redis", &url, "--limit", "ip=10/1d"][..], &local].concat();
     let browser = Browser::new();
     for server in [Example::start(&args), Example::start(&args)] {
-        for expected in [[OK; 5], [REFUSED; 5]].concat() {
+        for expected in [[OK; 5], [REJECTED; 5]].concat() {
             assert_eq!(browser.status(&server, "/").await, expected);
         }
         let (_, stderr) = server.stop();
@@ -286,7 +286,7 @@ async fn limits_hold_as_soon_as_redis_is_there() {
     assert_eq!(browser.status(&server, "/").await, OK);
     redis.restart();
     assert_eq!(browser.status(&server, "/").await, OK);
-    assert_eq!(browser.status(&server, "/").await, REFUSED);
+    assert_eq!(browser.status(&server, "/").await, REJECTED);
 }
 
 #[tokio::test]
@@ -336,7 +336,7 @@ async fn limits_change_with_their_file_and_what_is_used_stays() {
     let config = Config::new("ip = '2/1d'\n'header:X-Api-Key' = ['9/1d', '99/1h']");
     let mut server = Example::start(&["--config", &config.path]);
     let browser = Browser::new();
-    for expected in [OK, OK, REFUSED] {
+    for expected in [OK, OK, REJECTED] {
         assert_eq!(browser.status(&server, "/").await, expected);
     }
     for (limits, complaint, item, expected) in [
@@ -350,20 +350,20 @@ async fn limits_change_with_their_file_and_what_is_used_stays() {
             "ip = '99/1d'",
             "policy `header-x-api-key` is missing",
             "q=3;w=86400",
-            REFUSED,
+            REJECTED,
         ),
         (
             "ip = 'many'\n'header:x-api-key' = '9/1d'",
             "policy `ip`: rule `many`",
             "q=3;w=86400",
-            REFUSED,
+            REJECTED,
         ),
-        ("ip = ", "line 2", "q=3;w=86400", REFUSED),
+        ("ip = ", "line 2", "q=3;w=86400", REJECTED),
         (
             "ip = '4/1d'\n'header:x-api-key' = '9/1d'\n'header:a' = '9/1d'",
             "policy `header-a` is new",
             "q=3;w=86400",
-            REFUSED,
+            REJECTED,
         ),
         (
             "ip = '5/1d'\n'header:x-api-key' = '9/1d'",
@@ -427,7 +427,7 @@ fn a_wrong_file_is_named_and_ends_the_server_with_2() {
 }
 
 #[tokio::test]
-async fn a_shadow_counts_and_tells_and_refuses_nobody() {
+async fn a_shadow_counts_and_tells_and_denies_nobody() {
     let mut redis = Server::start();
     let url = redis.url();
     let limit = ["--limit", "ip=2/1d", "--redis", &url];
@@ -454,7 +454,7 @@ async fn a_shadow_counts_and_tells_and_refuses_nobody() {
 
     // What it counted counts for a server that is no shadow.
     let strict = Example::start(&limit);
-    assert_eq!(browser.status(&strict, "/").await, REFUSED);
+    assert_eq!(browser.status(&strict, "/").await, REJECTED);
     redis.kill();
     assert_eq!(browser.status(&server, "/").await, OK);
 }
@@ -492,7 +492,7 @@ async fn what_is_left_is_told_as_asked() {
         ("none", &[]),
     ] {
         let server = Example::start(&["--limit", "ip=1/1d", "--headers", style]);
-        for expected in [OK, REFUSED] {
+        for expected in [OK, REJECTED] {
             let (status, headers, _) = browser.ask(&server, "/", &[]).await;
             assert_eq!(status, expected);
             let names = headers.keys().map(|name| name.as_str());
@@ -506,7 +506,7 @@ async fn what_is_left_is_told_as_asked() {
                 assert!(range.contains(&number), "{name}: {number}");
             }
             let retry_after = headers.get("retry-after").map(number);
-            assert_eq!(retry_after.is_some(), status == REFUSED);
+            assert_eq!(retry_after.is_some(), status == REJECTED);
             assert!(retry_after.is_none_or(|(_, wait)| day().contains(&wait)));
         }
     }

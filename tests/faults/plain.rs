@@ -137,7 +137,7 @@ async fn slow() {
 }
 
 #[tokio::test]
-async fn out_of_memory_admits_nobody_and_still_refuses() {
+async fn out_of_memory_admits_nobody_and_still_denies() {
     let server = Server::start();
     for (name, store) in stores::all(&server).await {
         let limiter = Limiter::new(store.clone());
@@ -152,8 +152,8 @@ async fn out_of_memory_admits_nobody_and_still_refuses() {
         );
         server.run::<()>("CONFIG SET maxmemory 1");
         assert_eq!(fails(&store).await, StoreErrorKind::Unavailable, "{name}");
-        let refusal = limiter.check(charge(&used_up, 1)).await.unwrap();
-        assert!(matches!(refusal, Decision::Denied(_)), "{name}");
+        let decision = limiter.check(charge(&used_up, 1)).await.unwrap();
+        assert!(matches!(decision, Decision::Denied(_)), "{name}");
         server.run::<()>("CONFIG SET maxmemory 0");
         assert!(works(&store).await, "{name}");
     }

@@ -106,7 +106,7 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
         faults: names(faults),
         requests: tally.requests,
         admitted: tally.admitted,
-        refused: tally.refused,
+        denied: tally.denied,
         local: tally.local,
         errors: tally.errors.clone(),
         worst_wait: tally.worst_wait,

@@ -9,7 +9,7 @@ pub(crate) struct Row {
     pub(crate) faults: String,
     pub(crate) requests: u64,
     pub(crate) admitted: u64,
-    pub(crate) refused: u64,
+    pub(crate) denied: u64,
     pub(crate) local: u64,
     pub(crate) errors: BTreeMap<String, u64>,
     pub(crate) worst_wait: Duration,
@@ -35,7 +35,7 @@ impl fmt::Display for Row {
             faults,
             requests,
             admitted,
-            refused,
+            denied,
             local,
             ..
         } = self;
@@ -56,7 +56,7 @@ impl fmt::Display for Row {
         };
         write!(
             f,
-            "| {setup} | {faults} | {requests} | {admitted} | {refused} | {local} | {} | {wait} ({late}) | {back} ",
+            "| {setup} | {faults} | {requests} | {admitted} | {denied} | {local} | {} | {wait} ({late}) | {back} ",
             errors.join(", ")
         )?;
         write!(

@@ -19,7 +19,7 @@ struct Counted {
 pub(crate) struct Tally {
     pub(crate) requests: u64,
     pub(crate) admitted: u64,
-    pub(crate) refused: u64,
+    pub(crate) denied: u64,
     /// Of both, how many this process decided by itself.
     pub(crate) local: u64,
     /// By kind.
@@ -56,7 +56,7 @@ impl Tally {
                     }
                 }
             }
-            Ok(Decision::Denied(_)) => self.refused += 1,
+            Ok(Decision::Denied(_)) => self.denied += 1,
             Err(error) => {
                 *self
                     .errors

@@ -37,7 +37,7 @@ use tower::{ServiceBuilder, service_fn};
 use tower_http::timeout::TimeoutLayer;
 
 const OK: StatusCode = StatusCode::OK;
-const REFUSED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
+const REJECTED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
 const NOT_FOUND: StatusCode = StatusCode::NOT_FOUND;
 
 /// The limit of all requests together in a day.
@@ -100,14 +100,14 @@ async fn a_layer_of_an_axum_router_limits_its_routes_and_its_fallback() {
     );
     assert_eq!(text(response).await, "hello");
     let statuses = statuses(server, ["/nowhere", "/", "/nowhere"]).await;
-    assert_eq!(statuses, [NOT_FOUND, REFUSED, REFUSED]);
-    let refusal = ask(server, "/").await;
+    assert_eq!(statuses, [NOT_FOUND, REJECTED, REJECTED]);
+    let rejection = ask(server, "/").await;
     assert_eq!(
-        refusal.headers()["content-type"],
+        rejection.headers()["content-type"],
         "application/problem+json"
     );
     assert!(
-        text(refusal)
+        text(rejection)
             .await
             .contains(r#""violated-policies":["all"]"#)
     );
@@ -132,7 +132,7 @@ async fn a_route_layer_leaves_the_fallback_alone_and_sees_the_matched_path() {
         server,
         ["/users/1", "/users/2", "/", "/", "/nowhere", "/nowhere"],
     );
-    let expected = [OK, REFUSED, OK, REFUSED, NOT_FOUND, NOT_FOUND];
+    let expected = [OK, REJECTED, OK, REJECTED, NOT_FOUND, NOT_FOUND];
     assert_eq!(statuses.await, expected);
 }
 
@@ -154,11 +154,11 @@ async fn nested_routers_have_limits_of_their_own_within_those_of_the_whole() {
         .collect();
     assert_eq!(names, ["api", "all"]);
     let statuses = statuses(server, ["/api/search", "/", "/", "/"]).await;
-    assert_eq!(statuses, [REFUSED, OK, OK, REFUSED]);
+    assert_eq!(statuses, [REJECTED, OK, OK, REJECTED]);
 }
 
 #[tokio::test]
-async fn a_web_socket_is_charged_once_and_a_refused_one_is_not_opened() {
+async fn a_web_socket_is_charged_once_and_a_rejected_one_is_not_opened() {
     async fn echo(mut socket: WebSocket) {
         while let Some(Ok(Sent::Text(text))) = socket.recv().await {
             socket.send(Sent::Text(text)).await.unwrap();
@@ -175,11 +175,11 @@ async fn a_web_socket_is_charged_once_and_a_refused_one_is_not_opened() {
         let echo = socket.next().await.unwrap().unwrap();
         assert_eq!(echo.to_text().unwrap(), text);
     }
-    let tungstenite::Error::Http(refusal) = connect_async(&url).await.unwrap_err() else {
+    let tungstenite::Error::Http(rejection) = connect_async(&url).await.unwrap_err() else {
         panic!("not rejected");
     };
-    assert_eq!(refusal.status(), REFUSED);
-    assert!(refusal.headers().contains_key("retry-after"));
+    assert_eq!(rejection.status(), REJECTED);
+    assert!(rejection.headers().contains_key("retry-after"));
     socket.send("still open".into()).await.unwrap();
     assert!(socket.next().await.unwrap().is_ok());
 }
@@ -243,25 +243,25 @@ async fn a_hyper_server_answers_in_any_body_type() {
     let boxed = serve_with_hyper(limit("all", 1).rejection(EmptyBody), boxed).await;
     for (server, has_body) in [(full, true), (boxed, false)] {
         assert_eq!(text(ask(server, "/").await).await, "hello");
-        let refusal = ask(server, "/").await;
-        assert_eq!(refusal.status(), REFUSED);
-        assert!(refusal.headers().contains_key("ratelimit"));
-        assert_eq!(text(refusal).await.is_empty(), !has_body);
+        let rejection = ask(server, "/").await;
+        assert_eq!(rejection.status(), REJECTED);
+        assert!(rejection.headers().contains_key("ratelimit"));
+        assert_eq!(text(rejection).await.is_empty(), !has_body);
     }
 }
 
 #[tokio::test]
-async fn a_refused_head_request_is_told_the_length_that_get_would_have() {
+async fn a_rejected_head_request_is_told_the_length_that_get_would_have() {
     let hyper = serve_with_hyper(limit("all", 0), || Full::<Bytes>::from("hello")).await;
     let routes = Router::new().route("/", get(async || "hello"));
     let axum = serve(routes.layer(limit("all", 0))).await;
     for server in [hyper, axum] {
         let length = text(ask(server, "/").await).await.len().to_string();
         let request = Request::head(format!("http://{server}/")).body(Body::empty());
-        let refusal = client().request(request.unwrap()).await.unwrap();
-        assert_eq!(refusal.status(), REFUSED);
-        assert_eq!(refusal.headers()["content-length"], length);
-        assert_eq!(text(refusal).await, "");
+        let rejection = client().request(request.unwrap()).await.unwrap();
+        assert_eq!(rejection.status(), REJECTED);
+        assert_eq!(rejection.headers()["content-length"], length);
+        assert_eq!(text(rejection).await, "");
     }
 }
 
@@ -274,7 +274,7 @@ async fn http_2_and_a_head_request_are_answered_too() {
     for (method, status, body) in [
         (Method::GET, OK, "hello"),
         (Method::POST, OK, "hello"),
-        (Method::HEAD, REFUSED, ""),
+        (Method::HEAD, REJECTED, ""),
     ] {
         let request = Request::builder().method(method);
         let request = request.uri(format!("http://{server}/")).body(Empty::new());
@@ -337,7 +337,7 @@ async fn fetch(server: SocketAddr, origin: &str) -> (StatusCode, Option<HeaderMa
 }
 
 #[tokio::test]
-async fn a_page_of_another_origin_sees_a_refusal_and_its_headers_and_preflights_are_free() {
+async fn a_page_of_another_origin_sees_a_rejection_and_its_headers_and_preflights_are_free() {
     use sluicegate::middleware::EXPOSED_HEADERS;
     use tower_http::cors::{AllowOrigin, CorsLayer};
 
@@ -355,7 +355,7 @@ async fn a_page_of_another_origin_sees_a_refusal_and_its_headers_and_preflights_
     assert_eq!(status, OK);
     assert!(headers.unwrap().contains_key("ratelimit"));
     let (status, headers) = fetch(server, ORIGIN).await;
-    assert_eq!(status, REFUSED);
+    assert_eq!(status, REJECTED);
     let headers = headers.unwrap();
     for name in &EXPOSED_HEADERS {
         assert!(headers.contains_key(name), "{name}");
@@ -364,7 +364,7 @@ async fn a_page_of_another_origin_sees_a_refusal_and_its_headers_and_preflights_
     // The other way round, the page sees no rejection at all, and the preflight is what was admitted.
     let server = serve(app().layer(cors).layer(limited)).await;
     let response = ask(server, "/").await;
-    assert_eq!(response.status(), REFUSED);
+    assert_eq!(response.status(), REJECTED);
     assert!(visible(&response, ORIGIN).is_none());
 }
 
@@ -402,7 +402,7 @@ async fn a_client_is_told_its_reset_from_now_or_since_1970() {
     ] {
         let app = Router::new().route("/", get(async || "hello"));
         let server = serve(app.layer(limit("all", 1).headers(style))).await;
-        for status in [OK, REFUSED] {
+        for status in [OK, REJECTED] {
             let before = from().as_secs();
             let response = ask(server, "/").await;
             assert_eq!(response.status(), status);
@@ -431,7 +431,7 @@ async fn a_response_of_a_timeout_inside_tells_the_quota_and_one_of_a_timeout_out
         (inside, [Some("r=1"), Some("r=0"), Some("r=0")]),
         (outside, [None, None, Some("r=0")]),
     ] {
-        for (status, told) in [LATE, LATE, REFUSED].into_iter().zip(told) {
+        for (status, told) in [LATE, LATE, REJECTED].into_iter().zip(told) {
             let response = ask(server, "/").await;
             assert_eq!(response.status(), status);
             let left = response.headers().get("ratelimit");

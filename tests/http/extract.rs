@@ -121,7 +121,7 @@ fn names_and_values_of_headers_do_not_flow_into_each_other() {
 
 #[test]
 #[should_panic(expected = "`x api key` cannot be the name of a header")]
-fn a_name_that_no_header_has_is_refused_when_built() {
+fn a_name_that_no_header_has_is_an_error_when_built() {
     let _ = Header::new("x api key");
 }
 
@@ -197,7 +197,7 @@ fn cookies_are_different_identities_by_name_and_value() {
 
 #[test]
 #[should_panic(expected = "`my session` cannot be the name of a cookie")]
-fn a_name_that_no_cookie_has_is_refused_when_built() {
+fn a_name_that_no_cookie_has_is_an_error_when_built() {
     let _ = Cookie::new("my session");
 }
 
@@ -225,7 +225,7 @@ fn the_width_of_an_ipv6_network_is_configurable() {
 
 #[test]
 #[should_panic(expected = "32 to 128 bits")]
-fn a_network_that_is_too_wide_is_refused_when_built() {
+fn a_network_that_is_too_wide_is_an_error_when_built() {
     let _ = PeerIp.ipv6_prefix(31);
 }
 

@@ -389,17 +389,17 @@ async fn no_more_than_64_entries_or_4_kib_are_read() {
     let deepest = TrustedProxies::count_including_peer(64);
     let deepest = ForwardedIp::x_forwarded_for(deepest);
     let ip = ForwardedIp::x_forwarded_for(ours());
-    let (read, refused) = (Ok(REAL.to_owned()), Err(400));
+    let (read, rejected) = (Ok(REAL.to_owned()), Err(400));
     for (ip, line, expected) in [
         (&ip, format!("{},{REAL}", fill("6.6.6.6", 40_000)), &read),
         (&ip, format!("{},{REAL}", "x".repeat(100_000)), &read),
         (&ip, format!("{REAL},{}", fill("10.0.0.1", 63)), &read),
-        (&ip, format!("{REAL},{}", fill("10.0.0.1", 64)), &refused),
+        (&ip, format!("{REAL},{}", fill("10.0.0.1", 64)), &rejected),
         (&ip, format!("{REAL},{}10.0.0.1", " ".repeat(4_000)), &read),
         (
             &ip,
             format!("{REAL},{}10.0.0.1", " ".repeat(4_096)),
-            &refused,
+            &rejected,
         ),
         (&deepest, format!("{REAL},{}", fill("10.0.0.1", 63)), &read),
     ] {
@@ -408,10 +408,10 @@ async fn no_more_than_64_entries_or_4_kib_are_read() {
     }
 
     let lines = [(XFF, "10.0.0.1")].repeat(80);
-    assert_eq!(who(ip, &lines).await, refused);
+    assert_eq!(who(ip, &lines).await, rejected);
     let quoted = format!("for=\"{}", "x".repeat(100_000));
     let forwarded = ForwardedIp::forwarded(ours());
-    assert_eq!(who(forwarded, &[("forwarded", &quoted)]).await, refused);
+    assert_eq!(who(forwarded, &[("forwarded", &quoted)]).await, rejected);
 }
 
 #[test]
@@ -506,25 +506,25 @@ fn no_error_and_no_debug_output_holds_what_a_client_wrote() {
 
 #[test]
 #[should_panic(expected = "must be 1 (the peer alone) to 64")]
-fn a_count_of_no_proxies_is_refused_when_built() {
+fn a_count_of_no_proxies_is_an_error_when_built() {
     let _ = TrustedProxies::count_including_peer(0);
 }
 
 #[test]
 #[should_panic(expected = "must be 1 (the peer alone) to 64")]
-fn a_count_of_more_proxies_than_are_read_is_refused_when_built() {
+fn a_count_of_more_proxies_than_are_read_is_an_error_when_built() {
     let _ = TrustedProxies::count_including_peer(65);
 }
 
 #[test]
 #[should_panic(expected = "`x real ip` cannot be the name of a header")]
-fn a_name_that_no_header_has_is_refused_when_built() {
+fn a_name_that_no_header_has_is_an_error_when_built() {
     let _ = ForwardedIp::header("x real ip", ours());
 }
 
 #[test]
 #[should_panic(expected = "32 to 128 bits")]
-fn a_width_that_no_network_has_is_refused_when_built() {
+fn a_width_that_no_network_has_is_an_error_when_built() {
     let _ = ForwardedIp::x_forwarded_for(ours()).ipv6_prefix(0);
 }
 

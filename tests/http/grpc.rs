@@ -114,7 +114,7 @@ async fn a_client_that_honours_retry_info_is_served_at_its_second_try() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(policy, PeerIp);
     let mut client = client(serve(layer.rejection(Grpc::new()))).await;
     let start = Instant::now();
-    let mut refusals = 0;
+    let mut rejections = 0;
     for _ in 0..3 {
         let response = loop {
             match hello(&mut client).await {
@@ -124,7 +124,7 @@ async fn a_client_that_honours_retry_info_is_served_at_its_second_try() {
                     let details = status.get_error_details();
                     let wait = details.retry_info().unwrap().retry_delay.unwrap();
                     assert_eq!(told(&status, PUSHBACK), wait.as_millis().to_string());
-                    refusals += 1;
+                    rejections += 1;
                     tokio::time::sleep(wait).await;
                 }
             }
@@ -132,13 +132,13 @@ async fn a_client_that_honours_retry_info_is_served_at_its_second_try() {
         assert_eq!(response.get_ref(), "hello world");
         assert!(response.metadata().contains_key("ratelimit"));
     }
-    assert_eq!(refusals, 2);
+    assert_eq!(rejections, 2);
     assert!(start.elapsed() >= Duration::from_millis(600));
 }
 
 #[tokio::test]
-async fn a_refusal_is_resource_exhausted_and_carries_the_quota() {
-    let status = ends(limited(Scripted::refusing_for(1_234), everybody())).await;
+async fn a_rejection_is_resource_exhausted_and_carries_the_quota() {
+    let status = ends(limited(Scripted::denying_for(1_234), everybody())).await;
     assert_eq!(status.code(), Code::ResourceExhausted);
     let details = status.check_error_details().unwrap();
     let wait = details.retry_info().unwrap().retry_delay;
@@ -154,7 +154,7 @@ async fn a_refusal_is_resource_exhausted_and_carries_the_quota() {
 
 #[tokio::test]
 async fn a_call_that_can_never_pass_is_not_to_be_tried_again() {
-    let status = ends(limited(Scripted::refusing_for(1), everybody()).cost(|_| 11)).await;
+    let status = ends(limited(Scripted::denying_for(1), everybody()).cost(|_| 11)).await;
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert_eq!(told(&status, PUSHBACK), "-1");
     assert!(status.get_error_details().retry_info().is_none());
@@ -162,7 +162,7 @@ async fn a_call_that_can_never_pass_is_not_to_be_tried_again() {
 
 #[tokio::test]
 async fn a_pushback_has_the_same_jitter_as_the_rest() {
-    let layer = limited(Scripted::refusing_for(1_000), everybody());
+    let layer = limited(Scripted::denying_for(1_000), everybody());
     let status = ends(layer.jitter(Duration::from_secs(3_600))).await;
     let pushback: u64 = told(&status, PUSHBACK).parse().unwrap();
     assert!((1_000..=3_601_000).contains(&pushback));
@@ -201,7 +201,7 @@ async fn every_reason_has_the_status_that_clients_act_upon() {
 
 #[tokio::test]
 async fn the_answer_has_no_body_and_the_status_in_its_headers() {
-    let layer = limited(Scripted::refusing_for(1), everybody());
+    let layer = limited(Scripted::denying_for(1), everybody());
     let layer = layer.rejection(Grpc::new());
     let client = Client::builder(TokioExecutor::new())
         .http2_only(true)

@@ -78,8 +78,8 @@ async fn an_allowed_request_is_served_with_its_quota() {
 }
 
 #[tokio::test]
-async fn a_refused_request_is_told_when_to_come_back() {
-    let response = ask(layer(Scripted::refusing_for(1_001))).await;
+async fn a_rejected_request_is_told_when_to_come_back() {
+    let response = ask(layer(Scripted::denying_for(1_001))).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(lines(response.headers(), "retry-after"), ["2"]);
     assert_eq!(lines(response.headers(), "ratelimit"), [r#""all";r=0;t=2"#]);
@@ -95,14 +95,14 @@ async fn a_refused_request_is_told_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_refusal_of_less_than_a_second_still_waits_one() {
-    let response = ask(layer(Scripted::refusing_for(1))).await;
+async fn a_rejection_of_less_than_a_second_still_waits_one() {
+    let response = ask(layer(Scripted::denying_for(1))).await;
     assert_eq!(lines(response.headers(), "retry-after"), ["1"]);
 }
 
 #[tokio::test]
 async fn a_cost_that_can_never_fit_is_told_apart() {
-    let response = ask(layer(Scripted::refusing_for(5_000)).cost(|_| 11)).await;
+    let response = ask(layer(Scripted::denying_for(5_000)).cost(|_| 11)).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(!response.headers().contains_key("retry-after"));
     assert_eq!(lines(response.headers(), "ratelimit"), [r#""all";r=0"#]);
@@ -111,9 +111,9 @@ async fn a_cost_that_can_never_fit_is_told_apart() {
 }
 
 #[tokio::test]
-async fn a_refusal_of_a_head_request_has_no_body() {
+async fn a_rejection_of_a_head_request_has_no_body() {
     let request = Request::head("/").body(String::new()).unwrap();
-    let response = ask_with(layer(Scripted::refusing_for(1)), request).await;
+    let response = ask_with(layer(Scripted::denying_for(1)), request).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(response.body(), "");
 }
@@ -142,8 +142,8 @@ async fn the_decision_is_in_the_extensions_of_request_and_response() {
 }
 
 #[tokio::test]
-async fn the_reason_of_a_refusal_is_in_the_extensions_of_the_response() {
-    let response = ask(layer(Scripted::refusing_for(1))).await;
+async fn the_reason_of_a_rejection_is_in_the_extensions_of_the_response() {
+    let response = ask(layer(Scripted::denying_for(1))).await;
     assert!(matches!(
         response.extensions().get(),
         Some(Decision::Denied(_))
@@ -198,7 +198,7 @@ async fn a_cost_of_zero_looks_without_charging() {
 }
 
 #[tokio::test]
-async fn a_request_without_identity_is_refused_before_the_store_is_asked() {
+async fn a_request_without_identity_is_rejected_before_the_store_is_asked() {
     let store = Scripted::allowing();
     let layer = layer(store.clone()).limit(policy("client", "1/1s"), Header::new("x-api-key"));
     let response = ask(layer).await;
@@ -217,7 +217,7 @@ async fn a_request_without_identity_is_refused_before_the_store_is_asked() {
 }
 
 #[tokio::test]
-async fn no_look_up_begins_when_the_head_alone_refuses() {
+async fn no_look_up_begins_when_the_head_alone_rejects() {
     let begun = Arc::new(Mutex::new(false));
     let log = begun.clone();
     let layer = RateLimitLayer::new(Scripted::allowing())
@@ -231,7 +231,7 @@ async fn no_look_up_begins_when_the_head_alone_refuses() {
 }
 
 #[tokio::test]
-async fn too_many_keys_are_refused_though_the_failure_policy_is_open() {
+async fn too_many_keys_are_rejected_though_the_failure_policy_is_open() {
     let store = Scripted::allowing();
     let keys = |_: &Parts| {
         (0..100)
@@ -253,13 +253,13 @@ fn a_layer_makes_services_without_allocating() {
 
 #[test]
 #[should_panic(expected = "same name and different rules: Policy(all: 10/1m), Policy(all: 11/1m)")]
-fn two_policies_of_one_name_are_refused_when_built() {
+fn two_policies_of_one_name_are_an_error_when_built() {
     let _ = layer(Scripted::allowing()).limit(policy("all", "11/1m"), everybody());
 }
 
 #[test]
 #[should_panic(expected = "a timeout of zero")]
-fn a_deadline_of_zero_is_refused_when_built() {
+fn a_deadline_of_zero_is_an_error_when_built() {
     let _ = layer(Scripted::allowing()).timeout(Duration::ZERO);
 }
 
@@ -274,7 +274,7 @@ async fn a_store_that_fails_is_passed_by_without_headers() {
 }
 
 #[tokio::test]
-async fn a_store_that_fails_refuses_when_the_policy_is_closed() {
+async fn a_store_that_fails_rejects_when_the_policy_is_closed() {
     let response = ask(layer(Scripted::failing()).on_failure(FailurePolicy::Closed)).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(lines(response.headers(), "cache-control"), ["no-store"]);
@@ -476,7 +476,7 @@ async fn a_look_up_that_fails_follows_the_failure_policy() {
 }
 
 #[tokio::test]
-async fn a_look_up_that_finds_nobody_refuses_though_the_failure_policy_is_open() {
+async fn a_look_up_that_finds_nobody_rejects_though_the_failure_policy_is_open() {
     let layer = RateLimitLayer::new(Scripted::allowing())
         .limit_async(policy("team", "1/1s"), |_: &Parts| async { None::<Key> });
     assert_eq!(ask(layer).await.status(), StatusCode::BAD_REQUEST);
@@ -508,7 +508,7 @@ async fn each_rule_has_an_item_of_the_same_name_in_both_fields() {
 }
 
 /// Denies rules with a limit of 1 for 7 s, those with a limit of 2 for 3 s, and no others.
-fn refusing_some() -> Arc<Scripted> {
+fn denying_some() -> Arc<Scripted> {
     Scripted::new(|check| {
         let decision = decide(check, false, |_, limit| Count {
             used: if limit < 3 { limit } else { 1 },
@@ -520,8 +520,8 @@ fn refusing_some() -> Arc<Scripted> {
 }
 
 #[tokio::test]
-async fn a_refusal_names_only_the_rules_that_refuse() {
-    let layer = RateLimitLayer::new(refusing_some())
+async fn a_rejection_names_only_the_rules_that_deny() {
+    let layer = RateLimitLayer::new(denying_some())
         .limit(policy("ip", "2/1s,1/1m,100/1d"), everybody())
         .limit(policy("user", "100/1h"), everybody());
     let response = ask(layer).await;
@@ -586,7 +586,7 @@ async fn legacy_headers_tell_of_the_rule_with_the_smallest_share_left() {
     }
     assert!(!response.headers().contains_key("ratelimit"));
 
-    let response = ask(limited(refusing_some())).await;
+    let response = ask(limited(denying_some())).await;
     for (name, value) in [("limit", "2"), ("remaining", "0"), ("reset", "3")] {
         assert_eq!(
             lines(response.headers(), &format!("x-ratelimit-{name}")),
@@ -602,7 +602,7 @@ async fn an_epoch_reset_is_a_time_of_the_services_clock() {
     let style = HeaderStyle::X_RATE_LIMIT_EPOCH;
     for (store, after) in [
         (Scripted::allowing(), 60),
-        (Scripted::refusing_for(3_000), 3),
+        (Scripted::denying_for(3_000), 3),
     ] {
         let before = now().as_secs();
         let response = ask(layer(store).headers(style)).await;
@@ -624,11 +624,11 @@ async fn several_styles_are_sent_together() {
 }
 
 #[tokio::test]
-async fn headers_may_be_kept_for_refusals() {
+async fn headers_may_be_kept_for_rejections() {
     let style = HeaderStyle::DRAFT_11.only_on_denial();
     let response = ask(layer(Scripted::allowing()).headers(style)).await;
     assert!(response.headers().is_empty());
-    let response = ask(layer(Scripted::refusing_for(1)).headers(style)).await;
+    let response = ask(layer(Scripted::denying_for(1)).headers(style)).await;
     assert!(response.headers().contains_key("ratelimit"));
 }
 
@@ -645,7 +645,7 @@ async fn headers_may_be_kept_for_when_little_is_left() {
 #[tokio::test]
 async fn every_header_that_can_be_sent_is_among_those_to_expose() {
     let both = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
-    let limited = layer(Scripted::refusing_for(1)).rejection(EmptyBody);
+    let limited = layer(Scripted::denying_for(1)).rejection(EmptyBody);
     let response = ask(limited.headers(both)).await;
     let sent = response
         .headers()
@@ -660,7 +660,7 @@ async fn jitter_only_ever_adds_and_is_bounded() {
     let most = Duration::from_secs(3);
     let mut told = HashSet::new();
     for _ in 0..200 {
-        let response = ask(layer(Scripted::refusing_for(1_000)).jitter(most)).await;
+        let response = ask(layer(Scripted::denying_for(1_000)).jitter(most)).await;
         let retry_after: u64 = lines(response.headers(), "retry-after")[0].parse().unwrap();
         let item = format!(r#""all";r=0;t={retry_after}"#);
         assert_eq!(lines(response.headers(), "ratelimit"), [item]);
@@ -685,7 +685,7 @@ async fn jitter_only_ever_adds_and_is_bounded() {
 #[tokio::test]
 async fn the_uri_of_a_problem_is_the_users_choice() {
     let make = ProblemJson::default().types("https://example.com/problems/");
-    let response = ask(layer(Scripted::refusing_for(1)).rejection(make)).await;
+    let response = ask(layer(Scripted::denying_for(1)).rejection(make)).await;
     let problem: serde_json::Value = serde_json::from_str(response.body()).unwrap();
     assert_eq!(
         problem["type"],
@@ -695,15 +695,15 @@ async fn the_uri_of_a_problem_is_the_users_choice() {
 
 #[test]
 #[should_panic(expected = "not a URI")]
-fn what_is_no_uri_is_refused_when_built() {
+fn what_is_no_uri_is_an_error_when_built() {
     let _ = ProblemJson::default().types(r#"https://example.com/""#);
 }
 
 #[tokio::test]
-async fn without_quota_headers_a_refusal_still_says_when_to_come_back() {
+async fn without_quota_headers_a_rejection_still_says_when_to_come_back() {
     let response = ask(layer(Scripted::allowing()).headers(HeaderStyle::NONE)).await;
     assert!(response.headers().is_empty());
-    let response = ask(layer(Scripted::refusing_for(1)).headers(HeaderStyle::NONE)).await;
+    let response = ask(layer(Scripted::denying_for(1)).headers(HeaderStyle::NONE)).await;
     assert!(!response.headers().contains_key("ratelimit"));
     assert_eq!(lines(response.headers(), "retry-after"), ["1"]);
 }
@@ -734,14 +734,14 @@ async fn a_users_rejection_cannot_lose_the_headers() {
         }
         response
     };
-    let response = ask(layer(Scripted::refusing_for(1_000)).rejection(make)).await;
+    let response = ask(layer(Scripted::denying_for(1_000)).rejection(make)).await;
     assert_eq!(response.body(), "/ is too busy");
     assert_eq!(lines(response.headers(), "retry-after"), ["1"]);
     assert_eq!(lines(response.headers(), "cache-control"), ["no-store"]);
     assert_eq!(lines(response.headers(), "ratelimit"), [r#""all";r=0;t=1"#]);
     assert!(response.extensions().get::<Rejection>().is_some());
 
-    let never = layer(Scripted::refusing_for(1_000)).cost(|_| 11);
+    let never = layer(Scripted::denying_for(1_000)).cost(|_| 11);
     let response = ask(never.rejection(make)).await;
     assert!(!response.headers().contains_key("retry-after"));
 }
@@ -749,16 +749,14 @@ async fn a_users_rejection_cannot_lose_the_headers() {
 #[tokio::test]
 async fn a_rejection_has_the_body_type_of_the_inner_service() {
     let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(7_u64)));
-    let empty = layer(Scripted::refusing_for(1))
+    let empty = layer(Scripted::denying_for(1))
         .rejection(EmptyBody)
         .layer(inner);
     let response = empty.oneshot(Request::new(())).await.unwrap();
     assert_eq!((response.status().as_u16(), *response.body()), (429, 0));
 
     let make = |_: &Rejection, _: &Parts| Response::new(42);
-    let made = layer(Scripted::refusing_for(1))
-        .rejection(make)
-        .layer(inner);
+    let made = layer(Scripted::denying_for(1)).rejection(make).layer(inner);
     assert_eq!(*made.oneshot(Request::new(())).await.unwrap().body(), 42);
 }
 
@@ -782,8 +780,8 @@ async fn two_layers_both_tell_their_quota() {
     );
     assert_eq!(lines(response.headers(), "ratelimit-policy").len(), 2);
 
-    let refused = layers(Scripted::allowing(), Scripted::refusing_for(1));
-    let response = refused.oneshot(Request::new(String::new())).await.unwrap();
+    let rejected = layers(Scripted::allowing(), Scripted::denying_for(1));
+    let response = rejected.oneshot(Request::new(String::new())).await.unwrap();
     assert_eq!(
         lines(response.headers(), "ratelimit"),
         [r#""inner";r=0;t=1"#]

@@ -313,7 +313,7 @@ async fn everything(observer: impl Observer) {
     let observer = Arc::new(observer);
     for store in [
         Scripted::allowing(),
-        Scripted::refusing_for(9),
+        Scripted::denying_for(9),
         Scripted::failing(),
     ] {
         let limiter = Limiter::new(store).observer(observer.clone());

@@ -91,8 +91,8 @@ async fn the_service_that_was_ready_is_called() {
 }
 
 #[tokio::test]
-async fn the_inner_service_is_not_called_when_refused() {
-    for store in [Scripted::refusing_for(1_000), Scripted::failing()] {
+async fn the_inner_service_is_not_called_when_rejected() {
+    for store in [Scripted::denying_for(1_000), Scripted::failing()] {
         let inner = Strict::default();
         let calls = inner.calls.clone();
         let layer = layer(store).on_failure(sluicegate::FailurePolicy::Closed);
@@ -159,14 +159,14 @@ async fn a_concurrency_limit_within_is_obeyed_and_its_permits_come_back() {
 }
 
 #[tokio::test]
-async fn a_refusal_frees_the_permit_of_the_service_that_was_ready() {
+async fn a_rejection_frees_the_permit_of_the_service_that_was_ready() {
     let inner = ConcurrencyLimit::new(service_fn(hello), 1);
-    let mut service = layer(Scripted::refusing_for(1_000)).layer(inner);
+    let mut service = layer(Scripted::denying_for(1_000)).layer(inner);
     for _ in 0..3 {
-        let refused = service.ready().await.unwrap().call(request());
+        let rejected = service.ready().await.unwrap().call(request());
         // Kept until the end of the round: the permit must be free before it is dropped.
-        let mut refused = Box::pin(refused);
-        let response = refused.as_mut().await.unwrap();
+        let mut rejected = Box::pin(rejected);
+        let response = rejected.as_mut().await.unwrap();
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         let mut cx = Context::from_waker(Waker::noop());
         assert!(service.poll_ready(&mut cx).is_ready());
@@ -205,28 +205,17 @@ async fn a_dropped_request_frees_the_permit_and_the_answer_that_it_waited_for() 
 
 #[tokio::test]
 async fn a_buffer_within_is_served() {
-    let inner = Buffer::new(service_fn(hello), 1);
-    let mut service = layer(Scripted::allowing()).layer(inner);
-    for _ in 0..10 {
-        let response = service
-            .ready()
-            .await
-            .unwrap()
-            .call(request())
-            .await
-            .unwrap();
-        assert_eq!(response.into_body(), "hello");
-    }
-    let mut refusing = layer(Scripted::refusing_for(1)).layer(Buffer::new(service_fn(hello), 1));
-    for _ in 0..10 {
-        let response = refusing
-            .ready()
-            .await
-            .unwrap()
-            .call(request())
-            .await
-            .unwrap();
-        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    let (allowing, denying) = (Scripted::allowing(), Scripted::denying_for(1));
+    for (store, status) in [
+        (allowing, StatusCode::OK),
+        (denying, StatusCode::TOO_MANY_REQUESTS),
+    ] {
+        let mut service = layer(store).layer(Buffer::new(service_fn(hello), 1));
+        for _ in 0..10 {
+            let service = service.ready().await.unwrap();
+            let response = service.call(request()).await.unwrap();
+            assert_eq!(response.status(), status);
+        }
     }
 }
 

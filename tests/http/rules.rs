@@ -17,7 +17,7 @@ use sluicegate::{
 use tower::{ServiceBuilder, ServiceExt};
 
 const OK: StatusCode = StatusCode::OK;
-const REFUSED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
+const REJECTED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
 
 fn policy(name: &str, rules: &str) -> Policy {
     Policy::parse(name, rules).unwrap()
@@ -58,13 +58,13 @@ async fn each_route_has_a_layer_of_its_own() {
         .route_layer(limit("all", "4/1d"));
     let site = Site::start(app).await;
     assert_eq!(site.status("/search").await, OK);
-    assert_eq!(site.status("/search").await, REFUSED);
+    assert_eq!(site.status("/search").await, REJECTED);
     // What no route matches is not limited by a `route_layer`.
     assert_eq!(site.status("/nowhere").await, StatusCode::NOT_FOUND);
     assert_eq!(site.status("/").await, OK);
     // Denied by the inner layer, but charged by the outer one.
     assert_eq!(site.status("/").await, OK);
-    assert_eq!(site.status("/").await, REFUSED);
+    assert_eq!(site.status("/").await, REJECTED);
 }
 
 /// One layer for a whole application with nested routers.
@@ -89,10 +89,10 @@ async fn table() -> Site {
 async fn one_layer_limits_routes_by_method_and_template() {
     let site = table().await;
     let paths = ["/api/items/1", "/api/items/2", "/api/items/3"];
-    for (path, expected) in paths.into_iter().zip([OK, OK, REFUSED]) {
+    for (path, expected) in paths.into_iter().zip([OK, OK, REJECTED]) {
         assert_eq!(site.status(path).await, expected, "{path}");
     }
-    for (path, expected) in paths.into_iter().zip([OK, REFUSED, REFUSED]) {
+    for (path, expected) in paths.into_iter().zip([OK, REJECTED, REJECTED]) {
         let (status, ..) = site.ask(Method::DELETE, path, &[]).await;
         assert_eq!(status, expected, "{path}");
     }
@@ -132,7 +132,7 @@ async fn no_spelling_of_a_path_avoids_the_limit_of_its_route() {
         let (_, headers, _) = site.get(path, &[]).await;
         assert!(left(&headers)[0].starts_with(r#""items""#), "{path}");
     }
-    assert_eq!(site.status("/api/items/1").await, REFUSED);
+    assert_eq!(site.status("/api/items/1").await, REJECTED);
     for path in ["//health", "/health/", "/Health", "/./health"] {
         let (_, headers, _) = site.get(path, &[]).await;
         assert_eq!(left(&headers).len(), 1, "{path}");
@@ -151,10 +151,10 @@ async fn the_fallback_of_a_nested_router_is_taken_for_no_other_route() {
     let site = Site::start(Router::new().nest("/api", api)).await;
     for (path, expected) in [
         ("/api/health", OK),
-        ("/api/health", REFUSED),
+        ("/api/health", REJECTED),
         ("/api/nowhere", OK),
         ("/api/items", OK),
-        ("/api/nowhere", REFUSED),
+        ("/api/nowhere", REJECTED),
     ] {
         assert_eq!(site.status(path).await, expected, "{path}");
     }
@@ -168,9 +168,9 @@ async fn without_a_router_the_path_is_compared_as_it_stands() {
         .service(Router::new().route("/health", hello()).route("/", hello()));
     for (path, expected) in [
         ("/", OK),
-        ("/", REFUSED),
+        ("/", REJECTED),
         ("/health?x", OK),
-        ("/health/", REFUSED),
+        ("/health/", REJECTED),
     ] {
         let request = Request::get(path).body(Body::empty()).unwrap();
         let response = service.clone().oneshot(request).await.unwrap();
@@ -180,19 +180,19 @@ async fn without_a_router_the_path_is_compared_as_it_stands() {
 
 #[test]
 #[should_panic(expected = "`search` is not a route")]
-fn a_route_without_a_path_is_refused_when_built() {
+fn a_route_without_a_path_is_an_error_when_built() {
     let _ = Routes::new(Route::skip()).route("search", Route::skip());
 }
 
 #[test]
 #[should_panic(expected = "`get /search` is not a route: methods are written in capitals")]
-fn a_method_that_nobody_sends_is_refused_when_built() {
+fn a_method_that_nobody_sends_is_an_error_when_built() {
     let _ = Routes::new(Route::skip()).route("get /search", Route::skip());
 }
 
 #[test]
 #[should_panic(expected = "the route `GET /search` has an entry already")]
-fn two_entries_for_one_route_are_refused_when_built() {
+fn two_entries_for_one_route_are_an_error_when_built() {
     let _ = Routes::new(Route::skip())
         .route("GET /search", Route::skip())
         .route("/search", Route::skip())
@@ -282,21 +282,21 @@ async fn tiers_of_one_name_share_what_is_used() {
     for (plan, expected) in [
         ("free", OK),
         ("free", OK),
-        ("free", REFUSED),
+        ("free", REJECTED),
         ("pro", OK),
         ("pro", OK),
         ("pro", OK),
-        ("pro", REFUSED),
+        ("pro", REJECTED),
     ] {
         assert_eq!(site.get("/", &user(plan)).await.0, expected, "{plan}");
     }
 }
 
 #[tokio::test]
-async fn a_refusal_tells_of_the_callers_policy() {
+async fn a_rejection_tells_of_the_callers_policy() {
     let site = tiers(policy("free", "0/1d"), policy("pro", "1/1d")).await;
     let (status, headers, body) = site.get("/", &user("free")).await;
-    assert_eq!(status, REFUSED);
+    assert_eq!(status, REJECTED);
     assert_eq!(headers["ratelimit"], r#""free";r=0"#);
     assert!(body.contains(r#""violated-policies":["free"]"#), "{body}");
 }
@@ -329,10 +329,10 @@ async fn keys_that_are_looked_up_are_charged_under_the_policy_of_the_request() {
     let site = Site::start(Router::new().route("/", hello()).layer(limits)).await;
     for (method, expected) in [
         (Method::POST, OK),
-        (Method::POST, REFUSED),
+        (Method::POST, REJECTED),
         (Method::GET, OK),
         (Method::GET, OK),
-        (Method::GET, REFUSED),
+        (Method::GET, REJECTED),
     ] {
         assert_eq!(site.ask(method, "/", &[]).await.0, expected);
     }
@@ -346,7 +346,7 @@ async fn a_rule_that_changes_holds_at_once_and_counts_stay() {
     let live = ReloadablePolicies::new(set("2/1d"));
     let limits = layer().limit(live.policy("ip").unwrap(), PeerIp);
     let site = Site::start(Router::new().route("/", hello()).layer(limits)).await;
-    for expected in [OK, OK, REFUSED] {
+    for expected in [OK, OK, REJECTED] {
         assert_eq!(site.status("/").await, expected);
     }
     live.replace(set("5/1d")).unwrap();
@@ -356,7 +356,7 @@ async fn a_rule_that_changes_holds_at_once_and_counts_stay() {
     assert_eq!(headers["ratelimit-policy"], r#""ip";q=5;w=86400"#);
 
     live.replace(set("3/1d")).unwrap();
-    assert_eq!(site.status("/").await, REFUSED);
+    assert_eq!(site.status("/").await, REJECTED);
 
     // A window that was not there before starts empty; the one that was keeps its counts.
     live.replace(set("4/1d,7/1h")).unwrap();
@@ -380,10 +380,10 @@ async fn what_is_skipped_passes_and_what_is_blocked_does_not() {
     assert_eq!(site.get("/health", &evil).await.0, StatusCode::FORBIDDEN);
     for (path, expected) in [
         ("/", OK),
-        ("/", REFUSED),
+        ("/", REJECTED),
         ("/health", OK),
         ("/ready", OK),
-        ("/healthy", REFUSED),
+        ("/healthy", REJECTED),
     ] {
         assert_eq!(site.status(path).await, expected, "{path}");
     }
@@ -409,9 +409,9 @@ async fn networks_may_stand_on_an_allow_list_and_on_a_deny_list() {
         ("192.0.2.1", OK),
         ("2001:db8::1", StatusCode::FORBIDDEN),
         ("203.0.113.7", OK),
-        ("203.0.113.7", REFUSED),
+        ("203.0.113.7", REJECTED),
         // What a client wrote before the proxy's entry is not trusted.
-        ("192.0.2.1, 203.0.113.7", REFUSED),
+        ("192.0.2.1, 203.0.113.7", REJECTED),
     ] {
         let headers = [("x-forwarded-for", client)];
         assert_eq!(site.get("/", &headers).await.0, expected, "{client}");
@@ -457,7 +457,7 @@ async fn a_key_on_the_allow_list_frees_nobody_but_itself() {
         ("robot", OK),
         ("robot", OK),
         ("alice", OK),
-        ("robot", REFUSED),
+        ("robot", REJECTED),
     ] {
         let headers = [("x-tenant", "acme"), ("x-user", user)];
         assert_eq!(site.get("/", &headers).await.0, expected, "{user}");
@@ -465,7 +465,7 @@ async fn a_key_on_the_allow_list_frees_nobody_but_itself() {
 }
 
 #[tokio::test]
-async fn a_key_on_the_deny_list_is_refused_and_charges_nobody() {
+async fn a_key_on_the_deny_list_is_rejected_and_charges_nobody() {
     let site = lists().await;
     for (tenant, user) in [("acme", "mallory"), ("evil", "alice"), ("evil", "robot")] {
         for _ in 0..4 {

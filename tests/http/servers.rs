@@ -50,13 +50,13 @@ async fn two_requests(server: SocketAddr, store: &Scripted) -> [Response<Bytes>;
     responses.try_into().unwrap()
 }
 
-fn assert_served_then_refused([served, refused]: [Response<Bytes>; 2]) {
+fn assert_served_then_rejected([served, rejected]: [Response<Bytes>; 2]) {
     assert_eq!(served.status(), StatusCode::OK);
     assert_eq!(served.headers()["ratelimit"], r#""ip";r=0;t=1"#);
     assert_eq!(served.body(), "hello");
-    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(refused.headers()["retry-after"], HeaderValue::from(2));
-    assert!(refused.body().starts_with(b"{\"type\":"));
+    assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(rejected.headers()["retry-after"], HeaderValue::from(2));
+    assert!(rejected.body().starts_with(b"{\"type\":"));
 }
 
 #[tokio::test]
@@ -84,7 +84,7 @@ async fn an_axum_server_limits_its_clients() {
         let address = listener.local_addr().unwrap();
         let service = router.into_make_service_with_connect_info::<SocketAddr>();
         let server = tokio::spawn(async { axum::serve(listener, service).await });
-        assert_served_then_refused(two_requests(address, store).await);
+        assert_served_then_rejected(two_requests(address, store).await);
         server.abort();
     }
 }
@@ -110,6 +110,6 @@ async fn a_plain_hyper_server_limits_its_clients() {
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
             .await
     });
-    assert_served_then_refused(two_requests(address, &store).await);
+    assert_served_then_rejected(two_requests(address, &store).await);
     server.abort();
 }

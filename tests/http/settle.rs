@@ -34,7 +34,7 @@ use tokio::{
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 const OK: StatusCode = StatusCode::OK;
-const REFUSED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
+const REJECTED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
 const WRONG: StatusCode = StatusCode::UNAUTHORIZED;
 
 fn policy(name: &str, rules: &str) -> Policy {
@@ -133,8 +133,8 @@ async fn a_login_limit_counts_failures_and_is_never_used_up_by_good_logins() {
         ("guess", WRONG, r#""failures";r=1"#),
         ("sesame", OK, r#""failures";r=1"#),
         ("guess", WRONG, r#""failures";r=0"#),
-        ("sesame", REFUSED, r#""failures";r=0"#),
-        ("guess", REFUSED, r#""failures";r=0"#),
+        ("sesame", REJECTED, r#""failures";r=0"#),
+        ("guess", REJECTED, r#""failures";r=0"#),
     ] {
         let (status, headers, _) = site.send(Method::POST, "/", &[], password).await;
         assert_eq!((status, left(&headers)), (expected, left_), "{password}");
@@ -149,7 +149,7 @@ async fn of_several_policies_one_may_count_failures_and_the_others_everything() 
         .settle(failures);
     let app = Router::new().route("/", post(login)).layer(limits);
     let site = Site::start(app).await;
-    for expected in [OK, OK, OK, REFUSED] {
+    for expected in [OK, OK, OK, REJECTED] {
         let (status, ..) = site.send(Method::POST, "/", &[], "sesame").await;
         assert_eq!(status, expected);
     }
@@ -177,7 +177,7 @@ async fn requests_under_way_count_until_they_are_answered() {
         under_way.spawn(async move { site.status("/").await });
         arrivals.recv().await.unwrap();
     }
-    assert_eq!(site.status("/").await, REFUSED);
+    assert_eq!(site.status("/").await, REJECTED);
     doors.add_permits(4);
     assert_eq!(under_way.join_all().await, [OK; 3]);
     let (status, headers, _) = site.get("/", &[]).await;
@@ -202,7 +202,7 @@ async fn what_has_not_changed_costs_nothing() {
     assert_eq!(site.get("/", &known).await.0, StatusCode::NOT_MODIFIED);
     assert_eq!(site.get("/", &known).await.0, StatusCode::NOT_MODIFIED);
     assert_eq!(site.status("/").await, OK);
-    assert_eq!(site.get("/", &known).await.0, REFUSED);
+    assert_eq!(site.get("/", &known).await.0, REJECTED);
 }
 
 #[tokio::test]
@@ -225,7 +225,7 @@ async fn a_handler_says_what_its_answer_has_cost() {
         ("/report?0", OK, r#""bytes";r=39"#),
         // What has been served is charged, even above the limit.
         ("/report?70", OK, r#""bytes";r=0"#),
-        ("/", REFUSED, r#""bytes";r=0"#),
+        ("/", REJECTED, r#""bytes";r=0"#),
     ] {
         let (status, headers, _) = site.get(path, &[]).await;
         assert_eq!((status, left(&headers)), (expected, left_), "{path}");
@@ -488,7 +488,7 @@ async fn the_store_is_asked_only_when_the_cost_differs() {
     for (password, expected, settlements) in [
         ("sesame", OK, 1),
         ("guess", WRONG, 1),
-        ("guess", REFUSED, 1),
+        ("guess", REJECTED, 1),
     ] {
         let (status, ..) = site.send(Method::POST, "/", &[], password).await;
         assert_eq!((status, store.begun()), (expected, settlements));

@@ -73,8 +73,8 @@ where
         answers.push(head.headers);
     }
     assert!(answers[2].contains_key("retry-after"));
-    let refused = answers.remove(2);
-    [answers.remove(0), refused]
+    let rejected = answers.remove(2);
+    [answers.remove(0), rejected]
 }
 
 /// Limits with a layer outside, and with it inside; the headers of a served and of a rejected request of each.
@@ -106,15 +106,15 @@ async fn layers_of_tower_stand_outside_or_inside() {
 async fn layers_of_tower_http_stand_outside_or_inside() {
     let inner = || service_fn(hello);
     let cors = CorsLayer::permissive;
-    let [[served, refused], inside] = on_either_side!(cors(), inner());
+    let [[served, rejected], inside] = on_either_side!(cors(), inner());
     assert!(served.contains_key("access-control-allow-origin"));
-    assert!(refused.contains_key("access-control-allow-origin"));
-    let [served, refused] = inside;
+    assert!(rejected.contains_key("access-control-allow-origin"));
+    let [served, rejected] = inside;
     assert!(served.contains_key("access-control-allow-origin"));
-    assert!(!refused.contains_key("access-control-allow-origin"));
+    assert!(!rejected.contains_key("access-control-allow-origin"));
 
     let gzip = CompressionLayer::new;
-    let [served, refused] = limits(
+    let [served, rejected] = limits(
         ServiceBuilder::new()
             .layer(gzip())
             .layer(twice())
@@ -122,7 +122,7 @@ async fn layers_of_tower_http_stand_outside_or_inside() {
     )
     .await;
     assert_eq!(served["content-encoding"], "gzip");
-    assert_eq!(refused["content-encoding"], "gzip");
+    assert_eq!(rejected["content-encoding"], "gzip");
     let trace = TraceLayer::new_for_http;
     limits(
         ServiceBuilder::new()
@@ -153,9 +153,9 @@ async fn within_it_a_body_must_be_one_that_can_be_made() {
         .map_response(boxed)
         .layer(CompressionLayer::new())
         .service_fn(hello);
-    let [served, refused] = limits(compressed).await;
+    let [served, rejected] = limits(compressed).await;
     assert_eq!(served["content-encoding"], "gzip");
-    assert!(!refused.contains_key("content-encoding"));
+    assert!(!rejected.contains_key("content-encoding"));
 
     let traced = ServiceBuilder::new()
         .layer(twice().rejection(make))
@@ -248,7 +248,7 @@ async fn a_shed_request_is_not_charged_when_shedding_is_outside() {
 
 #[tokio::test]
 async fn a_layer_takes_any_service_of_any_body() {
-    async fn refused<B, R: MakeRejection<B>>(layer: RateLimitLayer<R>, body: fn() -> B) -> B {
+    async fn rejected<B, R: MakeRejection<B>>(layer: RateLimitLayer<R>, body: fn() -> B) -> B {
         let inner = service_fn(move |()| ready(Ok::<_, Infallible>(Response::new(body()))));
         let service = layer.layer(inner.map_request(|_: Request<()>| ()));
         service.oneshot(Request::new(())).await.unwrap().into_body()
@@ -259,11 +259,11 @@ async fn a_layer_takes_any_service_of_any_body() {
             Key::new("service", "all"),
         )
     };
-    assert!(!refused(never(), String::new).await.is_empty());
-    assert!(!refused(never(), Vec::<u8>::new).await.is_empty());
-    assert!(!refused(never(), Bytes::new).await.is_empty());
+    assert!(!rejected(never(), String::new).await.is_empty());
+    assert!(!rejected(never(), Vec::<u8>::new).await.is_empty());
+    assert!(!rejected(never(), Bytes::new).await.is_empty());
     assert!(
-        refused(never().rejection(EmptyBody), Option::<u8>::default)
+        rejected(never().rejection(EmptyBody), Option::<u8>::default)
             .await
             .is_none()
     );

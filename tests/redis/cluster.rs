@@ -147,7 +147,7 @@ async fn each_of_many_users_is_admitted_exactly_as_often_as_the_limit_says() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_refused_in_one_slot_is_left_charged_in_none() {
+async fn what_is_denied_in_one_slot_is_left_charged_in_none() {
     let cluster = shared();
     let (limiter, twelve) = (patient(&cluster).await, policy("twelve", "12/1h"));
     let tasks = (0..8).map(|task| {
@@ -183,7 +183,7 @@ async fn what_is_refused_in_one_slot_is_left_charged_in_none() {
 }
 
 #[tokio::test]
-async fn a_refusal_tells_what_is_left_after_all_was_given_back() {
+async fn a_denial_tells_what_is_left_after_all_was_given_back() {
     let cluster = shared();
     let limiter = patient(&cluster).await;
     let (wide, narrow, none) = (
@@ -273,14 +273,14 @@ async fn a_caller_who_leaves_leaves_nothing_half_done() {
         .map(|at| users_at(&cluster, at, 1).remove(0))
         .collect();
     let fits = Check::new(users.iter().map(|name| charge(&much, name))).unwrap();
-    let refused = users[..2]
+    let denied = users[..2]
         .iter()
-        .map(|name| charge(&much, format!("{name}-refused")));
-    let refused = Check::new(refused.chain([charge(&none, &users[2])])).unwrap();
+        .map(|name| charge(&much, format!("{name}-denied")));
+    let denied = Check::new(denied.chain([charge(&none, &users[2])])).unwrap();
     for patience in 0..200 {
         let patience = Duration::from_micros(patience * 20);
         let _ = tokio::time::timeout(patience, store.check(&fits)).await;
-        let _ = tokio::time::timeout(patience, store.check(&refused)).await;
+        let _ = tokio::time::timeout(patience, store.check(&denied)).await;
     }
     let start = Instant::now();
     loop {
@@ -289,7 +289,7 @@ async fn a_caller_who_leaves_leaves_nothing_half_done() {
             all.push(left(&limiter, &much, name).await);
         }
         for name in &users[..2] {
-            all.push(10_000 - left(&limiter, &much, format!("{name}-refused")).await);
+            all.push(10_000 - left(&limiter, &much, format!("{name}-denied")).await);
         }
         if all[..3] == [all[0]; 3] && all[3..] == [0, 0] {
             assert!(all[0] < 10_000, "none was charged");
@@ -369,8 +369,12 @@ async fn story(
     story
 }
 
-fn are_of(story: &Story, kinds: &[StoreErrorKind]) -> bool {
-    story.errors.iter().all(|kind| kinds.contains(kind))
+/// Whether all that failed has failed since a server was away.
+fn are_outages(errors: &[StoreErrorKind]) -> bool {
+    use StoreErrorKind::{Timeout, Unavailable};
+    errors
+        .iter()
+        .all(|kind| matches!(kind, Unavailable | Timeout))
 }
 
 /// Waits until each of these users gets a decision again. Answers how long that took.
@@ -422,10 +426,7 @@ async fn a_slot_that_is_moved_under_load_loses_no_count() {
     let (one, two, others) = (one.end().await, two.end().await, others.end().await);
     println!("{:?} {:?}", one.errors, two.errors);
     assert_eq!((&one.errors, &others.errors), (&vec![], &vec![]));
-    assert!(are_of(
-        &two,
-        &[StoreErrorKind::Unavailable, StoreErrorKind::Timeout]
-    ));
+    assert!(are_outages(&two.errors), "{:?}", two.errors);
     assert_eq!(
         300 - left(&limiter, &first, &names[0]).await,
         one.admitted[&names[0]]
@@ -451,14 +452,7 @@ async fn a_primary_that_is_killed_under_load_is_followed_by_its_replica() {
     cluster.wait_for_promotion(1);
     until_all_are_admitted_again(&limiter, &much, &lost).await;
     let (story, other_story) = (load.end().await, other_load.end().await);
-    assert!(
-        are_of(
-            &story,
-            &[StoreErrorKind::Unavailable, StoreErrorKind::Timeout]
-        ),
-        "{:?}",
-        story.errors
-    );
+    assert!(are_outages(&story.errors), "{:?}", story.errors);
     assert!(!story.errors.is_empty());
     assert_eq!(other_story.errors, []);
     for name in &others {
@@ -530,7 +524,7 @@ async fn the_least_rights_are_enough_on_a_cluster_and_on_a_slot_on_its_way_and_n
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_stands_though_another_slot_has_no_answer() {
+async fn a_denial_stands_though_another_slot_has_no_answer() {
     let cluster = Cluster::start(NEVER);
     let limiter = limiter(&cluster).await.timeout(TIMEOUT);
     let one = policy("one", "1/1h");
@@ -583,14 +577,7 @@ async fn a_node_that_hangs_costs_its_own_slots_alone() {
     cluster.nodes[2].cont();
     until_all_are_admitted_again(&limiter, &much, &mute).await;
     let (story, other_story) = (load.end().await, other_load.end().await);
-    assert!(
-        are_of(
-            &story,
-            &[StoreErrorKind::Unavailable, StoreErrorKind::Timeout]
-        ),
-        "{:?}",
-        story.errors
-    );
+    assert!(are_outages(&story.errors), "{:?}", story.errors);
     assert!(!story.errors.is_empty());
     assert_eq!(other_story.errors, []);
     // What was charged beside the silent node has been given back, or was charged there as well.

@@ -190,7 +190,7 @@ async fn a_key_expires_at_a_time_and_not_after_a_while() {
 }
 
 #[tokio::test]
-async fn a_refusal_and_a_look_write_nothing() {
+async fn a_denial_and_a_look_write_nothing() {
     let server = Server::start();
     let limiter = limiter(&store(&server).await);
     let (few, many) = (policy("few", "5/1m,6/1h"), policy("many", "100/1h"));
@@ -536,10 +536,10 @@ async fn a_broken_value_ends_in_an_answer_or_an_error() {
             raw.set(&sound);
             let usage = limiter.peek([charge(policy, "alice", 0)]).await.unwrap();
             raw.set(&value);
-            let refused = limiter.check([charge(policy, "alice", 100)]).await;
+            let denied = limiter.check([charge(policy, "alice", 100)]).await;
             let settled = limiter.settle(&usage, [2]).await;
             let decision = limiter.check([charge(policy, "alice", 1)]).await;
-            let errors = [refused.err(), settled.err(), decision.err()];
+            let errors = [denied.err(), settled.err(), decision.err()];
             for error in errors.into_iter().flatten() {
                 assert_eq!(error.kind(), StoreErrorKind::Protocol, "{value:?}");
             }

@@ -51,7 +51,7 @@ async fn who_waits_in_two_replicas_stays_within_one_limit() {
 }
 
 #[tokio::test]
-async fn who_is_refused_by_one_replica_is_refused_by_the_other() {
+async fn who_is_denied_by_one_replica_is_denied_by_the_other() {
     let server = Server::start();
     let [first, second] = replicas(&server).await;
     for (replica, admitted) in [

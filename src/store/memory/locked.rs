@@ -65,38 +65,42 @@ impl<'a> Locked<'a> {
     }
 
     /// Counts under each rule, and answers how often the costs fit.
-    fn look(&mut self, charges: &[Charge], tokens: &[Token], mut counts: &mut [Count]) -> u16 {
+    fn look(&mut self, charges: &[Charge], tokens: &[Token], counts: &mut [Count]) -> u16 {
         let (mut fitting, now_ms) = (u16::MAX, self.now_ms);
-        for (charge, token) in charges.iter().zip(tokens) {
-            let own;
-            (own, counts) = counts.split_at_mut(charge.policy().rules().len());
-            let entry = self.shard(*token).entry(*token);
-            fitting = fitting.min(entry.look(charge, now_ms, own));
+        for (charge, token, counts) in by_charge(charges, tokens, counts) {
+            let entry = self.shard(token).entry(token);
+            fitting = fitting.min(entry.look(charge, now_ms, counts));
         }
         fitting
     }
 
     /// Adds every cost so many times, and replaces the counts that this changes.
-    fn charge(
-        &mut self,
-        charges: &[Charge],
-        tokens: &[Token],
-        times: u16,
-        mut counts: &mut [Count],
-    ) {
+    fn charge(&mut self, charges: &[Charge], tokens: &[Token], times: u16, counts: &mut [Count]) {
         let now_ms = self.now_ms;
-        for (charge, token) in charges.iter().zip(tokens) {
-            let own;
-            (own, counts) = counts.split_at_mut(charge.policy().rules().len());
+        for (charge, token, counts) in by_charge(charges, tokens, counts) {
             let units = charge.cost() * u64::from(times); // all of them fit a limit
             if units > 0 {
-                let (shard, policy) = (self.shard(*token), charge.policy());
-                shard.write(*token, now_ms, |entry| {
-                    entry.charge(policy, units, now_ms, own)
+                let (shard, policy) = (self.shard(token), charge.policy());
+                shard.write(token, now_ms, |entry| {
+                    entry.charge(policy, units, now_ms, counts)
                 });
             }
         }
     }
+}
+
+/// Each charge, its token, and the counts of its rules.
+pub(super) fn by_charge<'a>(
+    charges: &'a [Charge],
+    tokens: &'a [Token],
+    mut counts: &'a mut [Count],
+) -> impl Iterator<Item = (&'a Charge, Token, &'a mut [Count])> {
+    charges.iter().zip(tokens).map(move |(charge, token)| {
+        let rules = charge.policy().rules().len();
+        let own;
+        (own, counts) = std::mem::take(&mut counts).split_at_mut(rules);
+        (charge, *token, own)
+    })
 }
 
 /// The shard of a token, from the half that does not choose the place within the shard.

@@ -13,7 +13,7 @@ use std::{
 
 use self::{
     clock::Clock,
-    locked::Locked,
+    locked::{Locked, by_charge},
     shard::Shard,
     token::{Token, Tokens},
 };
@@ -21,7 +21,7 @@ use self::{
 use crate::test_util::TestClock;
 use crate::{
     check::Check,
-    decision::{Count, Decision, Usage},
+    decision::{Count, Decision, Filled, Usage},
     error::StoreError,
     key::Key,
     operation::{Operation, Reply},
@@ -157,93 +157,65 @@ impl MemoryStore {
 
 impl Inner {
     fn check(&self, check: &Check) -> Result<Decision, StoreError> {
-        self.decide(check, 1, |check, _, admitted, now_ms, counts| {
-            Decision::new(check, admitted == 1, now_ms, counts)
-        })
-        .map(|(decision, shadow)| match shadow {
-            Some(shadow) => decision.with_shadow(shadow),
-            None => decision,
-        })
+        self.decide(check, 1, |filled, shadows| filled.decision(shadows))
     }
 
-    fn fill(&self, check: &Check, count: u16) -> Result<Vec<Decision>, StoreError> {
-        let (mut decisions, shadows) =
-            self.decide(check, count, |check, count, admitted, now_ms, counts| {
-                Decision::fill(check, count, admitted, now_ms, counts)
-            })?;
-        for (decision, shadow) in decisions.iter_mut().zip(shadows.into_iter().flatten()) {
-            *decision = decision.clone().with_shadow(shadow);
-        }
-        Ok(decisions)
-    }
-
-    /// Decides so many identical checks, and then the shadows of those that were admitted; what was decided of each is
-    /// told by `tell`, which is given how many there were, how many were admitted, the time and the counts.
+    /// Decides so many identical checks, and then the shadows of those that were admitted. `answer` is given both.
     fn decide<T>(
         &self,
         check: &Check,
         count: u16,
-        tell: impl Fn(&Check, u16, u16, u64, &[Count]) -> Result<T, StoreError>,
-    ) -> Result<(T, Option<T>), StoreError> {
+        answer: impl FnOnce(Filled<'_>, Option<Filled<'_>>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         let shadows = check.shadow_check();
         self.with_tokens(check, |tokens, counts| {
+            let mut shards = Locked::new(&self.shards, tokens, &self.clock);
+            let now_ms = shards.now_ms;
             let (tokens, shadow_tokens) = tokens.split_at(check.charges().len());
             let (counts, shadow_counts) = counts.split_at_mut(check.rule_count());
-            let all = tokens.iter().chain(shadow_tokens);
-            let mut shards = Locked::new(&self.shards, all, &self.clock);
-            let now_ms = shards.now_ms;
             let admitted = shards.fill(check.charges(), tokens, count, counts);
-            let shadow_admitted = shards.fill(
-                check.shadow_charges(),
-                shadow_tokens,
-                admitted,
-                shadow_counts,
-            );
+            let charges = check.shadow_charges();
+            let shadow_admitted = shards.fill(charges, shadow_tokens, admitted, shadow_counts);
             drop(shards);
-            let shadow = shadows.filter(|_| admitted > 0);
-            let shadow =
-                shadow.map(|it| tell(&it, admitted, shadow_admitted, now_ms, shadow_counts));
-            Ok((
-                tell(check, count, admitted, now_ms, counts)?,
-                shadow.transpose()?,
-            ))
+            let filled = Filled {
+                check,
+                count,
+                admitted,
+                now_ms,
+                counts,
+            };
+            let shadows = shadows.as_ref().map(|check| Filled {
+                check,
+                count: admitted,
+                admitted: shadow_admitted,
+                now_ms,
+                counts: shadow_counts,
+            });
+            answer(filled, shadows)
         })
     }
 
     fn settle(&self, settlement: &Settlement) -> Result<Usage, StoreError> {
         let check = settlement.check().without_shadows();
         self.with_tokens(&check, |tokens, counts| {
-            self.settle_tokens(settlement, tokens, counts)
-        })
-    }
-
-    fn settle_tokens(
-        &self,
-        settlement: &Settlement,
-        tokens: &[Token],
-        counts: &mut [Count],
-    ) -> Result<Usage, StoreError> {
-        let check = settlement.check();
-        let costs = check.charges().iter().zip(settlement.costs());
-        let mut rest = &mut *counts;
-        let mut shards = Locked::new(&self.shards, tokens, &self.clock);
-        let now_ms = shards.now_ms;
-        for ((usage, token), (charge, cost)) in settlement.usage().policies().zip(tokens).zip(costs)
-        {
-            let own;
-            (own, rest) = rest.split_at_mut(charge.policy().rules().len());
-            let shard = shards.shard(*token);
-            let difference = cost.cast_signed() - charge.cost().cast_signed();
-            if shard.entry(*token).would_settle(usage, now_ms, difference) {
-                shard.write(*token, now_ms, |entry| {
-                    entry.settle(usage, now_ms, difference, own);
-                });
-            } else {
-                shard.entry(*token).look(charge, now_ms, own);
+            let mut shards = Locked::new(&self.shards, tokens, &self.clock);
+            let now_ms = shards.now_ms;
+            let charged = settlement.usage().policies().zip(settlement.costs());
+            let charges = by_charge(check.charges(), tokens, counts);
+            for ((charge, token, counts), (usage, cost)) in charges.zip(charged) {
+                let shard = shards.shard(token);
+                let difference = cost.cast_signed() - charge.cost().cast_signed();
+                if shard.entry(token).would_settle(usage, now_ms, difference) {
+                    shard.write(token, now_ms, |entry| {
+                        entry.settle(usage, now_ms, difference, counts);
+                    });
+                } else {
+                    shard.entry(token).look(charge, now_ms, counts);
+                }
             }
-        }
-        drop(shards);
-        Usage::settled(check, now_ms, counts)
+            drop(shards);
+            Usage::settled(settlement.check(), now_ms, counts)
+        })
     }
 
     fn reset(&self, policy: &Policy, key: &Key) {
@@ -255,7 +227,11 @@ impl Inner {
     fn call(&self, operation: &Operation) -> Result<Reply, StoreError> {
         match operation {
             Operation::Check(check) => self.check(check).map(Reply::Check),
-            Operation::Fill { check, count } => self.fill(check, *count).map(Reply::Fill),
+            Operation::Fill { check, count } => {
+                let decisions =
+                    self.decide(check, *count, |filled, shadows| filled.decisions(shadows));
+                decisions.map(Reply::Fill)
+            }
             Operation::Settle(settlement) => self.settle(settlement).map(Reply::Settle),
             Operation::Reset { policy, key } => {
                 self.reset(policy, key);

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     check::Check,
     decision::{Decision, Usage},
-    error::{StoreError, StoreErrorKind},
+    error::StoreError,
     key::Key,
     policy::Policy,
     settlement::Settlement,
@@ -92,8 +92,5 @@ fn is_unknown_script(error: &RedisError) -> bool {
 }
 
 fn another_reply() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Protocol,
-        "the reply is one to another operation",
-    )
+    StoreError::protocol("the reply is one to another operation")
 }

@@ -118,7 +118,11 @@ impl RedisStore {
         let mut rounds: Vec<Vec<SlotCall>> = Vec::new();
         let mut last_uses: HashMap<Slot, LastUse> = HashMap::new();
         for (place, operation) in operations.into_iter().enumerate() {
-            let slots = self.slots_of(&operation);
+            let slots = match &operation {
+                Operation::Check(check) | Operation::Fill { check, .. } => self.slots_of(check),
+                Operation::Settle(settlement) => self.slots_of(settlement.check()),
+                Operation::Reset { policy, key } => vec![self.slot(policy.name(), key)],
+            };
             let uses = slots.iter().filter_map(|slot| last_uses.get(slot));
             let only_slot = match slots[..] {
                 [slot] => Some(slot),
@@ -140,23 +144,6 @@ impl RedisStore {
             add(&mut rounds[round], only_slot, place, operation);
         }
         rounds
-    }
-
-    /// The slots of an operation's keys, each once.
-    fn slots_of(&self, operation: &Operation) -> Vec<Slot> {
-        let check = match operation {
-            Operation::Reset { policy, key } => return vec![self.slot(policy.name(), key)],
-            Operation::Check(check) | Operation::Fill { check, .. } => check,
-            Operation::Settle(settlement) => settlement.check(),
-        };
-        let mut slots = Vec::new();
-        for charge in check.charges().iter().chain(check.shadow_charges()) {
-            let slot = self.slot(charge.policy().name(), charge.key());
-            if !slots.contains(&slot) {
-                slots.push(slot);
-            }
-        }
-        slots
     }
 }
 

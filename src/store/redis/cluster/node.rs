@@ -110,17 +110,12 @@ impl Node {
     }
 
     /// Reads `[first, last, [host, port, …], replicas…]`.
-    fn range(&self, range: Vec<Value>) -> RedisResult<Range> {
-        let mut range = range.into_iter();
-        let mut next = || range.next().unwrap_or(Value::Nil);
-        let (first, last) = (
-            u16::from_redis_value(next())?,
-            u16::from_redis_value(next())?,
-        );
-        let mut primary = Vec::<Value>::from_redis_value(next())?.into_iter();
-        let host: Option<String> =
-            FromRedisValue::from_redis_value(primary.next().unwrap_or(Value::Nil))?;
-        let port = u16::from_redis_value(primary.next().unwrap_or(Value::Nil))?;
+    fn range(&self, mut range: Vec<Value>) -> RedisResult<Range> {
+        range.truncate(3);
+        let (first, last, mut primary): (u16, u16, Vec<Value>) =
+            redis::from_redis_value(Value::Array(range))?;
+        primary.truncate(2);
+        let (host, port): (Option<String>, u16) = redis::from_redis_value(Value::Array(primary))?;
         // A node that does not know its own name has the one that it was reached by.
         let host = host.filter(|host| !host.is_empty());
         let host = host.unwrap_or_else(|| self.address.host().to_owned());

@@ -38,7 +38,7 @@ impl RedisStore {
     pub(super) fn several_slots(&self, check: &Check) -> Option<Slots> {
         let charges = check.charges().len() + check.shadow_charges().len();
         let may_be = self.transport.is_cluster() && charges > 1;
-        (may_be && self.slot_of(check).is_none()).then(|| self.slots(check))
+        (may_be && self.slots_of(check).len() > 1).then(|| self.slots(check))
     }
 
     fn slots(&self, check: &Check) -> Slots {
@@ -53,12 +53,16 @@ impl RedisStore {
         slots
     }
 
-    /// The slot that all keys of a check share, shadows among them.
-    fn slot_of(&self, check: &Check) -> Option<Slot> {
-        let charges = check.charges().iter().chain(check.shadow_charges());
-        let mut slots = charges.map(|it| self.slot(it.policy().name(), it.key()));
-        let first = slots.next()?;
-        slots.all(|slot| slot == first).then_some(first)
+    /// The slots of all keys of a check, shadows among them, each once.
+    pub(super) fn slots_of(&self, check: &Check) -> Vec<Slot> {
+        let mut slots = Vec::new();
+        for charge in check.charges().iter().chain(check.shadow_charges()) {
+            let slot = self.slot(charge.policy().name(), charge.key());
+            if !slots.contains(&slot) {
+                slots.push(slot);
+            }
+        }
+        slots
     }
 
     pub(super) fn slot(&self, policy: &str, key: &Key) -> Slot {

@@ -1,7 +1,9 @@
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::key::Key;
+use crate::{
+    charge::Charge, error::StoreErrorKind, key::Key, policy::Policy, settlement::Settlement,
+};
 
 fn check() -> Check {
     let policies = ["1/1s,2/1m", "3/1d@fixed"].map(|rules| Policy::parse("p", rules).unwrap());

@@ -1,0 +1,181 @@
+//! [`Call`]: what the script is called with, as `lua/README.md` describes it.
+
+use std::sync::LazyLock;
+
+use redis::{Cmd, Script};
+
+use crate::{
+    check::Check, key::Key, operation::Operation, policy::Policy, rule::Rule,
+    settlement::Settlement, store::redis::names::Names, window::StepSpec,
+};
+
+/// Hashed once.
+static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
+
+/// The files of `lua/`, joined.
+const SOURCE: &str = include!("../../../../lua/source.rs");
+
+/// Of the call, and of the stored value, in which it stands behind the labels of the rules.
+const VERSION: u8 = 1;
+
+/// What the script is to do with a key; [`JOINED`] is added where it belongs to the operation of the key before it.
+const CHECK: u8 = 0;
+const SHADOW: u8 = 1;
+const ADD: u8 = 2;
+const TAKE: u8 = 3;
+const RESET: u8 = 4;
+const JOINED: u8 = 8;
+
+/// A call of the script: its keys, and what to do with each.
+#[derive(Debug, Default)]
+pub(in crate::store::redis) struct Call {
+    keys: Strings,
+    /// The head, then one for each key.
+    args: Strings,
+}
+
+/// Byte strings in one buffer.
+#[derive(Debug, Default)]
+struct Strings {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Strings {
+    fn end(&mut self) {
+        self.ends.push(self.bytes.len());
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let mut start = 0;
+        self.ends
+            .iter()
+            .map(move |end| &self.bytes[std::mem::replace(&mut start, *end)..*end])
+    }
+}
+
+impl Call {
+    /// `clock` is the time where it is not the server's clock that counts.
+    pub(in crate::store::redis) fn new<'a>(
+        names: &Names,
+        clock: Option<u64>,
+        operations: impl IntoIterator<Item = &'a Operation>,
+    ) -> Self {
+        let mut call = Self::default();
+        call.args.bytes.push(VERSION);
+        if let Some(now_ms) = clock {
+            push_number(&mut call.args.bytes, now_ms, 6);
+        }
+        call.args.end();
+        for operation in operations {
+            match operation {
+                Operation::Check(check) => call.push_check(names, check, 1),
+                Operation::Fill { check, count } => call.push_check(names, check, *count),
+                Operation::Settle(settlement) => call.push_settlement(names, settlement),
+                Operation::Reset { policy, key } => {
+                    call.push_key(names, policy, key);
+                    call.push_task(RESET, 0, 0, policy, std::iter::empty());
+                }
+            }
+        }
+        call
+    }
+
+    /// The key that says where the call belongs in a cluster; `None` when there is nothing to send.
+    pub(in crate::store::redis) fn routing_key(&self) -> Option<&[u8]> {
+        self.keys.iter().next()
+    }
+
+    /// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
+    pub(in crate::store::redis) fn by_hash(&self) -> Cmd {
+        self.cmd("EVALSHA", SCRIPT.get_hash())
+    }
+
+    /// The same call with the script itself.
+    pub(in crate::store::redis) fn by_source(&self) -> Cmd {
+        self.cmd("EVAL", SOURCE)
+    }
+
+    fn cmd(&self, name: &str, script: &str) -> Cmd {
+        let length = script.len() + self.keys.bytes.len() + self.args.bytes.len() + 16;
+        let count = self.keys.ends.len();
+        let mut cmd = Cmd::with_capacity(4 + 2 * count, length);
+        cmd.arg(name).arg(script).arg(count);
+        for string in self.keys.iter().chain(self.args.iter()) {
+            cmd.arg(string);
+        }
+        cmd
+    }
+
+    fn push_check(&mut self, names: &Names, check: &Check, count: u16) {
+        // Shadows follow a check; where none counts, they are one.
+        let shadow = if check.charges().is_empty() {
+            CHECK
+        } else {
+            SHADOW
+        };
+        for (action, charges) in [(CHECK, check.charges()), (shadow, check.shadow_charges())] {
+            for (place, charge) in charges.iter().enumerate() {
+                self.push_key(names, charge.policy(), charge.key());
+                let rules = charge.policy().rules().iter();
+                let limits = rules.map(Rule::limit);
+                let action = action + joined(place);
+                self.push_task(action, count, charge.cost(), charge.policy(), limits);
+            }
+        }
+    }
+
+    fn push_settlement(&mut self, names: &Names, settlement: &Settlement) {
+        let charges = settlement.check().charges().iter().enumerate();
+        let charged = settlement.usage().policies().zip(settlement.costs());
+        for ((place, charge), (usage, cost)) in charges.zip(charged) {
+            self.push_key(names, charge.policy(), charge.key());
+            let action = if *cost < charge.cost() { TAKE } else { ADD } + joined(place);
+            let units = cost.abs_diff(charge.cost());
+            let steps = usage.rules().iter().map(|rule| rule.step_end_ms());
+            self.push_task(action, 1, units, charge.policy(), steps);
+        }
+    }
+
+    fn push_key(&mut self, names: &Names, policy: &Policy, key: &Key) {
+        names.write(&mut self.keys.bytes, policy.name(), key);
+        self.keys.end();
+    }
+
+    /// `limits` are the ends of the charged steps in a settlement, and none in a reset.
+    fn push_task(
+        &mut self,
+        action: u8,
+        count: u16,
+        units: u64,
+        policy: &Policy,
+        limits: impl Iterator<Item = u64>,
+    ) {
+        let arg = &mut self.args.bytes;
+        arg.push(action);
+        push_number(arg, count.into(), 4);
+        push_number(arg, units, 7);
+        let rules_at = arg.len();
+        arg.push(0);
+        for limit in limits {
+            arg[rules_at] += 1; // a policy has at most 16
+            push_number(arg, limit, 7);
+        }
+        let rules = usize::from(arg[rules_at]);
+        for spec in policy.rules()[..rules].iter().map(StepSpec::of) {
+            push_number(arg, spec.step_ms, 6);
+            push_number(arg, spec.retention_ms, 6);
+        }
+        arg.push(VERSION);
+        self.args.end();
+    }
+}
+
+fn joined(place: usize) -> u8 {
+    if place == 0 { 0 } else { JOINED }
+}
+
+/// The lowest byte first.
+fn push_number(bytes: &mut Vec<u8>, number: u64, size: usize) {
+    bytes.extend_from_slice(&number.to_le_bytes()[..size]);
+}

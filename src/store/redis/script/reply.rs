@@ -1,0 +1,189 @@
+//! [`replies`]: what the script has answered, read as `lua/README.md` describes it.
+
+use redis::Value;
+
+use crate::{
+    check::Check,
+    decision::{Count, Filled, Usage},
+    error::StoreError,
+    operation::{Operation, Reply},
+    window::StepSpec,
+};
+
+/// How the reply to an operation begins.
+const FAILED: u8 = 0;
+const DONE: u8 = 1;
+const NOT_ASKED: u8 = 2;
+
+/// How the counts of a key begin: those of rules whose newest step is that of the time are told in brief.
+const LONG: u8 = 1;
+const BRIEF: u8 = 2;
+
+/// Why an operation failed.
+const WRONG_TYPE: u8 = 1;
+const OTHER_VERSION: u8 = 3;
+
+/// The reply to a call that was not sent, since it has no keys.
+pub(in crate::store::redis) fn no_reply() -> Value {
+    Value::BulkString(vec![0; 6])
+}
+
+/// Reads the reply to these operations: one result for each, whatever the bytes are.
+pub(in crate::store::redis) fn replies(
+    operations: &[Operation],
+    reply: &Value,
+) -> Vec<Result<Reply, StoreError>> {
+    let bytes = match reply {
+        Value::BulkString(bytes) => &bytes[..],
+        _ => &[],
+    };
+    let mut reader = Reader { now_ms: 0, bytes };
+    // A time that is missing leaves nothing to read for the operations either.
+    reader.now_ms = reader.number(6).unwrap_or_default();
+    operations.iter().map(|it| reader.reply(it)).collect()
+}
+
+/// What has not been read yet. Nothing is, after an error.
+struct Reader<'a> {
+    now_ms: u64,
+    bytes: &'a [u8],
+}
+
+impl Reader<'_> {
+    fn reply(&mut self, operation: &Operation) -> Result<Reply, StoreError> {
+        match operation {
+            Operation::Check(check) => {
+                let decision = self.decide(check, 1, |filled, shadows| filled.decision(shadows));
+                decision.map(Reply::Check)
+            }
+            Operation::Fill { check, count } => {
+                let decisions =
+                    self.decide(check, *count, |filled, shadows| filled.decisions(shadows));
+                decisions.map(Reply::Fill)
+            }
+            Operation::Settle(settlement) => {
+                let check = settlement.check().without_shadows();
+                if !check.charges().is_empty() {
+                    self.done()?;
+                }
+                let counts = self.counts(&check)?;
+                Usage::settled(&check, self.now_ms, &counts).map(Reply::Settle)
+            }
+            Operation::Reset { .. } => self.done().map(|()| Reply::Reset),
+        }
+    }
+
+    /// Reads so many identical checks, and then their shadows: so many as were admitted. `answer` is given both.
+    fn decide<T>(
+        &mut self,
+        check: &Check,
+        count: u16,
+        answer: impl FnOnce(Filled<'_>, Option<Filled<'_>>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let shadows = check.shadow_check();
+        let (mut counts, mut shadow_counts) = (Vec::new(), Vec::new());
+        let filled = self.fill(check, count, &mut counts);
+        let admitted = filled.as_ref().map_or(0, |it| it.admitted);
+        let shadows = shadows.as_ref();
+        let shadows = shadows.map(|it| self.fill(it, admitted, &mut shadow_counts));
+        answer(filled?, shadows.and_then(Result::ok))
+    }
+
+    /// Reads how many checks of a fill were admitted, and the counts after them; none, of no checks.
+    fn fill<'a>(
+        &mut self,
+        check: &'a Check,
+        count: u16,
+        counts: &'a mut Vec<Count>,
+    ) -> Result<Filled<'a>, StoreError> {
+        let admitted = match self.bytes {
+            _ if check.charges().is_empty() => count,
+            [NOT_ASKED, rest @ ..] => {
+                self.bytes = rest;
+                0
+            }
+            _ => {
+                self.done()?;
+                let admitted = self.number(4)?;
+                *counts = self.counts(check)?;
+                u16::try_from(admitted).map_err(|_| self.garbled())?
+            }
+        };
+        Ok(Filled {
+            check,
+            count,
+            admitted,
+            now_ms: self.now_ms,
+            counts,
+        })
+    }
+
+    /// Reads that an operation was done, or why not.
+    fn done(&mut self) -> Result<(), StoreError> {
+        match self.byte()? {
+            DONE => Ok(()),
+            FAILED => Err(failure(self.byte()?)),
+            _ => Err(self.garbled()),
+        }
+    }
+
+    /// Reads the count under each rule of each charge that counts.
+    fn counts(&mut self, check: &Check) -> Result<Vec<Count>, StoreError> {
+        let mut counts = Vec::with_capacity(check.rule_count());
+        for charge in check.charges() {
+            let is_brief = match self.byte()? {
+                LONG => false,
+                BRIEF => self.byte().map(|_rules_in_the_value| true)?,
+                _ => return Err(self.garbled()),
+            };
+            for rule in charge.policy().rules() {
+                let used = self.number(7)?;
+                let (newest_end_ms, fits_at_ms) = if is_brief {
+                    (StepSpec::of(rule).step_end(self.now_ms), 0)
+                } else {
+                    (self.number(6)?, self.number(6)?)
+                };
+                counts.push(Count {
+                    used,
+                    newest_end_ms,
+                    fits_at_ms,
+                });
+            }
+        }
+        Ok(counts)
+    }
+
+    fn byte(&mut self) -> Result<u8, StoreError> {
+        Ok(self.number(1)?.to_le_bytes()[0])
+    }
+
+    /// A whole number of up to eight bytes, the lowest first.
+    fn number(&mut self, size: usize) -> Result<u64, StoreError> {
+        let Some((bytes, rest)) = self.bytes.split_at_checked(size) else {
+            return Err(self.garbled());
+        };
+        self.bytes = rest;
+        let bytes = bytes.iter().rev();
+        Ok(bytes.fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+
+    fn garbled(&mut self) -> StoreError {
+        self.bytes = &[];
+        garbled()
+    }
+}
+
+fn failure(reason: u8) -> StoreError {
+    StoreError::protocol(match reason {
+        WRONG_TYPE => "a key holds a value of another type, not written by this crate",
+        OTHER_VERSION => "a key holds a value that another version of this crate has written",
+        _ => "a key holds a value that cannot be read, not written by this crate",
+    })
+}
+
+fn garbled() -> StoreError {
+    StoreError::protocol("the script's reply cannot be read")
+}
+
+#[cfg(test)]
+mod tests;
