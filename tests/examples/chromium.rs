@@ -2,6 +2,7 @@
 
 use std::{
     env,
+    fs::File,
     io::{BufRead, BufReader, Write},
     net::SocketAddr,
     path::PathBuf,
@@ -14,13 +15,13 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{
     net::TcpStream,
-    sync::{Mutex, MutexGuard},
+    sync::{Semaphore, SemaphorePermit},
     time::timeout,
 };
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async, tungstenite::Message};
 
-/// Each has many processes: one at a time.
-static ONE: Mutex<()> = Mutex::const_new(());
+/// Each has many processes: two at a time.
+static BROWSERS: Semaphore = Semaphore::const_new(2);
 
 /// Far longer than anything here takes, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,7 +35,7 @@ pub(crate) struct Page {
     calls: u64,
     /// What the page's script has thrown, and what it has written to the console as an error.
     errors: Vec<String>,
-    _one: MutexGuard<'static, ()>,
+    _permit: SemaphorePermit<'static>,
 }
 
 impl Page {
@@ -44,7 +45,7 @@ impl Page {
             skipped();
             return None;
         };
-        let one = ONE.lock().await;
+        let permit = BROWSERS.acquire().await.unwrap();
         let profile = tempfile::tempdir().unwrap();
         let (child, address) = spawn(&program, &profile);
         let (socket, _) = connect_async(address).await.unwrap();
@@ -55,7 +56,7 @@ impl Page {
             session: String::new(),
             calls: 0,
             errors: Vec::new(),
-            _one: one,
+            _permit: permit,
         };
         let blank = json!({ "url": "about:blank" });
         let target = page.call("Target.createTarget", blank).await["targetId"].clone();
@@ -178,9 +179,18 @@ impl Page {
         };
         let params = json!({ "captureBeyondViewport": true });
         let shot = self.call("Page.captureScreenshot", params).await;
-        let folder = PathBuf::from(folder);
+        let file = File::create(PathBuf::from(folder).join(format!("{name}.png"))).unwrap();
+        let mut decoder = Command::new("base64")
+            .arg("-d")
+            .stdin(Stdio::piped())
+            .stdout(file)
+            .spawn()
+            .unwrap();
         let data = shot["data"].as_str().unwrap();
-        std::fs::write(folder.join(format!("{name}.png.base64")), data).unwrap();
+        let mut pipe = decoder.stdin.take().unwrap();
+        pipe.write_all(data.as_bytes()).unwrap();
+        drop(pipe);
+        assert!(decoder.wait().unwrap().success());
     }
 }
 
@@ -250,7 +260,7 @@ fn spawn(program: &PathBuf, profile: &TempDir) -> (Child, String) {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let mut said = Vec::new();
     for line in lines.by_ref() {
-        let line = line.unwrap();
+        let Ok(line) = line else { break };
         if let Some(address) = line.strip_prefix("DevTools listening on ") {
             let address = address.to_owned();
             // A full pipe would stop it.
@@ -259,5 +269,7 @@ fn spawn(program: &PathBuf, profile: &TempDir) -> (Child, String) {
         }
         said.push(line);
     }
-    panic!("{} ended: {said:#?}", program.display());
+    let _ = child.kill();
+    let _ = child.wait();
+    panic!("{} cannot be driven: {said:#?}", program.display());
 }
