@@ -11,6 +11,9 @@ mod load;
 #[path = "../../examples/server/app.rs"]
 #[allow(dead_code, reason = "the example uses the rest")]
 mod app;
+#[path = "../../examples/server/report.rs"]
+#[allow(dead_code, reason = "the example uses the rest")]
+mod report;
 
 #[allow(dead_code, reason = "the test uses the rest")]
 #[path = "../../tests/common/example.rs"]

@@ -5,15 +5,21 @@ use std::{convert::Infallible, future::ready, io, net::SocketAddr};
 use axum::{
     Extension, Router,
     extract::{Path, Request},
-    http::{HeaderMap, StatusCode, Uri, header},
+    http::{HeaderMap, HeaderName, StatusCode, Uri, header},
     response::{Html, IntoResponse, Response},
     routing::get,
     serve::{IncomingStream, ListenerExt},
 };
+use sluicegate::Decision;
 use tokio::{net::TcpListener, signal::unix::SignalKind};
 use tower::{Layer, service_fn};
 
+use super::report;
+
 const PAGE: &str = include_str!("page.html");
+
+/// Caches keep the kinds of answers apart.
+pub(crate) const VARY: [(HeaderName, &str); 1] = [(header::VARY, "accept")];
 
 /// All routes; `limited` puts the limits around those that have some.
 pub(crate) fn app(limited: impl FnOnce(Router) -> Router) -> Router {
@@ -21,8 +27,8 @@ pub(crate) fn app(limited: impl FnOnce(Router) -> Router) -> Router {
         .route("/", get(root))
         .route(
             "/cost/{n}",
-            get(async |uri: Uri| match cost(&uri) {
-                Some(n) => Ok(format!("{n}\n")),
+            get(async |request: Request| match cost(request.uri()) {
+                Some(n) => Ok(answer(&request, format!("{n}\n"))),
                 None => Err(StatusCode::BAD_REQUEST),
             }),
         )
@@ -51,18 +57,40 @@ pub(crate) fn cost(uri: &Uri) -> Option<u64> {
 }
 
 async fn root(request: Request) -> Response {
-    let answer = if wants_page(request.uri(), request.headers()) {
-        Html(PAGE).into_response()
+    if wants_page(request.uri(), request.headers()) {
+        return page();
+    }
+    answer(&request, "ok\n".to_owned())
+}
+
+fn answer(request: &Request, text: String) -> Response {
+    let decision = request.extensions().get::<Decision>();
+    let answer = if wants_json(request.headers()) {
+        report::decision(decision).into_response()
     } else {
-        "ok\n".into_response()
+        text.into_response()
     };
-    ([(header::VARY, "accept")], answer).into_response()
+    (VARY, answer).into_response()
+}
+
+/// What a browser gets, also when its request is denied: the page shows why.
+pub(crate) fn page() -> Response {
+    (VARY, Html(PAGE)).into_response()
 }
 
 /// Whether a browser sent the request, and not the page's own script.
 pub(crate) fn wants_page(uri: &Uri, headers: &HeaderMap) -> bool {
+    uri.path() == "/" && accepts(headers, "text/html")
+}
+
+/// Whether the decision itself is asked for.
+pub(crate) fn wants_json(headers: &HeaderMap) -> bool {
+    accepts(headers, "application/json")
+}
+
+fn accepts(headers: &HeaderMap, first: &str) -> bool {
     let accept = headers.get(header::ACCEPT);
-    uri.path() == "/" && accept.is_some_and(|it| it.as_bytes().starts_with(b"text/html"))
+    accept.is_some_and(|it| it.as_bytes().starts_with(first.as_bytes()))
 }
 
 pub(crate) async fn serve(listen: SocketAddr, app: Router) -> io::Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! ```toml
 //! [limits]
-//! ip = "10/1s,120/1m,240/1h"
+//! ip = "10/1s,40/10s,120/1m"
 //! "header:x-api-key" = ["600/1m", "100000/1d"]
 //! "header:x-tenant" = { rules = "100/1s", shadow = true }     # decides and reports, and never denies
 //! ```

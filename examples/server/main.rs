@@ -8,21 +8,35 @@
 //!
 //! Open the address that it prints in a browser, or: `for i in $(seq 12); do curl -i http://127.0.0.1:3000/; done`: ten
 //! requests are served, and two denied.
+//!
+//! The page sends requests, as many as you tell it to, and shows what each rule has left for you and whether the store
+//! answers. It learns that from `GET /limits`, which is not limited, and from the JSON that its requests accept, so it
+//! works with every style of the quota headers. The page itself is limited as any request is: a browser whose request is
+//! denied gets a 429 whose body is the page.
 
 mod app;
 mod config;
+mod limits;
 mod options;
+mod report;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
 
-use axum::http::{request::Parts, response::Parts as Head};
+use axum::{
+    http::{request::Parts, response::Parts as Head},
+    response::{IntoResponse, Response},
+};
 use redis::ConnectionInfo;
 use sluicegate::{
-    Charge, FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore,
-    RateLimitLayer, RedisStore, error::PolicyError, extract::TrustedProxies,
-    middleware::PolicySelector, policies::ReloadablePolicies,
+    Charge, Decision, FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore,
+    RateLimitLayer, RedisStore,
+    error::PolicyError,
+    extract::TrustedProxies,
+    middleware::{MakeRejection, PolicySelector, ProblemJson, Rejection},
+    policies::ReloadablePolicies,
 };
 
+use limits::Limits;
 use options::{Counted, Options, USAGE, Who};
 
 #[tokio::main]
@@ -50,11 +64,12 @@ async fn main() -> ExitCode {
 async fn run(options: &Options) -> Result<(), String> {
     let limiter = limiter(options).await?;
     let live = ReloadablePolicies::new(config::policies(&options.limits)?);
-    let limits = layer(options, limiter, &live).map_err(|error| error.to_string())?;
+    let limits = layer(options, limiter.clone(), &live).map_err(|error| error.to_string())?;
+    let shown = Limits::new(options, limiter, live.clone()).map_err(|error| error.to_string())?;
     if let Some(file) = &options.config {
         config::follow(file, live).map_err(|error| format!("--config: {error}"))?;
     }
-    let app = app::app(|routes| routes.route_layer(limits));
+    let app = app::app(|routes| routes.route_layer(limits).merge(shown.routes()));
     let listen = options.listen;
     app::serve(listen, app)
         .await
@@ -65,12 +80,11 @@ fn layer(
     options: &Options,
     limiter: Limiter,
     live: &ReloadablePolicies,
-) -> Result<RateLimitLayer, PolicyError> {
+) -> Result<RateLimitLayer<Reject>, PolicyError> {
     let mut layer = RateLimitLayer::new(limiter)
         .cost(cost)
         .headers(options.headers)
-        // It can be loaded again while its requests are denied.
-        .skip(|head| app::wants_page(&head.uri, &head.headers));
+        .rejection(reject as Reject);
     if options.count == Counted::Failures {
         layer = layer.settle(failures);
     }
@@ -82,18 +96,43 @@ fn layer(
             Some(_) => PolicySelector::from(live.policy(limit.policy.name())?),
             None => limit.policy.clone().into(),
         };
-        layer = match &limit.who {
-            Who::Ip => layer.limit(policy, ip(options)),
-            Who::Header(name) => layer.limit(policy, Header::new(name).or_skip()),
-        };
+        layer = layer.limit(policy, extractor(&limit.who, options));
     }
     Ok(layer)
 }
 
-/// The address at the other end of the connection, unless that is a trusted proxy.
-fn ip(options: &Options) -> ForwardedIp {
-    let proxies = options.trusted_proxies.iter().copied();
-    ForwardedIp::x_forwarded_for(TrustedProxies::networks(proxies))
+fn extractor(who: &Who, options: &Options) -> Arc<dyn KeyExtractor> {
+    match who {
+        // The address at the other end of the connection, unless that is a trusted proxy.
+        Who::Ip => {
+            let proxies = options.trusted_proxies.iter().copied();
+            Arc::new(ForwardedIp::x_forwarded_for(TrustedProxies::networks(
+                proxies,
+            )))
+        }
+        Who::Header(name) => Arc::new(Header::new(name).or_skip()),
+    }
+}
+
+type Reject = fn(&Rejection, &Parts) -> Response;
+
+/// A browser gets the page, which shows what denies; the page's script gets the decision, and all others get the
+/// crate's own answer.
+fn reject(rejection: &Rejection, head: &Parts) -> Response {
+    let mut response = match rejection {
+        Rejection::Denied(_) | Rejection::Undecided(_)
+            if app::wants_page(&head.uri, &head.headers) =>
+        {
+            app::page()
+        }
+        Rejection::Denied(denial) if app::wants_json(&head.headers) => {
+            let decision = Decision::Denied(denial.clone());
+            (app::VARY, report::decision(Some(&decision))).into_response()
+        }
+        _ => ProblemJson::default().make_rejection(rejection, head),
+    };
+    *response.status_mut() = rejection.status();
+    response
 }
 
 /// A request that succeeded costs nothing in the end.

@@ -22,7 +22,7 @@ cargo run --release --example server -- [options]
 
   --listen ADDR            default 127.0.0.1:3000; port 0 picks one
   --limit KEY=RULES        repeatable; KEY is ip or header:NAME (a request without it skips this limit);
-                           default ip=10/1s,120/1m,240/1h
+                           default ip=10/1s,40/10s,120/1m
   --config FILE            limits from a TOML file instead, read again on SIGHUP:
                              [limits]
                              ip = '10/1s,120/1m'
@@ -45,16 +45,19 @@ cargo run --release --example server -- [options]
   --headers draft11|legacy|none
                            which headers tell what is left: RateLimit (draft11, the default), X-RateLimit-* with a
                            reset in seconds since 1970 (legacy), or none but Retry-After
-  --shadow                 never deny: count, and tell in the headers what would have been denied
+  --shadow                 never deny: count, and tell what would have been denied
   --help
 
   GET /                a page for browsers, \"ok\" for others; one unit
-  GET /cost/{n}        n units
+  GET /cost/{n}        n units; for a request that accepts application/json, / and /cost/{n} answer with the decision
   GET /status/{code}   answers that status; one unit
   GET /health          not limited
+  GET /limits          what limits the caller, what is left, and whether the store answers; JSON, not limited
+  DELETE /limits       forgets what the caller has used: only where the server listens on a loopback address and
+                       trusts no proxy
 ";
 
-const DEFAULT_LIMIT: &str = "ip=10/1s,120/1m,240/1h";
+const DEFAULT_LIMIT: &str = "ip=10/1s,40/10s,120/1m";
 
 pub(crate) struct Options {
     pub(crate) listen: SocketAddr,

@@ -3,5 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod chromium;
+mod page;
 mod prometheus;
 mod server;

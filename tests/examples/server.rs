@@ -12,6 +12,7 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
+use serde_json::Value;
 use tokio::task::JoinSet;
 
 const OK: StatusCode = StatusCode::OK;
@@ -43,6 +44,12 @@ impl Browser {
         (head.status, head.headers, String::from_utf8(body).unwrap())
     }
 
+    async fn delete(&self, server: &Example, path: &str) -> StatusCode {
+        let request = Request::delete(format!("http://{}{path}", server.address()));
+        let request = request.body(Body::empty()).unwrap();
+        self.0.request(request).await.unwrap().status()
+    }
+
     async fn status(&self, server: &Example, path: &str) -> StatusCode {
         self.ask(server, path, &[]).await.0
     }
@@ -55,7 +62,7 @@ async fn three_rules_limit_everybody_by_address_unless_told_otherwise() {
     assert_eq!((status, body.as_str()), (OK, "ok\n"));
     assert_eq!(
         headers["ratelimit-policy"],
-        r#""ip/1s";q=10;w=1, "ip/1m";q=120;w=60, "ip/1h";q=240;w=3600"#
+        r#""ip/1s";q=10;w=1, "ip/10s";q=40;w=10, "ip/1m";q=120;w=60"#
     );
     let left = headers["ratelimit"].to_str().unwrap();
     assert!(left.contains(r#""ip/1m";r=119;t=61"#), "{left}");
@@ -103,28 +110,140 @@ async fn any_status_that_can_end_an_exchange_is_answered() {
     }
 }
 
-#[tokio::test]
-async fn health_and_the_page_are_not_limited() {
-    let (server, browser) = (Example::start(&["--limit", "ip=1/1d"]), Browser::new());
-    assert_eq!(browser.status(&server, "/").await, OK);
-    assert_eq!(browser.status(&server, "/").await, REJECTED);
-    assert_eq!(browser.status(&server, "/health").await, OK);
+const HTML: [(&str, &str); 1] = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")];
+const JSON: [(&str, &str); 1] = [("accept", "application/json")];
 
-    let accept = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")];
-    let (status, headers, body) = browser.ask(&server, "/", &accept).await;
-    assert_eq!(status, OK);
-    assert_eq!(headers["content-type"], "text/html; charset=utf-8");
-    assert!(body.starts_with("<!doctype html>"));
-    let (status, ..) = browser.ask(&server, "/", &[("accept", "text/plain")]).await;
+#[tokio::test]
+async fn a_browser_is_limited_as_everybody_and_gets_the_page_all_the_same() {
+    let (server, browser) = (Example::start(&["--limit", "ip=1/1d"]), Browser::new());
+    for expected in [OK, REJECTED] {
+        let (status, headers, body) = browser.ask(&server, "/", &HTML).await;
+        assert_eq!(status, expected);
+        assert_eq!(headers["content-type"], "text/html; charset=utf-8");
+        assert_eq!(headers.contains_key("retry-after"), expected == REJECTED);
+        assert!(body.starts_with("<!doctype html>"));
+    }
+    let (status, _, body) = browser.ask(&server, "/", &[("accept", "text/plain")]).await;
     assert_eq!(status, REJECTED);
-    let (status, ..) = browser.ask(&server, "/cost/1", &accept).await;
+    assert!(body.starts_with('{'), "{body}");
+    let (status, _, body) = browser.ask(&server, "/cost/1", &HTML).await;
     assert_eq!(status, REJECTED);
+    assert!(body.starts_with('{'), "{body}");
+    assert_eq!(browser.status(&server, "/health").await, OK);
+}
+
+async fn json(browser: &Browser, server: &Example, path: &str) -> Value {
+    let (_, headers, body) = browser.ask(server, path, &JSON).await;
+    assert_eq!(headers["content-type"], "application/json", "{body}");
+    assert_eq!(headers["cache-control"], "no-store");
+    serde_json::from_str(&body).unwrap()
+}
+
+#[tokio::test]
+async fn a_decision_is_told_as_json_whatever_the_headers_are() {
+    let limits = ["--headers", "none", "--limit", "ip=5/1d,9/2d"];
+    let (server, browser) = (Example::start(&limits), Browser::new());
+    let allowed = json(&browser, &server, "/").await;
+    assert_eq!(allowed["allowed"], true);
+    assert_eq!(allowed["rules"][0]["id"], "ip.0");
+    assert_eq!(allowed["rules"][0]["remaining"], 4);
+    assert_eq!(allowed["rules"][1]["remaining"], 8);
+    let denied = json(&browser, &server, "/cost/5").await;
+    assert_eq!(denied["allowed"], false);
+    assert_eq!(denied["rules"][0]["exceeded"], true);
+    assert!(denied["rules"][0]["retry_after_ms"].as_u64() > Some(80_000_000));
+    assert_eq!(denied["rules"][1]["exceeded"], false);
+    let never = json(&browser, &server, "/cost/6").await;
+    assert_eq!(never["rules"][0]["retry_after_ms"], Value::Null);
+}
+
+#[tokio::test]
+async fn the_limits_of_the_caller_are_told_at_no_cost_and_to_the_denied_too() {
+    let limits = ["--limit", "ip=2/1d", "--limit", "header:X-Api-Key=9/1h"];
+    let (server, browser) = (Example::start(&limits), Browser::new());
+    for (expected, remaining) in [(OK, 1), (OK, 0), (REJECTED, 0), (REJECTED, 0)] {
+        assert_eq!(browser.status(&server, "/").await, expected);
+        let said = json(&browser, &server, "/limits").await;
+        assert_eq!(said["rules"].as_array().unwrap().len(), 1);
+        assert_eq!(said["rules"][0]["remaining"], remaining);
+        assert_eq!(said["store"], "memory");
+        assert_eq!(said["answers"], true);
+        assert_eq!(said["limits"][0]["rules"][0]["window_ms"], 86_400_000);
+        assert_eq!(said["limits"][1]["key"], "header:x-api-key");
+        assert_eq!(said["limits"][1]["applies"], false);
+    }
+}
+
+#[tokio::test]
+async fn the_limits_of_shadows_are_told_too() {
+    let (server, browser) = (
+        Example::start(&["--limit", "ip=1/1d", "--shadow"]),
+        Browser::new(),
+    );
+    for exceeded in [false, true] {
+        let said = json(&browser, &server, "/").await;
+        assert_eq!(said["allowed"], true);
+        assert_eq!(said["rules"][0]["exceeded"], exceeded);
+        let said = json(&browser, &server, "/limits").await;
+        assert_eq!(said["limits"][0]["shadow"], true);
+        assert_eq!(said["rules"][0]["remaining"], 0);
+    }
+}
+
+#[tokio::test]
+async fn whether_redis_answers_is_told_by_asking_it() {
+    let mut redis = Server::start();
+    let url = redis.url();
+    for (more, of_share) in [
+        (&["--on-failure", "open"][..], None),
+        (&["--on-failure", "closed"], None),
+        (&["--on-failure", "local", "--replicas", "2"], Some(4)),
+        // Nobody has to decide shadows; that is no answer of Redis.
+        (&["--shadow"], None),
+    ] {
+        let args = ["--redis", &url, "--limit", "ip=8/1d", "--timeout", "5s"];
+        let (server, browser) = (Example::start(&[&args[..], more].concat()), Browser::new());
+        let said = json(&browser, &server, "/limits").await;
+        assert_eq!(
+            (&said["store"], &said["answers"]),
+            (&"redis".into(), &true.into())
+        );
+        assert_eq!(said["rules"][0]["remaining"], 8);
+        redis.kill();
+        let said = json(&browser, &server, "/limits").await;
+        assert_eq!(said["answers"], false, "{more:?}");
+        assert_eq!(said["rules"][0]["remaining"].as_u64(), of_share, "{more:?}");
+        redis.restart();
+    }
+}
+
+#[tokio::test]
+async fn whoever_is_at_the_machine_may_reset_what_was_used() {
+    let (server, browser) = (Example::start(&["--limit", "ip=1/1d"]), Browser::new());
+    for expected in [OK, REJECTED] {
+        assert_eq!(browser.status(&server, "/").await, expected);
+    }
+    assert_eq!(
+        browser.delete(&server, "/limits").await,
+        StatusCode::NO_CONTENT
+    );
+    assert_eq!(browser.status(&server, "/").await, OK);
+
+    for more in [["--listen", "0.0.0.0:0"], ["--trusted-proxy", "10.0.0.0/8"]] {
+        let server = Example::start(&[&["--limit", "ip=1/1d"], &more[..]].concat());
+        assert_eq!(
+            browser.delete(&server, "/limits").await,
+            StatusCode::FORBIDDEN
+        );
+        let said = json(&browser, &server, "/limits").await;
+        assert_eq!(said["may_reset"], false);
+    }
 }
 
 #[tokio::test]
 async fn a_cache_keeps_the_page_and_the_ok_apart() {
     let (server, browser) = (Example::start(&[]), Browser::new());
-    for accept in ["text/html", "text/plain"] {
+    for accept in ["text/html", "text/plain", "application/json"] {
         let (status, headers, _) = browser.ask(&server, "/", &[("accept", accept)]).await;
         assert_eq!(status, OK);
         assert_eq!(headers["vary"], "accept", "{accept}");

@@ -1,0 +1,202 @@
+//! What limits the caller and what is left, for the page: `GET /limits`; and `DELETE /limits`, to start anew.
+//!
+//! Neither is limited, so that the page can show the limits when they deny everything else. A service that is open to
+//! the world would limit them, too, and would let nobody but its operators reset anything.
+
+use std::sync::Arc;
+
+use axum::{
+    Json, Router,
+    extract::{Request, State},
+    http::{StatusCode, header, request::Parts},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use serde::Serialize;
+use sluicegate::{
+    Charge, FailurePolicy, Key, KeyExtractor, Limiter, Policy, Usage,
+    error::{ExtractError, PolicyError},
+    policies::ReloadablePolicies,
+};
+
+use super::{
+    options::{Options, Who},
+    report::{self, RuleReport, rule_id},
+};
+
+pub(crate) struct Limits {
+    limiter: Limiter,
+    live: ReloadablePolicies,
+    limits: Vec<Limit>,
+    probe: Policy,
+    shadow: bool,
+    redis: bool,
+    may_reset: bool,
+}
+
+struct Limit {
+    policy: String,
+    /// As after `--limit`: `ip`, `header:x-api-key`.
+    key: String,
+    extractor: Arc<dyn KeyExtractor>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    store: &'static str,
+    /// Whether the store has answered just now.
+    answers: bool,
+    local: bool,
+    on_failure: &'static str,
+    may_reset: bool,
+    limits: Vec<LimitReport>,
+    /// Those that are missing are not known: the store does not answer, or the limit does not apply.
+    rules: Vec<RuleReport>,
+}
+
+#[derive(Serialize)]
+struct LimitReport {
+    policy: String,
+    key: String,
+    shadow: bool,
+    /// Whether this request is limited by it.
+    applies: bool,
+    rules: Vec<RuleText>,
+}
+
+#[derive(Serialize)]
+struct RuleText {
+    id: String,
+    limit: u64,
+    window_ms: u64,
+}
+
+impl Limits {
+    pub(crate) fn new(
+        options: &Options,
+        limiter: Limiter,
+        live: ReloadablePolicies,
+    ) -> Result<Self, PolicyError> {
+        let limits = options.limits.iter().map(|limit| Limit {
+            policy: limit.policy.name().to_owned(),
+            key: match &limit.who {
+                Who::Ip => "ip".to_owned(),
+                Who::Header(name) => format!("header:{name}"),
+            },
+            extractor: super::extractor(&limit.who, options),
+        });
+        Ok(Self {
+            limiter,
+            live,
+            limits: limits.collect(),
+            // Charged by nobody; a shadow could be left out of a check that the store does not answer.
+            probe: Policy::parse("server-probe", "1/1s")?,
+            shadow: options.shadow,
+            redis: !options.redis.is_empty(),
+            // Behind a proxy, the listening address does not say who can reach the server.
+            may_reset: options.listen.ip().is_loopback() && options.trusted_proxies.is_empty(),
+        })
+    }
+
+    pub(crate) fn routes(self) -> Router {
+        let limits = get(show).delete(reset);
+        Router::new()
+            .route("/limits", limits)
+            .with_state(Arc::new(self))
+    }
+
+    /// What a request with this head is charged to, at no cost.
+    fn charges(&self, head: &Parts) -> Result<Vec<Charge>, ExtractError> {
+        let mut charges = Vec::new();
+        for limit in &self.limits {
+            let keys = limit.extractor.extract(head)?;
+            let Some(policy) = self.policy(limit) else {
+                continue;
+            };
+            charges.extend(keys.into_iter().map(|key| Charge::new(&policy, key, 0)));
+        }
+        Ok(charges)
+    }
+
+    /// As it is now: its file may have been read again.
+    fn policy(&self, limit: &Limit) -> Option<Policy> {
+        let policy = self.live.get(&limit.policy)?;
+        Some(if self.shadow { policy.shadow() } else { policy })
+    }
+
+    async fn report(&self, charges: Vec<Charge>) -> Report {
+        let limits = self.limits.iter().filter_map(|limit| {
+            let mut policies = charges.iter().map(|it| it.policy().name());
+            let applies = policies.any(|name| name == limit.policy);
+            Some(LimitReport::new(limit, &self.policy(limit)?, applies))
+        });
+        let limits = limits.collect();
+        let (answers, usage) = tokio::join!(self.answers(), self.limiter.peek(charges));
+        Report {
+            store: if self.redis { "redis" } else { "memory" },
+            answers,
+            local: usage.as_ref().is_ok_and(Usage::is_local),
+            on_failure: self.limiter.failure_policy().as_str(),
+            may_reset: self.may_reset,
+            limits,
+            rules: usage.map_or_else(|_| Vec::new(), |it| report::rules(&it)),
+        }
+    }
+
+    /// Whether the store itself answers, and not the memory of this process in its place.
+    async fn answers(&self) -> bool {
+        let strict = self.limiter.clone().on_failure(FailurePolicy::Closed);
+        let nobody = Key::new("server", "probe");
+        strict
+            .peek([Charge::new(&self.probe, nobody, 0)])
+            .await
+            .is_ok()
+    }
+}
+
+impl LimitReport {
+    fn new(limit: &Limit, policy: &Policy, applies: bool) -> Self {
+        let rules = policy.rules().iter().enumerate();
+        let rules = rules.map(|(index, rule)| RuleText {
+            id: rule_id(policy.name(), index),
+            limit: rule.limit(),
+            window_ms: report::millis(rule.window()),
+        });
+        Self {
+            policy: limit.policy.clone(),
+            key: limit.key.clone(),
+            shadow: policy.is_shadow(),
+            applies,
+            rules: rules.collect(),
+        }
+    }
+}
+
+async fn show(State(limits): State<Arc<Limits>>, request: Request) -> Response {
+    let (head, _) = request.into_parts();
+    match limits.charges(&head) {
+        Ok(charges) => {
+            let report = limits.report(charges).await;
+            ([(header::CACHE_CONTROL, "no-store")], Json(report)).into_response()
+        }
+        Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
+    }
+}
+
+/// Pages of other origins cannot send this method.
+async fn reset(State(limits): State<Arc<Limits>>, request: Request) -> StatusCode {
+    let (head, _) = request.into_parts();
+    if !limits.may_reset {
+        return StatusCode::FORBIDDEN;
+    }
+    let Ok(charges) = limits.charges(&head) else {
+        return StatusCode::BAD_REQUEST;
+    };
+    for charge in charges {
+        let reset = limits.limiter.reset(charge.policy(), charge.key()).await;
+        if reset.is_err() {
+            return StatusCode::SERVICE_UNAVAILABLE;
+        }
+    }
+    StatusCode::NO_CONTENT
+}

@@ -1,0 +1,73 @@
+//! Decisions as JSON. The page reads these, since quota headers have several styles and can be switched off.
+
+use std::time::Duration;
+
+use axum::{Json, http::header, response::IntoResponse};
+use serde::Serialize;
+use sluicegate::{Decision, Usage, decision::RuleUsage};
+
+/// The answer to a request that accepts JSON.
+#[derive(Serialize)]
+struct DecisionReport {
+    /// `None`: the store could not decide, and the failure policy let the request pass.
+    allowed: Option<bool>,
+    local: bool,
+    rules: Vec<RuleReport>,
+}
+
+/// What is left under one rule.
+#[derive(Serialize)]
+pub(crate) struct RuleReport {
+    id: String,
+    /// The limit that was applied: of a local decision, the share of this process.
+    limit: u64,
+    remaining: u64,
+    reset_after_ms: u64,
+    /// Whether this rule denied the request, or would have denied it in the case of a shadow.
+    exceeded: bool,
+    /// `None` also when the rule would never admit the request.
+    retry_after_ms: Option<u64>,
+}
+
+/// Identifies a rule by its place in its policy. A reload can change all else about it.
+pub(crate) fn rule_id(policy: &str, index: usize) -> String {
+    format!("{policy}.{index}")
+}
+
+pub(crate) fn decision(decision: Option<&Decision>) -> impl IntoResponse + use<> {
+    let report = DecisionReport {
+        allowed: decision.map(Decision::is_allowed),
+        local: decision.is_some_and(|it| it.usage().is_local()),
+        rules: decision.map_or_else(Vec::new, |it| rules(it.usage())),
+    };
+    ([(header::CACHE_CONTROL, "no-store")], Json(report))
+}
+
+/// What is left under each rule, those of shadows included.
+pub(crate) fn rules(usage: &Usage) -> Vec<RuleReport> {
+    let shadow = usage.shadow().map(Decision::usage);
+    let policies = [Some(usage), shadow].into_iter().flatten();
+    let policies = policies.flat_map(Usage::policies);
+    let rules = policies.flat_map(|it| {
+        let rules = it.rules().iter().enumerate();
+        rules.map(move |(index, rule)| RuleReport::new(rule_id(it.policy().name(), index), rule))
+    });
+    rules.collect()
+}
+
+impl RuleReport {
+    fn new(id: String, usage: &RuleUsage) -> Self {
+        Self {
+            id,
+            limit: usage.rule().limit(),
+            remaining: usage.remaining(),
+            reset_after_ms: millis(usage.reset_after()),
+            exceeded: usage.is_exceeded(),
+            retry_after_ms: usage.retry_after().map(millis),
+        }
+    }
+}
+
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
