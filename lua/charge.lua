@@ -1,9 +1,8 @@
 -- Pass 2 of a key that is charged and where something counts. Nothing is written to the server here.
 --
--- A *task* is what an argument asks to be done with a key, a table: `arg`, the argument; `action`, `count` and `units`
--- as README.md tells; `rules`, how many; their limits, or in a settlement the ends of the charged steps, from [2] on;
--- `labels` of the rules, as they stand at the end of a value; and two formats, `front` of the front of a value and
--- `counts` of its beginning.
+-- A *task* is what an argument asks to be done with a key, a table: at [1] how many rules, then their limits, or in a
+-- settlement the ends of the charged steps; `units`, below 0 where a settlement takes them; `labels` of the rules, as they
+-- stand at the end of a value; and two formats, `front` of the front of a value and `counts` of its beginning.
 --
 -- A *state* is what a key holds, a table: `task`; `value`, false where nothing counts; the numbers of the value's
 -- front: at [1] how many sections, then what each uses, since, expires, and when each is due. Pass 2 adds what is to be
@@ -19,7 +18,7 @@ local function charge(now, state, units)
   local spread = table.unpack or unpack
   local struct, sub, task, value, sections, is_whole = struct, string.sub, state.task, state.value, state[1], state.is_whole
   local pack, unpack = struct.pack, struct.unpack
-  local rules, labels = task.rules, task.labels
+  local rules, labels = task[1], task.labels
   local since, expires, dues = state[sections + 2], state[sections + 3], sections + 3
   local release, window = expires, 0
   local at, reached = 14 + sections * 14, 1 -- the section whose head begins there

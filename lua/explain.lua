@@ -8,7 +8,7 @@
 local function fitting(now, state, count)
   local task, value, at = state.task, state.value, nil
   local units, labels, dues = task.units, task.labels, value and state[1] + 3
-  for k = 1, task.rules do
+  for k = 1, task[1] do
     local used = value and state[k + 1] or 0
     if value and state[dues + k] <= now then
       at = 14 + state[1] * 14
@@ -29,7 +29,7 @@ end
 -- units  that ought to fit; 0 if only what counts is asked for
 local function explain(now, state, units)
   local task, value, sections = state.task, state.value, state[1]
-  local rules, labels = task.rules, task.labels
+  local rules, labels = task[1], task.labels
   if not value then return '\1' .. string.rep('\0', rules * 19) end
   local pack, unpack = struct.pack, struct.unpack
   local reply, at = '\1', 14 + sections * 14
@@ -64,7 +64,7 @@ end
 local function create(now, state, units)
   local spread = table.unpack or unpack
   local task, pack, unpack = state.task, struct.pack, struct.unpack
-  local rules, labels = task.rules, task.labels
+  local rules, labels = task[1], task.labels
   local front, since, release, window, heads = { rules }, 0, 0, 0, ''
   for k = 1, rules do
     local step, hold = unpack('<I6I6', labels, k * 12 - 11)

@@ -6,80 +6,92 @@
 -- An operation that cannot be done raises an error, before anything is written for it.
 local i, now, replies, expires, origin = ...
 local KEYS, ARGV, redis, sub, unpack = KEYS, ARGV, redis, string.sub, struct.unpack
-local states = { false } -- of the keys of one operation
-local task, other, reply, admitted = nil, nil, nil, 0
+local rare -- what `seldom` makes
+local arg, task, action, times -- the newest argument, and what it asks for
+local reply, admitted = nil, 0
 
 while KEYS[i] do
   if reply then replies[#replies + 1] = reply end
-  local first, keys, count, asked = i, 0, nil, nil
+  local first, count, asked, kind = i, nil, nil, nil
+  local state, states, is_last -- of the newest key; of all, where there are several
 
   -- Pass 1: reads every key, and tests how many times the units fit.
   repeat
-    local arg = ARGV[i + 1]
-    if not task or arg ~= task.arg then -- concurrent requests mostly ask the same of different keys, or two things in turn
-      task, other = other, task
-      if not task or arg ~= task.arg then
-        local action, times, units, rules = unpack('<I1I4I7I1', arg)
-        local counts, front = '<I1I7I7I7', '<I1I7I7I7I6I6I7I7I7'
-        if rules ~= 3 then
-          local each = string.rep('I7', rules)
-          counts = '<I1' .. each
-          front = counts .. 'I6I6' .. each
-        end
-        task = {
-          arg = arg, action = action, count = times, units = units, rules = rules, counts = counts, front = front,
-          labels = sub(arg, 14 + rules * 7), unpack(counts, arg, 13),
-        }
+    if ARGV[i + 1] ~= arg then -- concurrent requests mostly ask the same of different keys
+      arg = ARGV[i + 1]
+      local units, rules
+      action, times, units, rules = unpack('<I1I4I7I1', arg)
+      local counts, front = '<I1I7I7I7', '<I1I7I7I7I6I6I7I7I7'
+      if rules ~= 3 then
+        local each = string.rep('I7', rules)
+        counts = '<I1' .. each
+        front = counts .. 'I6I6' .. each
       end
+      if action % 8 == 3 then units = -units end -- of a settlement that takes
+      task = { units = units, labels = sub(arg, 14 + rules * 7), front = front, counts = counts, unpack(counts, arg, 13) }
     end
-    if keys == 0 then
-      count = task.action == 1 and admitted or task.count
+    if i == first then
+      kind, count = action, action == 1 and admitted or times
       asked = count
     end
 
-    local rules, labels, units = task.rules, task.labels, task.units
-    local value, state = asked > 0 and redis.pcall('GET', KEYS[i]), nil
+    local rules, labels, units = task[1], task.labels, task.units
+    local value = asked > 0 and redis.pcall('GET', KEYS[i])
+    state = nil
     if value and sub(value, -#labels) == labels then
       state = { task = task, value = value, written = false, is_whole = false, unpack(task.front, value) }
       if state[1] ~= rules or state[rules + 2] > now then state = nil end
     end
-    if value and not state then state = seldom().slow_path().relayout(now, value, task) end
+    if value and not state then
+      rare = rare or seldom()
+      state = rare.slow_path().relayout(now, value, task)
+    end
     if not state or state[state[1] + 3] <= now then
       state = { task = task, value = false, written = false, is_whole = true }
     end
-    i, keys = i + 1, keys + 1
-    states[keys] = state
 
     for k = 2, rules + 1 do
       if count > 1 or units > task[k] - (state[k] or 0) then
-        count = seldom().fitting(now, state, count)
+        rare = rare or seldom()
+        count = rare.fitting(now, state, count)
         break
       end
     end
-  until not KEYS[i] or (ARGV[i + 1] == task.arg and task.action or string.byte(ARGV[i + 1])) < 8
+    i = i + 1
+    is_last = not KEYS[i] or (ARGV[i + 1] == arg and action or string.byte(ARGV[i + 1])) < 8
+    if states or not is_last then
+      states = states or {}
+      states[i - first] = state
+    end
+  until is_last
 
   -- Pass 2: charges every key, or explains of every key why it does not fit.
-  local action = states[1].task.action
   if asked == 0 then
-    reply = action == 4 and '\1' or '\2'
-    if action == 4 then states[1].is_gone = true end
+    reply = kind == 4 and '\1' or '\2'
+    if kind == 4 then state.is_gone = true end
     admitted = 0
-  elseif action > 1 then
-    reply = seldom().slow_path().settle(now, states, keys)
+  elseif kind > 1 then
+    rare = rare or seldom()
+    states = states or { state } -- some may be replaced
+    reply = rare.slow_path().settle(now, states)
     admitted = 0
   else
     reply = count == 1 and '\1\1\0\0\0' or '\1' .. struct.pack('<I4', count)
-    for key = 1, keys do
-      local state = states[key]
+    for key = 1, i - first do
+      state = states and states[key] or state
       local units, stepped_back = state.task.units * count, false
-      if units > 0 then
-        if state.value then stepped_back = charge(now, state, units) else seldom().create(now, state, units) end
+      if units > 0 and state.value then
+        stepped_back = charge(now, state, units)
+      elseif units > 0 then
+        rare = rare or seldom()
+        rare.create(now, state, units)
       end
       if count == asked and units > 0 and not stepped_back then
-        reply = reply .. '\2' .. sub(state.written, 1, 1 + state.task.rules * 7)
+        reply = reply .. '\2' .. sub(state.written, 1, 1 + state.task[1] * 7)
       else
-        local told = state.written and seldom().slow_path().after(state) or state
-        reply = reply .. seldom().explain(now, told, count < asked and state.task.units or 0)
+        rare = rare or seldom()
+        local told = state.written and rare.slow_path().after(state) or state
+        reply = reply .. rare.explain(now, told, count < asked and state.task.units or 0)
       end
     end
     admitted = count
@@ -87,8 +99,8 @@ while KEYS[i] do
 
   -- Writes.
   is_writing = true
-  for key = 1, keys do
-    local state = states[key]
+  for key = 1, i - first do
+    state = states and states[key] or state
     local name, written = KEYS[first + key - 1], state.written
     if not written then
       if state.is_gone then redis.call('DEL', name) end

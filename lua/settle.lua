@@ -109,7 +109,7 @@ end
 local function settle_key(now, state, units)
   local task, value, reply = state.task, state.value, '\1'
   local at, left, has_changed, changed = 14 + state[1] * 14, 0, false, {}
-  for k = 1, task.rules do
+  for k = 1, task[1] do
     local section, live, behind = { k = k, at = at }, nil, nil
     section.used, section.newest, section.first, section.base, section.width, live, behind, section.limit, section.step, section.hold =
       read_section(now, value, at, task.labels, k, state[k + 1])
@@ -122,32 +122,30 @@ local function settle_key(now, state, units)
     has_changed, left, state[k + 1] = has_changed or section.used ~= used, left + section.used, section.used
     reply, at = reply .. pack('<I7I6I6', section.used, section.newest, 0), section.limit
   end
-  for k = task.rules + 1, state[1] do left = left + state[k + 1] end
+  for k = task[1] + 1, state[1] do left = left + state[k + 1] end
 
   if has_changed and left == 0 then
     state.is_gone = true
   elseif has_changed and (#changed > 0 or state.is_whole) then
     put_back(state, changed)
   elseif has_changed then
-    state.written = pack(task.counts, spread(state, 1, task.rules + 1))
+    state.written = pack(task.counts, spread(state, 1, task[1] + 1))
   end
   return reply
 end
 
 -- Settles the charges of one check.
 -- states  of the keys of these charges; changed
--- keys    how many
 -- Returns what is to be replied.
-local function settle(now, states, keys)
+local function settle(now, states)
   local reply = '\1'
-  for i = 1, keys do
+  for i = 1, #states do
     local task = states[i].task
-    local units = task.action % 8 == 3 and -task.units or task.units
-    if not states[i].value and units > 0 then states[i] = relayout(now, nil, task) end
+    if not states[i].value and task.units > 0 then states[i] = relayout(now, nil, task) end
     if states[i].value then
-      reply = reply .. settle_key(now, states[i], units)
+      reply = reply .. settle_key(now, states[i], task.units)
     else
-      reply = reply .. '\1' .. rep('\0', task.rules * 19)
+      reply = reply .. '\1' .. rep('\0', task[1] * 19)
     end
   end
   return reply
