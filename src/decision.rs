@@ -384,6 +384,11 @@ impl Usage {
         &self.inner.check
     }
 
+    /// Whether both came from the same decision, and not from one like it.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// To be shown, not to be settled.
     fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
         Self {

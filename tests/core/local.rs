@@ -15,7 +15,7 @@ use sluicegate::{
     FailurePolicy::{self, Closed, Local, Open},
     Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store, StoreError, Usage,
     error::{ExtractError, StoreErrorKind},
-    middleware::HeaderStyle,
+    middleware::{Decisions, HeaderStyle},
     store::{Check, Settlement, StoreFuture},
     test_util::TestClock,
 };
@@ -271,7 +271,11 @@ async fn what_a_client_is_told_is_what_was_applied() {
     let layer = RateLimitLayer::new(limiter)
         .limit(api, alice())
         .limit(Policy::parse("trial", "6/1d").unwrap().shadow(), alice())
-        .headers(HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT));
+        .headers(
+            HeaderStyle::DRAFT_11
+                .with_shadows()
+                .and(HeaderStyle::X_RATE_LIMIT),
+        );
     let response = ask(layer.clone()).await;
     let headers = response.headers();
     assert_eq!(
@@ -290,7 +294,8 @@ async fn what_a_client_is_told_is_what_was_applied() {
         (&"3".parse().unwrap(), &"2".parse().unwrap())
     );
     assert_eq!(headers.get_all("ratelimit-policy").iter().count(), 1);
-    let decision: &Decision = response.extensions().get().unwrap();
+    let decisions: &Decisions = response.extensions().get().unwrap();
+    let decision = decisions.by_policy("api").unwrap();
     assert!(decision.usage().is_local());
     assert!(decision.usage().shadow().unwrap().usage().is_local());
 

@@ -347,6 +347,7 @@ async fn a_page_of_another_origin_sees_a_refusal_and_its_headers_and_preflights_
         .allow_headers([http::HeaderName::from_static("x-api-key")])
         .expose_headers(EXPOSED_HEADERS);
     let style = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
+    let style = style.and(HeaderStyle::DRAFT_6);
     let app = || Router::new().route("/", get(async || "hello"));
     let limited = limit("all", 1).headers(style);
     let server = serve(app().layer(limited.clone()).layer(cors.clone())).await;
