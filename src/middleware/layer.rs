@@ -123,8 +123,8 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets what a request costs under each of its limits. The default is 1; 0 looks without charging.
     ///
-    /// A cost above a limit can never fit: the request is answered with a 413 and without a `Retry-After`. Another
-    /// status is [`ProblemJson::status_if_never`]. So is every request under a limit of 0.
+    /// A cost above a limit can never fit, nor any cost under a limit of 0: the request is answered with a 413 and
+    /// without a `Retry-After`. [`ProblemJson::status_if_never`] sets another status.
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))

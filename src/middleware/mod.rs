@@ -190,9 +190,11 @@
 //!
 //! - **Too long a wait is answered with a response, not an error.** The client's error type stays its own: a request
 //!   that would have to wait longer is answered by [`MakeRejection`], as a server's is, with a 429 that did not come
-//!   from the other side and has a [`Rejection`] in its extensions. A service that passes it on adds its own quota
-//!   headers all the same; call the client with a new request, not with the extensions of the one that is served. The client's response body must be one that can be
+//!   from the other side and has a [`Rejection`] in its extensions. The client's response body must be one that can be
 //!   made: map a body that cannot, such as hyper's `Incoming`, first.
+//! - **A proxy makes new requests.** A limited server that passes such a response on adds its own quota headers. It
+//!   takes the client's limit for one of its own layers if the request that it sends has the extensions of the one that
+//!   it serves.
 //! - **In order of arrival**, for each set of policies and keys, as far as one process can see; processes compete.
 //! - **Few calls of the store.** Only the first in the queue calls it, and again when it said that there would be room,
 //!   when something is given back, and at least every 2 s.
@@ -218,6 +220,11 @@ mod response;
 mod service;
 mod settle;
 mod shared;
+pub mod testing {
+    //! How to test a service that is limited.
+    //!
+    #![doc = include_str!("testing.md")]
+}
 
 pub use decide::{IntoPolicy, PolicySelector, Route, Routes};
 pub use decisions::Decisions;
