@@ -70,7 +70,7 @@ impl<R> Shared<R> {
     pub(super) fn complete<B>(
         &self,
         response: &mut Response<B>,
-        admitted: Decisions,
+        admitted: &Decisions,
         settled: Option<Decision>,
     ) {
         let extensions = response.extensions_mut();

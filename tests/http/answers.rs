@@ -57,7 +57,7 @@ fn around<R>(layer: RateLimitLayer<R>, inner: Service) -> Service
 where
     R: MakeRejection<String> + Send + Sync + 'static,
 {
-    BoxCloneSyncService::new(layer.layer(inner))
+    BoxCloneSyncService::new(ServiceBuilder::new().layer(layer).service(inner))
 }
 
 async fn ask(service: &Service) -> Response<String> {
@@ -662,7 +662,7 @@ async fn a_rejection_may_be_anything_that_is_into_response() {
         ("application/grpc", None),
         ("text/plain", Some("slow down")),
     ] {
-        let (_, headers, body) = rejected(denying().rejection(both.clone()), kind).await;
+        let (_, headers, body) = rejected(denying().rejection(both), kind).await;
         assert_eq!(headers.contains_key("grpc-status"), expected.is_none());
         assert_eq!(body, expected.unwrap_or_default());
     }
