@@ -21,7 +21,7 @@ use sluicegate::{
         ProblemJson, Rejection,
     },
 };
-use tower::{Layer, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use crate::common::scripted::Scripted;
 
