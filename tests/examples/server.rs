@@ -67,7 +67,7 @@ async fn a_request_costs_what_its_path_says_and_a_refused_one_nothing() {
     for (path, expected) in [
         ("/cost/7", OK),
         ("/cost/4", REFUSED),
-        ("/cost/11", REFUSED),
+        ("/cost/11", StatusCode::PAYLOAD_TOO_LARGE),
         ("/cost/0", OK),
         ("/cost/many", StatusCode::BAD_REQUEST),
         // A path that is not read as it stands is not served for less than it says, either.
