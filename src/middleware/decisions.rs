@@ -13,11 +13,11 @@ use crate::decision::{Decision, Usage};
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 /// let limiter = Limiter::new(MemoryStore::new());
-/// let layer = |rules| Ok::<_, Box<dyn std::error::Error>>(
-///     RateLimitLayer::new(limiter.clone()).limit(rules, Key::new("service", "all")),
-/// );
-/// let requests = layer(Policy::parse("requests", "9/1h")?)?;
-/// let tokens = layer(Policy::parse("tokens", "10000/1h")?)?.cost(|_| 500);
+/// let requests = RateLimitLayer::new(limiter.clone())
+///     .limit(Policy::parse("requests", "9/1h")?, Key::new("user", "alice"));
+/// let tokens = RateLimitLayer::new(limiter.clone())
+///     .limit(Policy::parse("tokens", "10000/1h")?, Key::new("user", "alice"))
+///     .cost(|_| 500);
 ///
 /// // Charged 500 tokens when it comes, and settled when it is known how many they were.
 /// let settling = limiter.clone();

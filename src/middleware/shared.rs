@@ -5,7 +5,7 @@ use http::{HeaderValue, Response, StatusCode, header, request::Parts};
 use super::{
     Decisions, HeaderStyle, MakeRejection, Rejection,
     decide::Plan,
-    response::{Headers, Told, retry_after},
+    response::{self, Headers, Told},
     settle::{Settle, Settling},
 };
 use crate::{decision::Decision, jitter, limiter::Limiter};
@@ -108,18 +108,16 @@ impl<R> Shared<R> {
             rejection = Rejection::Denied(denial.clone());
         }
         let mut response = self.rejection.make_rejection(&rejection, head);
-        let headers = response.headers_mut();
-        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if rejection.status() == StatusCode::SERVICE_UNAVAILABLE {
-            let wait = self.plan.limiter.retry_interval();
-            let wait = wait.saturating_add(jitter::up_to(self.jitter));
-            let retry_after = || retry_after(wait);
-            headers
-                .entry(header::RETRY_AFTER)
-                .or_insert_with(retry_after);
-        }
+        response
+            .headers_mut()
+            .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(told) = told {
             self.headers.add(&mut response, &told, None);
+        }
+        if rejection.status() == StatusCode::SERVICE_UNAVAILABLE {
+            let headers = response.headers_mut();
+            let retry_after = headers.entry(header::RETRY_AFTER);
+            retry_after.or_insert_with(|| response::retry_after(self.retry_wait()));
         }
         let outer = head.extensions.get::<Decisions>().cloned();
         let decisions = match decision {
@@ -131,6 +129,12 @@ impl<R> Shared<R> {
         }
         response.extensions_mut().insert(rejection);
         response
+    }
+
+    /// When a service that could not decide may be asked again.
+    fn retry_wait(&self) -> Duration {
+        let interval = self.plan.limiter.retry_interval();
+        interval.saturating_add(jitter::up_to(self.jitter))
     }
 
     /// The decision as the client sees it.

@@ -26,7 +26,7 @@ const UNAUTHENTICATED: u16 = 16;
 /// | why | status | also |
 /// |---|---|---|
 /// | denied | `RESOURCE_EXHAUSTED` | `grpc-retry-pushback-ms`, negative if it can never pass; with the feature `tonic`, `RetryInfo` in the details |
-/// | no key | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT` | |
+/// | no key | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT`; if misconfigured, `INTERNAL` | |
 /// | blocked | `PERMISSION_DENIED` | |
 /// | could not be decided, failing closed | `UNAVAILABLE` | |
 /// | the layer made a check that no store can decide | `INTERNAL` | |
@@ -121,6 +121,7 @@ fn status(rejection: &Rejection) -> (u16, &'static str) {
         (Rejection::MissingKey(error), _) if error.kind() == ExtractErrorKind::Missing => {
             (UNAUTHENTICATED, "the request does not identify its client")
         }
+        (_, StatusCode::UNAUTHORIZED) => (UNAUTHENTICATED, "the client has to authenticate"),
         (_, StatusCode::BAD_REQUEST) => (INVALID_ARGUMENT, "the identity cannot be read"),
         (_, StatusCode::FORBIDDEN) => (PERMISSION_DENIED, "not allowed"),
         (_, StatusCode::SERVICE_UNAVAILABLE) => (UNAVAILABLE, "try again later"),
