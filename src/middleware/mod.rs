@@ -40,7 +40,8 @@
 //! that one limit denies is charged to none. Keys that have to be [looked up](RateLimitLayer::limit_async) are looked
 //! up at the same time. Then
 //!
-//! - an **allowed** request goes to the inner service, with the [`Decisions`] in its extensions;
+//! - an **allowed** request goes to the inner service, with the [`Decisions`] in its extensions; a handler takes them as
+//!   an `Option<Extension<Decisions>>`, since one that could not be decided may be passed on without;
 //! - a **denied** one is answered with [429](http::StatusCode::TOO_MANY_REQUESTS) and never reaches the inner service;
 //!   one whose [cost](RateLimitLayer::cost) can never fit, with 413;
 //! - one **without an identity** is answered with 400, unless its extractor says otherwise
