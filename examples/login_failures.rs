@@ -1,4 +1,4 @@
-//! A login that may fail five times a minute from one address; logins that succeed do not count.
+//! A login that may fail five times a minute from one address; only wrong passwords count.
 //!
 //!     cargo run --example login_failures --features axum
 //!
@@ -25,8 +25,13 @@ async fn login(password: String) -> StatusCode {
     }
 }
 
-/// Charged when it comes, so that many guesses at once gain nothing, and given back when the password was right.
-fn final_cost(response: &Parts, charge: &Charge) -> u64 {
+/// Charged when it comes, so that many guesses at once gain nothing, and given back unless the password was wrong.
+///
+/// Names the status of a failure, since much else is no success: the redirection after a good login (303), a page that
+/// was not modified (304), a WebSocket (101), and the 429 of a limit further in. Where a wrong password is answered with
+/// a page and a 200, the handler puts `ActualCost::of("login-failures", 1)` or `0` into its response, and the layer
+/// settles with `ActualCost::or_charged`.
+fn actual_cost(response: &Parts, charge: &Charge) -> u64 {
     match response.status {
         StatusCode::UNAUTHORIZED => charge.cost(),
         _ => 0,
@@ -37,7 +42,7 @@ fn final_cost(response: &Parts, charge: &Charge) -> u64 {
 async fn main() -> Result<(), Box<dyn Error>> {
     let limits = RateLimitLayer::new(MemoryStore::new())
         .limit(Policy::parse("login-failures", "5/1m,20/1h")?, PeerIp)
-        .settle(final_cost)
+        .settle(actual_cost)
         // While the store is down, nobody can log in, and nobody can guess passwords either.
         .on_failure(FailurePolicy::Closed);
     let app = Router::new()

@@ -411,6 +411,11 @@ impl Usage {
         &self.inner.check
     }
 
+    /// Whether both came from the same decision, and not from one like it.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// To be shown, not to be settled.
     fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
         let rules: Box<[_]> = self.rules().map(|rule| rule.moved(&moved)).collect();

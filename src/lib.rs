@@ -70,12 +70,12 @@
 //! | `redis` | yes | [`RedisStore`](store::redis) |
 //! | `bb8` | yes | `RedisStore` over a `bb8_redis` pool |
 //! | `cluster` | | [`RedisStore`](store::redis::deployment#cluster) over a Redis Cluster |
-//! | `axum` | | `PeerIp` reads axum's `ConnectInfo` |
+//! | `axum` | | `PeerIp` reads axum's `ConnectInfo`; [rejections](RateLimitLayer::reject_with) that are `IntoResponse` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
 //! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis::deployment#sentinel-and-replication) |
 //! | `serde` | | [`Rule`], [`Policy`] and [`Policies`](policies::Policies) in configuration files |
 //! | `tls` | | `RedisStore` over [`rediss://`](store::redis::deployment#tls), by rustls |
-//! | `tonic` | | gRPC: [`Grpc`](middleware::Grpc) rejections, and `PeerIp` reads tonic's `TcpConnectInfo` |
+//! | `tonic` | | gRPC: `RetryInfo` in [rejections](middleware::Grpc), and `PeerIp` reads tonic's `TcpConnectInfo` |
 //! | `tracing` | | `TracingObserver`: spans and events of the crate `tracing` |
 //! | `test-util` | | a clock that tests move |
 //!

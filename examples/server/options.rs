@@ -112,7 +112,7 @@ impl Options {
             timeout: Duration::from_millis(100),
             on_failure: FailurePolicy::Open,
             replicas: 1,
-            headers: HeaderStyle::DRAFT_11,
+            headers: HeaderStyle::DRAFT_11.with_shadows(),
             shadow: false,
             help: false,
         };
@@ -302,7 +302,7 @@ fn failure_policy(value: &str) -> Result<FailurePolicy, String> {
 
 fn header_style(value: &str) -> Result<HeaderStyle, String> {
     match value {
-        "draft11" => Ok(HeaderStyle::DRAFT_11),
+        "draft11" => Ok(HeaderStyle::DRAFT_11.with_shadows()),
         "legacy" => Ok(HeaderStyle::X_RATE_LIMIT_EPOCH),
         "none" => Ok(HeaderStyle::NONE),
         _ => Err(format!("`{value}` is none of draft11, legacy and none")),

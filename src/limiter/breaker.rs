@@ -69,6 +69,11 @@ impl Breaker {
         }
     }
 
+    /// From one probe to the next, on average; zero if it never opens.
+    pub(crate) const fn interval(&self) -> Duration {
+        self.interval
+    }
+
     /// Permits a call of the store; while the breaker is open, one each interval.
     ///
     /// A probe need not be answered, since its client may go away. The next one is sent when it is due.

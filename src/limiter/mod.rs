@@ -208,6 +208,11 @@ impl Limiter {
         self.wait(&check, max_wait).await.into_result()
     }
 
+    /// When a store that has failed may be back, at the earliest.
+    pub(crate) fn retry_interval(&self) -> Duration {
+        self.inner.breaker.interval()
+    }
+
     /// How long one call may take.
     pub(crate) fn timeout_of_calls(&self) -> Duration {
         self.inner.timeout

@@ -9,7 +9,7 @@ use http::{Request, Response, request::Parts};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::{MakeRejection, decide::Step, settle::Unsettled, shared::Shared};
+use super::{Decisions, MakeRejection, decide::Step, settle::Unsettled, shared::Shared};
 use crate::decision::Decision;
 
 pin_project! {
@@ -44,7 +44,7 @@ pin_project! {
         Serving {
             #[pin]
             response: F,
-            decision: Option<Decision>,
+            admitted: Option<Decisions>,
         },
         Settling {
             unsettled: Option<Box<Unsettled<T>>>,
@@ -69,9 +69,9 @@ impl<S: Service<Request<B>>, B, R> ResponseFuture<S, B, R> {
         let this = self.project();
         match this.state.project() {
             StateProj::Deciding { .. } => {}
-            StateProj::Serving { decision, .. } => {
-                if let Some(decision) = decision.take() {
-                    this.shared.unanswered(&decision);
+            StateProj::Serving { admitted, .. } => {
+                if let Some(admitted) = admitted.take() {
+                    this.shared.unanswered(admitted.innermost());
                 }
             }
             StateProj::Settling { unsettled } => {
@@ -109,29 +109,32 @@ where
                         }
                     }
                 }
-                StateProj::Serving { response, decision } => {
+                StateProj::Serving { response, admitted } => {
                     let response = ready!(response.poll(cx));
-                    let Some(decision) = decision.take() else {
+                    let Some(admitted) = admitted.take() else {
                         return Poll::Ready(response);
                     };
                     let shared = &this.shared;
-                    let mut response = response.inspect_err(|_| shared.unanswered(&decision))?;
-                    let Some(settling) = shared.settling(&mut response, &decision) else {
-                        shared.complete(&mut response, decision);
+                    let unanswered = |_: &_| shared.unanswered(admitted.innermost());
+                    let mut response = response.inspect_err(unanswered)?;
+                    let Some(settling) = shared.settling(&mut response, admitted.innermost())
+                    else {
+                        shared.complete(&mut response, &admitted, None);
                         return Poll::Ready(Ok(response));
                     };
                     let unsettled = Unsettled {
                         settling,
                         response,
-                        decision,
+                        admitted,
                     };
                     State::Settling {
                         unsettled: Some(Box::new(unsettled)),
                     }
                 }
                 StateProj::Settling { unsettled } => {
-                    let (mut response, decision) = ready!(Unsettled::poll(unsettled, cx));
-                    this.shared.complete(&mut response, decision);
+                    let settled = ready!(Unsettled::poll(unsettled, cx));
+                    let (mut response, admitted, settled) = settled;
+                    this.shared.complete(&mut response, &admitted, settled);
                     return Poll::Ready(Ok(response));
                 }
             };
@@ -146,12 +149,15 @@ fn serve<S: Service<Request<B>>, B>(
     body: B,
     decision: Option<Decision>,
 ) -> State<S, B, S::Future, S::Response> {
-    if let Some(decision) = &decision {
-        head.extensions.insert(decision.clone());
-    }
+    let admitted = decision.map(|decision| {
+        let outer = head.extensions.remove::<Decisions>();
+        let admitted = Decisions::within(outer, decision);
+        head.extensions.insert(admitted.clone());
+        admitted
+    });
     State::Serving {
         response: service.call(Request::from_parts(head, body)),
-        decision,
+        admitted,
     }
 }
 

@@ -123,7 +123,8 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets what a request costs under each of its limits. The default is 1; 0 looks without charging.
     ///
-    /// A cost above a limit can never fit: the request is denied without a `Retry-After`.
+    /// A cost above a limit can never fit, nor any cost under a limit of 0: the request is answered with a 413 and
+    /// without a `Retry-After`. [`ProblemJson::status_if_never`] sets another status.
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))
@@ -157,7 +158,7 @@ impl<R> RateLimitLayer<R> {
     /// goes away meanwhile, the settlement is carried on in the background.
     ///
     /// What only the end of a streaming body can tell is for the handler to [settle](Limiter::settle), with the
-    /// [`Decision`](crate::Decision) in the request's extensions; a check is settled only once.
+    /// [`Decisions`](super::Decisions) in the request's extensions; a check is settled only once.
     #[must_use]
     pub fn settle(
         self,
@@ -228,8 +229,7 @@ impl<R> RateLimitLayer<R> {
     /// together do not come back together. The default is none.
     ///
     /// It is added to `Retry-After`, to `t` or `Reset`, and to what the [`Rejection`](super::Rejection) says; never
-    /// taken away. The
-    /// [`Decision`](crate::Decision) in the extensions is as the store made it.
+    /// taken away. The [`Decisions`](super::Decisions) in the extensions are as the store made them.
     #[must_use]
     pub fn jitter(self, most: Duration) -> Self {
         self.change(|shared| shared.jitter = most)
@@ -238,13 +238,38 @@ impl<R> RateLimitLayer<R> {
     /// Sets what makes the responses to requests that are not passed on. The default is [`ProblemJson`].
     ///
     /// A [`MakeRejection`](super::MakeRejection): a closure `|rejection: &Rejection, head: &Parts| -> Response<B>`, or
-    /// [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`.
+    /// [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`. A closure also gets gRPC calls,
+    /// unless it is within [`Grpc::or`](super::Grpc::or).
     #[must_use]
     pub fn rejection<M>(self, make: M) -> RateLimitLayer<M> {
         let shared = Arc::unwrap_or_clone(self.shared);
         RateLimitLayer {
             shared: Arc::new(shared.with_rejection(make)),
         }
+    }
+
+    /// Sets what makes the responses to requests that are not passed on, as an axum handler: a closure that answers
+    /// anything that is [`IntoResponse`](axum::response::IntoResponse) (feature `axum`).
+    ///
+    /// ```
+    /// use axum::Json;
+    /// use serde_json::json;
+    /// # use sluicegate::{MemoryStore, RateLimitLayer};
+    /// # let layer = RateLimitLayer::new(MemoryStore::new());
+    ///
+    /// let layer = layer.reject_with(|rejection, _head| {
+    ///     (rejection.status(), Json(json!({ "error": "please slow down" })))
+    /// });
+    /// # let _ = layer;
+    /// ```
+    #[cfg(feature = "axum")]
+    #[must_use]
+    pub fn reject_with<F, T>(self, handler: F) -> RateLimitLayer<super::AxumRejection<F>>
+    where
+        F: Fn(&super::Rejection, &Parts) -> T,
+        T: axum::response::IntoResponse,
+    {
+        self.rejection(super::AxumRejection::new(handler))
     }
 
     fn change(mut self, change: impl FnOnce(&mut Shared<R>)) -> Self {

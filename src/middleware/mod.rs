@@ -40,20 +40,27 @@
 //! that one limit denies is charged to none. Keys that have to be [looked up](RateLimitLayer::limit_async) are looked
 //! up at the same time. Then
 //!
-//! - an **allowed** request goes to the inner service, with the [`Decision`](crate::Decision) in its extensions;
+//! - an **allowed** request goes to the inner service, with the [`Decisions`] in its extensions; a handler takes them as
+//!   an `Option<Extension<Decisions>>`, since one that could not be decided may be passed on without;
 //! - a **denied** one is answered with [429](http::StatusCode::TOO_MANY_REQUESTS) and never reaches the inner service;
+//!   one whose [cost](RateLimitLayer::cost) can never fit, with 413;
 //! - one **without an identity** is answered with 400, unless its extractor says otherwise
 //!   ([`extract`](crate::extract));
 //! - one that **could not be decided** within the timeout follows the [`FailurePolicy`](crate::FailurePolicy), the
 //!   strictest of its policies: it is passed on without headers, decided by
 //!   [this process](crate::limiter#when-the-store-cannot-decide), or answered with 503. A limit whose key could not be
 //!   found out is left out if its failure policy is open; else the answer is 503: memory cannot count without a key
-//!   either.
+//!   either. A 503 has a `Retry-After`: the limiter's [`probe_interval`](crate::Limiter::probe_interval), at least 1 s.
+//!
+//! gRPC calls get the same answers [as gRPC](Grpc): HTTP 200 and a status.
 //!
 //! A request that no limit applies to is passed on as it is. Responses carry the [quota headers](HeaderStyle), and in
-//! their extensions the `Decision`, and the [`Rejection`] if there was one, for the layers further out. Of several such
-//! layers around each other, only the one that rejects adds headers; when all allow, each adds its own `RateLimit`
-//! items, and the outermost one's `Decision` stays in the response.
+//! their extensions the [`Decisions`], and the [`Rejection`] if there was one, for the layers further out.
+//!
+//! Of several such layers around each other, only the one that denies adds quota headers. When all allow, each adds its
+//! items to the lists of [`DRAFT_11`](HeaderStyle::DRAFT_11), and headers that can tell of one rule only tell of the
+//! tightest of all layers. In the extensions there is a decision for each layer that made one; a handler finds the one
+//! that it means by the name of a policy.
 //!
 //! # Which rules
 //!
@@ -73,8 +80,11 @@
 //! # What is counted
 //!
 //! A request is charged its cost when it is admitted. What it costs in the end may be known only from the response:
-//! [`settle`](RateLimitLayer::settle) counts failures only, or nothing on a 304, or what a handler puts into an
+//! [`settle`](RateLimitLayer::settle) counts wrong passwords only, or nothing on a 304, or what a handler puts into an
 //! [`ActualCost`].
+//!
+//! To count failures, name the statuses that are one. Whatever is not a success is more than that: the redirection
+//! after a good login, a 304, a 101 that opens a WebSocket, and the 429 of another limit further in.
 //!
 //! ```
 //! use http::{Request, Response, StatusCode};
@@ -85,10 +95,10 @@
 //! let layer = RateLimitLayer::new(MemoryStore::new())
 //!     .limit(Policy::parse("failures", "2/1d")?, Key::new("user", "alice"))
 //!     .settle(|response: &http::response::Parts, charge: &Charge| {
-//!         if response.status.is_success() { 0 } else { charge.cost() }
+//!         if response.status == StatusCode::UNAUTHORIZED { charge.cost() } else { 0 }
 //!     });
 //! let login = ServiceBuilder::new().layer(layer).service_fn(async |request: Request<String>| {
-//!     let status = if request.body() == "sesame" { StatusCode::OK } else { StatusCode::UNAUTHORIZED };
+//!     let status = if request.body() == "sesame" { StatusCode::SEE_OTHER } else { StatusCode::UNAUTHORIZED };
 //!     Response::builder().status(status).body(String::new())
 //! });
 //! let login = async |password: &str| {
@@ -97,7 +107,7 @@
 //! };
 //!
 //! for _ in 0..10 {
-//!     assert_eq!(login("sesame").await?, StatusCode::OK);
+//!     assert_eq!(login("sesame").await?, StatusCode::SEE_OTHER);
 //! }
 //! assert_eq!(login("guess").await?, StatusCode::UNAUTHORIZED);
 //! assert_eq!(login("guess").await?, StatusCode::UNAUTHORIZED);
@@ -106,6 +116,8 @@
 //! # }).unwrap();
 //! # Ok::<(), std::io::Error>(())
 //! ```
+//!
+//! Where the status does not tell, as with a form that is shown again with a 200, the handler answers an `ActualCost`.
 //!
 //! A request that gets no response keeps its charge, unless it is [refunded](RateLimitLayer::refund_unanswered).
 //!
@@ -116,7 +128,7 @@
 //!
 //! ```
 //! use http::{Request, Response, StatusCode};
-//! use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer};
+//! use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::Decisions};
 //! use tower::{Layer, ServiceExt, service_fn};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
@@ -129,10 +141,11 @@
 //! });
 //! let response = layer.layer(inner).oneshot(Request::new(String::new())).await?;
 //! assert_eq!(response.status(), StatusCode::OK);
-//! assert_eq!(
-//!     response.headers()["ratelimit-policy"],
-//!     r#""now";q=100;w=3600, "soon";q=0;w=3600;sluicegate-shadow"#
-//! );
+//! assert_eq!(response.headers()["ratelimit-policy"], r#""now";q=100;w=3600"#);
+//!
+//! let decisions: &Decisions = response.extensions().get().unwrap();
+//! let shadow = decisions.by_policy("soon").unwrap().usage().shadow().unwrap();
+//! assert!(!shadow.is_allowed());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # }).unwrap();
 //! # Ok::<(), std::io::Error>(())
@@ -140,8 +153,8 @@
 //!
 //! Shadows are decided in the same call of the store, after the other policies have admitted the request: see
 //! [`limiter`](crate::limiter#trying-a-policy-out). A shadow that finds no key, or that cannot be decided, is left out.
-//! In the headers, its items have the parameter `sluicegate-shadow`; what it decided is
-//! [`Usage::shadow`](crate::Usage::shadow) of the `Decision` in the extensions, and an event for the
+//! No header tells clients of it, unless [asked for](HeaderStyle::with_shadows); what it decided is
+//! [`Usage::shadow`](crate::Usage::shadow) of the decision in the extensions, and an event for the
 //! [observer](crate::Limiter::observer).
 //!
 #![doc = include_str!("order.md")]
@@ -180,6 +193,9 @@
 //!   that would have to wait longer is answered by [`MakeRejection`], as a server's is, with a 429 that did not come
 //!   from the other side and has a [`Rejection`] in its extensions. The client's response body must be one that can be
 //!   made: map a body that cannot, such as hyper's `Incoming`, first.
+//! - **A proxy makes new requests.** A limited server that passes such a response on adds its own quota headers. It
+//!   takes the client's limit for one of its own layers if the request that it sends has the extensions of the one that
+//!   it serves.
 //! - **In order of arrival**, for each set of policies and keys, as far as one process can see; processes compete.
 //! - **Few calls of the store.** Only the first in the queue calls it, and again when it said that there would be room,
 //!   when something is given back, and at least every 2 s.
@@ -198,20 +214,27 @@
 //! `Clone`, as axum and hyper want it. `tower::limit::ConcurrencyLimit` limits how many requests run at once.
 
 mod decide;
+mod decisions;
 mod future;
 mod layer;
 mod response;
 mod service;
 mod settle;
 mod shared;
+pub mod testing {
+    //! How to test a service that is limited.
+    //!
+    #![doc = include_str!("testing.md")]
+}
 
 pub use decide::{IntoPolicy, PolicySelector, Route, Routes};
+pub use decisions::Decisions;
 pub use future::ResponseFuture;
 pub use layer::RateLimitLayer;
-#[cfg(feature = "tonic")]
-pub use response::Grpc;
+#[cfg(feature = "axum")]
+pub use response::AxumRejection;
 pub use response::{
-    EXPOSED_HEADERS, EmptyBody, HeaderStyle, MakeRejection, ProblemJson, Rejection,
+    EXPOSED_HEADERS, EmptyBody, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection,
 };
 pub use service::RateLimit;
 pub use settle::ActualCost;

@@ -1,4 +1,5 @@
 use std::{
+    borrow::Cow,
     mem,
     pin::Pin,
     sync::{
@@ -11,6 +12,7 @@ use std::{
 use http::{Response, response::Parts};
 use tokio::runtime::Handle;
 
+use super::Decisions;
 use crate::{
     charge::Charge,
     decision::{Decision, Usage},
@@ -23,25 +25,79 @@ const MAX_IN_BACKGROUND: usize = 1_024;
 
 /// What a request turned out to cost: a handler puts it into the extensions of its response.
 ///
-/// ```
-/// use sluicegate::{MemoryStore, RateLimitLayer, middleware::ActualCost};
+/// A layer with several policies counts different things under them: name the policies that the cost is for, and the
+/// others keep what they were charged.
 ///
-/// let layer = RateLimitLayer::new(MemoryStore::new()).settle(ActualCost::or_charged);
-///
-/// let mut response = http::Response::new("a long report");
-/// response.extensions_mut().insert(ActualCost(13));
-/// # let _ = layer;
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ActualCost(pub u64);
+/// use http::{Request, Response};
+/// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::ActualCost};
+/// use tower::{ServiceBuilder, ServiceExt};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let layer = RateLimitLayer::new(MemoryStore::new())
+///     .limit(Policy::parse("requests", "100/1h")?, Key::new("user", "alice"))
+///     .limit(Policy::parse("tokens", "10000/1h")?, Key::new("user", "alice"))
+///     .settle(ActualCost::or_charged);
+///
+/// let service = ServiceBuilder::new().layer(layer).service_fn(async |_: Request<()>| {
+///     let mut response = Response::new("a long answer".to_owned());
+///     response.extensions_mut().insert(ActualCost::of("tokens", 1_300));
+///     Ok::<_, std::convert::Infallible>(response)
+/// });
+/// let response = service.oneshot(Request::new(())).await?;
+/// let left = response.headers()["ratelimit"].to_str()?;
+/// assert!(left.starts_with(r#""requests";r=99;"#) && left.contains(r#""tokens";r=8700;"#));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ActualCost {
+    /// Under the policies that are not named.
+    others: Option<u64>,
+    named: Vec<(Cow<'static, str>, u64)>,
+}
 
 impl ActualCost {
-    /// What the handler has said, the same for each charge, or what was charged if it has said nothing. For
+    /// The cost under every policy.
+    #[must_use]
+    pub const fn new(cost: u64) -> Self {
+        Self {
+            others: Some(cost),
+            named: Vec::new(),
+        }
+    }
+
+    /// The cost under the policy of this name; the others keep what they were charged.
+    #[must_use]
+    pub fn of(policy: impl Into<Cow<'static, str>>, cost: u64) -> Self {
+        Self {
+            others: None,
+            named: vec![(policy.into(), cost)],
+        }
+    }
+
+    /// Adds the cost under another policy, or replaces it.
+    #[must_use]
+    pub fn and(mut self, policy: impl Into<Cow<'static, str>>, cost: u64) -> Self {
+        let policy = policy.into();
+        self.named.retain(|(name, _)| *name != policy);
+        self.named.push((policy, cost));
+        self
+    }
+
+    /// What the handler has said for the charge's policy, or what was charged if it has said nothing. For
     /// [`settle`](super::RateLimitLayer::settle).
     #[must_use]
     pub fn or_charged(response: &Parts, charge: &Charge) -> u64 {
         let said = response.extensions.get::<Self>();
-        said.map_or(charge.cost(), |cost| cost.0)
+        let said = said.and_then(|it| it.under(charge.policy().name()));
+        said.unwrap_or_else(|| charge.cost())
+    }
+
+    fn under(&self, policy: &str) -> Option<u64> {
+        let named = self.named.iter().find(|(name, _)| name == policy);
+        named.map(|(_, cost)| *cost).or(self.others)
     }
 }
 
@@ -62,19 +118,21 @@ pub(super) struct Settle {
 pub(super) struct Unsettled<T> {
     pub(super) settling: Settling,
     pub(super) response: T,
-    pub(super) decision: Decision,
+    pub(super) admitted: Decisions,
 }
 
 impl<T> Unsettled<T> {
-    /// The response, with what is left after the settlement, or before it if that has failed.
-    pub(super) fn poll(this: &mut Option<Box<Self>>, cx: &mut Context<'_>) -> Poll<(T, Decision)> {
+    /// The response, and what is left after the settlement, unless that has failed.
+    pub(super) fn poll(
+        this: &mut Option<Box<Self>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<(T, Decisions, Option<Decision>)> {
         let Some(mut it) = this.take() else {
             panic!("polled after completion");
         };
         match it.settling.as_mut().poll(cx) {
             Poll::Ready(settled) => {
-                let decision = settled.map_or(it.decision, Decision::Allowed);
-                Poll::Ready((it.response, decision))
+                Poll::Ready((it.response, it.admitted, settled.map(Decision::Allowed)))
             }
             Poll::Pending => {
                 *this = Some(it);

@@ -1,11 +1,11 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use http::{HeaderValue, Response, header, request::Parts};
+use http::{HeaderValue, Response, StatusCode, header, request::Parts};
 
 use super::{
-    HeaderStyle, MakeRejection, Rejection,
+    Decisions, HeaderStyle, MakeRejection, Rejection,
     decide::Plan,
-    response::Headers,
+    response::{self, Headers, Told},
     settle::{Settle, Settling},
 };
 use crate::{decision::Decision, jitter, limiter::Limiter};
@@ -66,13 +66,32 @@ impl<R> Shared<R> {
         self.settle.unanswered(&self.plan.limiter, decision);
     }
 
-    /// Adds to the inner service's response what the decision was.
-    pub(super) fn complete<B>(&self, response: &mut Response<B>, decision: Decision) {
-        // A limit further in has rejected the request: its headers must not be mixed with what is left here.
-        if response.extensions().get::<Rejection>().is_none() {
-            self.headers.add(response, &self.told(&decision));
-            response.extensions_mut().insert(decision);
+    /// Adds to the inner service's response what the decision was, and the one after its settlement.
+    pub(super) fn complete<B>(
+        &self,
+        response: &mut Response<B>,
+        admitted: &Decisions,
+        settled: Option<Decision>,
+    ) {
+        let extensions = response.extensions_mut();
+        // The service may have passed on the response of a client that is limited, too: what it was told says nothing
+        // about this request.
+        let inner = extensions.remove::<Decisions>();
+        let inner = inner.filter(|it| it.has(admitted.innermost()));
+        let told = extensions.remove::<Told>().filter(|_| inner.is_some());
+        let denied = inner
+            .as_ref()
+            .is_some_and(|it| !it.innermost().is_allowed());
+        // The headers of a denial must not be mixed with what is left here.
+        if !denied {
+            let now = settled.as_ref().unwrap_or_else(|| admitted.innermost());
+            self.headers.add(response, &self.told(now), told);
         }
+        let mut decisions = inner.unwrap_or_else(|| admitted.clone());
+        if let Some(settled) = settled {
+            decisions.replace(admitted.innermost(), settled);
+        }
+        response.extensions_mut().insert(decisions);
     }
 
     /// The user's response, with headers that are added last, so that they cannot be lost.
@@ -93,13 +112,29 @@ impl<R> Shared<R> {
             .headers_mut()
             .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(told) = told {
-            self.headers.add(&mut response, &told);
+            self.headers.add(&mut response, &told, None);
         }
-        if let Some(decision) = decision {
-            response.extensions_mut().insert(decision);
+        if rejection.status() == StatusCode::SERVICE_UNAVAILABLE {
+            let headers = response.headers_mut();
+            let retry_after = headers.entry(header::RETRY_AFTER);
+            retry_after.or_insert_with(|| response::retry_after(self.retry_wait()));
+        }
+        let outer = head.extensions.get::<Decisions>().cloned();
+        let decisions = match decision {
+            Some(denied) => Some(Decisions::within(outer, denied)),
+            None => outer,
+        };
+        if let Some(decisions) = decisions {
+            response.extensions_mut().insert(decisions);
         }
         response.extensions_mut().insert(rejection);
         response
+    }
+
+    /// When a service that could not decide may be asked again.
+    fn retry_wait(&self) -> Duration {
+        let interval = self.plan.limiter.retry_interval();
+        interval.saturating_add(jitter::up_to(self.jitter))
     }
 
     /// The decision as the client sees it.

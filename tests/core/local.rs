@@ -15,7 +15,7 @@ use sluicegate::{
     FailurePolicy::{self, Closed, Local, Open},
     Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store, StoreError, Usage,
     error::{ExtractError, StoreErrorKind},
-    middleware::HeaderStyle,
+    middleware::{Decisions, HeaderStyle},
     store::{Check, Settlement, StoreFuture},
     test_util::TestClock,
 };
@@ -271,7 +271,11 @@ async fn what_a_client_is_told_is_what_was_applied() {
     let layer = RateLimitLayer::new(limiter)
         .limit(api, alice())
         .limit(Policy::parse("trial", "6/1d").unwrap().shadow(), alice())
-        .headers(HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT));
+        .headers(
+            HeaderStyle::DRAFT_11
+                .with_shadows()
+                .and(HeaderStyle::X_RATE_LIMIT),
+        );
     let response = ask(layer.clone()).await;
     let headers = response.headers();
     assert_eq!(
@@ -290,7 +294,8 @@ async fn what_a_client_is_told_is_what_was_applied() {
         (&"3".parse().unwrap(), &"2".parse().unwrap())
     );
     assert_eq!(headers.get_all("ratelimit-policy").iter().count(), 1);
-    let decision: &Decision = response.extensions().get().unwrap();
+    let decisions: &Decisions = response.extensions().get().unwrap();
+    let decision = decisions.by_policy("api").unwrap();
     assert!(decision.usage().is_local());
     assert!(decision.usage().shadow().unwrap().usage().is_local());
 
@@ -408,7 +413,7 @@ async fn a_limit_whose_key_cannot_be_found_out_is_left_out_if_its_policy_is_open
                 // The other limit holds all the same.
                 let both = layer.limit(policy("0/1m"), alice());
                 let rejected = if expected == StatusCode::OK {
-                    StatusCode::TOO_MANY_REQUESTS
+                    StatusCode::PAYLOAD_TOO_LARGE
                 } else {
                     expected
                 };

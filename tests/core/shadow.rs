@@ -9,7 +9,7 @@ use sluicegate::{
     RateLimitLayer,
     error::ExtractError,
     extract::Keys,
-    middleware::{HeaderStyle, Rejection},
+    middleware::{Decisions, HeaderStyle, Rejection},
     store::StoreFuture,
 };
 use tokio::time::Instant;
@@ -23,9 +23,10 @@ fn everybody() -> Key {
     Key::new("service", "all")
 }
 
-/// A layer with one policy that counts and one shadow.
+/// A layer with one policy that counts and one shadow, whose headers tell of both.
 fn layer(limiter: impl Into<Limiter>) -> RateLimitLayer {
     RateLimitLayer::new(limiter)
+        .headers(HeaderStyle::DRAFT_11.with_shadows())
         .limit(policy("now", "10/1m"), everybody())
         .limit(policy("soon", "5/1m,9/1h").shadow(), everybody())
 }
@@ -58,8 +59,8 @@ fn checked(store: &Scripted) -> Vec<[Vec<String>; 2]> {
 }
 
 fn shadow_of<B>(response: &Response<B>) -> Option<&Decision> {
-    let decision: &Decision = response.extensions().get().unwrap();
-    decision.usage().shadow()
+    let decisions: &Decisions = response.extensions().get().unwrap();
+    decisions.iter().next().unwrap().usage().shadow()
 }
 
 #[tokio::test]
@@ -128,6 +129,7 @@ async fn a_layer_can_be_a_shadow_as_a_whole() {
         layer(Scripted::denying_for(1_000)).shadow(),
         RateLimitLayer::new(Scripted::denying_for(1_000))
             .shadow()
+            .headers(HeaderStyle::DRAFT_11.with_shadows())
             .limit(policy("now", "10/1m"), everybody())
             .limit(policy("soon", "5/1m,9/1h"), everybody()),
     ] {
@@ -153,6 +155,34 @@ async fn headers_that_can_tell_of_one_rule_only_do_not_tell_of_a_shadow() {
     let whole = layer(Scripted::allowing()).shadow();
     let response = ask(whole.headers(HeaderStyle::X_RATE_LIMIT)).await;
     assert!(!response.headers().contains_key("x-ratelimit-limit"));
+}
+
+#[tokio::test]
+async fn no_header_tells_of_a_shadow_unless_asked_for() {
+    let trial = policy("trial", "5/1m").shadow();
+    let all = HeaderStyle::DRAFT_11.and(HeaderStyle::DRAFT_7);
+    let all = all.and(HeaderStyle::DRAFT_6).and(HeaderStyle::X_RATE_LIMIT);
+    for style in [HeaderStyle::default(), all] {
+        let store = to_shadows(|check| StoreFuture::ready(denied(check, 5_000)));
+        let layer = layer(store)
+            .limit(
+                {
+                    let trial = trial.clone();
+                    move |_: &Parts| trial.clone()
+                },
+                Key::new("a", "b"),
+            )
+            .headers(style);
+        let response = ask(layer.clone()).await;
+        assert!(!shadow_of(&response).unwrap().is_allowed());
+        let headers = format!("{:?}", response.headers());
+        assert!(headers.contains("now"), "{headers}");
+        for hidden in ["soon", "trial", "shadow", "5;w=60"] {
+            assert!(!headers.contains(hidden), "{headers}");
+        }
+        let response = ask(layer.shadow()).await;
+        assert!(response.headers().is_empty(), "{:?}", response.headers());
+    }
 }
 
 // What goes wrong
@@ -194,7 +224,7 @@ async fn a_shadow_layer_that_cannot_decide_is_as_if_it_were_not_there() {
         assert_eq!(response.status(), StatusCode::OK);
         assert!(!response.headers().contains_key("ratelimit"));
         assert!(!response.headers().contains_key("ratelimit-policy"));
-        assert!(response.extensions().get::<Decision>().is_none());
+        assert!(response.extensions().get::<Decisions>().is_none());
     }
 }
 
@@ -252,7 +282,8 @@ async fn a_shadows_look_up_takes_no_time_from_the_others() {
 async fn a_shadow_may_look_up_its_keys() {
     let look_up = |_: &Parts| async { Ok(Keys::from(everybody())) };
     let layer = RateLimitLayer::new(Scripted::allowing())
-        .limit_async(policy("team", "7/1m").shadow(), look_up);
+        .limit_async(policy("team", "7/1m").shadow(), look_up)
+        .headers(HeaderStyle::DRAFT_11.with_shadows());
     let response = ask(layer).await;
     assert_eq!(
         response.headers()["ratelimit"],
@@ -267,7 +298,8 @@ async fn a_policy_chosen_by_the_request_may_be_a_shadow() {
     let trial = policy("trial", "5/1m").shadow();
     let layer = RateLimitLayer::new(Scripted::allowing())
         .limit(policy("now", "10/1m"), everybody())
-        .limit(move |_: &Parts| trial.clone(), everybody());
+        .limit(move |_: &Parts| trial.clone(), everybody())
+        .headers(HeaderStyle::DRAFT_11.with_shadows());
     let response = ask(layer.clone()).await;
     let fields = response.headers().get_all("ratelimit").iter();
     let fields: Vec<_> = fields.collect();

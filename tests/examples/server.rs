@@ -74,7 +74,7 @@ async fn a_request_costs_what_its_path_says_and_a_rejected_one_nothing() {
     for (path, expected) in [
         ("/cost/7", OK),
         ("/cost/4", REJECTED),
-        ("/cost/11", REJECTED),
+        ("/cost/11", StatusCode::PAYLOAD_TOO_LARGE),
         ("/cost/0", OK),
         ("/cost/many", StatusCode::BAD_REQUEST),
         // A path that is not read as it stands is not served for less than it says, either.

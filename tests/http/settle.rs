@@ -22,7 +22,7 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer, Store, StoreError,
     Usage,
     error::StoreErrorKind,
-    middleware::ActualCost,
+    middleware::{ActualCost, Decisions, HeaderStyle},
     store::{CallFuture, Check, Operation, Settlement, StoreFuture},
 };
 use tokio::{
@@ -212,7 +212,7 @@ async fn a_handler_says_what_its_answer_has_cost() {
         .settle(ActualCost::or_charged);
     let report = async |head: Parts| {
         let body = "x".repeat(head.uri.query().unwrap().parse().unwrap());
-        (Extension(ActualCost(body.len() as u64)), body)
+        (Extension(ActualCost::new(body.len() as u64)), body)
     };
     let app = Router::new()
         .route("/report", get(report))
@@ -238,7 +238,8 @@ async fn a_handler_may_settle_by_itself() {
     let limits = RateLimitLayer::new(limiter.clone())
         .limit(policy("all", "9/1d"), everybody())
         .settle(|_, _| 9);
-    let handler = async move |Extension(decision): Extension<Decision>| {
+    let handler = async move |Extension(decisions): Extension<Decisions>| {
+        let decision = decisions.by_policy("all").unwrap();
         limiter.settle(decision.usage(), [2]).await.unwrap();
     };
     let app = Router::new().route("/", get(handler)).layer(limits);
@@ -329,7 +330,8 @@ async fn what_shadows_charged_is_settled_in_the_same_call() {
     let store = Far::default();
     let layer = RateLimitLayer::new(store.clone())
         .limit(policy("now", "9/1d"), everybody())
-        .limit(policy("soon", "5/1d").shadow(), everybody());
+        .limit(policy("soon", "5/1d").shadow(), everybody())
+        .headers(HeaderStyle::DRAFT_11.with_shadows());
     let hello =
         || service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
     for (layer, calls) in [
@@ -360,8 +362,9 @@ async fn what_a_handler_has_settled_is_left_and_what_its_shadows_charged_is_sett
     let service = layer.layer(service_fn(move |request: Request<String>| {
         let limiter = handler.clone();
         async move {
-            let decision: &Decision = request.extensions().get().unwrap();
-            limiter.settle(decision.usage(), [2]).await.unwrap();
+            let decisions: &Decisions = request.extensions().get().unwrap();
+            let usage = decisions.by_policy("now").unwrap().usage();
+            limiter.settle(usage, [2]).await.unwrap();
             Ok::<_, Infallible>(Response::new(String::new()))
         }
     }));

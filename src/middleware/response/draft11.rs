@@ -27,6 +27,8 @@ pub(super) struct Draft11 {
     policy_field: Option<HeaderValue>,
     policies: Vec<(Policy, Vec<Item>)>,
     all_known: bool,
+    /// Whether shadows are listed.
+    shadows: bool,
     capacity: usize,
 }
 
@@ -35,10 +37,14 @@ type Item = Box<str>;
 
 impl Draft11 {
     /// `all_known` when no request is charged under another policy than these.
-    pub(super) fn new<'a>(policies: impl Iterator<Item = &'a Policy>, all_known: bool) -> Self {
+    pub(super) fn new<'a>(
+        policies: impl Iterator<Item = &'a Policy>,
+        all_known: bool,
+        shadows: bool,
+    ) -> Self {
         let mut distinct: Vec<(Policy, Vec<Item>)> = Vec::new();
         let mut field = Vec::new();
-        for policy in policies {
+        for policy in policies.filter(|it| shadows || !it.is_shadow()) {
             if distinct.iter().any(|(twin, _)| twin.is_same(policy)) {
                 continue;
             }
@@ -55,6 +61,7 @@ impl Draft11 {
             policy_field: value(&field),
             policies: distinct,
             all_known,
+            shadows,
         }
     }
 
@@ -81,7 +88,7 @@ impl Draft11 {
             .map(|it| it.policy());
         let mut chosen = checked.filter(|it| local || !self.knows(it)).peekable();
         if chosen.peek().is_some() {
-            Self::new(chosen, true).append_known(headers, decision);
+            Self::new(chosen, true, self.shadows).append_known(headers, decision);
         }
     }
 

@@ -1,24 +1,32 @@
 use std::time::Duration;
 
-use http::{HeaderValue, Response, StatusCode, header, request::Parts};
-use tonic::{Code, Status};
-use tonic_types::{ErrorDetails, StatusExt};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, request::Parts};
 
 use super::{EmptyBody, MakeRejection, Rejection};
 use crate::{error::ExtractErrorKind, rule::millis};
 
-const PUSHBACK: &str = "grpc-retry-pushback-ms";
+const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
-/// Answers gRPC calls as gRPC does (feature `tonic`), and other requests with the status alone, or by
-/// [another](Self::or) rejection.
+const INVALID_ARGUMENT: u16 = 3;
+const PERMISSION_DENIED: u16 = 7;
+const RESOURCE_EXHAUSTED: u16 = 8;
+const INTERNAL: u16 = 13;
+const UNAVAILABLE: u16 = 14;
+const UNAUTHENTICATED: u16 = 16;
+
+/// Answers gRPC calls as gRPC does, and other requests by [another](Self::or) rejection: for rejections of your own.
+///
+/// [`ProblemJson`](super::ProblemJson), the default, and [`EmptyBody`] answer gRPC calls in this way by themselves.
 ///
 /// A gRPC client takes an HTTP 429 for `UNAVAILABLE` and tries again. This answers a call, recognised by a
 /// `content-type` that begins with `application/grpc`, with HTTP 200, no body, and a status in the headers:
 ///
 /// | why | status | also |
 /// |---|---|---|
-/// | denied | `RESOURCE_EXHAUSTED` | `RetryInfo` in the details, and `grpc-retry-pushback-ms`, negative if it can never pass |
-/// | no key | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT` | |
+/// | denied | `RESOURCE_EXHAUSTED` | `grpc-retry-pushback-ms`, negative if it can never pass; with the feature `tonic`, `RetryInfo` in the details |
+/// | no key | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT`; if misconfigured, `INTERNAL` | |
 /// | blocked | `PERMISSION_DENIED` | |
 /// | could not be decided, failing closed | `UNAVAILABLE` | |
 /// | the layer made a check that no store can decide | `INTERNAL` | |
@@ -26,20 +34,24 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 /// `Retry-After` and the quota headers are in the metadata.
 ///
 /// ```
-/// use http::{Request, Response};
-/// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::Grpc};
+/// use http::{Request, Response, request::Parts};
+/// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::{Grpc, Rejection}};
 /// use tower::{ServiceBuilder, ServiceExt};
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let teapot = |_: &Rejection, _: &Parts| Response::builder().status(418).body(String::new()).unwrap();
 /// let layer = RateLimitLayer::new(MemoryStore::new())
 ///     .limit(Policy::parse("calls", "0/1s")?, Key::new("service", "all"))
-///     .rejection(Grpc::new());
+///     .rejection(Grpc::new().or(teapot));
 /// let service = ServiceBuilder::new().layer(layer).service_fn(async |_: Request<()>| {
-///     Ok::<_, std::convert::Infallible>(Response::new(tonic::body::Body::default()))
+///     Ok::<_, std::convert::Infallible>(Response::new(String::new()))
 /// });
 /// let call = Request::post("/greeter/hello").header("content-type", "application/grpc").body(())?;
-/// let response = service.oneshot(call).await?;
+/// let response = service.clone().oneshot(call).await?;
 /// assert_eq!((response.status().as_u16(), &response.headers()["grpc-status"]), (200, &"8".parse()?));
+///
+/// let response = service.oneshot(Request::get("/").body(())?).await?;
+/// assert_eq!(response.status(), 418);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # }).unwrap();
 /// # Ok::<(), std::io::Error>(())
@@ -50,7 +62,7 @@ pub struct Grpc<R = EmptyBody> {
 }
 
 impl Grpc {
-    /// Creates the answer to gRPC calls.
+    /// Creates the answer to gRPC calls; other requests are answered by [`EmptyBody`].
     #[must_use]
     pub const fn new() -> Self {
         Self { others: EmptyBody }
@@ -65,43 +77,55 @@ impl Grpc {
 
 impl<B: Default, R: MakeRejection<B>> MakeRejection<B> for Grpc<R> {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
-        if !is_call(head) {
+        let Some(headers) = answer(rejection, head) else {
             return self.others.make_rejection(rejection, head);
-        }
-        let mut response = status(rejection).into_http();
-        if let Rejection::Denied(denial) = rejection {
-            let pushback = pushback(denial.retry_after());
-            response.headers_mut().insert(PUSHBACK, pushback);
-        }
+        };
+        let mut response = Response::new(B::default());
+        *response.headers_mut() = headers;
         response
     }
 }
 
-fn is_call(head: &Parts) -> bool {
-    let kind = head.headers.get(header::CONTENT_TYPE);
-    kind.is_some_and(|it| it.as_bytes().starts_with(b"application/grpc"))
+/// The headers of the answer to a gRPC call, which has the status 200 and no body; `None` if it is no such call.
+pub(super) fn answer(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
+    let content_type = answered_type(head)?;
+    let (status, message) = status(rejection);
+    let mut headers = HeaderMap::new();
+    headers.insert(header::CONTENT_TYPE, content_type);
+    headers.insert(STATUS, HeaderValue::from(status));
+    headers.insert(MESSAGE, HeaderValue::from_static(message));
+    if let Rejection::Denied(denial) = rejection {
+        let wait = denial.retry_after();
+        headers.insert(PUSHBACK, pushback(wait));
+        #[cfg(feature = "tonic")]
+        add_retry_info(&mut headers, message, wait);
+    }
+    Some(headers)
 }
 
-fn status(rejection: &Rejection) -> Status {
-    let (code, message) = match (rejection, rejection.status()) {
-        (Rejection::Denied(denial), _) => return exhausted(denial.retry_after()),
-        (Rejection::MissingKey(error), _) if error.kind() == ExtractErrorKind::Missing => (
-            Code::Unauthenticated,
-            "the request does not identify its client",
-        ),
-        (_, StatusCode::BAD_REQUEST) => (Code::InvalidArgument, "the identity cannot be read"),
-        (_, StatusCode::FORBIDDEN) => (Code::PermissionDenied, "not allowed"),
-        (_, StatusCode::SERVICE_UNAVAILABLE) => (Code::Unavailable, "try again later"),
-        _ => (Code::Internal, "the request could not be limited"),
-    };
-    Status::new(code, message)
+/// That of the call for gRPC-Web, whose clients expect their own.
+fn answered_type(head: &Parts) -> Option<HeaderValue> {
+    let asked = head.headers.get(header::CONTENT_TYPE)?;
+    let subtype = asked.as_bytes().strip_prefix(b"application/grpc")?;
+    Some(if subtype.starts_with(b"-web") {
+        asked.clone()
+    } else {
+        HeaderValue::from_static("application/grpc")
+    })
 }
 
-fn exhausted(wait: Option<Duration>) -> Status {
-    let (code, message) = (Code::ResourceExhausted, "too many requests");
-    match wait {
-        Some(_) => Status::with_error_details(code, message, ErrorDetails::with_retry_info(wait)),
-        None => Status::new(code, message),
+/// The code and the message, which needs no percent-encoding.
+fn status(rejection: &Rejection) -> (u16, &'static str) {
+    match (rejection, rejection.status()) {
+        (Rejection::Denied(_), _) => (RESOURCE_EXHAUSTED, "too many requests"),
+        (Rejection::MissingKey(error), _) if error.kind() == ExtractErrorKind::Missing => {
+            (UNAUTHENTICATED, "the request does not identify its client")
+        }
+        (_, StatusCode::UNAUTHORIZED) => (UNAUTHENTICATED, "the client has to authenticate"),
+        (_, StatusCode::BAD_REQUEST) => (INVALID_ARGUMENT, "the identity cannot be read"),
+        (_, StatusCode::FORBIDDEN) => (PERMISSION_DENIED, "not allowed"),
+        (_, StatusCode::SERVICE_UNAVAILABLE) => (UNAVAILABLE, "try again later"),
+        _ => (INTERNAL, "the request could not be limited"),
     }
 }
 
@@ -109,6 +133,20 @@ fn exhausted(wait: Option<Duration>) -> Status {
 fn pushback(wait: Option<Duration>) -> HeaderValue {
     let ms = wait.map_or(-1, |wait| i32::try_from(millis(wait)).unwrap_or(i32::MAX));
     HeaderValue::from(ms)
+}
+
+/// The same status once more, with the time to wait in its details.
+#[cfg(feature = "tonic")]
+fn add_retry_info(headers: &mut HeaderMap, message: &str, wait: Option<Duration>) {
+    use tonic::{Code, Status};
+    use tonic_types::{ErrorDetails, StatusExt};
+
+    if wait.is_some() {
+        let details = ErrorDetails::with_retry_info(wait);
+        let status = Status::with_error_details(Code::ResourceExhausted, message, details);
+        // Without the details, the answer is still one that clients understand.
+        let _ = status.add_header(headers);
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,9 @@
-use std::time::Duration;
-
-use http::{HeaderName, HeaderValue, Response, header};
+use http::{HeaderName, Response, StatusCode, header};
 
 use super::{
     draft11::{self, Draft11},
-    seconds::seconds,
-    x_rate_limit::{self, Reset},
+    seconds::retry_after,
+    single_rule::{self, Reset, SingleRule, Told},
 };
 use crate::{decision::Decision, policy::Policy};
 
@@ -14,19 +12,22 @@ use crate::{decision::Decision, policy::Policy};
 ///
 /// For `Access-Control-Expose-Headers`. A `CorsLayer` of tower-http takes the array as it is, and goes *outside* the
 /// limit: `CorsLayer::new().expose_headers(EXPOSED_HEADERS)`.
-pub const EXPOSED_HEADERS: [HeaderName; 6] = [
+pub const EXPOSED_HEADERS: [HeaderName; 9] = [
     header::RETRY_AFTER,
     draft11::RATELIMIT,
     draft11::RATELIMIT_POLICY,
-    x_rate_limit::LIMIT,
-    x_rate_limit::REMAINING,
-    x_rate_limit::RESET,
+    single_rule::LIMIT,
+    single_rule::REMAINING,
+    single_rule::RESET,
+    single_rule::X_LIMIT,
+    single_rule::X_REMAINING,
+    single_rule::X_RESET,
 ];
 
 /// Which headers tell clients their quota.
 ///
-/// By default they are in every response to a request that was charged, except redirections. `Retry-After` is in every
-/// response to a denied request that can ever pass, whatever the style.
+/// By default they are in every response to a request that was charged, except redirections; a 304 has them.
+/// `Retry-After` is in every response to a denied request that can ever pass, whatever the style, and in every 503.
 ///
 /// ```
 /// use sluicegate::middleware::HeaderStyle;
@@ -34,10 +35,28 @@ pub const EXPOSED_HEADERS: [HeaderName; 6] = [
 /// let style = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT_EPOCH).only_below(20);
 /// assert_ne!(style, HeaderStyle::default());
 /// ```
+///
+/// | style | headers | tells of |
+/// |---|---|---|
+/// | [`DRAFT_11`](Self::DRAFT_11) | `RateLimit`, `RateLimit-Policy` | every rule, by name |
+/// | [`DRAFT_7`](Self::DRAFT_7) | `RateLimit`, `RateLimit-Policy` | the tightest rule |
+/// | [`DRAFT_6`](Self::DRAFT_6) | `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` | the tightest rule |
+/// | [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) | `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset` | the tightest rule |
+///
+/// The tightest rule is the denying one with the longest wait, or else the one with the smallest share left; of layers
+/// around each other, that of all of them.
+///
+/// # Which clients read what
+///
+/// Most clients read `Retry-After` alone. The newest draft differs from its revisions 0 to 7, which is what libraries
+/// read today. npm's `ratelimit-header-parser` 0.1 takes a `RateLimit` of any kind for draft 7's and looks at no other
+/// header then: it reads [`DRAFT_7`](Self::DRAFT_7), alone or beside `DRAFT_11`, and [`DRAFT_6`](Self::DRAFT_6) or
+/// [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) only where neither is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeaderStyle {
     draft11: bool,
-    x_rate_limit: Option<Reset>,
+    shadows: bool,
+    single: SingleRule,
     below: Option<u8>,
 }
 
@@ -45,7 +64,8 @@ impl HeaderStyle {
     /// No headers, except `Retry-After`.
     pub const NONE: Self = Self {
         draft11: false,
-        x_rate_limit: None,
+        shadows: false,
+        single: SingleRule::NONE,
         below: None,
     };
 
@@ -62,25 +82,70 @@ impl HeaderStyle {
     /// exceeded rules; there, `t` is the seconds until the rule would admit the request. Of a policy that was checked
     /// with several keys, one is listed: that with the longest wait, or else that with the least left. Windows below
     /// one second have no `w`, and others are rounded up to whole seconds.
+    ///
+    /// `t` may be more than `w`: units are counted in [steps](crate#rules), a sixtieth of the window by default, and
+    /// are given back a window after the *end* of their step. A unit that was charged at the beginning of a step under
+    /// `600/1m` counts for 61 s.
+    ///
+    /// Several layers each add their items. [Shadows](crate::Policy::shadow) are left out, unless asked for
+    /// [`with_shadows`](Self::with_shadows).
     pub const DRAFT_11: Self = Self {
         draft11: true,
         ..Self::NONE
     };
 
-    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, of a single rule: the denying one with
-    /// the longest wait, or else the one with the smallest share left.
+    /// `RateLimit` and `RateLimit-Policy`, as in revision 7 of the draft.
+    ///
+    /// ```text
+    /// ratelimit-policy: 10;w=1, 240;w=3600
+    /// ratelimit: limit=240, remaining=203, reset=3591
+    /// ```
+    ///
+    /// `RateLimit` tells of the tightest rule: `reset` is the seconds until it would admit the request, or until nothing
+    /// counts any more, and is left out where that is never. `RateLimit-Policy` lists all rules.
+    ///
+    /// Together with [`DRAFT_11`](Self::DRAFT_11), both are lines of the same fields. Parsers that search for `limit=`
+    /// read it all the same; a strict parser of either draft cannot read the other's line, and ignores the field.
+    pub const DRAFT_7: Self = Self {
+        single: SingleRule {
+            draft7: true,
+            ..SingleRule::NONE
+        },
+        ..Self::NONE
+    };
+
+    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, as in revisions 0 to 6 of the draft, of the
+    /// tightest rule.
+    ///
+    /// `Reset` is in seconds from now: the time until the rule would admit the request, or until nothing counts any
+    /// more.
+    pub const DRAFT_6: Self = Self {
+        single: SingleRule {
+            draft6: true,
+            ..SingleRule::NONE
+        },
+        ..Self::NONE
+    };
+
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, of the tightest rule.
     ///
     /// `Reset` is in seconds from now: the time until the rule would admit the request, or until nothing counts any
     /// more.
     pub const X_RATE_LIMIT: Self = Self {
-        x_rate_limit: Some(Reset::Delta),
+        single: SingleRule {
+            x_rate_limit: Some(Reset::Delta),
+            ..SingleRule::NONE
+        },
         ..Self::NONE
     };
 
     /// As [`X_RATE_LIMIT`](Self::X_RATE_LIMIT), with `Reset` in seconds since the Unix epoch, as GitHub has it: by
     /// this machine's clock, which may differ from the client's.
     pub const X_RATE_LIMIT_EPOCH: Self = Self {
-        x_rate_limit: Some(Reset::Epoch),
+        single: SingleRule {
+            x_rate_limit: Some(Reset::Epoch),
+            ..SingleRule::NONE
+        },
         ..Self::NONE
     };
 
@@ -89,14 +154,25 @@ impl HeaderStyle {
     pub const fn and(self, other: Self) -> Self {
         Self {
             draft11: self.draft11 || other.draft11,
-            x_rate_limit: match other.x_rate_limit {
-                None => self.x_rate_limit,
-                reset => reset,
-            },
+            shadows: self.shadows || other.shadows,
+            single: self.single.and(other.single),
             below: match other.below {
                 None => self.below,
                 below => below,
             },
+        }
+    }
+
+    /// Lists [shadows](crate::Policy::shadow), too, in the headers of [`DRAFT_11`](Self::DRAFT_11), with the parameter
+    /// `sluicegate-shadow`. By default no header tells of them.
+    ///
+    /// Clients may ignore a parameter that they do not know: one that honours `RateLimit` then stops at a limit that
+    /// does not count yet. For services whose clients are your own.
+    #[must_use]
+    pub const fn with_shadows(self) -> Self {
+        Self {
+            shadows: true,
+            ..self
         }
     }
 
@@ -129,9 +205,9 @@ impl HeaderStyle {
         Headers {
             draft11: self.draft11.then(|| {
                 let policies: Vec<_> = policies.collect();
-                Draft11::new(policies.iter(), all_known)
+                Draft11::new(policies.iter(), all_known, self.shadows)
             }),
-            x_rate_limit: self.x_rate_limit,
+            single: self.single,
             below: self.below,
         }
     }
@@ -147,60 +223,53 @@ impl Default for HeaderStyle {
 #[derive(Clone)]
 pub(in crate::middleware) struct Headers {
     draft11: Option<Draft11>,
-    x_rate_limit: Option<Reset>,
+    single: SingleRule,
     below: Option<u8>,
 }
 
 impl Headers {
-    pub(in crate::middleware) fn add<B>(&self, response: &mut Response<B>, decision: &Decision) {
-        let redirects = response.status().is_redirection();
-        let headers = response.headers_mut();
-        if !redirects && self.below.is_none_or(|percent| tells(percent, decision)) {
+    /// Adds the headers of a decision to those of the layers further in, which have told `inner`.
+    pub(in crate::middleware) fn add<B>(
+        &self,
+        response: &mut Response<B>,
+        decision: &Decision,
+        inner: Option<Told>,
+    ) {
+        let mut told = inner;
+        if self.tells(response.status(), decision) {
+            let headers = response.headers_mut();
             if let Some(draft) = &self.draft11 {
                 draft.append(headers, decision);
             }
-            if let Some(reset) = self.x_rate_limit {
-                x_rate_limit::insert(headers, decision, reset);
-            }
+            told = self.single.insert(headers, decision, inner);
+        }
+        if let Some(told) = told {
+            response.extensions_mut().insert(told);
         }
         if let Decision::Denied(denial) = decision {
+            let headers = response.headers_mut();
             match denial.retry_after() {
-                Some(wait) => headers.insert(header::RETRY_AFTER, delay(wait)),
+                Some(wait) => headers.insert(header::RETRY_AFTER, retry_after(wait)),
                 None => headers.remove(header::RETRY_AFTER),
             };
         }
     }
+
+    fn tells(&self, status: StatusCode, decision: &Decision) -> bool {
+        // Of a layer without headers, those of a layer further in tell nothing either.
+        let has_headers = self.draft11.is_some() || self.single != SingleRule::NONE;
+        let redirects = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
+        let wanted = || self.below.is_none_or(|percent| is_below(percent, decision));
+        has_headers && !redirects && wanted()
+    }
 }
 
 /// Whether the decision is a denial, or leaves less than this share under some rule.
-fn tells(percent: u8, decision: &Decision) -> bool {
+fn is_below(percent: u8, decision: &Decision) -> bool {
     match decision {
         Decision::Denied(_) => true,
         Decision::Allowed(usage) => usage
             .rules()
             .any(|it| it.remaining() * 100 < it.rule().limit() * u64::from(percent)),
-    }
-}
-
-/// At least 1: clients take 0 to mean "at once", or ignore it.
-fn delay(wait: Duration) -> HeaderValue {
-    HeaderValue::from(seconds(wait).max(1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waiting_times_are_rounded_up_to_at_least_a_second() {
-        for (ms, expected) in [
-            (0, "1"),
-            (1, "1"),
-            (1_000, "1"),
-            (1_001, "2"),
-            (59_999, "60"),
-        ] {
-            assert_eq!(delay(Duration::from_millis(ms)), expected, "{ms} ms");
-        }
     }
 }

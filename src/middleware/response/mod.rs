@@ -1,17 +1,21 @@
 //! What clients get: the headers of a response, and the responses to requests that are not passed on.
 
+#[cfg(feature = "axum")]
+mod axum;
 mod draft11;
-#[cfg(feature = "tonic")]
 mod grpc;
 mod headers;
 mod problem;
 mod rejection;
 mod seconds;
-mod x_rate_limit;
+mod single_rule;
 
-#[cfg(feature = "tonic")]
+#[cfg(feature = "axum")]
+pub use self::axum::AxumRejection;
 pub use grpc::Grpc;
 pub(super) use headers::Headers;
 pub use headers::{EXPOSED_HEADERS, HeaderStyle};
 pub use problem::ProblemJson;
 pub use rejection::{EmptyBody, MakeRejection, Rejection};
+pub(super) use seconds::retry_after;
+pub(super) use single_rule::Told;

@@ -1,6 +1,6 @@
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
 
-use super::{MakeRejection, Rejection, draft11::item_name};
+use super::{MakeRejection, Rejection, draft11::item_name, grpc};
 use crate::decision::Denial;
 
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
@@ -11,14 +11,38 @@ const ROOM: usize = 256;
 /// Answers with `application/problem+json` (RFC 9457), in the problem types of the `RateLimit` draft.
 ///
 /// For a denial, it names the violated quotas as `RateLimit-Policy` does, and says so when the request can never pass.
-/// It never contains a key. `HEAD` gets no body, but the length of the one that `GET` would get.
+/// It never contains a key. `HEAD` gets no body, but the length of the one that `GET` would get. gRPC calls are answered
+/// as [`Grpc`](super::Grpc) does.
 ///
 /// ```json
 /// {"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429,"violated-policies":["ip/1s"]}
 /// ```
+///
+/// ```
+/// use http::{Request, Response, StatusCode};
+/// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::ProblemJson};
+/// use tower::{ServiceBuilder, ServiceExt};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let layer = RateLimitLayer::new(MemoryStore::new())
+///     .limit(Policy::parse("exports", "10/1h")?, Key::new("service", "all"))
+///     .cost(|_| 11)                                           // more than ever fits
+///     .rejection(ProblemJson::default().status_if_never(StatusCode::FORBIDDEN));
+/// let service = ServiceBuilder::new().layer(layer).service_fn(async |_: Request<()>| {
+///     Ok::<_, std::convert::Infallible>(Response::new(String::new()))
+/// });
+/// let response = service.oneshot(Request::new(())).await?;
+/// assert_eq!(response.status(), StatusCode::FORBIDDEN);       // by default 413
+/// assert!(!response.headers().contains_key("retry-after"));
+/// assert!(response.body().contains("It will never pass"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ProblemJson {
     types: &'static str,
+    status_if_never: Option<StatusCode>,
 }
 
 impl ProblemJson {
@@ -41,17 +65,41 @@ impl ProblemJson {
         self.types = uri;
         self
     }
+
+    /// Sets the status for a request whose cost can never fit a limit, so that no time to retry can be told. The default
+    /// is [413](Rejection::status).
+    #[must_use]
+    pub const fn status_if_never(mut self, status: StatusCode) -> Self {
+        self.status_if_never = Some(status);
+        self
+    }
+
+    fn status(&self, rejection: &Rejection) -> StatusCode {
+        match (rejection, self.status_if_never) {
+            (Rejection::Denied(denial), Some(status)) if denial.retry_after().is_none() => status,
+            _ => rejection.status(),
+        }
+    }
 }
 
 impl Default for ProblemJson {
     fn default() -> Self {
-        Self { types: TYPES }
+        Self {
+            types: TYPES,
+            status_if_never: None,
+        }
     }
 }
 
 impl<B: From<String>> MakeRejection<B> for ProblemJson {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
-        let mut problem = problem(rejection, self.types);
+        if let Some(headers) = grpc::answer(rejection, head) {
+            let mut response = Response::new(B::from(String::new()));
+            *response.headers_mut() = headers;
+            return response;
+        }
+        let status = self.status(rejection);
+        let mut problem = problem(rejection, status, self.types);
         let mut headers = HeaderMap::new();
         headers.insert(
             header::CONTENT_TYPE,
@@ -63,7 +111,7 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
             problem.clear();
         }
         let mut response = Response::new(B::from(problem));
-        *response.status_mut() = rejection.status();
+        *response.status_mut() = status;
         *response.headers_mut() = headers;
         response
     }
@@ -72,8 +120,7 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
 /// Nothing in here needs escaping: policy names are `[A-Za-z0-9._-]`, and URIs were checked.
 ///
 /// Without `write!`, which would take most of the time of a rejection.
-fn problem(rejection: &Rejection, uris: &str) -> String {
-    let status = rejection.status();
+fn problem(rejection: &Rejection, status: StatusCode, uris: &str) -> String {
     let (types, kind) = match (rejection, status) {
         (Rejection::Denied(_), _) => (uris, "quota-exceeded"),
         (_, StatusCode::SERVICE_UNAVAILABLE) => (uris, "temporary-reduced-capacity"),

@@ -1,5 +1,6 @@
 use http::{Response, StatusCode, request::Parts};
 
+use super::grpc;
 use crate::{
     decision::Denial,
     error::{ExtractError, ExtractErrorKind, StoreError, StoreErrorKind},
@@ -7,7 +8,9 @@ use crate::{
 
 /// Why the middleware answers instead of the inner service.
 ///
-/// It is also in the extensions of the response, for layers further out.
+/// It is also in the extensions of the response, for layers further out. That it is there does not mean that a layer
+/// around this service has rejected the request: a service that passes on the response of a limited *client* passes its
+/// extensions on, too.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -24,11 +27,16 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// 429 when a limit denied it, 403 when a list blocked it, 400 when it does not identify its client, 503 when the
-    /// service cannot identify the client or decide, 500 when the layer made a check that no store can decide.
+    /// 429 when a limit denied it, 413 when its cost can never fit a limit, 403 when a list blocked it, 400 when it does
+    /// not identify its client, 503 when the service cannot identify the client or decide, 500 when the layer made a
+    /// check that no store can decide.
+    ///
+    /// A cost that can never fit is not a 429: without a `Retry-After`, clients would send the same request again at
+    /// once.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
+            Self::Denied(denial) if denial.retry_after().is_none() => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Denied(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Blocked => StatusCode::FORBIDDEN,
             Self::MissingKey(error) if error.kind() == ExtractErrorKind::Unavailable => {
@@ -52,12 +60,16 @@ impl From<ExtractError> for Rejection {
 /// Makes the response to a request that is not passed on, in the body type of the inner service.
 ///
 /// Implemented by closures `Fn(&Rejection, &Parts) -> Response<B>`, [`ProblemJson`](super::ProblemJson) and
-/// [`EmptyBody`]. `Cache-Control: no-store`, and for a denial `Retry-After` and the quota headers, are set on whatever
-/// response is made.
+/// [`EmptyBody`], which both answer gRPC calls as [`Grpc`](super::Grpc) does, and with the feature `axum` by
+/// [`AxumRejection`](super::AxumRejection).
+///
+/// `Cache-Control: no-store` is set on whatever response is made, for a denial also `Retry-After` and the quota headers.
+/// The response to a request that is rejected with a 503 gets a `Retry-After`, if it has none.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` makes no response with a body of type `{B}`",
     note = "`ProblemJson`, the default, needs `{B}: From<String>`; `EmptyBody` needs `{B}: Default`",
-    note = "a closure needs its arguments' types: `|rejection: &Rejection, head: &http::request::Parts| Response::new(…)`"
+    note = "a closure needs its arguments' types: `|rejection: &Rejection, head: &http::request::Parts| Response::new(…)`",
+    note = "in axum, `RateLimitLayer::reject_with` takes a closure that answers anything that is `IntoResponse`"
 )]
 pub trait MakeRejection<B> {
     /// Makes the response to the request with this head.
@@ -73,14 +85,17 @@ where
     }
 }
 
-/// Answers with the status alone.
+/// Answers with the status alone, and gRPC calls as [`Grpc`](super::Grpc) does.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EmptyBody;
 
 impl<B: Default> MakeRejection<B> for EmptyBody {
-    fn make_rejection(&self, rejection: &Rejection, _head: &Parts) -> Response<B> {
+    fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
         let mut response = Response::new(B::default());
-        *response.status_mut() = rejection.status();
+        match grpc::answer(rejection, head) {
+            Some(headers) => *response.headers_mut() = headers,
+            None => *response.status_mut() = rejection.status(),
+        }
         response
     }
 }

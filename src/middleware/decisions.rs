@@ -1,0 +1,97 @@
+use crate::decision::{Decision, Usage};
+
+/// The decisions of all layers around each other, innermost first: in the extensions of requests and responses.
+///
+/// Each is about the policies of its layer. Look for the one with a [policy](Self::by_policy) rather than for the
+/// innermost: a layer adds none where no limit applies to the request, or where it could not be decided and passes.
+/// Where that is so for all layers, there are no `Decisions` at all: a handler takes an `Option`.
+///
+/// ```
+/// use axum::{Extension, Router, body::Body, http::Request, routing::get};
+/// use sluicegate::{Key, Limiter, MemoryStore, Policy, RateLimitLayer, middleware::Decisions};
+/// use tower::ServiceExt;
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let limiter = Limiter::new(MemoryStore::new());
+/// let requests = RateLimitLayer::new(limiter.clone())
+///     .limit(Policy::parse("requests", "9/1h")?, Key::new("user", "alice"));
+/// let tokens = RateLimitLayer::new(limiter.clone())
+///     .limit(Policy::parse("tokens", "10000/1h")?, Key::new("user", "alice"))
+///     .cost(|_| 500);
+///
+/// // Charged 500 tokens when it comes, and settled when it is known how many they were.
+/// let settling = limiter.clone();
+/// let chat = async move |decisions: Option<Extension<Decisions>>| {
+///     let Some(Extension(decisions)) = decisions else {
+///         return "not limited: the store is down";
+///     };
+///     if let Some(decision) = decisions.by_policy("tokens") {
+///         let _ = settling.settle(decision.usage(), [1_300]).await;
+///     }
+///     "hello"
+/// };
+/// let app: Router = Router::new().route("/", get(chat)).layer(tokens).layer(requests);
+///
+/// let response = app.oneshot(Request::get("/").body(Body::empty())?).await?;
+/// let decisions: &Decisions = response.extensions().get().unwrap();
+/// assert_eq!(decisions.iter().count(), 2);
+/// assert_eq!(decisions.by_policy("requests").unwrap().usage().rules().next().unwrap().remaining(), 8);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Decisions {
+    innermost: Decision,
+    outer: Vec<Decision>,
+}
+
+impl Decisions {
+    /// Adds the decision of a layer to those of the layers further out.
+    pub(super) fn within(outer: Option<Self>, innermost: Decision) -> Self {
+        let outer = outer.map_or_else(Vec::new, |it| {
+            let mut outer = it.outer;
+            outer.insert(0, it.innermost);
+            outer
+        });
+        Self { innermost, outer }
+    }
+
+    /// The decision of the innermost layer that has checked a policy of this name, also as a
+    /// [shadow](crate::Usage::shadow). `None` when no layer has: the limit does not apply to the request, or could not be
+    /// decided.
+    #[must_use]
+    pub fn by_policy(&self, name: &str) -> Option<&Decision> {
+        self.iter().find(|it| {
+            let shadow = it.usage().shadow().map(Decision::usage);
+            has_policy(it.usage(), name) || shadow.is_some_and(|usage| has_policy(usage, name))
+        })
+    }
+
+    /// All decisions, innermost first.
+    pub fn iter(&self) -> impl Iterator<Item = &Decision> {
+        std::iter::once(&self.innermost).chain(&self.outer)
+    }
+
+    pub(super) const fn innermost(&self) -> &Decision {
+        &self.innermost
+    }
+
+    /// Whether this decision is one of them, and not one like it.
+    pub(super) fn has(&self, decision: &Decision) -> bool {
+        self.iter().any(|it| it.usage().is_same(decision.usage()))
+    }
+
+    /// Replaces a decision by what it is after its settlement.
+    pub(super) fn replace(&mut self, old: &Decision, new: Decision) {
+        let mut all = std::iter::once(&mut self.innermost).chain(&mut self.outer);
+        if let Some(it) = all.find(|it| it.usage().is_same(old.usage())) {
+            *it = new;
+        }
+    }
+}
+
+fn has_policy(usage: &Usage, name: &str) -> bool {
+    let mut policies = usage.policies();
+    policies.any(|it| it.policy().name() == name)
+}

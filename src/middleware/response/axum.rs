@@ -1,0 +1,57 @@
+use axum::{body::Body, response::IntoResponse};
+use http::{Response, request::Parts};
+
+use super::{MakeRejection, Rejection};
+
+/// Answers as an axum handler does, with anything that is [`IntoResponse`] (feature `axum`).
+///
+/// [`RateLimitLayer::reject_with`](crate::RateLimitLayer::reject_with) makes one; by itself it goes into
+/// [`Grpc::or`](super::Grpc::or).
+///
+/// ```
+/// use axum::{Json, Router, body::Body, http::Request, routing::get};
+/// use serde_json::json;
+/// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::{AxumRejection, Grpc}};
+/// use tower::ServiceExt;
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let layer = RateLimitLayer::new(MemoryStore::new())
+///     .limit(Policy::parse("reports", "0/1h")?, Key::new("service", "reports"))
+///     .rejection(Grpc::new().or(AxumRejection::new(|rejection, head| {
+///         let error = format!("{} is closed", head.uri.path());
+///         (rejection.status(), Json(json!({ "error": error })))
+///     })));
+/// let app: Router = Router::new().route("/reports", get(async || "a report")).layer(layer);
+///
+/// let response = app.oneshot(Request::get("/reports").body(Body::empty())?).await?;
+/// assert_eq!(response.status(), 413);
+/// assert_eq!(response.headers()["content-type"], "application/json");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct AxumRejection<F> {
+    handler: F,
+}
+
+impl<F, T> AxumRejection<F>
+where
+    F: Fn(&Rejection, &Parts) -> T,
+    T: IntoResponse,
+{
+    /// Creates it from a closure.
+    pub const fn new(handler: F) -> Self {
+        Self { handler }
+    }
+}
+
+impl<F, T> MakeRejection<Body> for AxumRejection<F>
+where
+    F: Fn(&Rejection, &Parts) -> T,
+    T: IntoResponse,
+{
+    fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<Body> {
+        (self.handler)(rejection, head).into_response()
+    }
+}

@@ -1,0 +1,686 @@
+//! What clients and handlers are told: by layers around each other, in older header styles, when a cost can never fit,
+//! when a service is down, and over gRPC.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{
+    Extension, Json, Router,
+    body::Body,
+    http::{HeaderMap, Method, StatusCode, response::Parts as ResponseHead},
+    response::IntoResponse,
+    routing::{get, post},
+};
+use futures::future::BoxFuture;
+use http::{Request, Response, header::RETRY_AFTER, request::Parts};
+use http_body_util::BodyExt;
+use sluicegate::{
+    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    error::ExtractError,
+    middleware::{
+        ActualCost, AxumRejection, Decisions, EmptyBody, Grpc, HeaderStyle, MakeRejection,
+        ProblemJson, Rejection,
+    },
+};
+use tower::{ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
+
+use crate::common::scripted::Scripted;
+
+type Service = BoxCloneSyncService<Request<String>, Response<String>, Infallible>;
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn everybody() -> Key {
+    Key::new("service", "all")
+}
+
+fn layer(name: &str, rules: &str) -> RateLimitLayer {
+    RateLimitLayer::new(MemoryStore::new()).limit(policy(name, rules), everybody())
+}
+
+fn hello() -> Service {
+    answering(|_| Response::new("hello".to_owned()))
+}
+
+fn answering(
+    answer: impl Fn(Request<String>) -> Response<String> + Clone + Send + Sync + 'static,
+) -> Service {
+    let service = service_fn(move |request| {
+        let response = answer(request);
+        async { Ok(response) }
+    });
+    BoxCloneSyncService::new(service)
+}
+
+fn around<R>(layer: RateLimitLayer<R>, inner: Service) -> Service
+where
+    R: MakeRejection<String> + Send + Sync + 'static,
+{
+    BoxCloneSyncService::new(ServiceBuilder::new().layer(layer).service(inner))
+}
+
+async fn ask(service: &Service) -> Response<String> {
+    let request = Request::new(String::new());
+    service.clone().oneshot(request).await.unwrap()
+}
+
+fn lines<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a str> {
+    let lines = headers.get_all(name).iter();
+    lines.map(|line| line.to_str().unwrap()).collect()
+}
+
+/// What a header says up to the seconds, which depend on when the test runs.
+fn told<'a>(response: &'a Response<String>, name: &str) -> &'a str {
+    let line = response.headers()[name].to_str().unwrap();
+    line.split(", reset=").next().unwrap()
+}
+
+fn left(decision: &Decision) -> u64 {
+    decision.usage().rules().next().unwrap().remaining()
+}
+
+// Layers around each other
+
+const SINGLE: [HeaderStyle; 3] = [
+    HeaderStyle::X_RATE_LIMIT,
+    HeaderStyle::DRAFT_6,
+    HeaderStyle::DRAFT_7,
+];
+
+/// The limit and what is left, as the style tells them.
+fn single(style: HeaderStyle, response: &Response<String>) -> String {
+    let values = |limit, remaining| {
+        let values = [limit, remaining].map(|name| told(response, name));
+        format!("limit={}, remaining={}", values[0], values[1])
+    };
+    match style {
+        HeaderStyle::X_RATE_LIMIT => values("x-ratelimit-limit", "x-ratelimit-remaining"),
+        HeaderStyle::DRAFT_6 => values("ratelimit-limit", "ratelimit-remaining"),
+        _ => {
+            assert_eq!(lines(response.headers(), "ratelimit").len(), 1);
+            told(response, "ratelimit").to_owned()
+        }
+    }
+}
+
+#[tokio::test]
+async fn of_layers_around_each_other_the_tightest_limit_is_told_in_every_style() {
+    for style in SINGLE {
+        for [outer, inner, expected] in [
+            ["1000/1d", "2/1d", "limit=2, remaining=1"],
+            ["2/1d", "1000/1d", "limit=2, remaining=1"],
+        ] {
+            let inner = around(layer("inner", inner).headers(style), hello());
+            let both = around(layer("outer", outer).headers(style), inner);
+            let response = ask(&both).await;
+            assert_eq!(single(style, &response), expected, "{style:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_tightest_limit_is_told_in_the_style_of_each_layer() {
+    let (x, triple) = (HeaderStyle::X_RATE_LIMIT, HeaderStyle::DRAFT_6);
+    for [outer, inner, expected] in [
+        ["1000/1d", "2/1d", "limit=2, remaining=1"],
+        ["2/1d", "1000/1d", "limit=2, remaining=1"],
+    ] {
+        let inner = around(layer("inner", inner).headers(x), hello());
+        let both = around(layer("outer", outer).headers(triple), inner);
+        let response = ask(&both).await;
+        assert_eq!(single(x, &response), expected);
+        assert_eq!(single(triple, &response), expected);
+    }
+}
+
+#[tokio::test]
+async fn a_layer_without_headers_tells_nothing_by_those_of_another() {
+    let style = HeaderStyle::X_RATE_LIMIT;
+    for [outer, inner] in [
+        [style, HeaderStyle::NONE],
+        [HeaderStyle::NONE, style],
+        [style.only_on_denial(), style],
+    ] {
+        let (hidden, shown) = ("2/1d", "1000/1d");
+        let rules = if inner == style {
+            [hidden, shown]
+        } else {
+            [shown, hidden]
+        };
+        let inner = around(layer("inner", rules[1]).headers(inner), hello());
+        let both = around(layer("outer", rules[0]).headers(outer), inner);
+        let response = ask(&both).await;
+        assert_eq!(single(style, &response), "limit=1000, remaining=999");
+    }
+}
+
+#[tokio::test]
+async fn a_denial_of_a_layer_further_in_is_not_mixed_with_what_is_left_further_out() {
+    let style = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
+    let inner = around(layer("inner", "1/1d").headers(style), hello());
+    let middle = around(layer("middle", "50/1d").headers(style), inner);
+    let all = around(layer("outer", "90/1d").headers(style), middle);
+    assert_eq!(lines(ask(&all).await.headers(), "ratelimit").len(), 3);
+    let response = ask(&all).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(told(&response, "ratelimit").starts_with(r#""inner";r=0;t="#));
+    assert_eq!(lines(response.headers(), "ratelimit").len(), 1);
+    assert_eq!(
+        single(HeaderStyle::X_RATE_LIMIT, &response),
+        "limit=1, remaining=0"
+    );
+    let decisions: &Decisions = response.extensions().get().unwrap();
+    let allowed: Vec<bool> = decisions.iter().map(Decision::is_allowed).collect();
+    assert_eq!(allowed, [false, true, true]);
+}
+
+#[tokio::test]
+async fn the_decisions_of_all_layers_are_found_by_their_policies() {
+    let seen = answering(|request| {
+        let decisions: &Decisions = request.extensions().get().unwrap();
+        let policies = ["inner", "outer", "other"];
+        let found = policies.map(|name| decisions.by_policy(name).map(left));
+        assert_eq!(found, [Some(1), Some(8), None]);
+        assert_eq!(decisions.iter().map(left).collect::<Vec<_>>(), [1, 8, 6]);
+        Response::new(String::new())
+    });
+    let trial = policy("trial", "5/1d").shadow();
+    let both = around(layer("outer", "9/1d"), around(layer("inner", "2/1d"), seen));
+    let all = around(layer("first", "7/1d").limit(trial, everybody()), both);
+    let response = ask(&all).await;
+    let decisions: &Decisions = response.extensions().get().unwrap();
+    let policies = ["inner", "outer", "first", "trial"];
+    let found = policies.map(|name| decisions.by_policy(name).map(left));
+    assert_eq!(found, [Some(1), Some(8), Some(6), Some(6)]);
+    let shadow = decisions.by_policy("trial").unwrap().usage().shadow();
+    assert_eq!(shadow.map(left), Some(4));
+}
+
+#[tokio::test]
+async fn after_a_skip_a_handler_settles_no_decision_of_another_layer() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let (users, addresses) = (policy("users", "9/1d"), policy("addresses", "9/1d"));
+    let by_user = RateLimitLayer::new(limiter.clone())
+        .limit(users.clone(), everybody())
+        .skip(|head| head.uri.path() == "/free");
+    let by_address = RateLimitLayer::new(limiter.clone()).limit(addresses.clone(), everybody());
+    let settling = limiter.clone();
+    let handler = async move |decisions: Option<Extension<Decisions>>| {
+        let Some(Extension(decisions)) = decisions else {
+            return "nobody could decide";
+        };
+        if let Some(decision) = decisions.by_policy("users") {
+            settling.settle(decision.usage(), [5]).await.unwrap();
+        }
+        "served"
+    };
+    let app: Router = Router::new()
+        .fallback(get(handler))
+        .layer(by_user)
+        .layer(by_address);
+    for (path, expected) in [("/free", [9, 8]), ("/", [4, 7])] {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        app.clone().oneshot(request).await.unwrap();
+        for (policy, expected) in [&users, &addresses].into_iter().zip(expected) {
+            let charge = Charge::new(policy, everybody(), 0);
+            let usage = limiter.peek([charge]).await.unwrap();
+            assert_eq!(
+                usage.rules().next().unwrap().remaining(),
+                expected,
+                "{path}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_handler_is_reached_without_decisions_when_the_store_is_down() {
+    let down = RateLimitLayer::new(Scripted::failing()).limit(policy("all", "1/1d"), everybody());
+    let handler = async |decisions: Option<Extension<Decisions>>| match decisions {
+        Some(_) => "limited",
+        None => "not limited",
+    };
+    let app: Router = Router::new().route("/", get(handler)).layer(down);
+    let request = Request::get("/").body(Body::empty()).unwrap();
+    let response = app.oneshot(request).await.unwrap();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(body, "not limited");
+}
+
+#[tokio::test]
+async fn a_settlement_replaces_the_decision_of_its_layer_alone() {
+    let settling = layer("tokens", "100/1d").settle(|_, _| 30);
+    let both = around(settling.clone(), around(layer("inner", "9/1d"), hello()));
+    let response = ask(&both).await;
+    let decisions: &Decisions = response.extensions().get().unwrap();
+    assert_eq!(decisions.iter().map(left).collect::<Vec<_>>(), [8, 70]);
+    assert!(
+        response
+            .headers()
+            .get_all("ratelimit")
+            .iter()
+            .any(|it| { it.to_str().unwrap().starts_with(r#""tokens";r=70;"#) })
+    );
+    let both = around(layer("outer", "9/1d"), around(settling, hello()));
+    let response = ask(&both).await;
+    let decisions: &Decisions = response.extensions().get().unwrap();
+    assert_eq!(decisions.iter().map(left).collect::<Vec<_>>(), [40, 8]);
+}
+
+/// A service that passes on the response of a client that has a limit of its own.
+fn proxying(
+    client: Service,
+) -> impl Fn(Request<String>) -> BoxFuture<'static, Result<Response<String>, Infallible>> + Clone {
+    move |_| Box::pin(client.clone().oneshot(Request::new(String::new())))
+}
+
+#[tokio::test]
+async fn a_rejection_that_was_passed_on_does_not_hide_the_servers_own_headers() {
+    let style = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
+    let theirs = layer("theirs", "1/1d").headers(HeaderStyle::X_RATE_LIMIT);
+    let client = around(theirs, hello());
+    let proxy = BoxCloneSyncService::new(service_fn(proxying(client)));
+    let server = around(layer("ours", "90/1d").headers(style), proxy);
+    let outer = around(layer("outer", "9999/1d").headers(style), server);
+    for (status, left) in [(StatusCode::OK, 89), (StatusCode::TOO_MANY_REQUESTS, 88)] {
+        let response = ask(&outer).await;
+        assert_eq!(response.status(), status);
+        let remaining = lines(response.headers(), "x-ratelimit-remaining");
+        assert_eq!(remaining, [left.to_string()]);
+        let items = lines(response.headers(), "ratelimit");
+        assert!(
+            items[0].starts_with(&format!(r#""ours";r={left};"#)),
+            "{items:?}"
+        );
+        assert_eq!(items.len(), 2);
+        let decisions: &Decisions = response.extensions().get().unwrap();
+        assert!(decisions.by_policy("theirs").is_none());
+        assert_eq!(decisions.iter().count(), 2);
+    }
+}
+
+// Older header styles
+
+/// Nine of ten are left for 60 s, and 99 of 100 for an hour.
+fn two_rules(store: Arc<Scripted>, style: HeaderStyle) -> Service {
+    let limit = RateLimitLayer::new(store)
+        .limit(policy("ip", "10/1m,100/1h"), everybody())
+        .headers(style);
+    around(limit, hello())
+}
+
+#[tokio::test]
+async fn drafts_6_and_7_are_told_as_their_parsers_expect_them() {
+    let triple = [
+        ("ratelimit-limit", vec!["10"]),
+        ("ratelimit-remaining", vec!["9"]),
+        ("ratelimit-reset", vec!["60"]),
+    ];
+    let draft_7 = [
+        ("ratelimit", vec!["limit=10, remaining=9, reset=60"]),
+        ("ratelimit-policy", vec!["10;w=60, 100;w=3600"]),
+    ];
+    let draft_11 = [
+        (
+            "ratelimit",
+            vec![r#""ip/1m";r=9;t=60, "ip/1h";r=99;t=3600"#],
+        ),
+        (
+            "ratelimit-policy",
+            vec![r#""ip/1m";q=10;w=60, "ip/1h";q=100;w=3600"#],
+        ),
+    ];
+    // Lines of the same fields.
+    let beside = [
+        ("ratelimit", vec![draft_7[0].1[0], draft_11[0].1[0]]),
+        ("ratelimit-policy", vec![draft_11[1].1[0], draft_7[1].1[0]]),
+    ];
+    for (style, expected) in [
+        (HeaderStyle::DRAFT_6, triple.to_vec()),
+        (HeaderStyle::DRAFT_7, draft_7.to_vec()),
+        (
+            HeaderStyle::DRAFT_6.and(HeaderStyle::DRAFT_11),
+            [&triple[..], &draft_11[..]].concat(),
+        ),
+        (
+            HeaderStyle::DRAFT_7.and(HeaderStyle::DRAFT_11),
+            beside.to_vec(),
+        ),
+    ] {
+        let response = ask(&two_rules(Scripted::allowing(), style)).await;
+        assert_eq!(response.headers().keys().count(), {
+            let mut names: Vec<_> = expected.iter().map(|(name, _)| name).collect();
+            names.dedup();
+            names.len()
+        });
+        for (name, expected) in expected {
+            assert_eq!(lines(response.headers(), name), expected, "{style:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_denial_is_told_in_the_older_styles_too() {
+    let style = HeaderStyle::DRAFT_6.and(HeaderStyle::DRAFT_7);
+    let response = ask(&two_rules(Scripted::denying_for(6_500), style)).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    for (name, expected) in [
+        ("ratelimit", "limit=10, remaining=0, reset=7"),
+        ("ratelimit-limit", "10"),
+        ("ratelimit-remaining", "0"),
+        ("ratelimit-reset", "7"),
+        ("retry-after", "7"),
+    ] {
+        assert_eq!(lines(response.headers(), name), [expected], "{name}");
+    }
+    let never = RateLimitLayer::new(MemoryStore::new())
+        .limit(policy("ip", "10/100ms"), everybody())
+        .cost(|_| 11)
+        .headers(style);
+    let response = ask(&around(never, hello())).await;
+    assert_eq!(
+        lines(response.headers(), "ratelimit"),
+        ["limit=10, remaining=10"]
+    );
+    assert_eq!(lines(response.headers(), "ratelimit-policy"), ["10"]);
+    assert!(!response.headers().contains_key("ratelimit-reset"));
+}
+
+// Costs that never fit
+
+#[tokio::test]
+async fn a_cost_that_can_never_fit_has_a_status_of_its_own_and_nothing_to_wait_for() {
+    let limit = || layer("all", "10/1d").cost(|_| 11);
+    let problems = ProblemJson::default().status_if_never(StatusCode::UNPROCESSABLE_ENTITY);
+    for (service, expected) in [
+        (around(limit(), hello()), 413),
+        (around(limit().rejection(EmptyBody), hello()), 413),
+        (around(limit().rejection(problems), hello()), 422),
+    ] {
+        let response = ask(&service).await;
+        assert_eq!(response.status(), expected);
+        assert!(!response.headers().contains_key(RETRY_AFTER));
+        assert!(told(&response, "ratelimit").starts_with(r#""all";r=10"#));
+        if let Ok(problem) = serde_json::from_str::<serde_json::Value>(response.body()) {
+            assert_eq!(problem["status"], expected);
+        }
+    }
+    // A denial that passes later is a 429, whatever that status is.
+    let later =
+        RateLimitLayer::new(Scripted::denying_for(1)).limit(policy("p", "1/1s"), everybody());
+    let response = ask(&around(later.rejection(problems), hello())).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+// Actual costs
+
+#[tokio::test]
+async fn an_actual_cost_may_be_for_some_policies_only() {
+    for (cost, expected) in [
+        (ActualCost::new(30), [70, 970, 970]),
+        (ActualCost::of("tokens", 30), [99, 970, 999]),
+        (
+            ActualCost::of("tokens", 1)
+                .and("bytes".to_owned(), 400)
+                .and("tokens", 0),
+            [99, 1000, 600],
+        ),
+        (ActualCost::of("unknown", 30), [99, 999, 999]),
+    ] {
+        let limits = layer("requests", "100/1d")
+            .limit(policy("tokens", "1000/1d"), everybody())
+            .limit(policy("bytes", "1000/1d"), everybody())
+            .settle(ActualCost::or_charged);
+        let said = cost.clone();
+        let service = around(
+            limits,
+            answering(move |_| {
+                let mut response = Response::new(String::new());
+                response.extensions_mut().insert(said.clone());
+                response
+            }),
+        );
+        let response = ask(&service).await;
+        let decisions: &Decisions = response.extensions().get().unwrap();
+        let usage = decisions.by_policy("tokens").unwrap().usage();
+        let left: Vec<u64> = usage.rules().map(|it| it.remaining()).collect();
+        assert_eq!(left, expected, "{cost:?}");
+    }
+}
+
+// Counting failures
+
+/// As the example `login_failures` counts.
+fn wrong_password(response: &ResponseHead, charge: &Charge) -> u64 {
+    match response.status {
+        StatusCode::UNAUTHORIZED => charge.cost(),
+        _ => 0,
+    }
+}
+
+#[tokio::test]
+async fn only_a_wrong_password_is_a_failed_login() {
+    let failures = layer("failures", "1/1d").settle(wrong_password);
+    let login = async |password: String| match &*password {
+        "sesame" => (StatusCode::SEE_OTHER, [("location", "/")]).into_response(),
+        "cached" => StatusCode::NOT_MODIFIED.into_response(),
+        "socket" => StatusCode::SWITCHING_PROTOCOLS.into_response(),
+        "too often" => StatusCode::TOO_MANY_REQUESTS.into_response(),
+        _ => StatusCode::UNAUTHORIZED.into_response(),
+    };
+    let app: Router = Router::new().route("/", post(login)).layer(failures);
+    let status = async |password: &'static str| {
+        let request = Request::post("/").body(Body::from(password)).unwrap();
+        app.clone().oneshot(request).await.unwrap().status()
+    };
+    for (password, expected) in [
+        ("sesame", 303),
+        ("cached", 304),
+        ("socket", 101),
+        ("too often", 429),
+        ("guess", 401),
+    ] {
+        assert_eq!(status(password).await, expected);
+    }
+    let request = Request::post("/").body(Body::from("sesame")).unwrap();
+    let denied = app.oneshot(request).await.unwrap();
+    assert!(denied.extensions().get::<Rejection>().is_some());
+}
+
+// Statuses
+
+#[tokio::test]
+async fn a_service_that_is_down_says_when_to_come_back() {
+    let unavailable = |_: &Parts| Err::<Key, _>(ExtractError::unavailable("no directory"));
+    let closed =
+        |store: Arc<Scripted>| RateLimitLayer::new(store).on_failure(FailurePolicy::Closed);
+    let all = policy("all", "1/1s");
+    let slow = Limiter::new(Scripted::failing()).probe_interval(Duration::from_millis(2_500));
+    let slow = slow.on_failure(FailurePolicy::Closed);
+    for (layer, expected) in [
+        (
+            closed(Scripted::failing()).limit(all.clone(), everybody()),
+            "1",
+        ),
+        (
+            closed(Scripted::allowing()).limit(all.clone(), unavailable),
+            "1",
+        ),
+        (
+            RateLimitLayer::new(slow).limit(all.clone(), everybody()),
+            "3",
+        ),
+    ] {
+        let response = ask(&around(layer.clone(), hello())).await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(lines(response.headers(), "retry-after"), [expected]);
+
+        let own = |rejection: &Rejection, _: &Parts| {
+            let response = Response::builder().status(rejection.status());
+            response
+                .header(RETRY_AFTER, "77")
+                .body(String::new())
+                .unwrap()
+        };
+        let response = ask(&around(layer.rejection(own), hello())).await;
+        assert_eq!(lines(response.headers(), "retry-after"), ["77"]);
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_is_not_modified_tells_the_quota_and_a_redirection_does_not() {
+    for (status, tells) in [
+        (StatusCode::NOT_MODIFIED, true),
+        (StatusCode::FOUND, false),
+        (StatusCode::PERMANENT_REDIRECT, false),
+    ] {
+        let inner = answering(move |_| {
+            Response::builder()
+                .status(status)
+                .body(String::new())
+                .unwrap()
+        });
+        let response = ask(&around(layer("all", "9/1d"), inner)).await;
+        assert_eq!(
+            response.headers().contains_key("ratelimit"),
+            tells,
+            "{status}"
+        );
+    }
+}
+
+// gRPC
+
+#[tokio::test]
+async fn a_grpc_call_gets_a_grpc_answer_from_the_default_rejections() {
+    let denying = || {
+        RateLimitLayer::new(Scripted::denying_for(1_234))
+            .limit(policy("calls", "1/1s"), everybody())
+    };
+    let down = RateLimitLayer::new(Scripted::failing())
+        .limit(policy("calls", "1/1s"), everybody())
+        .on_failure(FailurePolicy::Closed);
+    for (service, content_type, status) in [
+        (around(denying(), hello()), "application/grpc", "8"),
+        (around(denying(), hello()), "application/grpc+proto", "8"),
+        (
+            around(denying().rejection(EmptyBody), hello()),
+            "application/grpc",
+            "8",
+        ),
+        (
+            around(denying(), hello()),
+            "application/grpc-web+proto",
+            "8",
+        ),
+        (
+            around(denying().cost(|_| 2), hello()),
+            "application/grpc",
+            "8",
+        ),
+        (
+            around(denying().block(|_| true), hello()),
+            "application/grpc",
+            "7",
+        ),
+        (around(down, hello()), "application/grpc", "14"),
+    ] {
+        let call = Request::post("/greeter/hello").header("content-type", content_type);
+        let response = service
+            .oneshot(call.body(String::new()).unwrap())
+            .await
+            .unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.body(), "");
+        let headers = response.headers();
+        assert_eq!(headers["grpc-status"], status);
+        let web = content_type.contains("-web");
+        assert_eq!(
+            headers["content-type"],
+            if web {
+                content_type
+            } else {
+                "application/grpc"
+            }
+        );
+        if status == "14" {
+            assert_eq!(headers["retry-after"], "1");
+        }
+    }
+    let call = Request::post("/").header("content-type", "application/grpc");
+    let service = around(denying(), hello());
+    let response = service
+        .oneshot(call.body(String::new()).unwrap())
+        .await
+        .unwrap();
+    let details = tonic::Status::from_header_map(response.headers()).unwrap();
+    let details = tonic_types::StatusExt::get_details_retry_info(&details).unwrap();
+    assert_eq!(details.retry_delay, Some(Duration::from_millis(1_234)));
+    assert_eq!(response.headers()["grpc-retry-pushback-ms"], "1234");
+    assert_eq!(response.headers()["retry-after"], "2");
+}
+
+// Rejections of axum's types
+
+async fn rejected<R>(layer: RateLimitLayer<R>, kind: &str) -> (StatusCode, HeaderMap, String)
+where
+    R: MakeRejection<Body> + Send + Sync + 'static,
+{
+    let app: Router = Router::new().route("/", get(async || "hello")).layer(layer);
+    let request = Request::builder().method(Method::GET).uri("/");
+    let request = request.header("content-type", kind).body(Body::empty());
+    let response = app.oneshot(request.unwrap()).await.unwrap();
+    let (head, body) = response.into_parts();
+    let body = body.collect().await.unwrap().to_bytes().to_vec();
+    (head.status, head.headers, String::from_utf8(body).unwrap())
+}
+
+#[tokio::test]
+async fn a_rejection_may_be_anything_that_is_into_response() {
+    let denying =
+        || RateLimitLayer::new(Scripted::denying_for(1)).limit(policy("all", "1/1s"), everybody());
+    let json = denying().reject_with(|rejection, head| {
+        let error = serde_json::json!({ "error": "slow down", "path": head.uri.path() });
+        (rejection.status(), Json(error))
+    });
+    let (status, headers, body) = rejected(json, "text/plain").await;
+    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(headers["content-type"], "application/json");
+    assert_eq!(headers["retry-after"], "1");
+    assert_eq!(body, r#"{"error":"slow down","path":"/"}"#);
+
+    let (status, ..) = rejected(
+        denying().reject_with(|_, _| StatusCode::IM_A_TEAPOT),
+        "text/plain",
+    )
+    .await;
+    assert_eq!(status, StatusCode::IM_A_TEAPOT);
+
+    let both = Grpc::new().or(AxumRejection::new(|_, _| "slow down"));
+    for (kind, expected) in [
+        ("application/grpc", None),
+        ("text/plain", Some("slow down")),
+    ] {
+        let (_, headers, body) = rejected(denying().rejection(both), kind).await;
+        assert_eq!(headers.contains_key("grpc-status"), expected.is_none());
+        assert_eq!(body, expected.unwrap_or_default());
+    }
+}
+
+#[tokio::test]
+async fn without_axum_a_rejection_is_a_response_of_any_body() {
+    let layer = RateLimitLayer::new(Scripted::denying_for(1))
+        .limit(policy("all", "1/1s"), everybody())
+        .rejection(|rejection: &Rejection, _: &Parts| {
+            Response::builder()
+                .status(rejection.status())
+                .body(7_u64)
+                .unwrap()
+        });
+    let service = ServiceBuilder::new()
+        .layer(layer)
+        .service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(1_u64)));
+    let response = service.oneshot(Request::new(())).await.unwrap();
+    assert_eq!((response.status().as_u16(), response.into_body()), (429, 7));
+}
