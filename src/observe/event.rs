@@ -390,11 +390,10 @@ impl<'a> MissingKey<'a> {
     }
 }
 
-/// A request, or one of its keys, was on a deny list.
+/// A request, or one of its keys, was on a deny list, and the request was rejected.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocked<'a> {
     pub(crate) policy: Option<&'a Policy>,
-    pub(crate) outcome: RequestOutcome,
 }
 
 impl<'a> Blocked<'a> {
@@ -402,11 +401,5 @@ impl<'a> Blocked<'a> {
     #[must_use]
     pub const fn policy(&self) -> Option<&'a Policy> {
         self.policy
-    }
-
-    /// What happened to the request: it passes when the whole layer is a [shadow](Policy::shadow).
-    #[must_use]
-    pub const fn outcome(&self) -> RequestOutcome {
-        self.outcome
     }
 }

@@ -230,20 +230,16 @@ fn a_network_that_is_too_wide_is_refused_when_built() {
 }
 
 #[test]
-fn no_peer_or_an_unspecified_one_is_missing_and_says_what_to_do() {
-    for head in [
-        head(),
-        from("0.0.0.0:1"),
-        from("[::]:1"),
-        from("[::ffff:0.0.0.0]:1"),
+fn no_peer_or_an_unspecified_one_is_a_mistake_of_the_service_and_says_what_to_do() {
+    for (head, mend) in [
+        (head(), "into_make_service_with_connect_info"),
+        (from("0.0.0.0:1"), "MockConnectInfo"),
+        (from("[::]:1"), "MockConnectInfo"),
+        (from("[::ffff:0.0.0.0]:1"), "MockConnectInfo"),
     ] {
         let error = PeerIp.extract(&head).unwrap_err();
-        assert_eq!(error.kind(), ExtractErrorKind::Missing);
-        assert!(
-            error
-                .to_string()
-                .contains("into_make_service_with_connect_info")
-        );
+        assert_eq!(error.kind(), ExtractErrorKind::Misconfigured);
+        assert!(error.to_string().contains(mend));
     }
 }
 
@@ -314,7 +310,7 @@ fn the_number_of_keys_that_are_kept_is_bounded() {
 }
 
 #[test]
-fn an_extension_is_an_identity_once_it_is_there() {
+fn an_extension_is_an_identity_nobody_or_a_mistake_of_the_service() {
     #[derive(Clone)]
     struct User(Option<&'static str>);
 
@@ -324,16 +320,23 @@ fn an_extension_is_an_identity_once_it_is_there() {
         head.extensions.insert(user);
         head
     };
-    assert_eq!(
-        user.extract(&with(User(Some("a")))),
-        Ok(Key::new("user", "a").into())
-    );
-    for head in [head(), with(User(None))] {
+    let with_option = |user: Option<User>| {
+        let mut head = head();
+        head.extensions.insert(user);
+        head
+    };
+    for head in [with(User(Some("a"))), with_option(Some(User(Some("a"))))] {
+        assert_eq!(user.extract(&head), Ok(Key::new("user", "a").into()));
+    }
+    for head in [with(User(None)), with_option(None)] {
         assert_eq!(
             kind_of_error(user.extract(&head)),
             ExtractErrorKind::Missing
         );
     }
+    let error = user.extract(&head()).unwrap_err();
+    assert_eq!(error.kind(), ExtractErrorKind::Misconfigured);
+    assert!(error.to_string().contains("::User`: "), "{error}");
 }
 
 #[test]
@@ -345,8 +348,11 @@ fn a_key_is_shared_by_everybody() {
 #[test]
 fn extractors_are_trait_objects() {
     let boxed: Box<dyn KeyExtractor> = Box::new(PeerIp);
-    let shared: Arc<dyn KeyExtractor> = Arc::new(boxed.or_skip());
+    let header: Box<dyn KeyExtractor> = Box::new(Header::new("x-api-key"));
+    let shared: Arc<dyn KeyExtractor> = Arc::new(header.or_skip());
     assert_eq!(shared.extract(&head()), Ok(Keys::skip()));
+    let shared: Arc<dyn KeyExtractor> = Arc::new(boxed.or_skip());
+    assert!(shared.extract(&head()).is_err());
 }
 
 #[tokio::test]
@@ -391,10 +397,9 @@ struct User(String);
 /// One request a day for each key that this extractor finds, behind an authentication that accepts every name.
 async fn behind_authentication(extractor: impl KeyExtractor) -> Site {
     let authenticate = async |mut request: Asked, next: Next| {
-        if let Some(name) = request.headers().get("authorization") {
-            let user = User(name.to_str().unwrap().to_owned());
-            request.extensions_mut().insert(user);
-        }
+        let name = request.headers().get("authorization");
+        let user = name.map(|name| User(name.to_str().unwrap().to_owned()));
+        request.extensions_mut().insert(user);
         next.run(request).await
     };
     let once = Policy::parse("once", "1/1d").unwrap();

@@ -471,7 +471,7 @@ fn without_a_peer_nobody_can_be_trusted_by_network() {
     let error = ForwardedIp::x_forwarded_for(ours())
         .address(&head)
         .unwrap_err();
-    assert_eq!(error.kind(), ExtractErrorKind::Missing);
+    assert_eq!(error.kind(), ExtractErrorKind::Misconfigured);
 }
 
 #[test]

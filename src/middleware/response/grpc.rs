@@ -18,7 +18,7 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 /// | why | status | also |
 /// |---|---|---|
 /// | denied | `RESOURCE_EXHAUSTED` | `RetryInfo` in the details, and `grpc-retry-pushback-ms`, negative if it can never pass |
-/// | no key | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT` | |
+/// | no key | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT`; if misconfigured, `INTERNAL` | |
 /// | blocked | `PERMISSION_DENIED` | |
 /// | could not be decided, failing closed | `UNAVAILABLE` | |
 /// | the layer made a check that no store can decide | `INTERNAL` | |
@@ -89,6 +89,7 @@ fn status(rejection: &Rejection) -> Status {
             Code::Unauthenticated,
             "the request does not identify its client",
         ),
+        (_, StatusCode::UNAUTHORIZED) => (Code::Unauthenticated, "the client has to authenticate"),
         (_, StatusCode::BAD_REQUEST) => (Code::InvalidArgument, "the identity cannot be read"),
         (_, StatusCode::FORBIDDEN) => (Code::PermissionDenied, "not allowed"),
         (_, StatusCode::SERVICE_UNAVAILABLE) => (Code::Unavailable, "try again later"),
