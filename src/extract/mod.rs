@@ -116,7 +116,8 @@ pub use peer_ip::PeerIp;
 /// key or keys; so is a [`Key`], which all requests share. It runs for every request: it must not block.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not extract keys",
-    note = "a closure needs its argument's type: `|head: &http::request::Parts| Some(Key::new(\"user\", …))`",
+    note = "a closure needs its argument's type: `|head: &http::request::Parts| Some(Key::new(\"user\", …))`, or \
+            `extract::from_fn(|head| …)`",
     note = "a look-up that has to be awaited goes to `limit_async`"
 )]
 pub trait KeyExtractor: Send + Sync + 'static {
@@ -245,6 +246,28 @@ pub trait KeyExtractor: Send + Sync + 'static {
     {
         OnlyWhen::new(self, condition)
     }
+}
+
+/// The closure itself: it says to the compiler that the argument is the head of a request, so that you need not.
+///
+/// For closures that extract keys, and for those that choose a policy:
+///
+/// ```
+/// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, extract::from_fn};
+///
+/// let [reads, writes] = [Policy::parse("reads", "600/1m")?, Policy::parse("writes", "60/1m")?];
+/// let layer = RateLimitLayer::new(MemoryStore::new()).limit(
+///     from_fn(move |head| if head.method.is_safe() { reads.clone() } else { writes.clone() }),
+///     from_fn(|head| Some(Key::new("host", head.uri.host()?))),
+/// );
+/// # assert!(format!("{layer:?}").contains("Closure"));
+/// # Ok::<(), sluicegate::error::PolicyError>(())
+/// ```
+pub const fn from_fn<F, R>(closure: F) -> F
+where
+    F: Fn(&Parts) -> R + Send + Sync + 'static,
+{
+    closure
 }
 
 /// All requests are charged to this key.

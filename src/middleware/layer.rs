@@ -40,7 +40,7 @@ impl<R> RateLimitLayer<R> {
     /// Adds a limit: the keys that `extractor` finds are charged under `policy`.
     ///
     /// A [`PolicySelector`] is a [`Policy`], or says which policy it is for each request. A closure as either of them
-    /// needs the type of its argument: `|head: &http::request::Parts| …`.
+    /// needs the type of its argument, `|head: &http::request::Parts| …`, or [`from_fn`](crate::extract::from_fn).
     ///
     /// # Panics
     ///

@@ -14,9 +14,10 @@ use axum::{
 };
 use http::{HeaderValue, Method, Request, request::Parts};
 use sluicegate::{
-    Header, Key, KeyExtractor, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    Charge, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy,
+    RateLimitLayer,
     error::{ExtractError, ExtractErrorKind},
-    extract::{AsyncKeyExtractor, Cookie, Extension, Keys},
+    extract::{AsyncKeyExtractor, Cookie, Extension, Keys, RepeatedCookie, TrustedProxies},
 };
 
 fn head() -> Parts {
@@ -184,6 +185,112 @@ fn a_cookie_that_stands_there_twice_is_malformed() {
             "{lines:?}"
         );
     }
+}
+
+#[test]
+fn what_a_cookie_that_stands_there_twice_means_can_be_chosen() {
+    let twice = with_cookies(&["theme=dark; session=mine", "session=theirs"]);
+    let session = |repeated| Cookie::new("session").repeated(repeated);
+    let key = |value| Ok(Keys::from(Cookie::new("session").key(value)));
+    let malformed = session(RepeatedCookie::Malformed).extract(&twice);
+    assert_eq!(kind_of_error(malformed), ExtractErrorKind::Malformed);
+    assert_eq!(session(RepeatedCookie::First).extract(&twice), key("mine"));
+    assert_eq!(session(RepeatedCookie::Last).extract(&twice), key("theirs"));
+    let missing = || session(RepeatedCookie::Missing);
+    assert_eq!(missing().or_skip().extract(&twice), Ok(Keys::skip()));
+    let by_address = missing().or(PeerIp);
+    let mut from_peer = with_cookies(&["session=mine; session=theirs"]);
+    let peer: SocketAddr = "203.0.113.7:1".parse().unwrap();
+    from_peer.extensions.insert(peer);
+    assert_eq!(
+        by_address.extract(&from_peer),
+        Ok(Key::new("ip", "203.0.113.7").into())
+    );
+    // Of one cookie, nothing is different.
+    let once = with_cookies(&["session=mine"]);
+    for repeated in [
+        RepeatedCookie::Malformed,
+        RepeatedCookie::Missing,
+        RepeatedCookie::First,
+        RepeatedCookie::Last,
+    ] {
+        assert_eq!(session(repeated).extract(&once), key("mine"));
+    }
+}
+
+// Keys by hand
+
+#[test]
+fn a_key_made_by_hand_is_that_of_a_request() {
+    let is = |extractor: &dyn KeyExtractor, head: &Parts, key: Key| {
+        assert_eq!(extractor.extract(head), Ok(key.into()), "{head:?}");
+    };
+    let header = Header::new("X-Api-Key");
+    for value in ["s3cret", " s3cret\t", "a:b", &"x".repeat(4_096)] {
+        is(&header, &with_header(&[value.as_bytes()]), header.key(value));
+    }
+    is(&header, &with_header(&[b"\xff"]), header.key(b"\xff"));
+    assert_ne!(header.key("a"), Header::new("x-other").key("a"));
+
+    let session = Cookie::new("session");
+    for (sent, value) in [
+        ("session=s3cret", "s3cret"),
+        ("a=b; session= s3cret ", " s3cret "),
+        ("session=\"s3cret\"", "s3cret"),
+        ("session=\"s3cret\"", "\"s3cret\""),
+    ] {
+        is(&session, &with_cookies(&[sent]), session.key(value));
+    }
+
+    let proxies = || TrustedProxies::networks(["192.0.2.0/24".parse().unwrap()]);
+    for address in [
+        "203.0.113.7",
+        "::ffff:203.0.113.7",
+        "64:ff9b::8.8.8.8",
+        "64:ff9b::10.0.0.1",
+        "2001:db8:1:2ff::7",
+        "2002:cb00:7107:5::1",
+    ] {
+        let ip: std::net::IpAddr = address.parse().unwrap();
+        let direct = from(&SocketAddr::new(ip, 1).to_string());
+        let mut proxied = from("192.0.2.1:1");
+        let value = HeaderValue::from_str(address).unwrap();
+        proxied.headers.insert("x-forwarded-for", value);
+        for bits in [32, 56, 64, 128] {
+            let peer = PeerIp.ipv6_prefix(bits);
+            let forwarded = ForwardedIp::x_forwarded_for(proxies()).ipv6_prefix(bits);
+            is(&peer, &direct, peer.key(ip));
+            is(&forwarded, &proxied, forwarded.key(ip));
+            assert_eq!(peer.key(ip), forwarded.key(ip));
+            let mut both = direct.clone();
+            both.headers.insert("x-api-key", HeaderValue::from_static("s3cret"));
+            let pair = header.clone().and(peer);
+            is(&pair, &both, pair.key(&header.key("s3cret"), &peer.key(ip)));
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_client_is_peeked_at_reset_and_blocked_by_its_key() {
+    let header = || Header::new("x-api-key");
+    let policy = || Policy::parse("api", "1/1d").unwrap();
+    let limiter = Limiter::new(MemoryStore::new());
+    let limits = RateLimitLayer::new(limiter.clone()).limit(policy(), header());
+    let app = |limits: RateLimitLayer| Router::new().route("/", any(async || "hello")).layer(limits);
+    let site = Site::start(app(limits.clone())).await;
+    let ask = async |site: &Site| site.get("/", &[("x-api-key", "s3cret")]).await.0.as_u16();
+    let key = header().key("s3cret");
+    let left = async || {
+        let usage = limiter.peek([Charge::new(&policy(), key.clone(), 1)]).await;
+        usage.unwrap().rules().next().unwrap().remaining()
+    };
+    assert_eq!((left().await, ask(&site).await), (1, 200));
+    assert_eq!((left().await, ask(&site).await), (0, 429));
+    limiter.reset(&policy(), &key).await.unwrap();
+    assert_eq!((left().await, ask(&site).await), (1, 200));
+    let blocked = key.clone();
+    let site = Site::start(app(limits.block_keys(move |it| *it == blocked))).await;
+    assert_eq!(ask(&site).await, 403);
 }
 
 #[test]

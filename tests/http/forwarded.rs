@@ -342,6 +342,19 @@ async fn plain_and_mapped_ipv4_are_one_proxy_and_one_client() {
     }
 }
 
+#[test]
+fn an_address_that_must_not_be_translated_is_no_trusted_proxy() {
+    let trusted = networks(&["127.0.0.0/8", "10.0.0.0/8", "8.8.8.0/24"]);
+    let ip = ForwardedIp::x_forwarded_for(trusted);
+    let sent = &[(XFF, REAL)][..];
+    for peer in ["64:ff9b::127.0.0.1", "64:ff9b::10.0.0.1"] {
+        assert_eq!(address(&ip, peer, sent), is(peer));
+        let entry = format!("{REAL}, {peer}");
+        assert_eq!(address(&ip, "10.0.0.1", &[(XFF, &entry)]), is(peer));
+    }
+    assert_eq!(address(&ip, "64:ff9b::8.8.8.8", sent), is(REAL));
+}
+
 #[tokio::test]
 async fn a_proxy_that_calls_a_socket_of_both_protocols_is_the_same_proxy() {
     let Ok(listener) = TcpListener::bind("[::]:0").await else {

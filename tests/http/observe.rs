@@ -12,12 +12,13 @@ use std::{
 use crate::common::{
     log::Log,
     scripted::{Scripted, allowed, denied, unavailable},
-    trace::Trace,
+    trace::traced,
 };
 use http::{Request, Response};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    middleware::Routes,
     observe::{CallInfo, MetricsObserver, Observer, PollScope, TracingObserver},
     store::StoreFuture,
 };
@@ -419,6 +420,70 @@ fn the_documented_metrics_are_recorded_with_bounded_labels() {
     );
 }
 
+/// Requests by so many identities on so many paths, some of them denied, blocked, or without a key.
+async fn crowd(limiter: Limiter, identities: u32) {
+    let routes = Routes::new(policy("general", "1/1d")).route("/7", policy("seventh", "1/1d"));
+    let by_user = |head: &http::request::Parts| {
+        let user = head.headers.get("x-user")?.as_bytes();
+        Some(Key::new("user", user))
+    };
+    let layer = RateLimitLayer::new(limiter)
+        .limit(routes, by_user)
+        .limit(policy("trial", "0/1d").shadow(), by_user)
+        .block_keys(|key| key.value().ends_with(b"13"));
+    let inner =
+        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    let service = layer.layer(inner);
+    for number in 0..identities {
+        let path = format!("/{}", number % 10_000);
+        // Each tenth comes twice, and each thousandth does not say who it is.
+        for _ in 0..if number % 10 == 0 { 2 } else { 1 } {
+            let mut request = Request::get(&path).header("x-forwarded-for", "203.0.113.7");
+            if number % 1_000 != 999 {
+                request = request.header("x-user", format!("identity-{number}"));
+            }
+            let request = request.body(String::new()).unwrap();
+            service.clone().oneshot(request).await.unwrap();
+        }
+    }
+}
+
+#[test]
+fn neither_identities_nor_paths_become_labels_or_fields() {
+    let run = |identities| {
+        let recorder = DebuggingRecorder::new();
+        let snapshotter = recorder.snapshotter();
+        let mut lines = Vec::new();
+        metrics::with_local_recorder(&recorder, || {
+            lines = traced(true, async {
+                let observer = (MetricsObserver::new(), TracingObserver::new());
+                crowd(Limiter::new(MemoryStore::new()).observer(observer), identities).await;
+            });
+        });
+        let metrics = snapshotter.snapshot().into_vec().into_iter();
+        let mut metrics: Vec<String> = metrics.map(|(key, ..)| format!("{key:?}")).collect();
+        metrics.sort();
+        // A time differs from line to line; all else is one of a few.
+        let fields = |line: &String| {
+            let mut line = line.clone();
+            if let Some(start) = line.find("retry_after_ms=") {
+                line.truncate(start);
+            }
+            line
+        };
+        let mut lines: Vec<String> = lines.iter().map(fields).collect();
+        lines.sort();
+        lines.dedup();
+        (metrics, lines)
+    };
+    let many = run(100_000);
+    for text in many.0.iter().chain(&many.1) {
+        assert!(!text.contains("identity-") && !text.contains("203.0.113"), "{text}");
+    }
+    assert_eq!(many, run(1_000));
+    assert!(many.0.len() < 20 && many.1.len() < 20, "{many:?}");
+}
+
 #[test]
 fn local_decisions_are_counted_and_what_was_not_asked_is_not_timed() {
     let recorder = DebuggingRecorder::new();
@@ -459,21 +524,6 @@ fn local_decisions_are_counted_and_what_was_not_asked_is_not_timed() {
 }
 
 // Spans and events
-
-/// What is traced while this runs, with a paused clock.
-fn traced(below_warn: bool, run: impl Future<Output = ()>) -> Vec<String> {
-    let trace = Trace {
-        below_warn,
-        ..Trace::default()
-    };
-    trace.during(|| {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_all().start_paused(true).build();
-        runtime.unwrap().block_on(run);
-    });
-    let lines = trace.lines.lock().unwrap();
-    lines.clone()
-}
 
 #[test]
 fn spans_and_events_have_the_documented_fields() {

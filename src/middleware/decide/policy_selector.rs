@@ -120,6 +120,13 @@ impl From<Policy> for PolicySelector {
     }
 }
 
+/// A copy, which is cheap.
+impl From<&Policy> for PolicySelector {
+    fn from(policy: &Policy) -> Self {
+        policy.clone().into()
+    }
+}
+
 impl From<PolicyHandle> for PolicySelector {
     fn from(policy: PolicyHandle) -> Self {
         let source = Source::Live(policy);
