@@ -141,7 +141,9 @@ impl ExtractError {
 impl fmt::Display for ExtractError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.kind, self.detail) {
-            (ExtractErrorKind::Misconfigured, Some(name)) => write!(f, "`{name}`: {}", self.message),
+            (ExtractErrorKind::Misconfigured, Some(name)) => {
+                write!(f, "`{name}`: {}", self.message)
+            }
             _ => f.write_str(self.message),
         }
     }

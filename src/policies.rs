@@ -191,7 +191,8 @@ pub(crate) struct PoliciesRead {
 impl PoliciesRead {
     /// The policy as it was when the request first read one of its set.
     pub(crate) fn load(&mut self, handle: &PolicyHandle) -> Policy {
-        let current = |(set, _): &(ReloadablePolicies, _)| Arc::ptr_eq(&set.current, &handle.all.current);
+        let current =
+            |(set, _): &(ReloadablePolicies, _)| Arc::ptr_eq(&set.current, &handle.all.current);
         let index = self.sets.iter().position(current).unwrap_or_else(|| {
             self.sets.push((handle.all.clone(), handle.all.load()));
             self.sets.len() - 1

@@ -120,7 +120,7 @@ impl KeyExtractor for Cookie {
         let pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
         let mut values = pairs.filter_map(|pair| self.value(pair));
         let first = values.next().unwrap_or_default();
-        let value = match (values.last(), self.repeated) {
+        let value = match (values.next_back(), self.repeated) {
             (None, _) | (Some(_), RepeatedCookie::First) => first,
             (Some(last), RepeatedCookie::Last) => last,
             (Some(_), RepeatedCookie::Missing) => return Err(ExtractError::missing(TWICE)),

@@ -203,7 +203,9 @@ mod tests {
         ] {
             let bits = |ip: &str| ip.parse::<Ipv4Addr>().unwrap().to_bits();
             let is_ipv4 = |bits| {
-                let ip: IpAddr = format!("64:ff9b::{}", Ipv4Addr::from_bits(bits)).parse().unwrap();
+                let ip: IpAddr = format!("64:ff9b::{}", Ipv4Addr::from_bits(bits))
+                    .parse()
+                    .unwrap();
                 canonical(ip).is_ipv4()
             };
             assert!(!is_ipv4(bits(first)) && !is_ipv4(bits(last)), "{first}");

@@ -7,8 +7,7 @@ use tokio::time::{Duration, Instant};
 use tracing::{Level, debug, debug_span, event_enabled, trace, warn};
 
 use super::{
-    Blocked, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey, Observer,
-    PollScope,
+    Blocked, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey, Observer, PollScope,
 };
 use crate::{
     error::{StoreError, StoreErrorKind},

@@ -227,7 +227,11 @@ fn a_key_made_by_hand_is_that_of_a_request() {
     };
     let header = Header::new("X-Api-Key");
     for value in ["s3cret", " s3cret\t", "a:b", &"x".repeat(4_096)] {
-        is(&header, &with_header(&[value.as_bytes()]), header.key(value));
+        is(
+            &header,
+            &with_header(&[value.as_bytes()]),
+            header.key(value),
+        );
     }
     is(&header, &with_header(&[b"\xff"]), header.key(b"\xff"));
     assert_ne!(header.key("a"), Header::new("x-other").key("a"));
@@ -263,7 +267,8 @@ fn a_key_made_by_hand_is_that_of_a_request() {
             is(&forwarded, &proxied, forwarded.key(ip));
             assert_eq!(peer.key(ip), forwarded.key(ip));
             let mut both = direct.clone();
-            both.headers.insert("x-api-key", HeaderValue::from_static("s3cret"));
+            both.headers
+                .insert("x-api-key", HeaderValue::from_static("s3cret"));
             let pair = header.clone().and(peer);
             is(&pair, &both, pair.key(&header.key("s3cret"), &peer.key(ip)));
         }
@@ -276,7 +281,11 @@ async fn one_client_is_peeked_at_reset_and_blocked_by_its_key() {
     let policy = || Policy::parse("api", "1/1d").unwrap();
     let limiter = Limiter::new(MemoryStore::new());
     let limits = RateLimitLayer::new(limiter.clone()).limit(policy(), header());
-    let app = |limits: RateLimitLayer| Router::new().route("/", any(async || "hello")).layer(limits);
+    let app = |limits: RateLimitLayer| {
+        Router::new()
+            .route("/", any(async || "hello"))
+            .layer(limits)
+    };
     let site = Site::start(app(limits.clone())).await;
     let ask = async |site: &Site| site.get("/", &[("x-api-key", "s3cret")]).await.0.as_u16();
     let key = header().key("s3cret");

@@ -157,7 +157,12 @@ async fn the_peer_of_a_call_within_tls_is_known() {
         .ca_certificate(Certificate::from_pem(cert.pem()))
         .domain_name("localhost");
     let channel = Channel::from_shared(format!("https://127.0.0.1:{port}")).unwrap();
-    let channel = channel.tls_config(trusted).unwrap().connect().await.unwrap();
+    let channel = channel
+        .tls_config(trusted)
+        .unwrap()
+        .connect()
+        .await
+        .unwrap();
     hello(&mut Caller::new(channel)).await.unwrap();
     let checks = store.checks();
     assert_eq!(checks[0].charges()[0].key(), &Key::new("ip", "127.0.0.1"));
@@ -215,7 +220,10 @@ async fn every_reason_has_the_status_that_clients_act_upon() {
             Code::Unauthenticated,
         ),
         (
-            limited(allowing(), Header::new("x-api-key").or_unauthorized("Bearer")),
+            limited(
+                allowing(),
+                Header::new("x-api-key").or_unauthorized("Bearer"),
+            ),
             Code::Unauthenticated,
         ),
         (limited(allowing(), malformed), Code::InvalidArgument),

@@ -78,7 +78,11 @@ async fn the_policy_the_key_and_the_cost_are_those_that_were_looked_up() {
 #[tokio::test]
 async fn a_look_up_answers_one_charge_several_none_or_an_error() {
     let store = Scripted::allowing();
-    let several = vec![charge("a", "x", 2), charge("b", "x", 3), charge("a", "x", 4)];
+    let several = vec![
+        charge("a", "x", 2),
+        charge("b", "x", 3),
+        charge("a", "x", 4),
+    ];
     assert_eq!(status(&answering(store.clone(), several), "").await, 200);
     assert_eq!(store.only_check(), ["a user 6", "b user 3"]);
 
@@ -87,8 +91,14 @@ async fn a_look_up_answers_one_charge_several_none_or_an_error() {
     let answers = [
         (answering(Scripted::allowing(), nothing()), 200),
         (answering(Scripted::allowing(), None::<Charge>), 400),
-        (answering(Scripted::allowing(), Ok(Some(charge("a", "x", 1)))), 200),
-        (answering(Scripted::allowing(), Err::<Charge, _>(unavailable())), 200),
+        (
+            answering(Scripted::allowing(), Ok(Some(charge("a", "x", 1)))),
+            200,
+        ),
+        (
+            answering(Scripted::allowing(), Err::<Charge, _>(unavailable())),
+            200,
+        ),
         (
             answering(Scripted::allowing(), Err::<Charge, _>(unavailable()))
                 .on_failure(FailurePolicy::Closed),
@@ -119,9 +129,7 @@ async fn look_ups_of_keys_and_of_charges_run_at_the_same_time_under_one_timeout(
     let store = Scripted::allowing();
     let log = Log::default();
     let after = |ms, name: &'static str| {
-        move |_: &Parts| {
-            sleep(Duration::from_millis(ms)).map(move |()| Key::new("user", name))
-        }
+        move |_: &Parts| sleep(Duration::from_millis(ms)).map(move |()| Key::new("user", name))
     };
     let charging = |ms, name: &'static str| {
         move |_: &Parts| sleep(Duration::from_millis(ms)).map(move |()| charge(name, "x", 1))

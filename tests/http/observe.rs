@@ -457,7 +457,11 @@ fn neither_identities_nor_paths_become_labels_or_fields() {
         metrics::with_local_recorder(&recorder, || {
             lines = traced(true, async {
                 let observer = (MetricsObserver::new(), TracingObserver::new());
-                crowd(Limiter::new(MemoryStore::new()).observer(observer), identities).await;
+                crowd(
+                    Limiter::new(MemoryStore::new()).observer(observer),
+                    identities,
+                )
+                .await;
             });
         });
         let metrics = snapshotter.snapshot().into_vec().into_iter();
@@ -478,7 +482,10 @@ fn neither_identities_nor_paths_become_labels_or_fields() {
     };
     let many = run(100_000);
     for text in many.0.iter().chain(&many.1) {
-        assert!(!text.contains("identity-") && !text.contains("203.0.113"), "{text}");
+        assert!(
+            !text.contains("identity-") && !text.contains("203.0.113"),
+            "{text}"
+        );
     }
     assert_eq!(many, run(1_000));
     assert!(many.0.len() < 20 && many.1.len() < 20, "{many:?}");

@@ -491,9 +491,7 @@ async fn lists_hold_in_a_layer_that_is_a_shadow() {
         .block(|head| head.uri.path() == "/private")
         .block_keys(|key| *key == Key::new("user", "mallory"))
         .shadow();
-    let app = Router::new()
-        .route("/", hello())
-        .route("/private", hello());
+    let app = Router::new().route("/", hello()).route("/private", hello());
     let site = Site::start(app.layer(limits)).await;
     for (path, user, expected) in [
         ("/", "mallory", StatusCode::FORBIDDEN),

@@ -216,13 +216,14 @@ async fn a_challenge_of_the_users_own_response_stays() {
             response.body(Body::empty()).unwrap()
         },
     );
-    let app = Router::new()
-        .route("/", get(async || "hello"))
-        .layer(layer);
+    let app = Router::new().route("/", get(async || "hello")).layer(layer);
     let response = ask(&app, "/").await;
     assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
     let challenges = response.headers().get_all("www-authenticate");
-    assert_eq!(challenges.iter().collect::<Vec<_>>(), [r#"Bearer realm="api""#]);
+    assert_eq!(
+        challenges.iter().collect::<Vec<_>>(),
+        [r#"Bearer realm="api""#]
+    );
 }
 
 // Behind a proxy
@@ -336,7 +337,10 @@ fn a_table_inside_the_router_decides_and_warns_of_nothing() {
         let nested = Router::new().nest("/v1", app(table()));
         assert_eq!(status(&nested, "/v1/items/7").await, 200);
         let nested = Router::new()
-            .nest("/v1", Router::new().route("/items/{id}", get(async || "hello")))
+            .nest(
+                "/v1",
+                Router::new().route("/items/{id}", get(async || "hello")),
+            )
             .layer(table());
         let response = ask(&nested, "/v1/items/7").await;
         assert!(response.headers().contains_key("ratelimit"));
@@ -369,10 +373,10 @@ fn a_breaker_that_opens_and_closes_is_told_of_without_an_observer() {
                 sluicegate::store::StoreFuture::ready(Err(error))
             }
         });
-        let layer = RateLimitLayer::new(store).limit(
-            policy("api", "9/1m"),
-            |_: &http::request::Parts| Key::new("user", SECRET),
-        );
+        let layer = RateLimitLayer::new(store)
+            .limit(policy("api", "9/1m"), |_: &http::request::Parts| {
+                Key::new("user", SECRET)
+            });
         for round in 0..2 {
             up.store(false, std::sync::atomic::Ordering::SeqCst);
             for _ in 0..100 {
@@ -407,8 +411,17 @@ fn policies_of_one_name_that_differ_are_an_error_where_one_is_asked_for() {
         let expected = "same name and different rules: Policy(ip: 1/1s), Policy(ip: 2/1s)";
         assert!(error.to_string().ends_with(expected), "{error}");
     }
-    assert!(layer.clone().try_limit(policy("ip", "1/1s"), PeerIp).is_ok());
-    assert!(layer.try_limit_async(policy("ip-48", "1/1s"), look_up).is_ok());
+    assert!(
+        layer
+            .clone()
+            .try_limit(policy("ip", "1/1s"), PeerIp)
+            .is_ok()
+    );
+    assert!(
+        layer
+            .try_limit_async(policy("ip-48", "1/1s"), look_up)
+            .is_ok()
+    );
 }
 
 #[tokio::test]

@@ -9,11 +9,11 @@ use super::{
 };
 use crate::{
     error::ExtractError,
-    key::Key,
     extract::{
         KeyExtractor, Keys,
         ip::{self, DEFAULT_IPV6_PREFIX},
     },
+    key::Key,
 };
 
 const ABSENT: ExtractError = ExtractError::missing(

@@ -60,11 +60,7 @@ enum Source {
 
 /// A policy by the head of the request.
 pub(super) trait Choose: fmt::Debug + Send + Sync {
-    fn choose(
-        &self,
-        head: &Parts,
-        read: &mut PoliciesRead,
-    ) -> Result<Choice<'_>, ExtractError>;
+    fn choose(&self, head: &Parts, read: &mut PoliciesRead) -> Result<Choice<'_>, ExtractError>;
 
     /// All policies that are known before the first request.
     fn known(&self) -> Vec<Policy>;

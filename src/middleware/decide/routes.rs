@@ -71,11 +71,7 @@ impl Route {
         self
     }
 
-    fn choose(
-        &self,
-        head: &Parts,
-        read: &mut PoliciesRead,
-    ) -> Result<Choice<'_>, ExtractError> {
+    fn choose(&self, head: &Parts, read: &mut PoliciesRead) -> Result<Choice<'_>, ExtractError> {
         let Some((source, weight)) = &self.limit else {
             return Ok(None);
         };
@@ -139,7 +135,8 @@ impl Routes {
     fn find_unmatched(&self, method: &Method, path: &str) -> Result<Option<&Route>, ExtractError> {
         let found = self.find(method, path);
         let mut templates = self.by_path.keys().filter(|it| it.contains('{'));
-        let is_meant = |template: &str| fits(template, path) && self.find(method, template).is_some();
+        let is_meant =
+            |template: &str| fits(template, path) && self.find(method, template).is_some();
         if found.is_none() && templates.any(|template| is_meant(template)) {
             return Err(NOT_MATCHED);
         }
@@ -154,11 +151,7 @@ const NOT_MATCHED: ExtractError = ExtractError::misconfigured(
 );
 
 impl Choose for Routes {
-    fn choose(
-        &self,
-        head: &Parts,
-        read: &mut PoliciesRead,
-    ) -> Result<Choice<'_>, ExtractError> {
+    fn choose(&self, head: &Parts, read: &mut PoliciesRead) -> Result<Choice<'_>, ExtractError> {
         let found = match matched_path(head) {
             Some(path) => self.find(&head.method, path),
             None => self.find_unmatched(&head.method, sent_path(head))?,
