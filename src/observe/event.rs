@@ -355,7 +355,8 @@ impl<'a> BreakerEvent<'a> {
     }
 }
 
-/// A limit found no key in a request, or the key could not be looked up.
+/// A limit found no key in a request, the key could not be looked up, or the service is
+/// [misconfigured](crate::error::ExtractErrorKind::Misconfigured).
 #[derive(Clone, Copy, Debug)]
 pub struct MissingKey<'a> {
     pub(crate) policy: Option<&'a Policy>,

@@ -181,9 +181,9 @@ impl Plan {
         };
         for charge in charges {
             let policy = charge.policy();
-            match self.access_lists.charged(Ok(charge.key().clone().into())) {
-                Ok(keys) if keys.is_empty() => continue,
-                Ok(_) => {}
+            match self.access_lists.charges(charge.key()) {
+                Ok(true) => {}
+                Ok(false) => continue,
                 Err(rejection) => return self.fail(Some(policy), rejection),
             }
             let policy = if self.shadow {
