@@ -210,7 +210,7 @@ async fn a_shadow_that_finds_no_key_is_left_out() {
     let layer = RateLimitLayer::new(store).limit(policy("a", "1/1m"), Header::new("x-api-key"));
     let status = ask(layer.clone()).await.status();
     assert_eq!(status, StatusCode::BAD_REQUEST);
-    assert_eq!(ask(layer.shadow()).await.status(), StatusCode::FORBIDDEN);
+    assert_eq!(ask(layer.shadow()).await.status(), StatusCode::OK);
 }
 
 fn keys(n: u64) -> impl KeyExtractor {
@@ -291,7 +291,7 @@ async fn a_policy_that_cannot_be_chosen_is_no_shadow_unless_the_layer_is() {
     let layer = RateLimitLayer::new(Scripted::allowing()).limit(choose, everybody());
     let status = ask(layer.clone()).await.status();
     assert_eq!(status, StatusCode::BAD_REQUEST);
-    assert_eq!(ask(layer.shadow()).await.status(), StatusCode::FORBIDDEN);
+    assert_eq!(ask(layer.shadow()).await.status(), StatusCode::OK);
 }
 
 #[tokio::test]
