@@ -1,7 +1,7 @@
 //! What an operator has to know, whether there is an observer or not: warnings of the crate `tracing`.
 //!
-//! Each is written once for its cause, and none holds a key or anything else that a client has sent. Without the feature
-//! `tracing`, nothing is written.
+//! Each is written once for its cause, and none holds a key or anything else that a client has sent. Without the
+//! feature `tracing`, nothing is written.
 
 use crate::error::{ExtractError, StoreError};
 

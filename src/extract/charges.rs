@@ -9,11 +9,12 @@ pub(crate) type ChargesFuture =
 /// What the look-up of [`charge_async`](crate::RateLimitLayer::charge_async) may answer: a [`Charge`], an `Option`, a
 /// `Vec`, or a `Result` of one of them.
 ///
-/// `None` is [`Missing`](crate::error::ExtractErrorKind::Missing), and the request is rejected; an empty `Vec` means that
-/// this limit does not apply.
+/// `None` is [`Missing`](crate::error::ExtractErrorKind::Missing), and the request is rejected; an empty `Vec` means
+/// that this limit does not apply.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no answer of a look-up of charges",
-    note = "answer a `Charge`, an `Option<Charge>`, a `Vec<Charge>`, or a `Result` of one, whose error is an `ExtractError`"
+    note = "answer a `Charge`, an `Option<Charge>`, a `Vec<Charge>`, or a `Result` of one, whose error is an \
+            `ExtractError`"
 )]
 pub trait IntoCharges {
     /// Converts the answer.

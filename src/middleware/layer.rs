@@ -110,9 +110,9 @@ impl<R> RateLimitLayer<R> {
 
     /// Adds a limit whose policy, key and cost have to be looked up, such as the tier of a user that is in a database.
     ///
-    /// The look-up answers a [`Charge`], an `Option`, a `Vec`, or a `Result` of one of them. Its cost is what is charged:
-    /// [`cost`](Self::cost) does not apply. `None` rejects the request, as a missing key does; an empty `Vec` means that
-    /// this limit does not apply. The future owns what it needs: copy it from the head.
+    /// The look-up answers a [`Charge`], an `Option`, a `Vec`, or a `Result` of one of them. Its cost is what is
+    /// charged: [`cost`](Self::cost) does not apply. `None` rejects the request, as a missing key does; an empty `Vec`
+    /// means that this limit does not apply. The future owns what it needs: copy it from the head.
     ///
     /// ```
     /// use std::collections::HashMap;

@@ -1,6 +1,6 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use http::{HeaderValue, Response, header, request::Parts};
+use http::{HeaderValue, Response, StatusCode, header, request::Parts};
 
 use super::{
     HeaderStyle, MakeRejection, Rejection,
@@ -92,7 +92,8 @@ impl<R> Shared<R> {
         response
             .headers_mut()
             .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Rejection::MissingKey(error) = &rejection
+        if response.status() == StatusCode::UNAUTHORIZED
+            && let Rejection::MissingKey(error) = &rejection
             && let Some(challenge) = error.challenge()
             && let Ok(challenge) = HeaderValue::from_str(challenge)
         {

@@ -237,6 +237,7 @@ async fn every_reason_has_the_status_that_clients_act_upon() {
     ] {
         let status = ends(layer).await;
         assert_eq!(status.code(), code);
+        assert!(!status.metadata().contains_key("www-authenticate"));
         assert!(!status.metadata().contains_key(PUSHBACK));
     }
 }

@@ -164,8 +164,8 @@ impl<F> fmt::Debug for Closure<F> {
 /// What a closure that chooses a policy may answer.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no answer of a closure that chooses a policy",
-    note = "answer a `Policy`, an `Option<Policy>` or a `Result<Policy, ExtractError>`: of a reference, a copy, which is \
-            cheap: `policies.get(name).cloned()`"
+    note = "answer a `Policy`, an `Option<Policy>` or a `Result<Policy, ExtractError>`: of a reference, a copy, which \
+            is cheap: `policies.get(name).cloned()`"
 )]
 pub trait IntoPolicy {
     /// Converts the answer.

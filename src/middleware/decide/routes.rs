@@ -14,8 +14,8 @@ use crate::{error::ExtractError, policies::PoliciesRead, policy::Policy};
 /// sent is compared as it is; without the feature, what nested routers have left of it.
 ///
 /// **Outside the router** the template is not known: on a tower stack around it, and around a `nest_service`. Entries
-/// without captures apply there, too. A request that could be meant by an entry *with* captures cannot be decided: it is
-/// answered with a 500, and a warning says so once.
+/// without captures apply there, too. A request that could be meant by an entry *with* captures cannot be decided: it
+/// is answered with a 500, and a warning says so once.
 ///
 /// An entry for the request's method takes precedence over one for any method. A `HEAD` request uses the entry for
 /// `GET`, as it is served, unless it has an entry of its own. A request without an entry is limited by the default of
@@ -146,8 +146,8 @@ impl Routes {
 
 const NOT_MATCHED: ExtractError = ExtractError::misconfigured(
     "the table of routes has entries with captures, as in /items/{id}, and this layer does not see which route was \
-     matched: enable sluicegate's feature `axum`, and add the layer to the `Router` whose routes they are, not around it \
-     or around a `nest_service`",
+     matched: enable sluicegate's feature `axum`, and add the layer to the `Router` whose routes they are, not around \
+     it or around a `nest_service`",
 );
 
 impl Choose for Routes {
