@@ -17,10 +17,22 @@ pub use crate::{policy::PolicyError, rule::RuleError};
 /// Why no key could be extracted from a request.
 ///
 /// The message is for the service's own logs and must not hold what the client sent.
+///
+/// ```
+/// use sluicegate::{KeyExtractor, PeerIp, error::ExtractErrorKind};
+///
+/// let head = http::Request::get("/").body(())?.into_parts().0;
+/// let error = PeerIp.extract(&head).unwrap_err();
+/// assert_eq!(error.kind(), ExtractErrorKind::Misconfigured);         // nobody has put a peer address there
+/// assert!(error.to_string().contains("into_make_service_with_connect_info"));
+/// # Ok::<(), http::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtractError {
     kind: ExtractErrorKind,
     message: &'static str,
+    /// The challenge of `Unauthenticated`, or the type that is missing for `Misconfigured`.
+    detail: Option<&'static str>,
 }
 
 /// What kind of [`ExtractError`] it is.
@@ -29,25 +41,41 @@ pub struct ExtractError {
 pub enum ExtractErrorKind {
     /// The request does not identify its client. The client is the cause.
     Missing,
+    /// The request does not identify its client, who has to authenticate: a 401. The client is the cause.
+    Unauthenticated,
     /// The request identifies its client in a way that cannot be read. The client is the cause.
     Malformed,
     /// The service could not identify the client, for instance because a look-up failed. The service is the cause.
     Unavailable,
+    /// The service is put together in a way in which no client can be identified: a layer or a setting is missing. A
+    /// person has to act; until then each request is answered with a 500, and a warning says once what is missing.
+    Misconfigured,
 }
 
 impl ExtractErrorKind {
-    /// In one lower-case word, for labels and logs: `missing`, `malformed`, `unavailable`.
+    /// In one lower-case word, for labels and logs: `missing`, `unauthenticated`, `malformed`, `unavailable`,
+    /// `misconfigured`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Missing => "missing",
+            Self::Unauthenticated => "unauthenticated",
             Self::Malformed => "malformed",
             Self::Unavailable => "unavailable",
+            Self::Misconfigured => "misconfigured",
         }
     }
 }
 
 impl ExtractError {
+    const fn new(kind: ExtractErrorKind, message: &'static str) -> Self {
+        Self {
+            kind,
+            message,
+            detail: None,
+        }
+    }
+
     /// Creates an error of the kind [`Missing`](ExtractErrorKind::Missing): the request does not identify its client.
     #[must_use]
     pub const fn missing(message: &'static str) -> Self {
@@ -68,8 +96,30 @@ impl ExtractError {
         Self::new(ExtractErrorKind::Unavailable, message)
     }
 
-    const fn new(kind: ExtractErrorKind, message: &'static str) -> Self {
-        Self { kind, message }
+    /// Creates an error of the kind [`Unauthenticated`](ExtractErrorKind::Unauthenticated): the client has to
+    /// authenticate. `challenge` is the `WWW-Authenticate` of the response, for instance `Bearer`.
+    #[must_use]
+    pub const fn unauthenticated(challenge: &'static str) -> Self {
+        Self {
+            detail: Some(challenge),
+            ..Self::new(
+                ExtractErrorKind::Unauthenticated,
+                "the client has to authenticate",
+            )
+        }
+    }
+
+    /// Creates an error of the kind [`Misconfigured`](ExtractErrorKind::Misconfigured): `message` says what is missing,
+    /// and how to mend it.
+    #[must_use]
+    pub const fn misconfigured(message: &'static str) -> Self {
+        Self::new(ExtractErrorKind::Misconfigured, message)
+    }
+
+    /// The same about the type of this name.
+    pub(crate) const fn of_type(mut self, name: &'static str) -> Self {
+        self.detail = Some(name);
+        self
     }
 
     /// What kind of error it is.
@@ -77,11 +127,25 @@ impl ExtractError {
     pub const fn kind(&self) -> ExtractErrorKind {
         self.kind
     }
+
+    /// The `WWW-Authenticate` of the response to a client that has to authenticate.
+    #[must_use]
+    pub const fn challenge(&self) -> Option<&'static str> {
+        match self.kind {
+            ExtractErrorKind::Unauthenticated => self.detail,
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for ExtractError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.message)
+        match (self.kind, self.detail) {
+            (ExtractErrorKind::Misconfigured, Some(name)) => {
+                write!(f, "`{name}`: {}", self.message)
+            }
+            _ => f.write_str(self.message),
+        }
     }
 }
 

@@ -76,7 +76,7 @@
 //! | `serde` | | [`Rule`], [`Policy`] and [`Policies`](policies::Policies) in configuration files |
 //! | `tls` | | `RedisStore` over [`rediss://`](store::redis::deployment#tls), by rustls |
 //! | `tonic` | | gRPC: `RetryInfo` in [rejections](middleware::Grpc), and `PeerIp` reads tonic's `TcpConnectInfo` |
-//! | `tracing` | | `TracingObserver`: spans and events of the crate `tracing` |
+//! | `tracing` | yes | warnings about a misconfigured service and about the store, and `TracingObserver`: spans and events of the crate `tracing` |
 //! | `test-util` | | a clock that tests move |
 //!
 //! # What this does not do
@@ -114,6 +114,7 @@ mod settlement;
 pub mod store;
 #[cfg(feature = "test-util")]
 pub mod test_util;
+mod warning;
 mod window;
 
 pub use charge::Charge;

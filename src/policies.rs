@@ -180,6 +180,28 @@ impl PolicyHandle {
     }
 }
 
+/// The reloadable policies that one request has read.
+///
+/// Each set is read once, so that a reload in between gives no two limits of a request different rules for one key.
+#[derive(Debug, Default)]
+pub(crate) struct PoliciesRead {
+    sets: Vec<(ReloadablePolicies, Policies)>,
+}
+
+impl PoliciesRead {
+    /// The policy as it was when the request first read one of its set.
+    pub(crate) fn load(&mut self, handle: &PolicyHandle) -> Policy {
+        let current =
+            |(set, _): &(ReloadablePolicies, _)| Arc::ptr_eq(&set.current, &handle.all.current);
+        let index = self.sets.iter().position(current).unwrap_or_else(|| {
+            self.sets.push((handle.all.clone(), handle.all.load()));
+            self.sets.len() - 1
+        });
+        let policy = self.sets[index].1.get(handle.first.name());
+        policy.unwrap_or(&handle.first).clone()
+    }
+}
+
 impl fmt::Debug for PolicyHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.load().fmt(f)

@@ -233,6 +233,11 @@ pub enum PolicyError {
         /// The policy's name.
         policy: String,
     },
+    /// Two limits of one layer have policies of the same name that differ, and would share their counts.
+    Conflict {
+        /// The two policies.
+        policies: [Policy; 2],
+    },
     /// A set has no policy of this name, though one is needed.
     Missing {
         /// The policy's name.
@@ -252,6 +257,12 @@ impl fmt::Display for PolicyError {
             Self::RuleCount { policy } => write!(f, "policy `{policy}` must have 1 to 16 rules"),
             Self::Rule { policy, source } => write!(f, "policy `{policy}`: {source}"),
             Self::DuplicateName { policy } => write!(f, "policy `{policy}` is named twice"),
+            Self::Conflict {
+                policies: [first, second],
+            } => write!(
+                f,
+                "two policies of one layer have the same name and different rules: {first:?}, {second:?}"
+            ),
             Self::Missing { policy } => write!(f, "policy `{policy}` is missing"),
             Self::SameWindow {
                 policy,

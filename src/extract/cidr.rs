@@ -2,12 +2,14 @@ use std::{error::Error, fmt, net::IpAddr, str::FromStr};
 
 use ipnet::{IpNet, Ipv4Net};
 
-use super::ip::canonical;
+use super::ip::{canonical, translated};
 
 /// A network of IP addresses, written `10.0.0.0/8`, `2001:db8::/32`, or as one address, which is a network of its own.
 ///
 /// An IPv4 address that is mapped into IPv6 is that IPv4 address, here and in [`contains`](Self::contains):
-/// `::ffff:10.0.0.0/104` is `10.0.0.0/8`, and no IPv6 network contains an IPv4 address.
+/// `::ffff:10.0.0.0/104` is `10.0.0.0/8`, and no IPv6 network contains an IPv4 address. One that is translated into
+/// IPv6 (`64:ff9b::/96`) is that IPv4 address, too, unless it is private or otherwise special: RFC 6052 forbids to
+/// translate those, and `64:ff9b::10.0.0.1` is not in `10.0.0.0/8`.
 ///
 /// ```
 /// use sluicegate::extract::Cidr;
@@ -49,7 +51,7 @@ impl FromStr for Cidr {
         if network.trunc() != network {
             return Err(error(Problem::Beyond(Self(network.trunc()))));
         }
-        if canonical(first) != first.to_canonical() {
+        if translated(first).is_some() {
             return Err(error(Problem::Translated));
         }
         Ok(Self(unmapped(network).unwrap_or(network)))

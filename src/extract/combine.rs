@@ -10,25 +10,29 @@ use crate::{
 
 /// An extractor with other keys for requests that do not identify their client.
 ///
-/// Made by [`KeyExtractor::or_skip`] and [`KeyExtractor::or_shared`].
+/// Made by [`KeyExtractor::or_skip`], [`KeyExtractor::or_shared`] and [`KeyExtractor::or_unauthorized`].
 #[derive(Clone, Debug)]
 pub struct OnMissing<E> {
     extractor: E,
-    keys: Keys,
+    answer: Result<Keys, ExtractError>,
 }
 
 impl<E> OnMissing<E> {
-    pub(super) const fn new(extractor: E, keys: Keys) -> Self {
-        Self { extractor, keys }
+    pub(super) const fn new(extractor: E, answer: Result<Keys, ExtractError>) -> Self {
+        Self { extractor, answer }
     }
 }
 
 impl<E: KeyExtractor> KeyExtractor for OnMissing<E> {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
         match self.extractor.extract(head) {
-            Err(error) if error.kind() == ExtractErrorKind::Missing => Ok(self.keys.clone()),
+            Err(error) if error.kind() == ExtractErrorKind::Missing => self.answer.clone(),
             result => result,
         }
+    }
+
+    fn reads_peer(&self) -> bool {
+        self.extractor.reads_peer()
     }
 }
 
@@ -52,6 +56,10 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
             result => result,
         }
     }
+
+    fn reads_peer(&self) -> bool {
+        self.first.reads_peer() || self.second.reads_peer()
+    }
 }
 
 /// Two extractors whose keys are combined into one. Made by [`KeyExtractor::and`].
@@ -68,6 +76,24 @@ impl<A, B> And<A, B> {
     pub(super) const fn new(first: A, second: B) -> Self {
         Self { first, second }
     }
+
+    /// The key of the requests in which the two extractors find these keys: to reset, peek or block it from code.
+    ///
+    /// ```
+    /// use sluicegate::{Header, KeyExtractor, PeerIp, extract::Keys};
+    ///
+    /// let (user, who) = (Header::new("x-user"), Header::new("x-user").and(PeerIp));
+    /// let mut head = http::Request::get("/").header("x-user", "alice").body(())?.into_parts().0;
+    /// head.extensions.insert(std::net::SocketAddr::from(([203, 0, 113, 7], 50000)));
+    /// let key = who.key(&user.key("alice"), &PeerIp.key([203, 0, 113, 7].into()));
+    /// assert_eq!(who.extract(&head)?, Keys::from(key));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    #[allow(clippy::unused_self, reason = "as of every extractor that has a key")]
+    pub fn key(&self, first: &Key, second: &Key) -> Key {
+        both(first, second)
+    }
 }
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
@@ -79,6 +105,10 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
             seconds.iter().map(pair)
         });
         Ok(pairs.collect())
+    }
+
+    fn reads_peer(&self) -> bool {
+        self.first.reads_peer() || self.second.reads_peer()
     }
 }
 
@@ -130,6 +160,10 @@ where
         } else {
             Ok(Keys::skip())
         }
+    }
+
+    fn reads_peer(&self) -> bool {
+        self.extractor.reads_peer()
     }
 }
 

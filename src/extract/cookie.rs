@@ -1,13 +1,13 @@
 use http::{HeaderName, header::COOKIE, request::Parts};
 
 use super::{KeyExtractor, Keys, header::named};
-use crate::error::ExtractError;
+use crate::{error::ExtractError, key::Key};
 
 /// The value of a cookie, for instance a session: a secret, of which stores keep only a hash.
 ///
-/// A cookie that is absent or empty is missing. A cookie that is sent twice is malformed, since the service may use
-/// either value. It may be in any of several `Cookie` lines, as HTTP/2 clients send them. One pair of quotes around
-/// the value is ignored; nothing else is decoded.
+/// A cookie that is absent or empty is missing. A cookie that is sent twice is malformed, unless
+/// [another choice](Self::repeated) is made, since the service may use either value. It may be in any of several
+/// `Cookie` lines, as HTTP/2 clients send them. One pair of quotes around the value is ignored; nothing else is decoded.
 ///
 /// **The value is not verified**, as with [`Header`](super::Header). A service that decodes values may accept several
 /// texts for one session; each of them is a key of its own here.
@@ -26,6 +26,22 @@ use crate::error::ExtractError;
 #[derive(Clone, Debug)]
 pub struct Cookie {
     name: Box<str>,
+    repeated: RepeatedCookie,
+}
+
+/// What a [`Cookie`] makes of a request that has several cookies of its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RepeatedCookie {
+    /// [Malformed](crate::error::ExtractErrorKind::Malformed): the request is rejected. The default.
+    #[default]
+    Malformed,
+    /// [Missing](crate::error::ExtractErrorKind::Missing), so that `or_skip`, `or_shared` or `or` decides.
+    Missing,
+    /// The first one counts: right where the service uses that one.
+    First,
+    /// The last one counts: right where the service uses that one, as the `CookieJar` of axum-extra does.
+    Last,
 }
 
 impl Cookie {
@@ -39,7 +55,48 @@ impl Cookie {
         // Names of cookies and of headers are made of the same characters.
         let valid = HeaderName::from_bytes(name.as_bytes()).is_ok();
         assert!(valid, "`{name}` cannot be the name of a cookie");
-        Self { name: name.into() }
+        Self {
+            name: name.into(),
+            repeated: RepeatedCookie::default(),
+        }
+    }
+
+    /// Sets what to make of a request that has several cookies of this name.
+    ///
+    /// By default it is rejected, since a client could otherwise count as one session and be served as another. But
+    /// **another site on a subdomain of yours can set a cookie for the whole domain**, and its user is then rejected
+    /// until that cookie is gone. If you do not control all subdomains, limit such requests by address:
+    ///
+    /// ```
+    /// use sluicegate::{Key, KeyExtractor, PeerIp, extract::{Cookie, Keys, RepeatedCookie}};
+    ///
+    /// let session = Cookie::new("session").repeated(RepeatedCookie::Missing).or(PeerIp);
+    ///
+    /// let mut head = http::Request::get("/").header("cookie", "session=mine; session=theirs").body(())?.into_parts().0;
+    /// head.extensions.insert(std::net::SocketAddr::from(([203, 0, 113, 7], 50000)));
+    /// assert_eq!(session.extract(&head)?, Keys::from(Key::new("ip", "203.0.113.7")));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Or give the cookie a name that begins with `__Host-`: browsers let no other host set such a one.
+    #[must_use]
+    pub const fn repeated(mut self, repeated: RepeatedCookie) -> Self {
+        self.repeated = repeated;
+        self
+    }
+
+    /// The key of the requests whose cookie has this value: to reset, peek or block it from code.
+    ///
+    /// ```
+    /// # use sluicegate::{KeyExtractor, extract::{Cookie, Keys}};
+    /// let session = Cookie::new("session");
+    /// let head = http::Request::get("/").header("cookie", "session=s3cret").body(())?.into_parts().0;
+    /// assert_eq!(session.extract(&head)?, Keys::from(session.key("s3cret")));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn key(&self, value: impl AsRef<[u8]>) -> Key {
+        named("cookie", &self.name, unquoted(value.as_ref().trim_ascii()))
     }
 
     /// The value, if the pair is this cookie.
@@ -62,17 +119,21 @@ impl KeyExtractor for Cookie {
         let lines = head.headers.get_all(COOKIE).iter();
         let pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
         let mut values = pairs.filter_map(|pair| self.value(pair));
-        let value = values.next().unwrap_or_default();
-        if values.next().is_some() {
-            return Err(ExtractError::malformed(
-                "the cookie that identifies the client was sent twice",
-            ));
-        }
+        let first = values.next().unwrap_or_default();
+        let value = match (values.next_back(), self.repeated) {
+            (None, _) | (Some(_), RepeatedCookie::First) => first,
+            (Some(last), RepeatedCookie::Last) => last,
+            (Some(_), RepeatedCookie::Missing) => return Err(ExtractError::missing(TWICE)),
+            (Some(_), RepeatedCookie::Malformed) => return Err(ExtractError::malformed(TWICE)),
+        };
         if value.is_empty() {
             return Err(ExtractError::missing(
                 "the cookie that identifies the client is absent or empty",
             ));
         }
+        // Without quotes already, of which the value may have had two pairs.
         Ok(named("cookie", &self.name, value).into())
     }
 }
+
+const TWICE: &str = "the cookie that identifies the client was sent twice";

@@ -1,4 +1,4 @@
-use std::fmt;
+use std::{any::type_name, fmt};
 
 use http::request::Parts;
 
@@ -9,22 +9,34 @@ type Read<T> = dyn Fn(&T) -> Result<Keys, ExtractError> + Send + Sync;
 
 /// An identity that an outer layer, such as authentication, has inserted into the request's extensions.
 ///
-/// The limit must be *inside* that layer: without a `T` in the extensions, the key is missing.
+/// The layer that inserts it must be outside this one and insert something into **each** request: a `T`, or an
+/// `Option<T>` that is `None` when nobody has signed in. What a request without a user gets is your choice:
+///
+/// | in the extensions | the key |
+/// |---|---|
+/// | a `T`, or `Some` of one | what the closure makes of it |
+/// | `None::<T>` | [missing](crate::error::ExtractErrorKind::Missing): a 400, or see [`or_skip`](KeyExtractor::or_skip), [`or_unauthorized`](KeyExtractor::or_unauthorized), [`or`](KeyExtractor::or) |
+/// | neither | [misconfigured](crate::error::ExtractErrorKind::Misconfigured): a 500, and a warning that names `T`; nothing above changes that |
 ///
 /// ```
-/// use sluicegate::{Key, KeyExtractor, extract::{Extension, Keys}};
+/// use sluicegate::{Key, KeyExtractor, error::ExtractErrorKind, extract::{Extension, Keys}};
 ///
 /// #[derive(Clone)]
 /// struct User { id: u64 }
 ///
-/// let user = Extension::new(|user: &User| Key::new("user", user.id.to_string()));
+/// let user = Extension::new(|user: &User| Key::new("user", user.id.to_string())).or_skip();
 ///
 /// let mut head = http::Request::get("/").body(())?.into_parts().0;
-/// assert!(user.extract(&head).is_err());
-/// head.extensions.insert(User { id: 7 });
+/// assert_eq!(user.extract(&head).unwrap_err().kind(), ExtractErrorKind::Misconfigured);
+/// head.extensions.insert(None::<User>);
+/// assert_eq!(user.extract(&head)?, Keys::skip());
+/// head.extensions.insert(Some(User { id: 7 }));
 /// assert_eq!(user.extract(&head)?, Keys::from(Key::new("user", "7")));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// Where authentication inserts nothing for those who have not signed in, and cannot be changed, use a closure instead:
+/// `|head: &Parts| head.extensions.get::<User>().map(…)`. Then nothing tells them from a layer in the wrong place.
 pub struct Extension<T> {
     read: Box<Read<T>>,
 }
@@ -41,17 +53,24 @@ impl<T: Clone + Send + Sync + 'static> Extension<T> {
 
 impl<T: Clone + Send + Sync + 'static> KeyExtractor for Extension<T> {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
-        match head.extensions.get::<T>() {
-            Some(value) => (self.read)(value),
-            None => Err(ExtractError::missing(
-                "no identity in the extensions: the layer that inserts it must be outside this one",
-            )),
+        if let Some(value) = head.extensions.get::<T>() {
+            return (self.read)(value);
+        }
+        match head.extensions.get::<Option<T>>() {
+            Some(Some(value)) => (self.read)(value),
+            Some(None) => Err(ExtractError::missing("nobody has signed in")),
+            None => Err(NOT_INSERTED.of_type(type_name::<T>())),
         }
     }
 }
 
+const NOT_INSERTED: ExtractError = ExtractError::misconfigured(
+    "no request has one in its extensions: the layer that inserts it must be outside the limit, and insert an `Option` \
+     where nobody may have signed in",
+);
+
 impl<T> fmt::Debug for Extension<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Extension<{}>", std::any::type_name::<T>())
+        write!(f, "Extension<{}>", type_name::<T>())
     }
 }

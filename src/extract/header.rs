@@ -43,6 +43,27 @@ impl Header {
             Err(_) => panic!("`{name}` cannot be the name of a header"),
         }
     }
+
+    /// The key of the requests whose header has this value: to reset, peek or block it from code.
+    ///
+    /// ```
+    /// use sluicegate::{Charge, Header, Limiter, MemoryStore, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let (limiter, api) = (Limiter::new(MemoryStore::new()), Policy::parse("api", "60/1m")?);
+    /// let key = Header::new("x-api-key").key("s3cret");
+    ///
+    /// let usage = limiter.peek([Charge::new(&api, key.clone(), 0)]).await?;
+    /// assert_eq!(usage.rules().next().unwrap().remaining(), 60);
+    /// limiter.reset(&api, &key).await?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    #[must_use]
+    pub fn key(&self, value: impl AsRef<[u8]>) -> Key {
+        named("header", self.name.as_str(), value.as_ref().trim_ascii())
+    }
 }
 
 impl KeyExtractor for Header {
@@ -58,7 +79,7 @@ impl KeyExtractor for Header {
             b"" => Err(ExtractError::missing(
                 "the header that identifies the client is absent or empty",
             )),
-            value => Ok(named("header", self.name.as_str(), value).into()),
+            value => Ok(self.key(value).into()),
         }
     }
 }

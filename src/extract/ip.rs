@@ -25,18 +25,37 @@ pub(super) const fn checked_ipv6_prefix(bits: u8) -> u8 {
 
 /// The address at the other end of the connection, in its canonical form.
 pub(super) fn peer(extensions: &Extensions) -> Result<IpAddr, ExtractError> {
-    let peer = socket(extensions).or_else(|| tonic(extensions));
-    match peer.map(canonical) {
-        Some(ip) if !ip.is_unspecified() => Ok(ip),
-        _ => Err(ExtractError::missing(
-            "no peer address in the extensions: serve an axum router with \
-             `into_make_service_with_connect_info::<SocketAddr>()`, or put a `SocketAddr` there",
-        )),
+    let peer = match socket(extensions) {
+        Some(peer) => peer,
+        None => tonic(extensions)?,
+    };
+    let ip = canonical(peer.ip());
+    if ip.is_unspecified() {
+        return Err(UNSPECIFIED);
     }
+    Ok(ip)
 }
 
+const NO_PEER: ExtractError = ExtractError::misconfigured(if cfg!(feature = "axum") {
+    "no request has a peer address: serve the axum router with \
+     `into_make_service_with_connect_info::<SocketAddr>()`; in tests, add a layer `MockConnectInfo(SocketAddr)`; in other \
+     servers, insert a `SocketAddr` into the extensions of each request (tonic: feature `tonic`, over TCP)"
+} else {
+    "no request has a peer address. With axum: enable sluicegate's feature `axum` and serve the router with \
+     `into_make_service_with_connect_info::<SocketAddr>()`; with tonic: feature `tonic`, over TCP; in other servers, \
+     insert a `SocketAddr` into the extensions of each request"
+});
+
+const UNSPECIFIED: ExtractError = ExtractError::misconfigured(
+    "the peer address is 0.0.0.0 or ::, which no peer has: use another one in `MockConnectInfo`, or whatever inserts it",
+);
+
+#[cfg(feature = "tonic")]
+const DISCONNECTED: ExtractError =
+    ExtractError::malformed("the connection was closed before its peer was known");
+
 #[cfg(feature = "axum")]
-fn socket(extensions: &Extensions) -> Option<IpAddr> {
+fn socket(extensions: &Extensions) -> Option<SocketAddr> {
     use axum::extract::{ConnectInfo, connect_info::MockConnectInfo};
 
     let real = extensions.get::<ConnectInfo<SocketAddr>>().map(|it| it.0);
@@ -46,39 +65,62 @@ fn socket(extensions: &Extensions) -> Option<IpAddr> {
                 .get::<MockConnectInfo<SocketAddr>>()
                 .map(|it| it.0)
         })
-        .map(|peer| peer.ip())
 }
 
 #[cfg(not(feature = "axum"))]
-fn socket(extensions: &Extensions) -> Option<IpAddr> {
-    extensions.get::<SocketAddr>().map(SocketAddr::ip)
+fn socket(extensions: &Extensions) -> Option<SocketAddr> {
+    extensions.get().copied()
 }
 
+/// With TLS, tonic inserts it beside its `TlsConnectInfo`.
 #[cfg(feature = "tonic")]
-fn tonic(extensions: &Extensions) -> Option<IpAddr> {
-    let info = extensions.get::<tonic::transport::server::TcpConnectInfo>()?;
-    info.remote_addr().map(|peer| peer.ip())
+fn tonic(extensions: &Extensions) -> Result<SocketAddr, ExtractError> {
+    let info = extensions.get::<tonic::transport::server::TcpConnectInfo>();
+    info.ok_or(NO_PEER)?.remote_addr().ok_or(DISCONNECTED)
 }
 
 #[cfg(not(feature = "tonic"))]
-const fn tonic(_: &Extensions) -> Option<IpAddr> {
-    None
+const fn tonic(_: &Extensions) -> Result<SocketAddr, ExtractError> {
+    Err(NO_PEER)
 }
 
 /// The one form of an address: IPv4 that is mapped (`::ffff:0:0/96`) or translated (`64:ff9b::/96`) into IPv6 is IPv4.
 ///
-/// All translated addresses are in one `/64` and would otherwise share one key.
+/// All translated addresses are in one `/64` and would otherwise share one key. But those of special networks must not
+/// be translated (RFC 6052, 3.1): `64:ff9b::127.0.0.1` is not this machine, and not within `127.0.0.0/8`.
 pub(super) fn canonical(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V6(v6) => match v6.segments() {
-            [0x64, 0xff9b, 0, 0, 0, 0, _, _] => {
-                let [.., a, b, c, d] = v6.octets();
-                IpAddr::V4(Ipv4Addr::new(a, b, c, d))
-            }
-            _ => ip.to_canonical(),
-        },
-        IpAddr::V4(_) => ip,
+    match translated(ip) {
+        Some(v4) if !is_special(v4) => IpAddr::V4(v4),
+        Some(_) => ip,
+        None => ip.to_canonical(),
     }
+}
+
+/// The IPv4 address that is translated into this one, with the prefix of RFC 6052.
+pub(super) fn translated(ip: IpAddr) -> Option<Ipv4Addr> {
+    let IpAddr::V6(v6) = ip else {
+        return None;
+    };
+    let is_translated = matches!(v6.segments(), [0x64, 0xff9b, 0, 0, 0, 0, _, _]);
+    let [.., a, b, c, d] = v6.octets();
+    is_translated.then_some(Ipv4Addr::new(a, b, c, d))
+}
+
+/// Whether the address is in a network that RFC 1918, RFC 5735 (section 3) or RFC 6598 sets apart.
+const fn is_special(ip: Ipv4Addr) -> bool {
+    matches!(
+        ip.octets(),
+        [0 | 10 | 127 | 224.., ..]
+            | [100, 64..=127, ..]
+            | [169, 254, ..]
+            | [172, 16..=31, ..]
+            | [192, 0, 0 | 2, _]
+            | [192, 88, 99, _]
+            | [192, 168, ..]
+            | [198, 18 | 19, ..]
+            | [198, 51, 100, _]
+            | [203, 0, 113, _]
+    )
 }
 
 /// The key in a form that operators can read.
@@ -142,11 +184,45 @@ mod tests {
     }
 
     #[test]
+    fn special_addresses_are_not_translated() {
+        for (first, last) in [
+            ("0.0.0.0", "0.255.255.255"),
+            ("10.0.0.0", "10.255.255.255"),
+            ("100.64.0.0", "100.127.255.255"),
+            ("127.0.0.0", "127.255.255.255"),
+            ("169.254.0.0", "169.254.255.255"),
+            ("172.16.0.0", "172.31.255.255"),
+            ("192.0.0.0", "192.0.0.255"),
+            ("192.0.2.0", "192.0.2.255"),
+            ("192.88.99.0", "192.88.99.255"),
+            ("192.168.0.0", "192.168.255.255"),
+            ("198.18.0.0", "198.19.255.255"),
+            ("198.51.100.0", "198.51.100.255"),
+            ("203.0.113.0", "203.0.113.255"),
+            ("224.0.0.0", "255.255.255.255"),
+        ] {
+            let bits = |ip: &str| ip.parse::<Ipv4Addr>().unwrap().to_bits();
+            let is_ipv4 = |bits| {
+                let ip: IpAddr = format!("64:ff9b::{}", Ipv4Addr::from_bits(bits))
+                    .parse()
+                    .unwrap();
+                canonical(ip).is_ipv4()
+            };
+            assert!(!is_ipv4(bits(first)) && !is_ipv4(bits(last)), "{first}");
+            let before = bits(first).checked_sub(1).is_none_or(is_ipv4);
+            let after = bits(last).checked_add(1).is_none_or(is_ipv4);
+            assert!(before, "{first}");
+            assert!(after, "{last}");
+        }
+    }
+
+    #[test]
     fn an_address_has_one_form() {
         for (ip, prefix, expected) in [
             ("203.0.113.7", 64, "203.0.113.7"),
             ("::ffff:203.0.113.7", 64, "203.0.113.7"),
-            ("64:ff9b::203.0.113.7", 64, "203.0.113.7"),
+            ("64:ff9b::8.8.8.8", 64, "8.8.8.8"),
+            ("64:ff9b::10.0.0.1", 64, "64:ff9b::/64"),
             ("2001:DB8:1:2:3:4:5:6", 64, "2001:db8:1:2::/64"),
             ("2001:db8:1:2ff::", 56, "2001:db8:1:200::/56"),
             ("2001:db8:1:2ff::", 32, "2001:db8::/32"),

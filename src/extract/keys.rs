@@ -64,6 +64,10 @@ impl IntoIterator for Keys {
 }
 
 /// What a closure may answer instead of a `Result<Keys, ExtractError>`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no answer of an extractor",
+    note = "answer a `Key`, an `Option<Key>`, `Keys`, or a `Result` of a key or keys, whose error is an `ExtractError`"
+)]
 pub trait IntoKeys {
     /// Converts the answer.
     ///

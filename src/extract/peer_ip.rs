@@ -1,23 +1,34 @@
+use std::net::IpAddr;
+
 use http::request::Parts;
 
 use super::{
     KeyExtractor, Keys,
     ip::{self, DEFAULT_IPV6_PREFIX},
 };
-use crate::error::ExtractError;
+use crate::{error::ExtractError, key::Key};
 
 /// The IP address at the other end of the connection, which a client cannot choose at will.
 ///
-/// It is read from the request's extensions: with the feature `axum` from `ConnectInfo<SocketAddr>`, else from a plain
-/// [`SocketAddr`](std::net::SocketAddr), which a server puts there when it accepts a connection, or with the feature
-/// `tonic` from `TcpConnectInfo`, which tonic puts there where it does not do TLS itself. With none of them, or with an
-/// unspecified address, the key is [missing](crate::error::ExtractErrorKind::Missing).
+/// It is read from the request's extensions, where the server puts it when it accepts a connection:
+///
+/// | server | what it needs |
+/// |---|---|
+/// | axum | the feature `axum`, and `axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())` |
+/// | axum, in a test without a server | the feature `axum`, and a layer `MockConnectInfo(SocketAddr)` around the router |
+/// | tonic, with its TLS or without | the feature `tonic`, and a TCP listener |
+/// | another, or tonic over streams of your own | a plain [`SocketAddr`](std::net::SocketAddr) in the extensions of each request |
+///
+/// With none of them, or with an unspecified address, the service is
+/// [misconfigured](crate::error::ExtractErrorKind::Misconfigured): each request is answered with a 500, and a warning
+/// says once what to do.
 ///
 /// An IPv4 address that is mapped into IPv6 is that IPv4 address. IPv6 counts by network, `/64` by default: one
 /// household or machine has at least that many addresses, and could use a new one for each request.
 ///
 /// **Behind a proxy** this is the proxy's address, and all clients share one limit: there, use
-/// [`ForwardedIp`](super::ForwardedIp).
+/// [`ForwardedIp`](super::ForwardedIp). A warning says so once if nine tenths of a layer's first hundred requests have
+/// been forwarded.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -58,6 +69,18 @@ impl PeerIp {
         self.ipv6_prefix = ip::checked_ipv6_prefix(bits);
         self
     }
+
+    /// The key of the requests that come from this address: to reset, peek or block it from code.
+    ///
+    /// ```
+    /// # use sluicegate::{Key, PeerIp};
+    /// assert_eq!(PeerIp.key("2001:db8:1:2ff::7".parse()?), Key::new("ip", "2001:db8:1:2ff::/64"));
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
+    #[must_use]
+    pub fn key(&self, address: IpAddr) -> Key {
+        ip::key(ip::canonical(address), self.ipv6_prefix)
+    }
 }
 
 impl Default for PeerIp {
@@ -70,5 +93,9 @@ impl KeyExtractor for PeerIp {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
         let peer = ip::peer(&head.extensions)?;
         Ok(ip::key(peer, self.ipv6_prefix).into())
+    }
+
+    fn reads_peer(&self) -> bool {
+        true
     }
 }

@@ -29,6 +29,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     jitter,
     observe::{BreakerEvent, Observer},
+    warning,
 };
 
 /// More than one slow answer or lost connection, and so few that an outage is noticed soon.
@@ -95,9 +96,12 @@ impl Breaker {
             self.failures.store(0, Relaxed);
         }
         if is_open(switches)
-            && let Some(Some(observer)) = self.switch(switches, None)
+            && let Some(told) = self.switch(switches, None)
         {
-            observer.on_breaker(&BreakerEvent::new(None));
+            warning::breaker_closed();
+            if let Some(observer) = told {
+                observer.on_breaker(&BreakerEvent::new(None));
+            }
         }
     }
 
@@ -111,10 +115,11 @@ impl Breaker {
             return;
         }
         self.probe_at.store(self.next_probe(), Relaxed);
-        if self.switch(switches, observer.clone()).is_some()
-            && let Some(observer) = observer
-        {
-            observer.on_breaker(&BreakerEvent::new(Some(error)));
+        if self.switch(switches, observer.clone()).is_some() {
+            warning::breaker_opened(error);
+            if let Some(observer) = observer {
+                observer.on_breaker(&BreakerEvent::new(Some(error)));
+            }
         }
     }
 

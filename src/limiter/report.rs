@@ -98,10 +98,9 @@ impl Limiter {
     }
 
     /// Tells of a request on a deny list.
-    pub(crate) fn report_blocked(&self, policy: Option<&Policy>, passes: bool) {
+    pub(crate) fn report_blocked(&self, policy: Option<&Policy>) {
         if let Some(observer) = &self.inner.observer {
-            let outcome = RequestOutcome::of(passes);
-            observer.on_blocked(&Blocked { policy, outcome });
+            observer.on_blocked(&Blocked { policy });
         }
     }
 

@@ -8,9 +8,11 @@ use super::{
 };
 use crate::{
     charge::Charge,
-    extract::{AsyncKeyExtractor, KeyExtractor},
+    error::PolicyError,
+    extract::{AsyncKeyExtractor, ChargesFuture, IntoCharges, KeyExtractor},
     key::Key,
     limiter::{FailurePolicy, Limiter},
+    observe::Observer,
     policy::Policy,
 };
 
@@ -37,44 +39,153 @@ impl RateLimitLayer {
 impl<R> RateLimitLayer<R> {
     /// Adds a limit: the keys that `extractor` finds are charged under `policy`.
     ///
-    /// A [`PolicySelector`] is a [`Policy`], or says which policy it is for each request.
+    /// A [`PolicySelector`] is a [`Policy`], or says which policy it is for each request. A closure as either of them
+    /// needs the type of its argument, `|head: &http::request::Parts| …`, or [`from_fn`](crate::extract::from_fn).
     ///
     /// # Panics
     ///
-    /// When another limit of this layer has a policy of the same name and other rules: they would share counts.
+    /// When another limit of this layer has a policy of the same name and other rules: they would share counts. For
+    /// policies that are not known before the service runs, use [`try_limit`](Self::try_limit).
     #[must_use]
+    #[track_caller]
     pub fn limit(self, policy: impl Into<PolicySelector>, extractor: impl KeyExtractor) -> Self {
-        let policy = self.without_twin(policy.into());
-        self.change(|shared| shared.plan.limits.push((policy, Arc::new(extractor))))
+        valid(self.try_limit(policy, extractor))
     }
 
-    /// Adds a limit whose keys have to be looked up.
+    /// As [`limit`](Self::limit), for policies from a configuration file.
+    ///
+    /// ```
+    /// use sluicegate::{MemoryStore, PeerIp, Policy, RateLimitLayer, error::PolicyError};
+    ///
+    /// let layer = RateLimitLayer::new(MemoryStore::new());
+    /// let layer = layer.try_limit(Policy::parse("ip", "10/1s")?, PeerIp)?;
+    /// let error = layer.try_limit(Policy::parse("ip", "20/1s")?, PeerIp.ipv6_prefix(48)).unwrap_err();
+    /// assert!(matches!(error, PolicyError::Conflict { .. }));
+    /// # Ok::<(), PolicyError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Conflict`], where `limit` panics.
+    pub fn try_limit(
+        self,
+        policy: impl Into<PolicySelector>,
+        extractor: impl KeyExtractor,
+    ) -> Result<Self, PolicyError> {
+        let policy = self.without_twin(policy.into())?;
+        Ok(self.change(|shared| {
+            shared.plan.reads_peer |= extractor.reads_peer();
+            shared.plan.limits.push((policy, Arc::new(extractor)));
+        }))
+    }
+
+    /// Adds a limit whose keys have to be looked up: see [`AsyncKeyExtractor`].
     ///
     /// # Panics
     ///
     /// As [`limit`](Self::limit).
     #[must_use]
+    #[track_caller]
     pub fn limit_async(
         self,
         policy: impl Into<PolicySelector>,
         extractor: impl AsyncKeyExtractor,
     ) -> Self {
-        let policy = self.without_twin(policy.into());
-        self.change(|shared| shared.plan.look_ups.push((policy, Arc::new(extractor))))
+        valid(self.try_limit_async(policy, extractor))
     }
 
-    fn without_twin(&self, selector: PolicySelector) -> PolicySelector {
+    /// As [`limit_async`](Self::limit_async), for policies from a configuration file.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_limit`](Self::try_limit).
+    pub fn try_limit_async(
+        self,
+        policy: impl Into<PolicySelector>,
+        extractor: impl AsyncKeyExtractor,
+    ) -> Result<Self, PolicyError> {
+        let policy = self.without_twin(policy.into())?;
+        Ok(self.change(|shared| shared.plan.look_ups.push((policy, Arc::new(extractor)))))
+    }
+
+    /// Adds a limit whose policy, key and cost have to be looked up, such as the tier of a user that is in a database.
+    ///
+    /// The look-up answers a [`Charge`], an `Option`, a `Vec`, or a `Result` of one of them. Its cost is what is
+    /// charged: [`cost`](Self::cost) does not apply. `None` rejects the request, as a missing key does; an empty `Vec`
+    /// means that this limit does not apply. The future owns what it needs: copy it from the head.
+    ///
+    /// ```
+    /// use std::collections::HashMap;
+    /// use http::{Request, Response, StatusCode};
+    /// use sluicegate::{Charge, Header, Key, MemoryStore, Policy, RateLimitLayer, error::ExtractError};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    ///
+    /// # #[derive(Clone)] struct Database;
+    /// # impl Database {
+    /// #     async fn tier_of(&self, user: &str) -> Result<Option<Policy>, std::io::Error> {
+    /// #         Ok((user == "alice").then(|| Policy::parse("trial", "2/1d").unwrap()))
+    /// #     }
+    /// # }
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let database = Database;
+    /// let layer = RateLimitLayer::new(MemoryStore::new()).charge_async(move |head| {
+    ///     let user = head.headers.get("x-user").and_then(|it| it.to_str().ok()).map(str::to_owned);
+    ///     let database = database.clone();
+    ///     async move {
+    ///         let user = user.ok_or(ExtractError::unauthenticated("Bearer"))?;
+    ///         match database.tier_of(&user).await {
+    ///             Ok(Some(tier)) => Ok(Charge::new(&tier, Key::new("user", user), 1)),
+    ///             Ok(None) => Err(ExtractError::unauthenticated("Bearer")),
+    ///             Err(_) => Err(ExtractError::unavailable("the database did not answer")),
+    ///         }
+    ///     }
+    /// });
+    ///
+    /// let service = layer.layer(service_fn(async |_: Request<String>| {
+    ///     Ok::<_, std::convert::Infallible>(Response::new(String::new()))
+    /// }));
+    /// for (user, status) in [("alice", 200), ("alice", 200), ("alice", 429), ("mallory", 401)] {
+    ///     let request = Request::get("/").header("x-user", user).body(String::new())?;
+    ///     assert_eq!(service.clone().oneshot(request).await?.status(), status);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// All look-ups of one request run at the same time, those of [`limit_async`](Self::limit_async) too, under one
+    /// [timeout](Self::timeout) that is as long as the store's. One that takes longer, or answers
+    /// [`ExtractError::unavailable`](crate::error::ExtractError::unavailable), follows the failure policy of the layer,
+    /// since the policy is not known. Nothing is remembered from one request to the next: where a look-up is slow, keep
+    /// what it has found in a cache.
+    ///
+    /// Policies of one name share their counts; those of one name and different rules must not be charged to one key by
+    /// one request, which is answered with a 500.
+    #[must_use]
+    pub fn charge_async<F, C>(self, look_up: impl Fn(&Parts) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = C> + Send + 'static,
+        C: IntoCharges,
+    {
+        let look_up = move |head: &Parts| -> ChargesFuture {
+            let answer = look_up(head);
+            Box::pin(async { answer.await.into_charges() })
+        };
+        self.change(|shared| shared.plan.charge_look_ups.push(Arc::new(look_up)))
+    }
+
+    /// The selector, unless one of its policies has the name of another one and different rules.
+    fn without_twin(&self, selector: PolicySelector) -> Result<PolicySelector, PolicyError> {
         let selectors = self.shared.plan.selectors();
         let others: Vec<Policy> = selectors.flat_map(PolicySelector::known).collect();
         for policy in selector.known() {
             let mut twins = others.iter().filter(|it| it.name() == policy.name());
             if let Some(twin) = twins.find(|it| **it != policy) {
-                panic!(
-                    "two policies of one layer have the same name and different rules: {twin:?}, {policy:?}"
-                );
+                let policies = [twin.clone(), policy];
+                return Err(PolicyError::Conflict { policies });
             }
         }
-        selector
+        Ok(selector)
     }
 
     /// Lets requests pass that this layer should not see, such as health checks: nothing is looked up, charged or added
@@ -180,30 +291,49 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.settle.refunds_unanswered = true)
     }
 
-    /// Sets how long a decision may take; and, before it, all look-ups of keys. The default is the limiter's, 100 ms.
+    /// Sets how long a decision may take; and, before it, all look-ups together. The default is the limiter's, 100 ms.
     ///
     /// # Panics
     ///
     /// When `timeout` is zero.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
-        let limiter = self.shared.plan.limiter.clone().timeout(timeout);
-        self.change(|shared| shared.plan.limiter = limiter)
+        self.change_limiter(|limiter| limiter.timeout(timeout))
     }
 
     /// Sets what to do with a request that could not be decided, for policies that do not
     /// [say it themselves](Policy::on_failure). The default is the limiter's, [`FailurePolicy::Open`].
     ///
-    /// For [`Local`](FailurePolicy::Local), give the layer a [`Limiter`] that knows
-    /// [how many replicas](Limiter::replicas) there are.
+    /// For [`Local`](FailurePolicy::Local), say [how many replicas](Self::replicas) there are.
     #[must_use]
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
-        let limiter = self.shared.plan.limiter.clone().on_failure(policy);
+        self.change_limiter(|limiter| limiter.on_failure(policy))
+    }
+
+    /// Sets how many processes share the limits: where this one decides [locally](FailurePolicy::Local), it admits
+    /// `1/replicas` of each. The default is the limiter's, 1. See [`Limiter::replicas`].
+    ///
+    /// # Panics
+    ///
+    /// When `replicas` is 0.
+    #[must_use]
+    pub fn replicas(self, replicas: u32) -> Self {
+        self.change_limiter(|limiter| limiter.replicas(replicas))
+    }
+
+    /// Sets who is notified of each decision and each failure. The default is the limiter's, nobody; it replaces that.
+    #[must_use]
+    pub fn observer(self, observer: impl Observer) -> Self {
+        self.change_limiter(|limiter| limiter.observer(observer))
+    }
+
+    fn change_limiter(self, change: impl FnOnce(Limiter) -> Limiter) -> Self {
+        let limiter = change(self.shared.plan.limiter.clone());
         self.change(|shared| shared.plan.limiter = limiter)
     }
 
     /// Makes every policy of this layer a [shadow](Policy::shadow): it decides, charges and reports, and rejects no
-    /// request, for whatever reason.
+    /// request, for whatever reason. Only what is [blocked](Self::block) is rejected: lists are no policies.
     #[must_use]
     pub fn shadow(self) -> Self {
         self.change(|shared| shared.plan.shadow = true)
@@ -278,6 +408,11 @@ impl<R> RateLimitLayer<R> {
         shared.prepare();
         self
     }
+}
+
+#[track_caller]
+fn valid<T>(layer: Result<T, PolicyError>) -> T {
+    layer.unwrap_or_else(|error| panic!("{error}"))
 }
 
 impl<S, R> Layer<S> for RateLimitLayer<R> {

@@ -37,8 +37,8 @@
 //! # What happens to a request
 //!
 //! Every limit whose extractor answers with keys adds charges to one check, which is decided in one step: a request
-//! that one limit denies is charged to none. Keys that have to be [looked up](RateLimitLayer::limit_async) are looked
-//! up at the same time. Then
+//! that one limit denies is charged to none. What has to be looked up, [keys](RateLimitLayer::limit_async) or
+//! [policies, keys and costs](RateLimitLayer::charge_async), is looked up at the same time. Then
 //!
 //! - an **allowed** request goes to the inner service, with the [`Decisions`] in its extensions; a handler takes them as
 //!   an `Option<Extension<Decisions>>`, since one that could not be decided may be passed on without;
@@ -46,6 +46,8 @@
 //!   one whose [cost](RateLimitLayer::cost) can never fit, with 413;
 //! - one **without an identity** is answered with 400, unless its extractor says otherwise
 //!   ([`extract`](crate::extract));
+//! - one for which the service is **misconfigured**, so that no request could be limited, is answered with 500: a layer
+//!   or a setting is missing, and a [warning](crate::extract#never-a-shared-key-by-accident) says once which;
 //! - one that **could not be decided** within the timeout follows the [`FailurePolicy`](crate::FailurePolicy), the
 //!   strictest of its policies: it is passed on without headers, decided by
 //!   [this process](crate::limiter#when-the-store-cannot-decide), or answered with 503. A limit whose key could not be
@@ -68,13 +70,15 @@
 //! |---|---|
 //! | the route | a layer of its own with `route_layer`, or one layer with a table of [`Routes`] |
 //! | the caller | a closure that finds the caller's tier: see [`PolicySelector`] |
+//! | the caller, by a database | a look-up of policy, key and cost: [`charge_async`](RateLimitLayer::charge_async) |
 //! | an operator, while the service runs | [`ReloadablePolicies`](crate::policies::ReloadablePolicies), from a [file](crate::policies) |
 //! | the cost of a request | [`cost`](RateLimitLayer::cost), or a route's [`weight`](Route::weight) |
 //! | not limited: health checks, an allow list | [`skip`](RateLimitLayer::skip) for requests, [`skip_keys`](RateLimitLayer::skip_keys) for keys |
 //! | not served: a deny list | [`block`](RateLimitLayer::block) for requests, [`block_keys`](RateLimitLayer::block_keys) for keys: a 403 |
 //!
 //! Requests are blocked first, then skipped; then the keys are extracted, blocked and skipped. Nothing is charged for
-//! what is blocked. Lists need no store: they apply when it is down. But a key that could not be found out is on no
+//! what is blocked. Lists need no store: they apply when it is down. They are no policies: they apply in a
+//! [shadow layer](RateLimitLayer::shadow), too. But a key that could not be found out is on no
 //! list, and then the failure policy applies.
 //!
 //! # What is counted

@@ -111,6 +111,15 @@ impl<R> Shared<R> {
         response
             .headers_mut()
             .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if response.status() == StatusCode::UNAUTHORIZED
+            && let Rejection::MissingKey(error) = &rejection
+            && let Some(challenge) = error.challenge()
+            && let Ok(challenge) = HeaderValue::from_str(challenge)
+        {
+            // The user's response may have a better one. RFC 9110 requires one with each 401.
+            let headers = response.headers_mut();
+            headers.entry(header::WWW_AUTHENTICATE).or_insert(challenge);
+        }
         if let Some(told) = told {
             self.headers.add(&mut response, &told, None);
         }
@@ -161,6 +170,5 @@ impl<R> Clone for Shared<R> {
 
 /// The headers of a style, with all that is known of the policies.
 fn headers(style: HeaderStyle, plan: &Plan) -> Headers {
-    let all_known = plan.selectors().all(|selector| selector.fixed().is_some());
-    style.prepare(plan.fixed_policies(), all_known)
+    style.prepare(plan.fixed_policies(), plan.is_fixed())
 }

@@ -357,7 +357,8 @@ impl<'a> BreakerEvent<'a> {
     }
 }
 
-/// A limit found no key in a request, or the key could not be looked up.
+/// A limit found no key in a request, the key could not be looked up, or the service is
+/// [misconfigured](crate::error::ExtractErrorKind::Misconfigured).
 #[derive(Clone, Copy, Debug)]
 pub struct MissingKey<'a> {
     pub(crate) policy: Option<&'a Policy>,
@@ -392,11 +393,10 @@ impl<'a> MissingKey<'a> {
     }
 }
 
-/// A request, or one of its keys, was on a deny list.
+/// A request, or one of its keys, was on a deny list, and the request was rejected.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocked<'a> {
     pub(crate) policy: Option<&'a Policy>,
-    pub(crate) outcome: RequestOutcome,
 }
 
 impl<'a> Blocked<'a> {
@@ -404,11 +404,5 @@ impl<'a> Blocked<'a> {
     #[must_use]
     pub const fn policy(&self) -> Option<&'a Policy> {
         self.policy
-    }
-
-    /// What happened to the request: it passes when the whole layer is a [shadow](Policy::shadow).
-    #[must_use]
-    pub const fn outcome(&self) -> RequestOutcome {
-        self.outcome
     }
 }

@@ -36,8 +36,8 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`; `kind`: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `invalid_request`; `outcome`: `passed`, `local`, `rejected`, `failed` | calls without an answer, and what became of the request |
 /// | `sluicegate_breaker_switches_total` | counter | `state`: `open`, `closed` | how often the breaker before the store has opened and closed |
 /// | `sluicegate_breakers_open` | gauge | | breakers that are open: one for each limiter of this process that cannot use its store |
-/// | `sluicegate_missing_keys_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `malformed`, `unavailable`; `outcome`: `passed`, `rejected` | limits that found no key in a request |
-/// | `sluicegate_blocked_total` | counter | `policy`, empty when the request is on a list as a whole; `outcome`: `passed`, `rejected` | requests on a deny list |
+/// | `sluicegate_missing_keys_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `unauthenticated`, `malformed`, `unavailable`, `misconfigured`; `outcome`: `passed`, `rejected` | limits that found no key in a request |
+/// | `sluicegate_blocked_total` | counter | `policy`, empty when the request is on a list as a whole | requests on a deny list |
 /// | `sluicegate_store_seconds` | histogram | `call` | how long a call of the store took, answered or not |
 ///
 /// The labels are bounded by the policies and the rules of the service: nothing that a client sends becomes one.
@@ -267,8 +267,7 @@ impl Observer for MetricsObserver {
 
     fn on_blocked(&self, blocked: &Blocked<'_>) {
         let policy = blocked.policy().map_or("", Policy::name).to_owned();
-        let outcome = blocked.outcome().as_str();
-        counter!(BLOCKED, "policy" => policy, "outcome" => outcome).increment(1);
+        counter!(BLOCKED, "policy" => policy).increment(1);
     }
 }
 

@@ -44,7 +44,7 @@
 //! | the store could not answer in time, or at all | [`on_error`](Observer::on_error) |
 //! | the [breaker](crate::limiter#when-the-store-cannot-decide) has opened or closed | [`on_breaker`](Observer::on_breaker) |
 //! | a limit found no key in a request | [`on_missing_key`](Observer::on_missing_key) |
-//! | a request, or one of its keys, was on a deny list | [`on_blocked`](Observer::on_blocked) |
+//! | a request was rejected, since it, or one of its keys, was on a deny list | [`on_blocked`](Observer::on_blocked) |
 //!
 //! What [shadows](crate::Policy::shadow) decided is an event of its own, after that of the policies that count. A check
 //! that the memory of this process decides, since the store could not, causes two events: `on_error`, and then
@@ -108,7 +108,7 @@ pub trait Observer: Send + Sync + 'static {
         let _ = missing;
     }
 
-    /// A request, or one of its keys, was on a deny list.
+    /// A request was rejected, since it, or one of its keys, was on a deny list.
     fn on_blocked(&self, blocked: &Blocked<'_>) {
         let _ = blocked;
     }

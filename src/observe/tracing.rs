@@ -4,11 +4,10 @@ use std::sync::{
 };
 
 use tokio::time::{Duration, Instant};
-use tracing::{Level, debug, debug_span, event_enabled, info, trace, warn};
+use tracing::{Level, debug, debug_span, event_enabled, trace, warn};
 
 use super::{
-    Blocked, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
-    Observer, PollScope,
+    Blocked, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey, Observer, PollScope,
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -27,10 +26,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// | event `allowed` | trace | `policies`, `shadow`, `local`, `latency_us` |
 /// | event `denied`, of the rule that denies for longest | debug | `policy`, `rule`, `shadow`, `local`, `retry_after_ms` (none for never), `latency_us` |
 /// | event `missing key` | debug | `policy`, `shadow`, `kind`, `error`, `outcome` |
-/// | event `blocked` | debug | `policy` (none when the request is on a list as a whole), `outcome` |
+/// | event `blocked` | debug | `policy` (none when the request is on a list as a whole) |
 /// | event `failed` | warn | `call`, `policies`, `shadow`, `kind`, `error`, `cause`, `outcome`, `latency_us`, `suppressed` |
-/// | event `breaker opened` | warn | `kind`, `error`, `cause` |
-/// | event `breaker closed` | info | |
+///
+/// That the breaker [has opened or closed](crate::limiter#when-the-store-cannot-decide) is written without an observer,
+/// too.
 ///
 /// `policies` are names, separated by commas. What clients can cause at will has the level debug or trace, so that they
 /// cannot fill a log. Failures are warnings, but each kind is written **once** until the store has answered something,
@@ -164,19 +164,6 @@ impl Observer for TracingObserver {
         );
     }
 
-    fn on_breaker(&self, event: &BreakerEvent<'_>) {
-        match event.error() {
-            Some(error) => warn!(
-                target: "sluicegate",
-                kind = error.kind().as_str(),
-                %error,
-                cause = cause(error),
-                "breaker opened"
-            ),
-            None => info!(target: "sluicegate", "breaker closed"),
-        }
-    }
-
     fn on_missing_key(&self, missing: &MissingKey<'_>) {
         let (policy, error) = (missing.policy(), missing.error());
         debug!(
@@ -194,7 +181,6 @@ impl Observer for TracingObserver {
         debug!(
             target: "sluicegate",
             policy = blocked.policy().map(Policy::name),
-            outcome = blocked.outcome().as_str(),
             "blocked"
         );
     }

@@ -84,6 +84,6 @@ impl Observer for Log {
 
     fn on_blocked(&self, it: &Blocked<'_>) {
         let policy = it.policy().map_or("?", Policy::name);
-        self.add(it, format!("{policy} blocked {}", it.outcome().as_str()));
+        self.add(it, format!("{policy} blocked"));
     }
 }

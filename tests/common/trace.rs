@@ -35,6 +35,21 @@ impl Visit for Fields {
     }
 }
 
+/// What is traced while this runs, with a paused clock.
+pub(crate) fn traced(below_warn: bool, run: impl Future<Output = ()>) -> Vec<String> {
+    let trace = Trace {
+        below_warn,
+        ..Trace::default()
+    };
+    trace.during(|| {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().start_paused(true).build();
+        runtime.unwrap().block_on(run);
+    });
+    let lines = trace.lines.lock().unwrap();
+    lines.clone()
+}
+
 impl Trace {
     /// Runs with this as the subscriber of the thread.
     pub(crate) fn during(&self, run: impl FnOnce()) {

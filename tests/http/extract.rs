@@ -14,9 +14,10 @@ use axum::{
 };
 use http::{HeaderValue, Method, Request, request::Parts};
 use sluicegate::{
-    Header, Key, KeyExtractor, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    Charge, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy,
+    RateLimitLayer,
     error::{ExtractError, ExtractErrorKind},
-    extract::{AsyncKeyExtractor, Cookie, Extension, Keys},
+    extract::{AsyncKeyExtractor, Cookie, Extension, Keys, RepeatedCookie, TrustedProxies},
 };
 
 fn head() -> Parts {
@@ -187,6 +188,121 @@ fn a_cookie_that_stands_there_twice_is_malformed() {
 }
 
 #[test]
+fn what_a_cookie_that_stands_there_twice_means_can_be_chosen() {
+    let twice = with_cookies(&["theme=dark; session=mine", "session=theirs"]);
+    let session = |repeated| Cookie::new("session").repeated(repeated);
+    let key = |value| Ok(Keys::from(Cookie::new("session").key(value)));
+    let malformed = session(RepeatedCookie::Malformed).extract(&twice);
+    assert_eq!(kind_of_error(malformed), ExtractErrorKind::Malformed);
+    assert_eq!(session(RepeatedCookie::First).extract(&twice), key("mine"));
+    assert_eq!(session(RepeatedCookie::Last).extract(&twice), key("theirs"));
+    let missing = || session(RepeatedCookie::Missing);
+    assert_eq!(missing().or_skip().extract(&twice), Ok(Keys::skip()));
+    let by_address = missing().or(PeerIp);
+    let mut from_peer = with_cookies(&["session=mine; session=theirs"]);
+    let peer: SocketAddr = "203.0.113.7:1".parse().unwrap();
+    from_peer.extensions.insert(peer);
+    assert_eq!(
+        by_address.extract(&from_peer),
+        Ok(Key::new("ip", "203.0.113.7").into())
+    );
+    // Of one cookie, nothing is different.
+    let once = with_cookies(&["session=mine"]);
+    for repeated in [
+        RepeatedCookie::Malformed,
+        RepeatedCookie::Missing,
+        RepeatedCookie::First,
+        RepeatedCookie::Last,
+    ] {
+        assert_eq!(session(repeated).extract(&once), key("mine"));
+    }
+}
+
+// Keys by hand
+
+#[test]
+fn a_key_made_by_hand_is_that_of_a_request() {
+    let is = |extractor: &dyn KeyExtractor, head: &Parts, key: Key| {
+        assert_eq!(extractor.extract(head), Ok(key.into()), "{head:?}");
+    };
+    let header = Header::new("X-Api-Key");
+    for value in ["s3cret", " s3cret\t", "a:b", &"x".repeat(4_096)] {
+        is(
+            &header,
+            &with_header(&[value.as_bytes()]),
+            header.key(value),
+        );
+    }
+    is(&header, &with_header(&[b"\xff"]), header.key(b"\xff"));
+    assert_ne!(header.key("a"), Header::new("x-other").key("a"));
+
+    let session = Cookie::new("session");
+    for (sent, value) in [
+        ("session=s3cret", "s3cret"),
+        ("a=b; session= s3cret ", " s3cret "),
+        ("session=\"s3cret\"", "s3cret"),
+        ("session=\"s3cret\"", "\"s3cret\""),
+    ] {
+        is(&session, &with_cookies(&[sent]), session.key(value));
+    }
+
+    let proxies = || TrustedProxies::networks(["192.0.2.0/24".parse().unwrap()]);
+    for address in [
+        "203.0.113.7",
+        "::ffff:203.0.113.7",
+        "64:ff9b::8.8.8.8",
+        "64:ff9b::10.0.0.1",
+        "2001:db8:1:2ff::7",
+        "2002:cb00:7107:5::1",
+    ] {
+        let ip: std::net::IpAddr = address.parse().unwrap();
+        let direct = from(&SocketAddr::new(ip, 1).to_string());
+        let mut proxied = from("192.0.2.1:1");
+        let value = HeaderValue::from_str(address).unwrap();
+        proxied.headers.insert("x-forwarded-for", value);
+        for bits in [32, 56, 64, 128] {
+            let peer = PeerIp.ipv6_prefix(bits);
+            let forwarded = ForwardedIp::x_forwarded_for(proxies()).ipv6_prefix(bits);
+            is(&peer, &direct, peer.key(ip));
+            is(&forwarded, &proxied, forwarded.key(ip));
+            assert_eq!(peer.key(ip), forwarded.key(ip));
+            let mut both = direct.clone();
+            both.headers
+                .insert("x-api-key", HeaderValue::from_static("s3cret"));
+            let pair = header.clone().and(peer);
+            is(&pair, &both, pair.key(&header.key("s3cret"), &peer.key(ip)));
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_client_is_peeked_at_reset_and_blocked_by_its_key() {
+    let header = || Header::new("x-api-key");
+    let policy = || Policy::parse("api", "1/1d").unwrap();
+    let limiter = Limiter::new(MemoryStore::new());
+    let limits = RateLimitLayer::new(limiter.clone()).limit(policy(), header());
+    let app = |limits: RateLimitLayer| {
+        Router::new()
+            .route("/", any(async || "hello"))
+            .layer(limits)
+    };
+    let site = Site::start(app(limits.clone())).await;
+    let ask = async |site: &Site| site.get("/", &[("x-api-key", "s3cret")]).await.0.as_u16();
+    let key = header().key("s3cret");
+    let left = async || {
+        let usage = limiter.peek([Charge::new(&policy(), key.clone(), 1)]).await;
+        usage.unwrap().rules().next().unwrap().remaining()
+    };
+    assert_eq!((left().await, ask(&site).await), (1, 200));
+    assert_eq!((left().await, ask(&site).await), (0, 429));
+    limiter.reset(&policy(), &key).await.unwrap();
+    assert_eq!((left().await, ask(&site).await), (1, 200));
+    let blocked = key.clone();
+    let site = Site::start(app(limits.block_keys(move |it| *it == blocked))).await;
+    assert_eq!(ask(&site).await, 403);
+}
+
+#[test]
 fn cookies_are_different_identities_by_name_and_value() {
     let key = |name: &str, line| Cookie::new(name).extract(&with_cookies(&[line])).unwrap();
     assert_ne!(key("a", "a=1"), key("b", "b=1"));
@@ -230,20 +346,16 @@ fn a_network_that_is_too_wide_is_an_error_when_built() {
 }
 
 #[test]
-fn no_peer_or_an_unspecified_one_is_missing_and_says_what_to_do() {
-    for head in [
-        head(),
-        from("0.0.0.0:1"),
-        from("[::]:1"),
-        from("[::ffff:0.0.0.0]:1"),
+fn no_peer_or_an_unspecified_one_is_a_mistake_of_the_service_and_says_what_to_do() {
+    for (head, mend) in [
+        (head(), "into_make_service_with_connect_info"),
+        (from("0.0.0.0:1"), "MockConnectInfo"),
+        (from("[::]:1"), "MockConnectInfo"),
+        (from("[::ffff:0.0.0.0]:1"), "MockConnectInfo"),
     ] {
         let error = PeerIp.extract(&head).unwrap_err();
-        assert_eq!(error.kind(), ExtractErrorKind::Missing);
-        assert!(
-            error
-                .to_string()
-                .contains("into_make_service_with_connect_info")
-        );
+        assert_eq!(error.kind(), ExtractErrorKind::Misconfigured);
+        assert!(error.to_string().contains(mend));
     }
 }
 
@@ -314,7 +426,7 @@ fn the_number_of_keys_that_are_kept_is_bounded() {
 }
 
 #[test]
-fn an_extension_is_an_identity_once_it_is_there() {
+fn an_extension_is_an_identity_nobody_or_a_mistake_of_the_service() {
     #[derive(Clone)]
     struct User(Option<&'static str>);
 
@@ -324,16 +436,23 @@ fn an_extension_is_an_identity_once_it_is_there() {
         head.extensions.insert(user);
         head
     };
-    assert_eq!(
-        user.extract(&with(User(Some("a")))),
-        Ok(Key::new("user", "a").into())
-    );
-    for head in [head(), with(User(None))] {
+    let with_option = |user: Option<User>| {
+        let mut head = head();
+        head.extensions.insert(user);
+        head
+    };
+    for head in [with(User(Some("a"))), with_option(Some(User(Some("a"))))] {
+        assert_eq!(user.extract(&head), Ok(Key::new("user", "a").into()));
+    }
+    for head in [with(User(None)), with_option(None)] {
         assert_eq!(
             kind_of_error(user.extract(&head)),
             ExtractErrorKind::Missing
         );
     }
+    let error = user.extract(&head()).unwrap_err();
+    assert_eq!(error.kind(), ExtractErrorKind::Misconfigured);
+    assert!(error.to_string().contains("::User`: "), "{error}");
 }
 
 #[test]
@@ -345,8 +464,11 @@ fn a_key_is_shared_by_everybody() {
 #[test]
 fn extractors_are_trait_objects() {
     let boxed: Box<dyn KeyExtractor> = Box::new(PeerIp);
-    let shared: Arc<dyn KeyExtractor> = Arc::new(boxed.or_skip());
+    let header: Box<dyn KeyExtractor> = Box::new(Header::new("x-api-key"));
+    let shared: Arc<dyn KeyExtractor> = Arc::new(header.or_skip());
     assert_eq!(shared.extract(&head()), Ok(Keys::skip()));
+    let shared: Arc<dyn KeyExtractor> = Arc::new(boxed.or_skip());
+    assert!(shared.extract(&head()).is_err());
 }
 
 #[tokio::test]
@@ -391,10 +513,9 @@ struct User(String);
 /// One request a day for each key that this extractor finds, behind an authentication that accepts every name.
 async fn behind_authentication(extractor: impl KeyExtractor) -> Site {
     let authenticate = async |mut request: Asked, next: Next| {
-        if let Some(name) = request.headers().get("authorization") {
-            let user = User(name.to_str().unwrap().to_owned());
-            request.extensions_mut().insert(user);
-        }
+        let name = request.headers().get("authorization");
+        let user = name.map(|name| User(name.to_str().unwrap().to_owned()));
+        request.extensions_mut().insert(user);
         next.run(request).await
     };
     let once = Policy::parse("once", "1/1d").unwrap();

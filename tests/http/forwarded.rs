@@ -342,6 +342,19 @@ async fn plain_and_mapped_ipv4_are_one_proxy_and_one_client() {
     }
 }
 
+#[test]
+fn an_address_that_must_not_be_translated_is_no_trusted_proxy() {
+    let trusted = networks(&["127.0.0.0/8", "10.0.0.0/8", "8.8.8.0/24"]);
+    let ip = ForwardedIp::x_forwarded_for(trusted);
+    let sent = &[(XFF, REAL)][..];
+    for peer in ["64:ff9b::127.0.0.1", "64:ff9b::10.0.0.1"] {
+        assert_eq!(address(&ip, peer, sent), is(peer));
+        let entry = format!("{REAL}, {peer}");
+        assert_eq!(address(&ip, "10.0.0.1", &[(XFF, &entry)]), is(peer));
+    }
+    assert_eq!(address(&ip, "64:ff9b::8.8.8.8", sent), is(REAL));
+}
+
 #[tokio::test]
 async fn a_proxy_that_calls_a_socket_of_both_protocols_is_the_same_proxy() {
     let Ok(listener) = TcpListener::bind("[::]:0").await else {
@@ -471,7 +484,7 @@ fn without_a_peer_nobody_can_be_trusted_by_network() {
     let error = ForwardedIp::x_forwarded_for(ours())
         .address(&head)
         .unwrap_err();
-    assert_eq!(error.kind(), ExtractErrorKind::Missing);
+    assert_eq!(error.kind(), ExtractErrorKind::Misconfigured);
 }
 
 #[test]

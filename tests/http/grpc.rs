@@ -25,7 +25,10 @@ use tonic::{
     body::Body,
     client::Grpc as Caller,
     server::NamedService,
-    transport::{Channel, Server, server::TcpIncoming},
+    transport::{
+        Certificate, Channel, ClientTlsConfig, Identity, Server, ServerTlsConfig,
+        server::TcpIncoming,
+    },
 };
 use tonic_prost::ProstCodec;
 use tonic_types::StatusExt;
@@ -137,6 +140,35 @@ async fn a_client_that_honours_retry_info_is_served_at_its_second_try() {
 }
 
 #[tokio::test]
+async fn the_peer_of_a_call_within_tls_is_known() {
+    let rcgen::CertifiedKey { cert, signing_key } =
+        rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let identity = Identity::from_pem(cert.pem(), signing_key.serialize_pem());
+    let store = Scripted::allowing();
+    let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = incoming.local_addr().unwrap().port();
+    let mut server = Server::builder()
+        .tls_config(ServerTlsConfig::new().identity(identity))
+        .unwrap()
+        .layer(limited(store.clone(), PeerIp).rejection(Grpc::new()));
+    tokio::spawn(server.add_service(Greeter).serve_with_incoming(incoming));
+
+    let trusted = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(cert.pem()))
+        .domain_name("localhost");
+    let channel = Channel::from_shared(format!("https://127.0.0.1:{port}")).unwrap();
+    let channel = channel
+        .tls_config(trusted)
+        .unwrap()
+        .connect()
+        .await
+        .unwrap();
+    hello(&mut Caller::new(channel)).await.unwrap();
+    let checks = store.checks();
+    assert_eq!(checks[0].charges()[0].key(), &Key::new("ip", "127.0.0.1"));
+}
+
+#[tokio::test]
 async fn a_rejection_is_resource_exhausted_and_carries_the_quota() {
     let status = ends(limited(Scripted::denying_for(1_234), everybody())).await;
     assert_eq!(status.code(), Code::ResourceExhausted);
@@ -174,6 +206,8 @@ async fn a_pushback_has_the_same_jitter_as_the_rest() {
 async fn every_reason_has_the_status_that_clients_act_upon() {
     let allowing = Scripted::allowing;
     let malformed = |_: &http::request::Parts| Err::<Key, _>(ExtractError::malformed("told to"));
+    let not_wired =
+        |_: &http::request::Parts| Err::<Key, _>(ExtractError::misconfigured("told to"));
     let too_many = |_: &http::request::Parts| {
         (0..65)
             .map(|n| Key::new("user", n.to_string()))
@@ -185,7 +219,15 @@ async fn every_reason_has_the_status_that_clients_act_upon() {
             limited(allowing(), Header::new("x-api-key")),
             Code::Unauthenticated,
         ),
+        (
+            limited(
+                allowing(),
+                Header::new("x-api-key").or_unauthorized("Bearer"),
+            ),
+            Code::Unauthenticated,
+        ),
         (limited(allowing(), malformed), Code::InvalidArgument),
+        (limited(allowing(), not_wired), Code::Internal),
         (
             limited(allowing(), everybody()).block(|_| true),
             Code::PermissionDenied,
@@ -195,6 +237,7 @@ async fn every_reason_has_the_status_that_clients_act_upon() {
     ] {
         let status = ends(layer).await;
         assert_eq!(status.code(), code);
+        assert!(!status.metadata().contains_key("www-authenticate"));
         assert!(!status.metadata().contains_key(PUSHBACK));
     }
 }

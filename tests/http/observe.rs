@@ -1,6 +1,7 @@
 //! An observer is notified of every decision and failure, by the documented names, and never sees a key.
 
 use std::{
+    collections::BTreeSet,
     convert::Infallible,
     sync::{
         Arc,
@@ -12,12 +13,13 @@ use std::{
 use crate::common::{
     log::Log,
     scripted::{Scripted, allowed, denied, unavailable},
-    trace::Trace,
+    trace::traced,
 };
 use http::{Request, Response};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    middleware::{EmptyBody, HeaderStyle, Routes},
     observe::{CallInfo, MetricsObserver, Observer, PollScope, TracingObserver},
     store::StoreFuture,
 };
@@ -243,13 +245,13 @@ async fn an_observer_is_told_of_requests_on_a_deny_list() {
     assert_eq!(
         log.lines(),
         [
-            "? blocked rejected",
-            "? blocked passed",
-            "api blocked rejected",
-            "api blocked passed",
-            "trial blocked rejected",
-            "api blocked rejected",
-            "trial blocked rejected",
+            "? blocked",
+            "? blocked",
+            "api blocked",
+            "api blocked",
+            "trial blocked",
+            "api blocked",
+            "trial blocked",
         ]
     );
 }
@@ -263,7 +265,7 @@ async fn a_pair_of_observers_is_told_both() {
         let kinds = lines.iter().map(|it| it.split(" in ").next().unwrap());
         kinds.map(str::to_owned).collect::<Vec<_>>()
     };
-    assert!(kinds(&logs[0]).contains(&"? blocked rejected".to_owned()));
+    assert!(kinds(&logs[0]).contains(&"? blocked".to_owned()));
     assert_eq!(kinds(&logs[0]), kinds(&logs[1]));
 }
 
@@ -394,8 +396,8 @@ fn the_documented_metrics_are_recorded_with_bounded_labels() {
     assert_eq!(
         seen,
         [
-            "sluicegate_blocked_total policy= outcome=rejected = 3",
-            "sluicegate_blocked_total policy=api outcome=rejected = 3",
+            "sluicegate_blocked_total policy= = 3",
+            "sluicegate_blocked_total policy=api = 3",
             "sluicegate_breaker_switches_total state=open = 1",
             "sluicegate_breakers_open  = 1",
             "sluicegate_decisions_total policy=api outcome=allowed = 2",
@@ -417,6 +419,76 @@ fn the_documented_metrics_are_recorded_with_bounded_labels() {
             "sluicegate_store_seconds call=settle = 1",
         ]
     );
+}
+
+/// Requests by so many identities on so many paths, some of them denied, blocked, or without a key.
+async fn crowd(limiter: Limiter, identities: u32) {
+    let routes = Routes::new(policy("general", "1/1d")).route("/7", policy("seventh", "1/1d"));
+    let by_user = |head: &http::request::Parts| {
+        let user = head.headers.get("x-user")?.as_bytes();
+        Some(Key::new("user", user))
+    };
+    let layer = RateLimitLayer::new(limiter)
+        .limit(routes, by_user)
+        .limit(policy("trial", "0/1d").shadow(), by_user)
+        .block_keys(|key| key.value().ends_with(b"13"))
+        .headers(HeaderStyle::NONE)
+        .rejection(EmptyBody);
+    let inner =
+        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    let service = layer.layer(inner);
+    for number in 0..identities {
+        let path = format!("/{}", number % 10_000);
+        // Each tenth comes twice, and each thousandth does not say who it is.
+        for _ in 0..if number % 10 == 0 { 2 } else { 1 } {
+            let mut request = Request::get(&path).header("x-forwarded-for", "203.0.113.7");
+            if number % 1_000 != 999 {
+                request = request.header("x-user", format!("identity-{number}"));
+            }
+            let request = request.body(String::new()).unwrap();
+            service.clone().oneshot(request).await.unwrap();
+        }
+    }
+}
+
+#[test]
+fn neither_identities_nor_paths_become_labels_or_fields() {
+    let run = |identities| {
+        let recorder = DebuggingRecorder::new();
+        let snapshotter = recorder.snapshotter();
+        let mut lines = Vec::new();
+        metrics::with_local_recorder(&recorder, || {
+            lines = traced(true, async {
+                let observer = (MetricsObserver::new(), TracingObserver::new());
+                crowd(
+                    Limiter::new(MemoryStore::new()).observer(observer),
+                    identities,
+                )
+                .await;
+            });
+        });
+        let metrics = snapshotter.snapshot().into_vec().into_iter();
+        let mut metrics: Vec<String> = metrics.map(|(key, ..)| format!("{key:?}")).collect();
+        metrics.sort();
+        // A time differs from line to line; all else is one of a few.
+        let mut distinct = BTreeSet::new();
+        for line in &lines {
+            let line = line.split("retry_after_ms=").next().unwrap_or_default();
+            if !distinct.contains(line) {
+                distinct.insert(line.to_owned());
+            }
+        }
+        (metrics, distinct)
+    };
+    let many = run(100_000);
+    for text in many.0.iter().chain(&many.1) {
+        assert!(
+            !text.contains("identity-") && !text.contains("203.0.113"),
+            "{text}"
+        );
+    }
+    assert_eq!(many, run(1_000));
+    assert!(many.0.len() < 20 && many.1.len() < 20, "{many:?}");
 }
 
 #[test]
@@ -460,21 +532,6 @@ fn local_decisions_are_counted_and_what_was_not_asked_is_not_timed() {
 
 // Spans and events
 
-/// What is traced while this runs, with a paused clock.
-fn traced(below_warn: bool, run: impl Future<Output = ()>) -> Vec<String> {
-    let trace = Trace {
-        below_warn,
-        ..Trace::default()
-    };
-    trace.during(|| {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_all().start_paused(true).build();
-        runtime.unwrap().block_on(run);
-    });
-    let lines = trace.lines.lock().unwrap();
-    lines.clone()
-}
-
 #[test]
 fn spans_and_events_have_the_documented_fields() {
     let lines = traced(true, everything(TracingObserver::new()));
@@ -490,8 +547,8 @@ fn spans_and_events_have_the_documented_fields() {
             r#"DEBUG call="check" policies=api shadow=false"#,
             r#"TRACE allowed policies=api shadow=false local=false"#,
             r#"TRACE allowed policies=trial shadow=true local=false"#,
-            r#"DEBUG blocked outcome="rejected""#,
-            r#"DEBUG blocked policy="api" outcome="rejected""#,
+            r#"DEBUG blocked"#,
+            r#"DEBUG blocked policy="api""#,
             r#"DEBUG missing key policy="who" shadow=false kind="missing" error=the header that identifies the client is absent or empty outcome="rejected""#,
             r#"DEBUG call="check" policies=trial shadow=true"#,
             r#"DEBUG call="peek" policies=api shadow=false"#,
@@ -501,7 +558,7 @@ fn spans_and_events_have_the_documented_fields() {
             r#"DEBUG denied policy="api" rule=10/1s shadow=false local=false retry_after_ms=9"#,
             r#"DEBUG denied policy="trial" rule=5/1m shadow=true local=false retry_after_ms=9"#,
             r#"WARN failed call="peek" policies=api shadow=false kind="protocol" error=the store denied a check that fits every rule outcome="failed" suppressed=0"#,
-            r#"WARN breaker opened kind="unavailable" error=told to fail"#,
+            r#"WARN breaker opened: the store has failed five times in a row; the failure policy applies until it answers kind="unavailable" error=told to fail"#,
         ]
     );
     assert!(!lines.concat().contains(SECRET));

@@ -484,6 +484,25 @@ async fn a_key_on_the_deny_list_is_rejected_and_charges_nobody() {
 }
 
 #[tokio::test]
+async fn lists_hold_in_a_layer_that_is_a_shadow() {
+    let by_user = |head: &Parts| Some(Key::new("user", head.headers.get("x-user")?.as_bytes()));
+    let limits = layer()
+        .limit(policy("user", "0/1d"), by_user)
+        .block(|head| head.uri.path() == "/private")
+        .block_keys(|key| *key == Key::new("user", "mallory"))
+        .shadow();
+    let app = Router::new().route("/", hello()).route("/private", hello());
+    let site = Site::start(app.layer(limits)).await;
+    for (path, user, expected) in [
+        ("/", "mallory", StatusCode::FORBIDDEN),
+        ("/private", "alice", StatusCode::FORBIDDEN),
+        ("/", "alice", OK),
+    ] {
+        assert_eq!(site.get(path, &[("x-user", user)]).await.0, expected);
+    }
+}
+
+#[tokio::test]
 async fn lists_hold_while_the_store_is_down() {
     let limits = RateLimitLayer::new(Scripted::failing())
         .limit(policy("user", "1/1d"), |head: &Parts| {

@@ -57,7 +57,11 @@ fn a_wrong_password_is_told_of_once_and_nothing_of_it_is_shown() {
             format!(
                 r#"WARN failed call="check" policies=api shadow=false {error} outcome="passed" suppressed=0"#
             ),
-            format!("WARN breaker opened {error}"),
+            format!(
+                "WARN breaker opened: the store has failed five times in a row; the failure policy applies until it \
+                 answers {error}"
+            ),
+            "WARN breaker closed: the store decides again".to_owned(),
         ]
     );
 }

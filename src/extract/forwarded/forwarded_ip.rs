@@ -13,6 +13,7 @@ use crate::{
         KeyExtractor, Keys,
         ip::{self, DEFAULT_IPV6_PREFIX},
     },
+    key::Key,
 };
 
 const ABSENT: ExtractError = ExtractError::missing(
@@ -34,6 +35,7 @@ const TWICE: ExtractError =
 /// those of `PeerIp`, with IPv6 by network. See the [module's page](super) for what each proxy needs. Clones are
 /// cheap.
 ///
+/// - There is no peer address, and proxies are trusted by network: the service is misconfigured, as with `PeerIp`.
 /// - The peer is not trusted: the header is ignored, and the peer is the client.
 /// - The peer is trusted and the header absent: the key is missing.
 /// - The client is the first entry from the right that is no trusted proxy; where all are, the leftmost entry.
@@ -103,6 +105,13 @@ impl ForwardedIp {
     pub const fn ipv6_prefix(mut self, bits: u8) -> Self {
         self.ipv6_prefix = ip::checked_ipv6_prefix(bits);
         self
+    }
+
+    /// The key of the requests of a client with this address: to reset, peek or block it from code. It is that of
+    /// [`PeerIp::key`](struct@crate::PeerIp#method.key).
+    #[must_use]
+    pub fn key(&self, address: IpAddr) -> Key {
+        ip::key(ip::canonical(address), self.ipv6_prefix)
     }
 
     /// The client's address itself; an IPv4 address that is mapped into IPv6 is returned as IPv4. It is personal data:

@@ -41,6 +41,14 @@ impl AccessLists {
         let keys = keys.into_iter();
         Ok(keys.filter(|key| !any(&self.skipped_keys, key)).collect())
     }
+
+    /// Whether a key is to be charged. What is blocked is not skipped.
+    pub(super) fn charges(&self, key: &Key) -> Result<bool, Rejection> {
+        if any(&self.blocked_keys, key) {
+            return Err(Rejection::Blocked);
+        }
+        Ok(!any(&self.skipped_keys, key))
+    }
 }
 
 fn any<T>(tests: &[Test<T>], it: &T) -> bool {

@@ -2,11 +2,12 @@
 
 mod access_lists;
 mod extract_failure;
-mod key_look_ups;
+mod look_ups;
 mod plan;
 mod policy_selector;
 mod routes;
 mod step;
+mod warnings;
 
 pub(super) use access_lists::AccessLists;
 pub(super) use plan::Plan;

@@ -7,29 +7,52 @@ use http::request::Parts;
 use super::{
     AccessLists, PolicySelector,
     extract_failure::ExtractFailure,
-    key_look_ups::{Found, KeyLookUps},
+    look_ups::{Found, LookUps},
+    warnings::Warnings,
 };
 use crate::{
     charge::Charge,
-    check::CheckBuilder,
-    extract::{AsyncKeyExtractor, KeyExtractor},
+    check::{Check, CheckBuilder},
+    error::{ExtractError, ExtractErrorKind},
+    extract::{AsyncKeyExtractor, ChargesFuture, KeyExtractor, Keys},
     limiter::Limiter,
     middleware::Rejection,
+    policies::PoliciesRead,
     policy::Policy,
 };
 
 type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
+type LookUpCharges = dyn Fn(&Parts) -> ChargesFuture + Send + Sync;
 
 #[derive(Clone)]
 pub(in crate::middleware) struct Plan {
     pub(in crate::middleware) limiter: Limiter,
     pub(in crate::middleware) limits: Vec<(PolicySelector, Arc<dyn KeyExtractor>)>,
     pub(in crate::middleware) look_ups: Vec<(PolicySelector, Arc<dyn AsyncKeyExtractor>)>,
+    /// Of those, policy, key and cost are looked up.
+    pub(in crate::middleware) charge_look_ups: Vec<Arc<LookUpCharges>>,
     pub(in crate::middleware) cost: Option<Arc<Cost>>,
     pub(in crate::middleware) access_lists: AccessLists,
     /// Whether every policy is a shadow.
     pub(in crate::middleware) shadow: bool,
     pub(in crate::middleware) max_wait: Option<Duration>,
+    /// Whether a limit is by the peer's address.
+    pub(in crate::middleware) reads_peer: bool,
+    pub(super) warnings: Warnings,
+}
+
+/// The check of one request while it is being made.
+#[derive(Default)]
+pub(in crate::middleware) struct Draft {
+    charges: CheckBuilder,
+    read: PoliciesRead,
+    cost: u64,
+}
+
+impl Draft {
+    pub(super) fn build(self) -> Check {
+        self.charges.build()
+    }
 }
 
 impl Plan {
@@ -38,10 +61,13 @@ impl Plan {
             limiter,
             limits: Vec::new(),
             look_ups: Vec::new(),
+            charge_look_ups: Vec::new(),
             cost: None,
             access_lists: AccessLists::default(),
             shadow: false,
             max_wait: None,
+            reads_peer: false,
+            warnings: Warnings::default(),
         }
     }
 
@@ -49,6 +75,11 @@ impl Plan {
     pub(in crate::middleware) fn selectors(&self) -> impl Iterator<Item = &PolicySelector> {
         let limits = self.limits.iter().map(|(selector, _)| selector);
         limits.chain(self.look_ups.iter().map(|(selector, _)| selector))
+    }
+
+    /// Whether every policy is known before the first request.
+    pub(in crate::middleware) fn is_fixed(&self) -> bool {
+        self.charge_look_ups.is_empty() && self.selectors().all(|it| it.fixed().is_some())
     }
 
     /// The policies that do not depend on the request, as they are charged.
@@ -60,58 +91,68 @@ impl Plan {
     /// Whether no limit applies to the request: it is on a list.
     pub(super) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
         let skips = self.access_lists.skips(head);
-        skips.inspect_err(|_| self.limiter.report_blocked(None, self.shadow))
-    }
-
-    pub(super) fn cost(&self, head: &Parts) -> u64 {
-        self.cost.as_ref().map_or(1, |cost| cost(head))
+        skips.inspect_err(|_| self.limiter.report_blocked(None))
     }
 
     /// The charges of all limits whose keys are known from the head alone.
-    pub(super) fn charges(&self, head: &Parts, cost: u64) -> Result<CheckBuilder, Rejection> {
-        let mut charges = CheckBuilder::with_capacity(self.limits.len());
+    pub(super) fn charges(&self, head: &Parts) -> Result<Draft, Rejection> {
+        if self.reads_peer {
+            self.warnings.watch(head);
+        }
+        let mut draft = Draft {
+            charges: CheckBuilder::with_capacity(self.limits.len()),
+            read: PoliciesRead::default(),
+            cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
+        };
         for (selector, extractor) in &self.limits {
             let found = extractor.extract(head);
-            self.charge(&mut charges, selector, found, head, cost)?;
+            self.charge(&mut draft, selector, found, head)?;
         }
-        Ok(charges)
+        Ok(draft)
     }
 
-    pub(super) fn look_up(&self, head: &Parts) -> KeyLookUps {
-        let look_ups = self.look_ups.iter();
-        let look_ups = look_ups.map(|(_, extractor)| extractor.extract(head));
-        KeyLookUps::new(look_ups, self.limiter.timeout_of_calls())
+    /// Whether anything has to be looked up.
+    pub(super) fn looks_up(&self) -> bool {
+        !self.look_ups.is_empty() || !self.charge_look_ups.is_empty()
     }
 
-    /// Adds the charges of all limits whose keys were looked up.
+    pub(super) fn look_up(&self, head: &Parts) -> LookUps {
+        let keys = self.look_ups.iter();
+        let keys = keys.map(|(_, extractor)| extractor.extract(head));
+        let charges = self.charge_look_ups.iter().map(|look_up| look_up(head));
+        LookUps::new(keys, charges, self.limiter.timeout_of_calls())
+    }
+
+    /// Adds the charges of all limits that were looked up.
     pub(super) fn charge_found(
         &self,
-        charges: &mut CheckBuilder,
-        found: Vec<Found>,
+        draft: &mut Draft,
+        found: Found,
         head: &Parts,
-        cost: u64,
     ) -> Result<(), Rejection> {
-        let mut look_ups = self.look_ups.iter().zip(found);
-        look_ups.try_for_each(|((selector, _), found)| {
-            self.charge(charges, selector, found, head, cost)
-        })
+        for ((selector, _), keys) in self.look_ups.iter().zip(found.keys) {
+            self.charge(draft, selector, keys, head)?;
+        }
+        for charges in found.charges {
+            self.charge_as_found(draft, charges)?;
+        }
+        Ok(())
     }
 
     /// Charges what one limit has found. The policy is chosen once, and only where the limit may apply.
     fn charge(
         &self,
-        charges: &mut CheckBuilder,
+        draft: &mut Draft,
         selector: &PolicySelector,
-        found: Found,
+        found: Result<Keys, ExtractError>,
         head: &Parts,
-        cost: u64,
     ) -> Result<(), Rejection> {
         let keys = match self.access_lists.charged(found) {
             Ok(keys) if keys.is_empty() => return Ok(()),
             Ok(keys) => keys,
-            Err(rejection) => return self.fail_without_keys(selector, head, rejection),
+            Err(rejection) => return self.fail_without_keys(draft, selector, head, rejection),
         };
-        let (policy, weight) = match selector.choose(head) {
+        let (policy, weight) = match selector.choose(head, &mut draft.read) {
             Ok(Some(choice)) => choice,
             Ok(None) => return Ok(()),
             Err(error) => return self.fail(None, error.into()),
@@ -121,38 +162,70 @@ impl Plan {
         } else {
             policy
         };
+        let cost = draft.cost.saturating_mul(weight);
         for key in keys {
-            let charge = Charge::new(&policy, key, cost.saturating_mul(weight));
-            if let Err(error) = charges.add(charge) {
-                return self.fail(Some(&policy), Rejection::Undecided(error));
-            }
+            self.add(draft, &policy, Charge::new(&policy, key, cost))?;
         }
         Ok(())
+    }
+
+    /// Charges what one look-up has found, which has chosen policies and costs by itself.
+    fn charge_as_found(
+        &self,
+        draft: &mut Draft,
+        found: Result<Vec<Charge>, ExtractError>,
+    ) -> Result<(), Rejection> {
+        let charges = match found {
+            Ok(charges) => charges,
+            Err(error) => return self.fail(None, error.into()),
+        };
+        for charge in charges {
+            let policy = charge.policy();
+            match self.access_lists.charges(charge.key()) {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(rejection) => return self.fail(Some(policy), rejection),
+            }
+            let policy = if self.shadow {
+                policy.clone().shadow()
+            } else {
+                policy.clone()
+            };
+            self.add(draft, &policy, charge.with_policy(&policy))?;
+        }
+        Ok(())
+    }
+
+    fn add(&self, draft: &mut Draft, policy: &Policy, charge: Charge) -> Result<(), Rejection> {
+        match draft.charges.add(charge) {
+            Ok(()) => Ok(()),
+            Err(error) => self.fail(Some(policy), Rejection::Undecided(error)),
+        }
     }
 
     /// Cold, as [`fail`](Self::fail): apart from what every request runs through, which then stays in the cache.
     #[cold]
     fn fail_without_keys(
         &self,
+        draft: &mut Draft,
         selector: &PolicySelector,
         head: &Parts,
         rejection: Rejection,
     ) -> Result<(), Rejection> {
-        match selector.choose(head) {
+        match selector.choose(head, &mut draft.read) {
             Ok(Some((policy, _))) => self.fail(Some(&policy), rejection),
             // The limit does not apply, and lacks no key; a deny list applies all the same.
             Ok(None) if matches!(rejection, Rejection::MissingKey(_)) => Ok(()),
+            Err(error) if error.kind() == ExtractErrorKind::Misconfigured => {
+                self.fail(None, error.into())
+            }
             Ok(None) | Err(_) => self.fail(None, rejection),
         }
     }
 
     #[cold]
     fn fail(&self, policy: Option<&Policy>, rejection: Rejection) -> Result<(), Rejection> {
-        let failure = ExtractFailure {
-            policy,
-            shadow_layer: self.shadow,
-        };
-        failure.resolve(&self.limiter, rejection)
+        ExtractFailure { plan: self, policy }.resolve(rejection)
     }
 }
 

@@ -2,7 +2,11 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::request::Parts;
 
-use crate::{error::ExtractError, policies::PolicyHandle, policy::Policy};
+use crate::{
+    error::ExtractError,
+    policies::{PoliciesRead, PolicyHandle},
+    policy::Policy,
+};
 
 /// Selects the policy of a limit.
 ///
@@ -18,7 +22,8 @@ use crate::{error::ExtractError, policies::PolicyHandle, policy::Policy};
 /// the request with a 400, as a missing key does, and so does an error, unless it is
 /// [`Unavailable`](crate::error::ExtractErrorKind::Unavailable), which follows the failure policy. For a client that
 /// is not to be limited, let the extractor answer [`Keys::skip`](crate::extract::Keys::skip): then no policy is
-/// selected.
+/// selected. A closure must not wait: a tier that is in a database is looked up by
+/// [`charge_async`](crate::RateLimitLayer::charge_async).
 ///
 /// Counts belong to the policy's name. Tiers of different names are counted separately; policies of one name share
 /// their counts, so that a client that changes its tier keeps what it has used. Two policies of one name and different
@@ -55,7 +60,7 @@ enum Source {
 
 /// A policy by the head of the request.
 pub(super) trait Choose: fmt::Debug + Send + Sync {
-    fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError>;
+    fn choose(&self, head: &Parts, read: &mut PoliciesRead) -> Result<Choice<'_>, ExtractError>;
 
     /// All policies that are known before the first request.
     fn known(&self) -> Vec<Policy>;
@@ -70,11 +75,15 @@ impl PolicySelector {
         Self { source }
     }
 
-    pub(super) fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
+    pub(super) fn choose(
+        &self,
+        head: &Parts,
+        read: &mut PoliciesRead,
+    ) -> Result<Choice<'_>, ExtractError> {
         match &self.source {
             Source::Fixed(policy) => Ok(once(Cow::Borrowed(policy))),
-            Source::Live(policy) => Ok(once(Cow::Owned(policy.load()))),
-            Source::Chosen(chooser) => chooser.choose(head),
+            Source::Live(policy) => Ok(once(Cow::Owned(read.load(policy)))),
+            Source::Chosen(chooser) => chooser.choose(head, read),
         }
     }
 
@@ -107,6 +116,13 @@ impl From<Policy> for PolicySelector {
     }
 }
 
+/// A copy, which is cheap.
+impl From<&Policy> for PolicySelector {
+    fn from(policy: &Policy) -> Self {
+        policy.clone().into()
+    }
+}
+
 impl From<PolicyHandle> for PolicySelector {
     fn from(policy: PolicyHandle) -> Self {
         let source = Source::Live(policy);
@@ -130,7 +146,7 @@ impl<F> Choose for Closure<F>
 where
     F: Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync,
 {
-    fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
+    fn choose(&self, head: &Parts, _: &mut PoliciesRead) -> Result<Choice<'_>, ExtractError> {
         (self.0)(head).map(|policy| once(Cow::Owned(policy)))
     }
 
@@ -146,6 +162,11 @@ impl<F> fmt::Debug for Closure<F> {
 }
 
 /// What a closure that chooses a policy may answer.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no answer of a closure that chooses a policy",
+    note = "answer a `Policy`, an `Option<Policy>` or a `Result<Policy, ExtractError>`: of a reference, a copy, which \
+            is cheap: `policies.get(name).cloned()`"
+)]
 pub trait IntoPolicy {
     /// Converts the answer.
     ///

@@ -3,7 +3,7 @@ use std::{collections::HashMap, fmt};
 use http::{Method, request::Parts};
 
 use super::policy_selector::{Choice, Choose, PolicySelector};
-use crate::{error::ExtractError, policy::Policy};
+use crate::{error::ExtractError, policies::PoliciesRead, policy::Policy};
 
 /// A policy for each route, by method and path: the first argument of a [`limit`](crate::RateLimitLayer::limit).
 ///
@@ -12,6 +12,10 @@ use crate::{error::ExtractError, policy::Policy};
 /// choose among entries by how it writes a path. This needs the feature `axum` and a layer *inside* the router
 /// (`Router::layer`, `Router::route_layer`). Where no router has matched, as in a fallback, the path that the client
 /// sent is compared as it is; without the feature, what nested routers have left of it.
+///
+/// **Outside the router** the template is not known: on a tower stack around it, and around a `nest_service`. Entries
+/// without captures apply there, too. A request that could be meant by an entry *with* captures cannot be decided: it
+/// is answered with a 500, and a warning says so once.
 ///
 /// An entry for the request's method takes precedence over one for any method. A `HEAD` request uses the entry for
 /// `GET`, as it is served, unless it has an entry of its own. A request without an entry is limited by the default of
@@ -67,11 +71,11 @@ impl Route {
         self
     }
 
-    fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
+    fn choose(&self, head: &Parts, read: &mut PoliciesRead) -> Result<Choice<'_>, ExtractError> {
         let Some((source, weight)) = &self.limit else {
             return Ok(None);
         };
-        let choice = source.choose(head)?;
+        let choice = source.choose(head, read)?;
         Ok(choice.map(|(policy, inner)| (policy, inner.saturating_mul(*weight))))
     }
 
@@ -116,8 +120,8 @@ impl Routes {
         self
     }
 
-    fn find(&self, method: &Method, path: &str) -> &Route {
-        let entries = self.by_path.get(path).map_or(&[][..], Vec::as_slice);
+    fn find(&self, method: &Method, path: &str) -> Option<&Route> {
+        let entries = self.by_path.get(path)?;
         let of = |method: Option<&Method>| {
             let entry = entries.iter().find(|(it, _)| it.as_ref() == method);
             entry.map(|(_, route)| route)
@@ -125,13 +129,34 @@ impl Routes {
         of(Some(method))
             .or_else(|| of(Some(&Method::GET)).filter(|_| method == Method::HEAD))
             .or_else(|| of(None))
-            .unwrap_or(&self.default)
+    }
+
+    /// The entry for a request whose path no router has matched.
+    fn find_unmatched(&self, method: &Method, path: &str) -> Result<Option<&Route>, ExtractError> {
+        let found = self.find(method, path);
+        let mut templates = self.by_path.keys().filter(|it| it.contains('{'));
+        let is_meant =
+            |template: &str| fits(template, path) && self.find(method, template).is_some();
+        if found.is_none() && templates.any(|template| is_meant(template)) {
+            return Err(NOT_MATCHED);
+        }
+        Ok(found)
     }
 }
 
+const NOT_MATCHED: ExtractError = ExtractError::misconfigured(
+    "the table of routes has entries with captures, as in /items/{id}, and this layer does not see which route was \
+     matched: enable sluicegate's feature `axum`, and add the layer to the `Router` whose routes they are, not around \
+     it or around a `nest_service`",
+);
+
 impl Choose for Routes {
-    fn choose(&self, head: &Parts) -> Result<Choice<'_>, ExtractError> {
-        self.find(&head.method, path(head)).choose(head)
+    fn choose(&self, head: &Parts, read: &mut PoliciesRead) -> Result<Choice<'_>, ExtractError> {
+        let found = match matched_path(head) {
+            Some(path) => self.find(&head.method, path),
+            None => self.find_unmatched(&head.method, sent_path(head))?,
+        };
+        found.unwrap_or(&self.default).choose(head, read)
     }
 
     fn known(&self) -> Vec<Policy> {
@@ -168,20 +193,50 @@ fn read_method(method: &str) -> Result<Method, &'static str> {
     method.parse().map_err(|_| FORM)
 }
 
+/// Whether a router could match a path with this template.
+fn fits(template: &str, path: &str) -> bool {
+    let mut segments = path.split('/');
+    for part in template.split('/') {
+        let Some(segment) = segments.next() else {
+            return false;
+        };
+        let is_capture = part.starts_with('{') && !part.starts_with("{{");
+        if is_capture && part.starts_with("{*") {
+            return !segment.is_empty() || segments.next().is_some();
+        }
+        let fits = if is_capture {
+            !segment.is_empty()
+        } else {
+            part == segment
+        };
+        if !fits {
+            return false;
+        }
+    }
+    segments.next().is_none()
+}
+
+#[cfg(feature = "axum")]
+fn matched_path(head: &Parts) -> Option<&str> {
+    let matched = head.extensions.get::<axum::extract::MatchedPath>();
+    matched.map(axum::extract::MatchedPath::as_str)
+}
+
+#[cfg(not(feature = "axum"))]
+const fn matched_path(_: &Parts) -> Option<&str> {
+    None
+}
+
 /// A nested router removes its prefix from the URI, and its fallback has no matched path: `/health` may be
 /// `/api/health` there.
 #[cfg(feature = "axum")]
-fn path(head: &Parts) -> &str {
-    use axum::extract::{MatchedPath, OriginalUri};
-    if let Some(matched) = head.extensions.get::<MatchedPath>() {
-        return matched.as_str();
-    }
-    let original = head.extensions.get::<OriginalUri>();
+fn sent_path(head: &Parts) -> &str {
+    let original = head.extensions.get::<axum::extract::OriginalUri>();
     original.map_or(&head.uri, |uri| &uri.0).path()
 }
 
 #[cfg(not(feature = "axum"))]
-fn path(head: &Parts) -> &str {
+fn sent_path(head: &Parts) -> &str {
     head.uri.path()
 }
 
@@ -191,5 +246,30 @@ impl fmt::Debug for Routes {
             .field("by_path", &self.by_path)
             .field("default", &self.default)
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_fits_the_paths_that_a_router_could_match_with_it() {
+        for (template, path, expected) in [
+            ("/items/{id}", "/items/7", true),
+            ("/items/{id}", "/items/", false),
+            ("/items/{id}", "/items", false),
+            ("/items/{id}", "/items/7/", false),
+            ("/items/{id}", "/things/7", false),
+            ("/{tenant}/items", "/acme/items", true),
+            ("/{tenant}/items", "/acme/things", false),
+            ("/files/{*path}", "/files/a", true),
+            ("/files/{*path}", "/files/a/b/", true),
+            ("/files/{*path}", "/files/", false),
+            ("/files/{*path}", "/files", false),
+            ("/{{id}}", "/7", false),
+        ] {
+            assert_eq!(fits(template, path), expected, "{template} {path}");
+        }
     }
 }

@@ -7,9 +7,12 @@ use std::{
 use http::request::Parts;
 use pin_project_lite::pin_project;
 
-use super::{key_look_ups::KeyLookUps, plan::Plan};
+use super::{
+    look_ups::LookUps,
+    plan::{Draft, Plan},
+};
 use crate::{
-    check::{Check, CheckBuilder},
+    check::Check,
     decision::Decision,
     limiter::{DecisionFuture, Resolution},
     middleware::Rejection,
@@ -31,9 +34,8 @@ pin_project! {
             admission: Option<Admission>,
         },
         LookingUp {
-            look_ups: Pin<Box<KeyLookUps>>,
-            charges: CheckBuilder,
-            cost: u64,
+            look_ups: Pin<Box<LookUps>>,
+            draft: Draft,
         },
         Waiting {
             resolution: Pin<Box<dyn Future<Output = Resolution> + Send>>,
@@ -53,14 +55,12 @@ impl Step {
             Ok(true) => return Self::known(Ok(None)),
             Err(rejection) => return Self::reject(plan, rejection),
         }
-        let cost = plan.cost(head);
-        match plan.charges(head, cost) {
+        match plan.charges(head) {
             Err(rejection) => Self::reject(plan, rejection),
-            Ok(charges) if plan.look_ups.is_empty() => Self::submit(plan, charges.build()),
-            Ok(charges) => Self::LookingUp {
+            Ok(draft) if !plan.looks_up() => Self::submit(plan, draft.build()),
+            Ok(draft) => Self::LookingUp {
                 look_ups: Box::pin(plan.look_up(head)),
-                charges,
-                cost,
+                draft,
             },
         }
     }
@@ -78,15 +78,11 @@ impl Step {
                     Some(admission) => return Poll::Ready(admission),
                     None => panic!("polled after completion"),
                 },
-                StepProj::LookingUp {
-                    look_ups,
-                    charges,
-                    cost,
-                } => {
+                StepProj::LookingUp { look_ups, draft } => {
                     let found = ready!(look_ups.as_mut().poll(cx));
-                    let mut charges = mem::take(charges);
-                    match plan.charge_found(&mut charges, found, head, *cost) {
-                        Ok(()) => Self::submit(plan, charges.build()),
+                    let mut draft = mem::take(draft);
+                    match plan.charge_found(&mut draft, found, head) {
+                        Ok(()) => Self::submit(plan, draft.build()),
                         Err(rejection) => Self::reject(plan, rejection),
                     }
                 }
@@ -116,9 +112,9 @@ impl Step {
         }
     }
 
-    /// A shadow layer rejects nothing.
+    /// The policies of a shadow layer reject nothing; its deny lists do.
     fn reject(plan: &Plan, rejection: Rejection) -> Self {
-        Self::known(if plan.shadow {
+        Self::known(if plan.shadow && !matches!(rejection, Rejection::Blocked) {
             Ok(None)
         } else {
             Err(rejection)

@@ -16,8 +16,8 @@ use crate::{
 pub enum Rejection {
     /// A limit denied the request.
     Denied(Denial),
-    /// No key could be extracted from the request: it does not identify its client, or the service could not find out
-    /// and the failure policy is not `Open`.
+    /// No key could be extracted from the request: it does not identify its client, the service could not find out and
+    /// the failure policy is not `Open`, or the service is misconfigured.
     MissingKey(ExtractError),
     /// The request, or one of its keys, is blocked by a list:
     /// [`block`](crate::RateLimitLayer::block), [`block_keys`](crate::RateLimitLayer::block_keys).
@@ -28,8 +28,9 @@ pub enum Rejection {
 
 impl Rejection {
     /// 429 when a limit denied it, 413 when its cost can never fit a limit, 403 when a list blocked it, 400 when it does
-    /// not identify its client, 503 when the service cannot identify the client or decide, 500 when the layer made a
-    /// check that no store can decide.
+    /// not identify its client, 401 when the client has to authenticate for that, 503 when the service cannot identify
+    /// the client or decide, 500 when the service is [misconfigured](ExtractErrorKind::Misconfigured), or the layer made
+    /// a check that no store can decide.
     ///
     /// A cost that can never fit is not a 429: without a `Retry-After`, clients would send the same request again at
     /// once.
@@ -39,10 +40,12 @@ impl Rejection {
             Self::Denied(denial) if denial.retry_after().is_none() => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Denied(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Blocked => StatusCode::FORBIDDEN,
-            Self::MissingKey(error) if error.kind() == ExtractErrorKind::Unavailable => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
-            Self::MissingKey(_) => StatusCode::BAD_REQUEST,
+            Self::MissingKey(error) => match error.kind() {
+                ExtractErrorKind::Missing | ExtractErrorKind::Malformed => StatusCode::BAD_REQUEST,
+                ExtractErrorKind::Unauthenticated => StatusCode::UNAUTHORIZED,
+                ExtractErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+                ExtractErrorKind::Misconfigured => StatusCode::INTERNAL_SERVER_ERROR,
+            },
             Self::Undecided(error) if error.kind() == StoreErrorKind::InvalidRequest => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }

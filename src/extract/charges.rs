@@ -1,0 +1,51 @@
+use std::pin::Pin;
+
+use crate::{charge::Charge, error::ExtractError};
+
+/// The future of a look-up of charges.
+pub(crate) type ChargesFuture =
+    Pin<Box<dyn Future<Output = Result<Vec<Charge>, ExtractError>> + Send>>;
+
+/// What the look-up of [`charge_async`](crate::RateLimitLayer::charge_async) may answer: a [`Charge`], an `Option`, a
+/// `Vec`, or a `Result` of one of them.
+///
+/// `None` is [`Missing`](crate::error::ExtractErrorKind::Missing), and the request is rejected; an empty `Vec` means
+/// that this limit does not apply.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no answer of a look-up of charges",
+    note = "answer a `Charge`, an `Option<Charge>`, a `Vec<Charge>`, or a `Result` of one, whose error is an \
+            `ExtractError`"
+)]
+pub trait IntoCharges {
+    /// Converts the answer.
+    ///
+    /// # Errors
+    ///
+    /// When the answer is an error, or `None`.
+    fn into_charges(self) -> Result<Vec<Charge>, ExtractError>;
+}
+
+impl IntoCharges for Charge {
+    fn into_charges(self) -> Result<Vec<Charge>, ExtractError> {
+        Ok(vec![self])
+    }
+}
+
+impl IntoCharges for Vec<Charge> {
+    fn into_charges(self) -> Result<Vec<Charge>, ExtractError> {
+        Ok(self)
+    }
+}
+
+impl IntoCharges for Option<Charge> {
+    fn into_charges(self) -> Result<Vec<Charge>, ExtractError> {
+        let charge = self.ok_or(ExtractError::missing("the look-up found nobody to charge"))?;
+        charge.into_charges()
+    }
+}
+
+impl<C: IntoCharges> IntoCharges for Result<C, ExtractError> {
+    fn into_charges(self) -> Result<Vec<Charge>, ExtractError> {
+        self?.into_charges()
+    }
+}

@@ -1,0 +1,44 @@
+//! What an operator has to know, whether there is an observer or not: warnings of the crate `tracing`.
+//!
+//! Each is written once for its cause, and none holds a key or anything else that a client has sent. Without the
+//! feature `tracing`, nothing is written.
+
+use crate::error::{ExtractError, StoreError};
+
+/// A limit that can find no key for any request.
+pub(crate) fn misconfigured(policy: Option<&str>, error: &ExtractError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "sluicegate", policy, "misconfigured: {error}");
+    #[cfg(not(feature = "tracing"))]
+    let _ = (policy, error);
+}
+
+/// A limit by the peer's address whose peers are proxies.
+pub(crate) fn behind_proxy() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        "misconfigured: a limit is by `PeerIp`, but the requests have been forwarded by a proxy, whose address all \
+         clients share: use `ForwardedIp` with the proxy's networks, so that each has its own"
+    );
+}
+
+/// The store is not called any more.
+pub(crate) fn breaker_opened(error: &StoreError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        kind = error.kind().as_str(),
+        %error,
+        cause = std::error::Error::source(error).map(ToString::to_string),
+        "breaker opened: the store has failed five times in a row; the failure policy applies until it answers"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = error;
+}
+
+/// The store is called again.
+pub(crate) fn breaker_closed() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "sluicegate", "breaker closed: the store decides again");
+}

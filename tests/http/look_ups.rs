@@ -1,0 +1,223 @@
+//! Policies, keys and costs that have to be looked up.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use crate::common::{log::Log, scripted::Scripted};
+use futures::FutureExt;
+use http::{Request, Response, request::Parts};
+use sluicegate::{
+    Charge, FailurePolicy, Key, KeyExtractor, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    error::ExtractError,
+    extract::{IntoCharges, Keys},
+};
+use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt, service_fn};
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn charge(name: &str, key: &'static str, cost: u64) -> Charge {
+    Charge::new(&policy(name, "5/1d"), Key::new("user", key), cost)
+}
+
+async fn ask(layer: &RateLimitLayer, user: &str) -> Response<String> {
+    let inner =
+        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    let request = Request::get("/").header("x-user", user);
+    let request = request.body(String::new()).unwrap();
+    layer.clone().layer(inner).oneshot(request).await.unwrap()
+}
+
+async fn status(layer: &RateLimitLayer, user: &str) -> u16 {
+    ask(layer, user).await.status().as_u16()
+}
+
+/// A layer whose only limit answers this.
+fn answering<C: IntoCharges + Clone + Send + Sync + 'static>(
+    store: Arc<Scripted>,
+    answer: C,
+) -> RateLimitLayer {
+    RateLimitLayer::new(store).charge_async(move |_| std::future::ready(answer.clone()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_policy_the_key_and_the_cost_are_those_that_were_looked_up() {
+    let tiers = [("alice", "free", "2/1d", 1), ("bob", "pro", "9/1d", 3)];
+    let layer = RateLimitLayer::new(MemoryStore::new()).charge_async(move |head| {
+        let user = head.headers["x-user"].to_str().unwrap().to_owned();
+        async move {
+            sleep(Duration::from_millis(20)).await;
+            let tier = tiers.iter().find(|(name, ..)| *name == user);
+            tier.map(|(_, name, rules, cost)| {
+                Charge::new(&policy(name, rules), Key::new("user", &user), *cost)
+            })
+        }
+    });
+    for (user, expected) in [
+        ("alice", r#""free";r=1;t=87840"#),
+        ("bob", r#""pro";r=6;t=87840"#),
+        ("alice", r#""free";r=0;t=87840"#),
+        ("bob", r#""pro";r=3;t=87840"#),
+        ("bob", r#""pro";r=0;t=87840"#),
+    ] {
+        let response = ask(&layer, user).await;
+        assert_eq!(response.status(), 200);
+        let quota = response.headers()["ratelimit"].to_str().unwrap();
+        assert_eq!(quota.split(";t=").next(), expected.split(";t=").next());
+    }
+    assert_eq!(status(&layer, "alice").await, 429);
+    assert_eq!(status(&layer, "bob").await, 429);
+    assert_eq!(status(&layer, "mallory").await, 400);
+}
+
+#[tokio::test]
+async fn a_look_up_answers_one_charge_several_none_or_an_error() {
+    let store = Scripted::allowing();
+    let several = vec![
+        charge("a", "x", 2),
+        charge("b", "x", 3),
+        charge("a", "x", 4),
+    ];
+    assert_eq!(status(&answering(store.clone(), several), "").await, 200);
+    assert_eq!(store.only_check(), ["a user 6", "b user 3"]);
+
+    let unavailable = || ExtractError::unavailable("told to");
+    let nothing = Vec::<Charge>::new;
+    let answers = [
+        (answering(Scripted::allowing(), nothing()), 200),
+        (answering(Scripted::allowing(), None::<Charge>), 400),
+        (
+            answering(Scripted::allowing(), Ok(Some(charge("a", "x", 1)))),
+            200,
+        ),
+        (
+            answering(Scripted::allowing(), Err::<Charge, _>(unavailable())),
+            200,
+        ),
+        (
+            answering(Scripted::allowing(), Err::<Charge, _>(unavailable()))
+                .on_failure(FailurePolicy::Closed),
+            503,
+        ),
+        (
+            answering(
+                Scripted::allowing(),
+                Err::<Charge, _>(ExtractError::unauthenticated("Bearer")),
+            ),
+            401,
+        ),
+        (
+            answering(
+                Scripted::allowing(),
+                Err::<Charge, _>(ExtractError::misconfigured("no pool in the extensions")),
+            ),
+            500,
+        ),
+    ];
+    for (number, (layer, expected)) in answers.into_iter().enumerate() {
+        assert_eq!(status(&layer, "").await, expected, "answer {number}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn look_ups_of_keys_and_of_charges_run_at_the_same_time_under_one_timeout() {
+    let store = Scripted::allowing();
+    let log = Log::default();
+    let after = |ms, name: &'static str| {
+        move |_: &Parts| sleep(Duration::from_millis(ms)).map(move |()| Key::new("user", name))
+    };
+    let charging = |ms, name: &'static str| {
+        move |_: &Parts| sleep(Duration::from_millis(ms)).map(move |()| charge(name, "x", 1))
+    };
+    let layer = RateLimitLayer::new(store.clone())
+        .observer(log.clone())
+        .charge_async(charging(90, "late"))
+        .charge_async(charging(10, "soon"))
+        .limit_async(policy("key", "5/1d"), after(80, "x"))
+        .limit(policy("head", "5/1d"), Key::new("service", "all"));
+    let start = Instant::now();
+    assert_eq!(status(&layer, "").await, 200);
+    assert_eq!(start.elapsed(), Duration::from_millis(90));
+    let expected = ["head service 1", "key user 1", "late user 1", "soon user 1"];
+    assert_eq!(store.only_check(), expected);
+
+    // One that is too late follows the failure policy; the others are charged.
+    let layer = layer.charge_async(charging(101, "never"));
+    let start = Instant::now();
+    assert_eq!(status(&layer, "").await, 200);
+    assert_eq!(start.elapsed(), Duration::from_millis(100));
+    assert_eq!(store.checks()[1].charges().len(), 4);
+    assert_eq!(log.lines()[1], "? unavailable passed");
+    let layer = layer.on_failure(FailurePolicy::Closed);
+    assert_eq!(status(&layer, "").await, 503);
+    assert_eq!(store.checks().len(), 2);
+}
+
+#[tokio::test]
+async fn no_look_up_begins_when_the_head_alone_rejects() {
+    let begun = Arc::new(Mutex::new(0));
+    let count = begun.clone();
+    let layer = RateLimitLayer::new(MemoryStore::new())
+        .limit(policy("ip", "5/1d"), PeerIp)
+        .charge_async(move |_| {
+            *count.lock().unwrap() += 1;
+            std::future::ready(charge("a", "x", 1))
+        });
+    assert_eq!(status(&layer, "").await, 500);
+    assert_eq!(*begun.lock().unwrap(), 0);
+}
+
+#[tokio::test]
+async fn lists_and_shadows_apply_to_charges_that_were_looked_up() {
+    let store = Scripted::allowing();
+    let both = || vec![charge("a", "partner", 1), charge("a", "other", 1)];
+    let layer = answering(store.clone(), both());
+    let is_partner = |key: &Key| key.value() == b"partner";
+    assert_eq!(status(&layer.clone().block_keys(is_partner), "").await, 403);
+    assert!(store.checks().is_empty());
+    assert_eq!(status(&layer.clone().skip_keys(is_partner), "").await, 200);
+    assert_eq!(store.checks()[0].charges(), [charge("a", "other", 1)]);
+    assert_eq!(status(&layer.shadow(), "").await, 200);
+    assert!(store.checks()[1].charges().is_empty());
+    assert_eq!(store.checks()[1].shadow_charges().len(), 2);
+}
+
+#[tokio::test]
+async fn two_policies_of_one_name_for_one_key_are_a_mistake_of_the_service() {
+    let clash = vec![
+        charge("a", "x", 1),
+        Charge::new(&policy("a", "6/1d"), Key::new("user", "x"), 1),
+    ];
+    let layer = answering(Scripted::allowing(), clash);
+    assert_eq!(status(&layer, "").await, 500);
+    let layer = answering(Scripted::allowing(), charge("a", "x", 1));
+    let fixed = layer.limit(policy("a", "6/1d"), Key::new("user", "x"));
+    assert_eq!(status(&fixed, "").await, 500);
+}
+
+#[tokio::test]
+async fn a_look_up_can_begin_with_the_key_of_another_extractor() {
+    let store = Scripted::allowing();
+    let layer = RateLimitLayer::new(store.clone()).charge_async(|head: &Parts| {
+        let keys = PeerIp.extract(head);
+        async move {
+            let tier = policy("tier", "5/1d");
+            let charge = |key| Charge::new(&tier, key, 1);
+            Ok::<Vec<Charge>, ExtractError>(Keys::into_iter(keys?).map(charge).collect())
+        }
+    });
+    assert_eq!(status(&layer, "").await, 500);
+    let inner =
+        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    let mut request = Request::new(String::new());
+    let peer: std::net::SocketAddr = "203.0.113.7:1".parse().unwrap();
+    request.extensions_mut().insert(peer);
+    let response = layer.layer(inner).oneshot(request).await.unwrap();
+    assert_eq!(response.status(), 200);
+    assert_eq!(store.only_check(), ["tier ip 1"]);
+}

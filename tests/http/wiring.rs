@@ -1,0 +1,471 @@
+//! A service that is put together in a wrong way is told so, once and loudly, and neither lets requests pass nor gives
+//! them a shared limit.
+
+use std::{convert::Infallible, net::SocketAddr};
+
+use crate::common::{log::Log, scripted::Scripted, trace::traced};
+use axum::{
+    Router,
+    body::Body,
+    extract::connect_info::MockConnectInfo,
+    middleware::{Next, from_fn},
+    routing::get,
+};
+use http::{Method, Request, Response, StatusCode};
+use sluicegate::{
+    FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy,
+    RateLimitLayer,
+    error::{ExtractError, PolicyError},
+    extract::{Extension, TrustedProxies},
+    middleware::{Route, Routes},
+    policies::{Policies, ReloadablePolicies},
+};
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+
+const SECRET: &str = "sk_live_do_not_show";
+
+#[derive(Clone)]
+struct User(&'static str);
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn limit(extractor: impl KeyExtractor) -> RateLimitLayer {
+    RateLimitLayer::new(MemoryStore::new()).limit(policy("api", "9999/1m"), extractor)
+}
+
+fn by_user() -> Extension<User> {
+    Extension::new(|user: &User| Key::new("user", user.0))
+}
+
+fn app(layer: RateLimitLayer) -> Router {
+    Router::new()
+        .route("/", get(async || "hello"))
+        .route("/health", get(async || "hello"))
+        .route("/items/{id}", get(async || "hello"))
+        .layer(layer)
+}
+
+async fn ask(app: &Router, path: &str) -> Response<Body> {
+    let request = Request::get(path).header("x-api-key", SECRET);
+    let request = request.header("x-forwarded-for", "203.0.113.7");
+    let request = request.body(Body::empty()).unwrap();
+    app.clone().oneshot(request).await.unwrap()
+}
+
+async fn status(app: &Router, path: &str) -> u16 {
+    ask(app, path).await.status().as_u16()
+}
+
+/// Asks the service of this layer alone, without a router, and answers the status.
+async fn bare(layer: &RateLimitLayer, path: &str) -> u16 {
+    let inner =
+        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    let request = Request::get(path).body(String::new()).unwrap();
+    let response = layer.clone().layer(inner).oneshot(request).await.unwrap();
+    response.status().as_u16()
+}
+
+// No peer address
+
+#[test]
+fn a_server_that_tells_no_peer_address_gets_a_500_and_one_warning() {
+    let trusted = || TrustedProxies::networks(["10.0.0.0/8".parse().unwrap()]);
+    let extractors: [Box<dyn KeyExtractor>; 6] = [
+        Box::new(PeerIp),
+        Box::new(ForwardedIp::x_forwarded_for(trusted())),
+        Box::new(PeerIp.or_skip()),
+        Box::new(PeerIp.or_shared(Key::new("service", "all"))),
+        Box::new(PeerIp.or(Header::new("x-api-key"))),
+        Box::new(Header::new("x-api-key").and(PeerIp)),
+    ];
+    for extractor in extractors {
+        let lines = traced(true, async {
+            let app = app(limit(extractor).on_failure(FailurePolicy::Open));
+            for _ in 0..50 {
+                assert_eq!(status(&app, "/").await, 500);
+            }
+            // A layer at work: the address is known.
+            let mended = app.layer(MockConnectInfo(SocketAddr::from(([10, 0, 0, 1], 1))));
+            assert_eq!(status(&mended, "/").await, 200);
+        });
+        let [line] = &lines[..] else {
+            panic!("{lines:?}");
+        };
+        assert!(line.starts_with("WARN misconfigured: "), "{line}");
+        for said in [
+            "policy=\"api\"",
+            "into_make_service_with_connect_info::<SocketAddr>()",
+            "MockConnectInfo",
+            "tonic",
+        ] {
+            assert!(line.contains(said), "{line}");
+        }
+        assert!(!line.contains(SECRET) && !line.contains("203.0.113"));
+    }
+}
+
+#[test]
+fn each_layer_tells_each_of_its_mistakes_once() {
+    let lines = traced(false, async {
+        let both = limit(PeerIp).limit(policy("user", "9/1m"), by_user());
+        // Shadows reject nothing, so that both mistakes are met.
+        let shadow = both.clone().shadow();
+        let other = shadow.clone().jitter(std::time::Duration::from_secs(1));
+        for layer in [shadow, other] {
+            for _ in 0..3 {
+                assert_eq!(bare(&layer, "/").await, 200);
+            }
+        }
+        assert_eq!(bare(&both, "/").await, 500);
+        assert_eq!(bare(&both, "/").await, 500);
+    });
+    let told = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
+    let counts = (
+        told("no request has a peer address"),
+        told("::User`: no request has one"),
+    );
+    assert_eq!(counts, (3, 2), "{lines:?}");
+    assert_eq!(lines.len(), 5, "{lines:?}");
+}
+
+#[tokio::test]
+async fn the_observer_and_the_response_tell_a_mistake_from_a_missing_key() {
+    let log = Log::default();
+    let layer = RateLimitLayer::new(Scripted::allowing()).observer(log.clone());
+    let of = |name: &str| layer.clone().limit(policy(name, "1/1s"), PeerIp);
+    assert_eq!(bare(&of("a"), "/").await, 500);
+    assert_eq!(bare(&of("b").shadow(), "/").await, 200);
+    let absent = Header::new("absent").or_unauthorized("Bearer");
+    let layer = layer.limit(policy("c", "1/1s"), absent);
+    assert_eq!(bare(&layer, "/").await, 401);
+    let expected = [
+        "a misconfigured rejected",
+        "b misconfigured passed",
+        "c unauthenticated rejected",
+    ];
+    assert_eq!(log.lines(), expected);
+}
+
+#[test]
+fn a_users_own_extractor_can_tell_a_mistake() {
+    let lines = traced(false, async {
+        let layer = limit(|_: &http::request::Parts| {
+            Err::<Key, _>(ExtractError::misconfigured("the session layer is missing"))
+        });
+        for _ in 0..3 {
+            assert_eq!(bare(&layer, "/").await, 500);
+        }
+    });
+    assert_eq!(
+        lines,
+        [r#"WARN misconfigured: the session layer is missing policy="api""#]
+    );
+}
+
+// No user
+
+/// An app whose authentication knows who it is, or that nobody has signed in.
+fn authenticated(layer: RateLimitLayer, known: bool) -> Router {
+    let authenticate = move |mut request: axum::extract::Request, next: Next| {
+        let user = known.then_some(User("alice"));
+        request.extensions_mut().insert(user);
+        next.run(request)
+    };
+    app(layer).layer(from_fn(authenticate))
+}
+
+#[tokio::test]
+async fn what_nobody_who_has_signed_in_gets_is_the_users_choice() {
+    let peer = MockConnectInfo(SocketAddr::from(([203, 0, 113, 7], 1)));
+    let shared = || Key::new("anonymous", "all");
+    let choices: [(Box<dyn KeyExtractor>, u16); 5] = [
+        (Box::new(by_user()), 400),
+        (Box::new(by_user().or_skip()), 200),
+        (Box::new(by_user().or_shared(shared())), 200),
+        (Box::new(by_user().or_unauthorized("Bearer")), 401),
+        (Box::new(by_user().or(PeerIp)), 200),
+    ];
+    for (extractor, expected) in choices {
+        let layer = limit(extractor);
+        let nobody = authenticated(layer.clone(), false).layer(peer);
+        let response = ask(&nobody, "/").await;
+        assert_eq!(response.status(), expected);
+        let challenge = response.headers().get("www-authenticate");
+        assert_eq!(challenge.is_some(), expected == 401);
+        let alice = authenticated(layer.clone(), true).layer(peer);
+        assert_eq!(status(&alice, "/").await, 200);
+        // Authentication inside the limit, or none at all: a mistake, whatever was chosen for nobody.
+        assert_eq!(status(&app(layer).layer(peer), "/").await, 500);
+    }
+}
+
+#[test]
+#[should_panic(expected = "cannot be the value of a header")]
+fn a_challenge_that_no_header_can_hold_is_an_error_when_built() {
+    let _ = by_user().or_unauthorized("Bearer\n");
+}
+
+#[tokio::test]
+async fn a_challenge_of_the_users_own_response_stays() {
+    let layer = limit(Header::new("absent").or_unauthorized("Bearer")).rejection(
+        |rejection: &sluicegate::middleware::Rejection, _: &http::request::Parts| {
+            let response = Response::builder().status(rejection.status());
+            let response = response.header("www-authenticate", r#"Bearer realm="api""#);
+            response.body(Body::empty()).unwrap()
+        },
+    );
+    let app = Router::new().route("/", get(async || "hello")).layer(layer);
+    let response = ask(&app, "/").await;
+    assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
+    let challenges = response.headers().get_all("www-authenticate");
+    assert_eq!(
+        challenges.iter().collect::<Vec<_>>(),
+        [r#"Bearer realm="api""#]
+    );
+}
+
+// Behind a proxy
+
+/// What is warned of when a limit gets requests, of which so many in each hundred were not forwarded.
+fn forwarded(extractor: impl KeyExtractor, direct: usize, requests: usize) -> Vec<String> {
+    traced(false, async {
+        let layer = limit(extractor);
+        let inner = service_fn(async |_: Request<String>| {
+            Ok::<_, Infallible>(Response::new(String::new()))
+        });
+        let service = layer.layer(inner);
+        for number in 0..requests {
+            let mut request = Request::get("/");
+            if number % 100 >= direct {
+                let name = ["x-forwarded-for", "forwarded"][number % 2];
+                request = request.header(name, format!("for=198.51.100.{}", number % 250));
+            }
+            let mut request = request.body(String::new()).unwrap();
+            let peer = SocketAddr::from(([10, 0, 0, 1], 1));
+            request.extensions_mut().insert(peer);
+            let response = service.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), 200);
+        }
+    })
+}
+
+#[test]
+fn limiting_proxies_by_their_address_is_warned_of_once() {
+    for direct in [0, 10] {
+        let lines = forwarded(PeerIp, direct, 500);
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(lines[0].starts_with("WARN misconfigured: a limit is by `PeerIp`"));
+        assert!(lines[0].contains("use `ForwardedIp`") && !lines[0].contains("198.51.100"));
+    }
+    let combined: [Box<dyn KeyExtractor>; 4] = [
+        Box::new(PeerIp.ipv6_prefix(56).or_skip()),
+        Box::new(Header::new("x-api-key").or(PeerIp)),
+        Box::new(PeerIp.and(Key::new("service", "all"))),
+        Box::new(PeerIp.only_when(|head: &http::request::Parts| head.method == Method::GET)),
+    ];
+    for extractor in combined {
+        assert_eq!(forwarded(extractor, 0, 100).len(), 1);
+    }
+}
+
+#[test]
+fn nobody_is_warned_of_proxies_without_a_reason() {
+    assert!(forwarded(PeerIp, 0, 99).is_empty());
+    assert!(forwarded(PeerIp, 11, 500).is_empty());
+    let trusted = TrustedProxies::networks(["192.0.2.0/24".parse().unwrap()]);
+    assert!(forwarded(ForwardedIp::x_forwarded_for(trusted), 0, 500).is_empty());
+    assert!(forwarded(Key::new("service", "all"), 0, 500).is_empty());
+}
+
+// No matched path
+
+fn table() -> RateLimitLayer {
+    let routes = Routes::new(Route::skip())
+        .route("/health", policy("health", "9/1m"))
+        .route("GET /items/{id}", policy("items", "9/1m"))
+        .route("/v1/items/{id}", policy("items", "9/1m"))
+        .route("POST /orders/{id}", policy("orders", "9/1m"));
+    RateLimitLayer::new(MemoryStore::new()).limit(routes, Key::new("service", "all"))
+}
+
+#[test]
+fn a_table_outside_the_router_rejects_what_it_cannot_decide() {
+    let plain = Router::new()
+        .route("/", get(async || "hello"))
+        .route("/health", get(async || "hello"))
+        .route("/orders/{id}", get(async || "hello"))
+        .route("/items/{id}", get(async || "hello"));
+    let around = ServiceBuilder::new().layer(table()).service(plain.clone());
+    let lines = traced(false, async {
+        for _ in 0..3 {
+            for (path, expected) in [
+                ("/items/7", 500),
+                ("/items/%37", 500),
+                ("/health", 200),
+                ("/", 200),
+                // The table has an entry for another method alone.
+                ("/orders/7", 200),
+            ] {
+                let request = Request::get(path).body(Body::empty()).unwrap();
+                let response = around.clone().oneshot(request).await.unwrap();
+                assert_eq!(response.status(), expected, "{path}");
+            }
+        }
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("which route was matched"), "{lines:?}");
+
+    let lines = traced(false, async {
+        let nested = Router::new()
+            .nest_service("/v1", plain.clone())
+            .layer(table());
+        assert_eq!(status(&nested, "/v1/items/7").await, 500);
+        assert_eq!(status(&nested, "/v1/health").await, 200);
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
+}
+
+#[test]
+fn a_table_inside_the_router_decides_and_warns_of_nothing() {
+    let lines = traced(false, async {
+        let inside = app(table()).fallback(async || "nothing here");
+        for path in ["/items/7", "/health", "/", "/nowhere"] {
+            assert_eq!(status(&inside, path).await, 200, "{path}");
+        }
+        let nested = Router::new().nest("/v1", app(table()));
+        assert_eq!(status(&nested, "/v1/items/7").await, 200);
+        let nested = Router::new()
+            .nest(
+                "/v1",
+                Router::new().route("/items/{id}", get(async || "hello")),
+            )
+            .layer(table());
+        let response = ask(&nested, "/v1/items/7").await;
+        assert!(response.headers().contains_key("ratelimit"));
+    });
+    assert!(lines.is_empty(), "{lines:?}");
+}
+
+#[tokio::test]
+async fn a_route_that_is_not_known_passes_no_limit_that_fails_open() {
+    let unavailable =
+        |_: &http::request::Parts| Err::<Key, _>(ExtractError::unavailable("told to"));
+    let routes = Routes::new(policy("general", "9/1m")).route("/items/{id}", Route::skip());
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(routes, unavailable);
+    assert_eq!(bare(&layer, "/items/7").await, 500);
+    assert_eq!(bare(&layer, "/").await, 200);
+}
+
+// The store
+
+#[test]
+fn a_breaker_that_opens_and_closes_is_told_of_without_an_observer() {
+    let lines = traced(false, async {
+        let up = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let is_up = up.clone();
+        let store = Scripted::new(move |check| {
+            if is_up.load(std::sync::atomic::Ordering::SeqCst) {
+                sluicegate::store::StoreFuture::ready(crate::common::scripted::allowed(check))
+            } else {
+                let error = crate::common::scripted::unavailable();
+                sluicegate::store::StoreFuture::ready(Err(error))
+            }
+        });
+        let layer = RateLimitLayer::new(store)
+            .limit(policy("api", "9/1m"), |_: &http::request::Parts| {
+                Key::new("user", SECRET)
+            });
+        for round in 0..2 {
+            up.store(false, std::sync::atomic::Ordering::SeqCst);
+            for _ in 0..100 {
+                assert_eq!(bare(&layer, "/").await, 200);
+            }
+            up.store(true, std::sync::atomic::Ordering::SeqCst);
+            tokio::time::advance(std::time::Duration::from_secs(1)).await;
+            for _ in 0..100 {
+                assert_eq!(bare(&layer, "/").await, 200, "round {round}");
+            }
+        }
+    });
+    let opened = r#"WARN breaker opened: the store has failed five times in a row; the failure policy applies until it answers kind="unavailable" error=told to fail"#;
+    let closed = "WARN breaker closed: the store decides again";
+    assert_eq!(lines, [opened, closed, opened, closed]);
+}
+
+// When a layer is built
+
+#[test]
+fn policies_of_one_name_that_differ_are_an_error_where_one_is_asked_for() {
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(policy("ip", "1/1s"), PeerIp);
+    let look_up = |_: &http::request::Parts| std::future::ready(Key::new("user", "a"));
+    let other = policy("ip", "2/1s");
+    for result in [
+        layer.clone().try_limit(&other, PeerIp),
+        layer.clone().try_limit_async(&other, look_up),
+    ] {
+        let error = result.unwrap_err();
+        let policies = [policy("ip", "1/1s"), other.clone()];
+        assert_eq!(error, PolicyError::Conflict { policies });
+        let expected = "same name and different rules: Policy(ip: 1/1s), Policy(ip: 2/1s)";
+        assert!(error.to_string().ends_with(expected), "{error}");
+    }
+    assert!(
+        layer
+            .clone()
+            .try_limit(policy("ip", "1/1s"), PeerIp)
+            .is_ok()
+    );
+    assert!(
+        layer
+            .try_limit_async(policy("ip-48", "1/1s"), look_up)
+            .is_ok()
+    );
+}
+
+#[tokio::test]
+async fn a_layer_has_the_settings_of_its_limiter() {
+    let log = Log::default();
+    let layer = RateLimitLayer::new(Limiter::new(Scripted::failing()))
+        .limit(policy("api", "4/1d"), Key::new("service", "all"))
+        .on_failure(FailurePolicy::Local)
+        .replicas(2)
+        .observer(log.clone());
+    let mut statuses = Vec::new();
+    for _ in 0..3 {
+        statuses.push(bare(&layer, "/").await);
+    }
+    assert_eq!(statuses, [200, 200, 429]);
+    assert!(log.lines()[1].starts_with("local check api true"));
+}
+
+// While it runs
+
+#[tokio::test]
+async fn a_reload_between_two_limits_gives_one_request_one_set_of_rules() {
+    let of = |rules| Policies::new([policy("api", rules), policy("all", rules)]).unwrap();
+    let live = ReloadablePolicies::new(of("2/1d"));
+    let reload = live.clone();
+    let key = || Key::new("service", "all");
+    let reloading = move |_: &http::request::Parts| {
+        reload.replace(of("9/1d")).unwrap();
+        key()
+    };
+    let handle = |name| live.policy(name).unwrap();
+    let layer = RateLimitLayer::new(MemoryStore::new())
+        .limit(handle("api"), key())
+        .limit(handle("api"), reloading)
+        .limit(Routes::new(handle("all")), key());
+    let inner =
+        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    let service = layer.layer(inner);
+    let quotas = async || {
+        let response = service.clone().oneshot(Request::new(String::new())).await;
+        let response = response.unwrap();
+        assert_eq!(response.status(), 200);
+        response.headers()["ratelimit-policy"].clone()
+    };
+    assert_eq!(quotas().await, r#""api";q=2;w=86400, "all";q=2;w=86400"#);
+    assert_eq!(quotas().await, r#""api";q=9;w=86400, "all";q=9;w=86400"#);
+}
