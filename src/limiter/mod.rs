@@ -32,8 +32,8 @@ pub(crate) use timeout::LazySleep;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Longer than anybody waits, and far from what an `Instant` cannot hold.
-const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
+/// A year: longer than anybody waits, and far from what an `Instant` cannot hold.
+const FOR_EVER: Duration = Duration::from_secs(31_536_000);
 
 /// Short enough for a store that is back to be used again within half a second.
 const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);

@@ -213,6 +213,16 @@ async fn who_comes_behind_one_who_waits_for_longer_is_denied_at_once_and_without
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_can_wait_just_long_enough_behind_another_waits() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone());
+    admitted_ms(&limiter, &store, 2, LONG).await;
+    let first = admitted_ms(&limiter, &store, 1, LONG);
+    let second = admitted_ms(&limiter, &store, 1, ms(1_001));
+    assert_eq!(tokio::join!(first, second), (Some(1_001), Some(1_001)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_crowd_that_cannot_wait_asks_once_for_all() {
     let store = Scripted::new(|check| {
         let check = check.clone();

@@ -187,12 +187,24 @@ async fn a_decision_is_settled_where_it_was_made() {
         [4]
     );
     assert_eq!(left().await, 5);
-    assert_eq!(
-        remaining(&limiter.settle(other.usage(), [0]).await.unwrap()),
-        [6]
-    );
+    let settled = limiter.settle(other.usage(), [0]).await.unwrap();
+    assert!(!settled.is_local());
+    assert_eq!(remaining(&settled), [6]);
     store.goes_down();
     assert_eq!(left().await, 4);
+}
+
+#[test]
+fn a_limiter_tells_how_it_is_set_and_what_its_store_is() {
+    let limiter = Limiter::new(MemoryStore::new());
+    assert_eq!(limiter.failure_policy(), Open);
+    let limiter = limiter.on_failure(Closed);
+    assert_eq!(limiter.failure_policy(), Closed);
+    let text = format!("{limiter:?}");
+    assert!(
+        text.contains("MemoryStore") && text.contains("failure_policy: Closed"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
