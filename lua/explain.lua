@@ -6,14 +6,17 @@
 -- state  of the key
 -- count  how many times are asked for
 local function fitting(now, state, count)
-  local task, value, at = state.task, state.value, nil
+  local task, value, unpack, at = state.task, state.value, struct.unpack, nil
   local units, labels, dues = task.units, task.labels, value and state[1] + 3
   for k = 1, task[1] do
     local used = value and state[k + 1] or 0
-    if value and state[dues + k] <= now then
+    -- What is released can only make room: where one more fits without it, it need not be read.
+    if value and state[dues + k] <= now and (count > 1 or units > task[k + 1] - used) then
       at = 14 + state[1] * 14
-      for _ = 2, k do at = at + 28 + struct.unpack('<I4', value, at + 23) end
-      used = read_section(now, value, at, labels, k, used) -- without what is released
+      for _ = 2, k do at = at + 28 + unpack('<I4', value, at + 23) end
+      if state.is_whole or unpack('<I6', value, at + 6) + unpack('<I6', labels, k * 12 - 5) <= now then
+        used = read_section(now, value, at, labels, k, used)
+      end
     end
     local room = task[k + 1] - used
     if units > room then return 0 end

@@ -6,7 +6,6 @@
 -- An operation that cannot be done raises an error, before anything is written for it.
 local i, now, replies, expires, origin = ...
 local KEYS, ARGV, redis, sub, unpack = KEYS, ARGV, redis, string.sub, struct.unpack
-local rare -- what `seldom` makes
 local arg, task, action, times -- the newest argument, and what it asks for
 local reply, admitted = nil, 0
 
@@ -43,8 +42,7 @@ while KEYS[i] do
       if state[1] ~= rules or state[rules + 2] > now then state = nil end
     end
     if value and not state then
-      rare = rare or seldom()
-      state = rare.slow_path().relayout(now, value, task)
+      state = seldom().slow_path().relayout(now, value, task)
     end
     if not state or state[state[1] + 3] <= now then
       state = { task = task, value = false, written = false, is_whole = true }
@@ -52,8 +50,8 @@ while KEYS[i] do
 
     for k = 2, rules + 1 do
       if count > 1 or units > task[k] - (state[k] or 0) then
-        rare = rare or seldom()
-        count = rare.fitting(now, state, count)
+        local is_known = count == 1 and (not state.value or state[state[1] + k + 2] > now) -- nothing is released
+        count = is_known and 0 or seldom().fitting(now, state, count)
         break
       end
     end
@@ -71,9 +69,8 @@ while KEYS[i] do
     if kind == 4 then state.is_gone = true end
     admitted = 0
   elseif kind > 1 then
-    rare = rare or seldom()
     states = states or { state } -- some may be replaced
-    reply = rare.slow_path().settle(now, states)
+    reply = seldom().slow_path().settle(now, states)
     admitted = 0
   else
     reply = count == 1 and '\1\1\0\0\0' or '\1' .. struct.pack('<I4', count)
@@ -83,15 +80,13 @@ while KEYS[i] do
       if units > 0 and state.value then
         stepped_back = charge(now, state, units)
       elseif units > 0 then
-        rare = rare or seldom()
-        rare.create(now, state, units)
+        seldom().create(now, state, units)
       end
       if count == asked and units > 0 and not stepped_back then
         reply = reply .. '\2' .. sub(state.written, 1, 1 + state.task[1] * 7)
       else
-        rare = rare or seldom()
-        local told = state.written and rare.slow_path().after(state) or state
-        reply = reply .. rare.explain(now, told, count < asked and state.task.units or 0)
+        local told = state.written and seldom().slow_path().after(state) or state
+        reply = reply .. seldom().explain(now, told, count < asked and state.task.units or 0)
       end
     end
     admitted = count
