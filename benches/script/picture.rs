@@ -4,44 +4,34 @@ use std::io;
 
 use crate::chart::{Bar, Chart, Group};
 
-/// Groups of cases: the heading, whether it is ours, and what the picture calls each case.
-const GROUPS: [(&str, bool, &[(&str, &str)]); 3] = [
-    (
-        "For comparison: scripts that limit nothing",
-        false,
-        &[
-            ("an empty script", "empty script"),
-            ("one GET, one SET PX", "one GET and one SET"),
-        ],
-    ),
-    (
-        "sluicegate",
-        true,
-        &[
-            ("1 rule", "1 rule"),
-            ("1 rule, denied", "1 rule, denied"),
-            ("1 rule, 16 a call", "1 rule, 16 checks in a call"),
-            ("3 rules, coarse", "3 rules, finest step 1 s"),
-            ("3 rules", "3 rules, finest step 17 ms"),
-            ("3 rules, denied", "the same, denied"),
-            ("3 rules, 16 a call", "the same, 16 checks in a call"),
-            ("a fill of 16", "the same, 16 units of one key in a call"),
-        ],
-    ),
-    (
-        "Hash layout: one field for each sub-bucket, summed by a script",
-        false,
-        &[
-            ("hash layout, 1 rule", "1 rule"),
-            ("hash layout, 3 rules", "3 rules, finest step 1 s"),
-            ("hash layout, 3 rules, 17 ms", "3 rules, finest step 17 ms"),
-        ],
-    ),
+/// Each case, and what the picture calls it.
+type Labels = [(&'static str, &'static str)];
+
+const BASELINES: &Labels = &[
+    ("an empty script", "empty script"),
+    ("one GET, one SET PX", "one GET and one SET"),
+];
+
+const OURS: &Labels = &[
+    ("1 rule", "1 rule"),
+    ("1 rule, denied", "1 rule, denied"),
+    ("1 rule, 16 a call", "1 rule, 16 checks in a call"),
+    ("3 rules, coarse", "3 rules, finest step 1 s"),
+    ("3 rules", "3 rules, finest step 17 ms"),
+    ("3 rules, denied", "the same, denied"),
+    ("3 rules, 16 a call", "the same, 16 checks in a call"),
+    ("a fill of 16", "the same, 16 checks of one key in a call"),
+];
+
+const HASH_LAYOUT: &Labels = &[
+    ("hash layout, 1 rule", "1 rule"),
+    ("hash layout, 3 rules", "3 rules, finest step 1 s"),
+    ("hash layout, 3 rules, 17 ms", "3 rules, finest step 17 ms"),
 ];
 
 /// Draws the microseconds of these cases; `how` says where they come from.
 pub(crate) fn draw(micros: impl Fn(&str) -> f64, how: &str) -> io::Result<()> {
-    let bar = |case: &str, label: &str, is_ours| {
+    let bar = |is_ours, case: &str, label: &str| {
         let value = micros(case);
         Bar {
             label: label.into(),
@@ -50,20 +40,32 @@ pub(crate) fn draw(micros: impl Fn(&str) -> f64, how: &str) -> io::Result<()> {
             is_ours,
         }
     };
-    let groups = GROUPS.map(|(heading, is_ours, cases)| Group {
+    let group = |heading: &str, is_ours, labels: &Labels| Group {
         heading: heading.into(),
-        bars: cases
+        bars: labels
             .iter()
-            .map(|(case, label)| bar(case, label, is_ours))
+            .map(|(case, label)| bar(is_ours, case, label))
             .collect(),
-    });
+    };
     let chart = Chart {
         title: "Cost of a decision".into(),
         notes: vec![
             format!("Microseconds of server time for each decision: {how}."),
             "Take the ratios: the times differ from machine to machine.".into(),
         ],
-        groups: groups.into(),
+        groups: vec![
+            group(
+                "For comparison: scripts that limit nothing",
+                false,
+                BASELINES,
+            ),
+            group("sluicegate", true, OURS),
+            group(
+                "Hash layout: a field for each sub-bucket",
+                false,
+                HASH_LAYOUT,
+            ),
+        ],
     };
     chart.save("cost")
 }
