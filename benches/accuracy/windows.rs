@@ -103,10 +103,10 @@ const OURS: &str = "sluicegate";
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn bar(rule: &Rule, algorithm: &str, beyond: u64) -> Bar {
-    let value = 100.0 * beyond as f64 / rule.limit() as f64;
+    let value = (1_000.0 * beyond as f64 / rule.limit() as f64).round() / 10.0;
     let figure = match beyond {
         0 => "0".into(),
-        _ => format!("+{beyond} ({value:.0} %)"),
+        _ => format!("+{beyond} ({value} %)"),
     };
     Bar {
         label: algorithm.into(),
@@ -121,7 +121,7 @@ fn draw(groups: Vec<Group>) {
         title: "Admitted beyond the limit".into(),
         notes: vec![
             "The most units that a key was admitted in any span of the window, less its limit, in % of the limit.".into(),
-            "All algorithms were given the same requests, twice as many as the limit allows.".into(),
+            "All algorithms were given the same requests: more than the limit allows.".into(),
         ],
         groups,
     };
