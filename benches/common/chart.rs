@@ -11,8 +11,8 @@ const WIDTH: u32 = 800;
 const MARGIN: u32 = 12;
 const ROW: u32 = 24;
 const BAR: u32 = 14;
-/// The height of text above the middle of its line.
-const RISE: u32 = 5;
+/// How far the baseline of text is below the middle of its line.
+const BASELINE: u32 = 5;
 
 /// An upper bound for most sans-serif fonts: which one draws the text is not known here.
 const CHARACTER: u32 = 8;
@@ -155,7 +155,7 @@ impl Drawing {
     }
 
     fn text(&mut self, x: impl Display, class: &str, text: &str) {
-        let (y, text) = (self.y + RISE, escaped(text));
+        let (y, text) = (self.y + BASELINE, escaped(text));
         writeln!(
             self.svg,
             "<text class=\"{class}\" x=\"{x}\" y=\"{y}\">{text}</text>"
