@@ -1,9 +1,11 @@
 //! How exact the limits are, against an exact model: `cargo bench --bench accuracy --features cluster,sentinel`.
 //!
 //! Starts Redis servers and worker processes that share limits through them, has them ask for more than they may, and
-//! judges every decision by the store's own clock. Prints the tables of `ACCURACY.md`; ends in 1 when a promise is
-//! broken. Takes about three minutes.
+//! judges every decision by the store's own clock. Prints the tables of `ACCURACY.md`, draws
+//! `target/figures/accuracy.svg`; ends in 1 when a promise is broken. Takes about three minutes.
 
+#[path = "../common/chart.rs"]
+mod chart;
 #[path = "../../tests/faults/clock.rs"]
 mod clock;
 #[path = "../../tests/common/mod.rs"]

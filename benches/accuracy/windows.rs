@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use sluicegate::Rule;
+
 use crate::{
+    chart::{Bar, Chart, Group},
     common::redis::Server,
     fleet::Fleet,
     job::{Job, Where},
@@ -60,7 +63,7 @@ fn of(records: &[Record], rule: usize) -> Vec<Record> {
         .collect()
 }
 
-/// What other algorithms make of the same arrivals.
+/// What other algorithms make of the same arrivals; draws how much each admits beyond the limit.
 fn compare(seen: &[(&str, Vec<Record>)]) {
     head(
         "The same requests, decided by other algorithms",
@@ -75,18 +78,58 @@ fn compare(seen: &[(&str, Vec<Record>)]) {
             "at worst by, ms",
         ],
     );
+    let mut groups = Vec::new();
     for index in [0, 4] {
         for (label, records) in seen {
             let (text, records) = (RULES[index], of(records, index));
-            compare_one(text, label, "sluicegate", &records);
+            let rule = rule(text);
+            let mut group = Group {
+                heading: format!("{text}, requests come {label}"),
+                bars: Vec::new(),
+            };
+            let beyond = compare_one(text, label, OURS, &records);
+            group.bars.push(bar(&rule, OURS, beyond));
             for (algorithm, name) in Algorithm::ALL {
-                compare_one(text, label, name, &algorithm.decide(&rule(text), &records));
+                let beyond = compare_one(text, label, name, &algorithm.decide(&rule, &records));
+                group.bars.push(bar(&rule, name, beyond));
             }
+            groups.push(group);
         }
+    }
+    draw(groups);
+}
+
+const OURS: &str = "sluicegate";
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn bar(rule: &Rule, algorithm: &str, beyond: u64) -> Bar {
+    let value = (1_000.0 * beyond as f64 / rule.limit() as f64).round() / 10.0;
+    let figure = match beyond {
+        0 => "0".into(),
+        _ => format!("+{beyond} ({value} %)"),
+    };
+    Bar {
+        label: algorithm.into(),
+        value,
+        figure,
+        is_ours: algorithm == OURS,
     }
 }
 
-fn compare_one(text: &str, load: &str, algorithm: &str, records: &[Record]) {
+fn draw(groups: Vec<Group>) {
+    let chart = Chart {
+        title: "Admitted beyond the limit".into(),
+        notes: vec![
+            "The most units that a key was admitted in any span of the window, less its limit, in % of the limit.".into(),
+            "All algorithms were given the same requests: more than the limit allows.".into(),
+        ],
+        groups,
+    };
+    chart.save("accuracy").unwrap();
+}
+
+/// Prints its row, and gives what it admitted beyond the limit.
+fn compare_one(text: &str, load: &str, algorithm: &str, records: &[Record]) -> u64 {
     let mut records = records.to_vec();
     for record in &mut records {
         if let Answer::Denied(wait) = &mut record.answer {
@@ -113,4 +156,5 @@ fn compare_one(text: &str, load: &str, algorithm: &str, records: &[Record]) {
         &share,
         &worst,
     ]);
+    verdict.beyond
 }

@@ -20,6 +20,8 @@ use sluicegate::{
     test_util::TestClock,
 };
 
+use crate::picture;
+
 const IDENTITIES: u64 = 10_000;
 /// Odd, so that the median is one of them.
 const TURNS: usize = 9;
@@ -81,6 +83,8 @@ pub(crate) async fn run() -> Result<(), Error> {
         }
     }
     print_cases(&cases);
+    let how = format!("the median of {TURNS} turns, Redis {}", version(&server));
+    picture::draw(|name| micros(find(&cases, name)), &how)?;
     let mut met = bars(&cases);
     met &= silence(&server, store.clone()).await?;
     met &= settling(&server, store.clone()).await?;
@@ -356,7 +360,7 @@ fn print_cases(cases: &[Case]) {
         "per decision", "µs", "commands", "/ GET+SET", "/ hash"
     );
     for case in cases {
-        let micros = case.median(case, |own, _| own.micros);
+        let micros = micros(case);
         let commands = case.median(case, |own, _| own.commands);
         let to = |other: usize| case.median(&cases[other], |own, other| own.micros / other.micros);
         println!(
@@ -368,15 +372,26 @@ fn print_cases(cases: &[Case]) {
     }
 }
 
+fn micros(case: &Case) -> f64 {
+    case.median(case, |own, _| own.micros)
+}
+
+fn find<'cases>(cases: &'cases [Case], name: &str) -> &'cases Case {
+    let case = cases.iter().find(|case| case.name == name);
+    case.unwrap_or_else(|| panic!("no case: {name}"))
+}
+
+fn version(server: &Server) -> String {
+    let info: String = server.run("INFO server");
+    let version = info
+        .lines()
+        .find_map(|line| line.strip_prefix("redis_version:"));
+    version.expect("a server has a version").into()
+}
+
 fn bars(cases: &[Case]) -> bool {
-    let find = |name: &str| {
-        cases
-            .iter()
-            .find(|case| case.name == name)
-            .unwrap_or_else(|| panic!("no case: {name}"))
-    };
     let ratio = |one: &str, other: &str| {
-        find(one).median(find(other), |own, other| own.micros / other.micros)
+        find(cases, one).median(find(cases, other), |own, other| own.micros / other.micros)
     };
     let mut met = true;
     for (one, other, most) in [

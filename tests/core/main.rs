@@ -5,6 +5,7 @@ mod common;
 
 mod acquire;
 mod breaker;
+mod chart;
 mod contract;
 mod fuzzed;
 mod histories;
