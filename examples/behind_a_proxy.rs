@@ -1,51 +1,105 @@
-//! Limits by the client's address behind proxies, at three widths of IPv6 at once.
+//! Limits by the client's address behind nginx, at three prefixes of IPv6 at once.
 //!
 //!     cargo run --example behind_a_proxy --features axum
 //!
-//! The proxies are on this machine or in 10/8, and write `X-Forwarded-For`; curl stands for the proxy here:
+//! nginx must write who called it into a header. The service reads that header and no other:
 //!
-//!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: 203.0.113.7'             # counts for 203.0.113.7
-//!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: 6.6.6.6, 203.0.113.7'    # the same client
-//!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: 2001:db8:1:2::1'         # counts for a /64, a /56 and a /48
-//!     curl -i http://127.0.0.1:3000/ -H 'X-Forwarded-For: unknown'                 # 400: no address
-//!     curl -i http://127.0.0.1:3000/health                                         # no header: not limited
+//!     server {
+//!         listen 8080;
+//!         location / {
+//!             proxy_pass http://127.0.0.1:3000;
+//!             proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+//!         }
+//!     }
 //!
-//! The page of `sluicegate::extract::forwarded` says which proxy needs what.
+//! Ask through nginx, as two clients (Linux has all of 127/8; on other systems, ask from other machines):
+//!
+//!     via=http://127.0.0.1:8080/ direct=http://127.0.0.1:3000/ fake='X-Forwarded-For: 203.0.113.7'
+//!
+//!     curl -i --interface 127.0.0.2 $via                 # 200, five times a minute; then 429
+//!     curl -i --interface 127.0.0.2 $via -H "$fake"      # still 429: nginx appends who sent it
+//!     curl -i --interface 127.0.0.3 $via -H "$fake"      # 200: another client
+//!
+//! A client that goes around nginx is counted by the address that it calls from, whatever it sends. But what a trusted
+//! proxy says is believed: by default that is 127.0.0.1, and so every program on this machine:
+//!
+//!     curl -i --interface 127.0.0.2 $direct -H "$fake"   # 429: counts for 127.0.0.2, as above
+//!     curl -i --interface 127.0.0.1 $direct -H "$fake"   # 200: counts for 203.0.113.7
+//!     curl -i --interface 127.0.0.1 $direct              # 400: a trusted proxy that does not name its client
+//!     curl -i --interface 127.0.0.1 ${direct}health      # 200: never limited
+//!
+//! So trust networks in which there are proxies only, and let no one else reach the service's port, where that can be
+//! had. Arguments say where to listen, which header to read, and whom to trust; behind two nginx in a row, with the
+//! configuration above in both, trust the addresses of both:
+//!
+//!     cargo run --example behind_a_proxy --features axum -- 10.0.0.9:3000 x-forwarded-for 10.0.0.1 10.0.1.0/24
+//!
+//! With `x-real-ip` instead, where there is only one nginx: it replaces what clients send.
+//!
+//!             proxy_set_header X-Real-IP $remote_addr;
+//!
+//! With `forwarded`, the standard header (RFC 7239), which nginx does not write by itself:
+//!
+//!     map $remote_addr $forwarded_element {
+//!         ~^[0-9.]+$         "for=$remote_addr";
+//!         ~^[0-9A-Fa-f:.]+$  "for=\"[$remote_addr]\"";
+//!         default            "for=unknown";
+//!     }
+//!     map $http_forwarded $add_forwarded {
+//!         ""       $forwarded_element;
+//!         default  "$http_forwarded, $forwarded_element";
+//!     }
+//!             proxy_set_header Forwarded $add_forwarded;
+//!
+//! The page of `sluicegate::extract::forwarded` says what other proxies need, and which attacks are met.
 
-use std::{error::Error, net::SocketAddr};
+use std::{env, error::Error, net::SocketAddr};
 
 use axum::{Router, http::request::Parts, routing::get};
 use sluicegate::{
-    ForwardedIp, KeyExtractor, MemoryStore, Policy, RateLimitLayer, extract::TrustedProxies,
+    ForwardedIp, KeyExtractor, MemoryStore, Policy, RateLimitLayer,
+    extract::{Cidr, TrustedProxies},
 };
 use tokio::net::TcpListener;
 
+/// Who is the client, by the one header that the proxies write.
+fn client(header: &str, proxies: TrustedProxies) -> ForwardedIp {
+    match header {
+        "x-forwarded-for" => ForwardedIp::x_forwarded_for(proxies),
+        "forwarded" => ForwardedIp::forwarded(proxies),
+        one_address => ForwardedIp::header(one_address, proxies),
+    }
+}
+
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let proxies = [
-        "127.0.0.0/8".parse()?,
-        "::1".parse()?,
-        "10.0.0.0/8".parse()?,
-    ];
-    let ip = ForwardedIp::x_forwarded_for(TrustedProxies::networks(proxies));
+    let mut args = env::args().skip(1);
+    let address = args.next().unwrap_or_else(|| "127.0.0.1:3000".to_owned());
+    let header = args.next().unwrap_or_else(|| "x-forwarded-for".to_owned());
+    let mut proxies: Vec<Cidr> = args.map(|it| it.parse()).collect::<Result<_, _>>()?;
+    if proxies.is_empty() {
+        proxies.push("127.0.0.1".parse()?);
+    }
+    let ip = client(&header, TrustedProxies::networks(proxies));
 
-    // A client with a /48 has 65,536 networks of /64; the wider the network, the higher its limit.
-    let clients = |width| {
-        let ip = ip.clone().ipv6_prefix(width);
+    // A client with a /48 has 65,536 networks of /64; the shorter the prefix, the higher its limit.
+    let clients = |bits| {
+        let ip = ip.clone().ipv6_prefix(bits);
         ip.only_when(|head: &Parts| head.uri.path() != "/health")
     };
     let layer = RateLimitLayer::new(MemoryStore::new())
-        .limit(Policy::parse("ip-64", "5/10s")?, clients(64))
-        .limit(Policy::parse("ip-56", "20/10s")?, clients(56))
-        .limit(Policy::parse("ip-48", "80/10s")?, clients(48));
+        .limit(Policy::parse("ip-64", "5/1m")?, clients(64))
+        .limit(Policy::parse("ip-56", "20/1m")?, clients(56))
+        .limit(Policy::parse("ip-48", "80/1m")?, clients(48));
 
     let app = Router::new()
         .route("/", get(async || "hello\n"))
         .route("/health", get(async || "ok\n"))
         .layer(layer);
 
-    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    let listener = TcpListener::bind(address).await?;
     println!("listening on http://{}", listener.local_addr()?);
+    // Without the addresses of peers, nobody can be trusted by network.
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     Ok(axum::serve(listener, service).await?)
 }

@@ -15,6 +15,8 @@ pub(crate) mod log;
 pub(crate) mod lua;
 #[cfg(feature = "test-util")]
 pub(crate) mod model;
+#[cfg(feature = "redis")]
+pub(crate) mod nginx;
 #[cfg(feature = "test-util")]
 pub(crate) mod outcome;
 #[cfg(feature = "redis")]

@@ -4,6 +4,7 @@
 mod common;
 
 mod chromium;
+mod nginx;
 mod page;
 mod prometheus;
 mod server;

@@ -1,0 +1,105 @@
+//! A real nginx for one test: one process in a folder of its own, killed when dropped.
+
+use std::{
+    env,
+    fs::{self, File},
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+use super::redis::free_port;
+
+/// A running proxy.
+pub(crate) struct Nginx {
+    child: Child,
+    address: SocketAddr,
+    _folder: TempDir,
+}
+
+impl Nginx {
+    /// Starts a proxy with this content of its `http` block, made for a free port.
+    pub(crate) fn start(http: impl Fn(u16) -> String) -> Self {
+        let mut said = String::new();
+        for _ in 0..20 {
+            let folder = tempfile::tempdir().unwrap();
+            let port = free_port();
+            fs::write(
+                folder.path().join("configuration"),
+                configuration(&http(port)),
+            )
+            .unwrap();
+            let mut child = spawn(&folder);
+            if started(&mut child, &folder) {
+                return Self {
+                    child,
+                    address: SocketAddr::from(([127, 0, 0, 1], port)),
+                    _folder: folder,
+                };
+            }
+            said = log(&folder);
+        }
+        panic!("no nginx could be started:\n{said}");
+    }
+
+    /// Where it listens, for clients of IPv4.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Without a master, no worker can outlive the process that is killed. All paths are in the folder.
+fn configuration(http: &str) -> String {
+    let folders = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
+    let folders = folders.map(|it| format!("{it}_temp_path {it};")).join(" ");
+    format!(
+        "daemon off; master_process off; pid pid; error_log stderr;\n\
+         events {{ }}\n\
+         http {{\n access_log off; {folders}\n{http}\n}}\n"
+    )
+}
+
+fn spawn(folder: &TempDir) -> Child {
+    // Debian's folder for it is not in the PATH of every user.
+    let path = format!("{}:/usr/sbin", env::var("PATH").unwrap_or_default());
+    Command::new("nginx")
+        .env("PATH", path)
+        .current_dir(folder)
+        .arg("-p")
+        .arg(folder.path())
+        .args(["-c", "configuration"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(File::create(folder.path().join("log")).unwrap())
+        .spawn()
+        .unwrap_or_else(|error| {
+            panic!("cannot run nginx: {error}\ninstall it (apt-get install nginx-light)")
+        })
+}
+
+/// Waits until it listens, which it does before it writes the file of its process number, or ends, as where another has
+/// taken its port.
+fn started(child: &mut Child, folder: &TempDir) -> bool {
+    let timeout = Instant::now() + Duration::from_secs(10);
+    while child.try_wait().unwrap().is_none() {
+        if folder.path().join("pid").exists() {
+            return true;
+        }
+        assert!(Instant::now() < timeout, "nginx hangs:\n{}", log(folder));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+fn log(folder: &TempDir) -> String {
+    fs::read_to_string(folder.path().join("log")).unwrap_or_default()
+}
