@@ -88,11 +88,10 @@ pub(crate) use scaled::ScaledStore;
 /// The contract, which one test suite holds every store to:
 ///
 /// - A check is all or nothing, also against checks that run at the same time: either every charge is added to every
-///   rule of
-///   its policy, or nothing changes.
+///   rule of its policy, or nothing changes.
 /// - [Shadow charges](Check::shadow_charges) are decided after the others, only if those were admitted, and all or
-///   nothing
-///   among themselves. [`Decision::with_shadow`] tells what they decided; whatever goes wrong with them changes nothing else.
+///   nothing among themselves. [`Decision::with_shadow`] tells what they decided; whatever goes wrong with them changes
+///   nothing else.
 /// - The store's own clock decides, in whole milliseconds; no caller's.
 /// - `Err` means that the store could not decide. It is never a denial, and a denial is never an `Err`.
 /// - A future that is dropped leaves each operation either wholly done or not at all.
