@@ -3,7 +3,7 @@
 //!
 //! # Quick start
 //!
-//! With axum: `cargo add sluicegate --features axum`. The README has a whole `main`.
+//! With axum: `cargo add sluicegate --features axum`. The README has a complete `main`.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -33,7 +33,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Over Redis, the same code is shared by all replicas:
+//! Over Redis, all replicas of a service share the limits:
 //!
 //! ```no_run
 //! # #[cfg(feature = "redis")] {
