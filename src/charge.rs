@@ -1,4 +1,5 @@
-//! [`Charge`]: one policy, one key, one cost.
+//! [`Charge`]: one policy, one key, one cost. A check is made of one or more of them, and is admitted or denied as a
+//! whole.
 //!
 //! ```
 //! use sluicegate::{Charge, Key, Policy};

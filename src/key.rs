@@ -1,4 +1,4 @@
-//! [`Key`]: who is limited.
+//! [`Key`]: who is limited. [Extractors](crate::extract) make keys from requests; other code makes them by hand.
 //!
 //! ```
 //! use sluicegate::Key;

@@ -1,28 +1,61 @@
-//! Rate limiting for tower, axum and hyper services that run on many replicas: several sliding-window rules, for
-//! several identities at once, decided in one atomic step and shared through Redis.
+//! Rate limiting for tower, axum and hyper services: several sliding-window rules, for several identities at once,
+//! decided in one atomic step. The counts are kept in memory, or in Redis, where all replicas of a service share them.
 //!
 //! # Quick start
 //!
-//! ```no_run
-//! # #[cfg(feature = "redis")] {
-//! use sluicegate::{Header, KeyExtractor, PeerIp, Policy, RateLimitLayer, RedisStore, Rule};
-//! # use axum::{Router, routing::get};
-//! # async fn hello() {}
+//! With axum: `cargo add sluicegate --features axum`. The README has a complete `main`.
 //!
-//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-//! let store = RedisStore::connect("redis://127.0.0.1/").await?;       // or MemoryStore::new()
-//! let ip = Policy::new("ip", ["10/1s".parse()?, "120/1m".parse()?, "240/1h".parse()?])?;
+//! ```
+//! use std::net::SocketAddr;
+//!
+//! use axum::{Router, body::Body, http::Request, routing::get};
+//! use sluicegate::{Header, KeyExtractor, MemoryStore, PeerIp, Policy, RateLimitLayer, Rule};
+//! use tower::ServiceExt;
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let store = MemoryStore::new();                                     // or RedisStore::connect(url).await?
+//! let ip = Policy::parse("ip", "3/10s,100/1h")?;
 //! let user = Policy::new("user", [Rule::per_minute(600), Rule::per_day(100_000)])?;
 //!
 //! let layer = RateLimitLayer::new(store)
-//!     .limit(ip, PeerIp)                                              // who, under which rules
+//!     .limit(ip, PeerIp)                                              // the rules, and whom they limit
 //!     .limit(user, Header::new("x-api-key").or_skip());               // both, in one atomic step
+//! let app: Router = Router::new().route("/", get(async || "hello")).layer(layer);
 //!
-//! let app: Router = Router::new().route("/", get(hello)).layer(layer);
+//! for status in [200, 200, 200, 429] {
+//!     let mut request = Request::get("/").body(Body::empty())?;
+//!     let address: SocketAddr = "203.0.113.7:50000".parse()?;
+//!     request.extensions_mut().insert(address);                       // the server does that: see `PeerIp`
+//!     assert_eq!(app.clone().oneshot(request).await?.status(), status);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! Over Redis, all replicas of a service share the limits:
+//!
+//! ```no_run
+//! # #[cfg(feature = "redis")] {
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = sluicegate::RedisStore::connect("redis://127.0.0.1/").await?;
 //! # Ok(())
 //! # }
 //! # }
 //! ```
+//!
+//! # Where to read on
+//!
+//! | you want to know | page |
+//! |---|---|
+//! | what happens to a request, which rules apply to it, and where the layer goes | [`middleware`] |
+//! | who is limited, and how clients behind proxies are found | [`extract`], [`extract::forwarded`] |
+//! | how to limit without HTTP, and what happens when the store cannot decide | [`limiter`] |
+//! | how limits are changed while the service runs, or read from a file | [`policies`] |
+//! | what is stored in Redis, and how the server is set up | [`store::redis`], [`store::redis::deployment`] |
+//! | what a service reports, as logs and metrics | [`observe`] |
+//! | how a limited service is tested | [`middleware::testing`] |
+//! | what replaces the settings of `tower_governor` | [`middleware::migration`] |
 //!
 //! # The life of a request
 //!
@@ -36,9 +69,9 @@
 //!
 //! # Rules
 //!
-//! A [`Rule`] admits at most `limit` units in any `window`, whatever the phase, however many replicas, however wrong
-//! their clocks: the [store's clock](store::redis#clocks) decides. Units are counted in steps of `precision`, a
-//! sixtieth of the window by default, and given back up to one step late, never early:
+//! A [`Rule`] admits at most `limit` units in any span of `window`, for any number of replicas, whatever their clocks
+//! say: the [store's clock](store::redis#clocks) decides. Units are counted in steps of `precision`, a sixtieth of the
+//! window by default, and are given back up to one step late, never early:
 //!
 //! ```text
 //!        charged here                                   released here

@@ -10,7 +10,8 @@ type Read<T> = dyn Fn(&T) -> Result<Keys, ExtractError> + Send + Sync;
 /// An identity that an outer layer, such as authentication, has inserted into the request's extensions.
 ///
 /// The layer that inserts it must be outside this one and insert something into **each** request: a `T`, or an
-/// `Option<T>` that is `None` when nobody has signed in. What a request without a user gets is your choice:
+/// `Option<T>` that is `None` when nobody has signed in. [Here](crate::middleware#authentication-in-axum) are both
+/// layers in axum. What a request without a user gets is your choice:
 ///
 /// | in the extensions | the key |
 /// |---|---|

@@ -55,8 +55,8 @@
 //! # The key of one client
 //!
 //! [`Header::key`], [`Cookie::key`], [`PeerIp::key`](struct@PeerIp#method.key), [`ForwardedIp::key`] and [`And::key`]
-//! make the key that a request would have, to [reset](crate::Limiter::reset) it, to [look](crate::Limiter::peek) at what
-//! is left, or to compare with it in [`block_keys`](crate::RateLimitLayer::block_keys).
+//! make the key that a request would have: to [reset](crate::Limiter::reset) it, to [peek](crate::Limiter::peek) at
+//! what is left, or to compare with it in [`block_keys`](crate::RateLimitLayer::block_keys).
 //!
 //! # Names that other crates have, too
 //!

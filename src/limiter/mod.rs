@@ -1,4 +1,4 @@
-//! [`Limiter`]: a store, a timeout and a failure policy; knows no HTTP.
+//! [`Limiter`]: decides checks over a store, within a timeout and by a failure policy. It does not need HTTP.
 //!
 #![doc = include_str!("limiter.md")]
 

@@ -221,6 +221,11 @@ mod decide;
 mod decisions;
 mod future;
 mod layer;
+pub mod migration {
+    //! Migrating from the crate `tower_governor`: its settings, and what they are here.
+    //!
+    #![doc = include_str!("migration.md")]
+}
 mod response;
 mod service;
 mod settle;

@@ -1,21 +1,21 @@
-//! [`Store`]: keeps the counts and decides atomically.
+//! [`Store`]: keeps the counts and decides atomically. This page is for those who choose a store or write one.
 //!
-//! Two are shipped: [`MemoryStore`] for one process, and [`RedisStore`](redis::RedisStore) for many. Both keep the same
-//! semantics, to the millisecond.
+//! Two are shipped: [`MemoryStore`] for one process, and [`RedisStore`](redis::RedisStore) for many. Both answer the
+//! same, to the millisecond.
 //!
 //! # A store around a store
 //!
 //! Whatever makes a store better can be a store around it:
 //!
 //! ```
-//! use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+//! use std::sync::{Arc, atomic::{AtomicU64, Ordering::Relaxed}};
 //! use sluicegate::{
-//!     Decision, Key, Limiter, MemoryStore, Policy, Store, Usage, store::{Check, Settlement, StoreFuture},
+//!     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, Usage, store::{Check, Settlement, StoreFuture},
 //! };
 //!
 //! /// Counts the checks.
 //! #[derive(Debug)]
-//! struct Counting<S>(S, AtomicU64);
+//! struct Counting<S>(S, Arc<AtomicU64>);
 //!
 //! impl<S: Store> Store for Counting<S> {
 //!     fn check(&self, check: &Check) -> StoreFuture<Decision> {
@@ -30,8 +30,17 @@
 //!     }
 //! }
 //!
-//! let limiter = Limiter::new(Counting(MemoryStore::new(), AtomicU64::new(0)));
-//! # let _ = limiter;
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let checks = Arc::new(AtomicU64::new(0));
+//! let limiter = Limiter::new(Counting(MemoryStore::new(), checks.clone()));
+//! let policy = Policy::parse("api", "1/1d")?;
+//! let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
+//! assert!(limiter.check(charge()).await?.is_allowed());
+//! assert!(!limiter.check(charge()).await?.is_allowed());
+//! assert_eq!(checks.load(Relaxed), 2);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
 //! ```
 //!
 //! # A store from scratch
@@ -79,11 +88,10 @@ pub(crate) use scaled::ScaledStore;
 /// The contract, which one test suite holds every store to:
 ///
 /// - A check is all or nothing, also against checks that run at the same time: either every charge is added to every
-///   rule of
-///   its policy, or nothing changes.
+///   rule of its policy, or nothing changes.
 /// - [Shadow charges](Check::shadow_charges) are decided after the others, only if those were admitted, and all or
-///   nothing
-///   among themselves. [`Decision::with_shadow`] tells what they decided; whatever goes wrong with them changes nothing else.
+///   nothing among themselves. [`Decision::with_shadow`] tells what they decided; whatever goes wrong with them changes
+///   nothing else.
 /// - The store's own clock decides, in whole milliseconds; no caller's.
 /// - `Err` means that the store could not decide. It is never a denial, and a denial is never an `Err`.
 /// - A future that is dropped leaves each operation either wholly done or not at all.

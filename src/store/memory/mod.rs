@@ -50,7 +50,7 @@ const FEW_COUNTS: usize = 8;
 
 /// Keeps the counts in the memory of this process; cheap to clone, and its clones share their counts.
 ///
-/// The embedded default, a partner in tests, and all that a service of one process needs. It answers at once, allocates
+/// For services of one process, for tests, and for local decisions while Redis is down. It answers at once, allocates
 /// nothing for a key it knows but the answer, and runs nothing in the background.
 ///
 /// ```

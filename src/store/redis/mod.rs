@@ -1,4 +1,4 @@
-//! [`RedisStore`]: one truth for all replicas, in Redis or Valkey.
+//! [`RedisStore`]: keeps the counts in Redis or Valkey, for all replicas of a service.
 //!
 //! Each (policy, key) has one Redis key, and a check is one call of one script: one read, and at most one write, per
 //! key. A denied check writes nothing. The server's clock decides.
