@@ -4,11 +4,17 @@
 //!
 //! Mallory's plan is not in the set: the request is rejected, not unlimited:
 //!
-//!     curl -i -H 'x-user: alice' http://127.0.0.1:3000/      # "free";r=59
-//!     curl -i -H 'x-user: bob' http://127.0.0.1:3000/        # "pro";r=599
-//!     curl -i -H 'x-user: mallory' http://127.0.0.1:3000/    # 400
+//!     curl -i localhost:3000 -H 'x-user: alice'      # 200, "free";r=59
+//!     curl -i localhost:3000 -H 'x-user: bob'        # 200, "pro";r=599
+//!     curl -i localhost:3000 -H 'x-user: mallory'    # 400
+//!     curl -i localhost:3000                         # 401
+//!
+//! In a crate of your own:
+//!
+//!     cargo add axum tokio -F tokio/full
+//!     cargo add sluicegate -F axum
 
-use std::error::Error;
+use std::{env, error::Error};
 
 use axum::{
     Router,
@@ -56,7 +62,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route("/", get(async || "hello\n"))
         .layer(RateLimitLayer::new(MemoryStore::new()).limit(by_plan, user))
         .layer(from_fn(authenticate));
-    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+
+    // The first argument is another address to listen on.
+    let address = env::args().nth(1);
+    let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
     Ok(axum::serve(listener, app).await?)
 }

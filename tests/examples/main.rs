@@ -4,6 +4,7 @@
 mod common;
 
 mod chromium;
+mod guides;
 mod page;
 mod prometheus;
 mod server;
