@@ -13,7 +13,7 @@
 //!
 //! In a crate of your own:
 //!
-//!     cargo add axum tokio -F tokio/full
+//!     cargo add axum tokio tracing-subscriber -F tokio/full
 //!     cargo add sluicegate -F axum
 
 use std::{env, error::Error, net::SocketAddr};
@@ -24,6 +24,9 @@ use tokio::net::TcpListener;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // Shows the warnings: that a limit is misconfigured, or that the store does not answer.
+    tracing_subscriber::fmt::init();
+
     let ip = Policy::parse("ip", "10/1s,120/1m")?;
     let api_key = Policy::parse("api-key", "3/1m")?;
 

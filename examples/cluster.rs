@@ -14,7 +14,7 @@
 //!
 //! In a crate of your own:
 //!
-//!     cargo add axum tokio -F tokio/full
+//!     cargo add axum tokio tracing-subscriber -F tokio/full
 //!     cargo add sluicegate -F axum,cluster
 
 use std::{env, error::Error};
@@ -25,6 +25,9 @@ use tokio::net::TcpListener;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // Shows the warnings: that a limit is misconfigured, or that the store does not answer.
+    tracing_subscriber::fmt::init();
+
     let urls = env::var("REDIS_URLS").map_err(|_| "set REDIS_URLS")?;
     // Fails when no node answers; `connect_lazy_cluster` starts without them.
     let store = RedisStore::cluster(urls.split(',')).await?;

@@ -13,7 +13,7 @@
 //!
 //! In a crate of your own:
 //!
-//!     cargo add axum jsonwebtoken serde tokio -F jsonwebtoken/rust_crypto,serde/derive,tokio/full
+//!     cargo add axum jsonwebtoken serde tokio tracing-subscriber -F jsonwebtoken/rust_crypto,serde/derive,tokio/full
 //!     cargo add sluicegate -F axum
 
 use std::{env, error::Error, net::SocketAddr};
@@ -21,7 +21,7 @@ use std::{env, error::Error, net::SocketAddr};
 use axum::{
     Extension, Router,
     extract::{Path, Request, State},
-    http::{StatusCode, header},
+    http::{HeaderValue, StatusCode, header},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::get,
@@ -45,23 +45,19 @@ async fn authenticate(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let claims = match request.headers().get(header::AUTHORIZATION) {
-        None => None,
-        Some(value) => match value.to_str().ok().and_then(|it| claims(it, &key)) {
-            None => {
-                let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
-                return (StatusCode::UNAUTHORIZED, challenge).into_response();
-            }
-            claims => claims,
-        },
-    };
-    request.extensions_mut().insert(claims);
+    let header = request.headers().get(header::AUTHORIZATION);
+    let claims = header.map(|it| claims(it, &key));
+    if let Some(None) = claims {
+        let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
+        return (StatusCode::UNAUTHORIZED, challenge).into_response();
+    }
+    request.extensions_mut().insert(claims.flatten());
     next.run(request).await
 }
 
 /// Checks the signature and the time at which the token expires.
-fn claims(header: &str, key: &DecodingKey) -> Option<Claims> {
-    let token = header.strip_prefix("Bearer ")?;
+fn claims(header: &HeaderValue, key: &DecodingKey) -> Option<Claims> {
+    let token = header.to_str().ok()?.strip_prefix("Bearer ")?;
     let token = jsonwebtoken::decode(token, key, &Validation::default());
     Some(token.ok()?.claims)
 }
@@ -83,6 +79,9 @@ async fn hello(Extension(claims): Extension<Option<Claims>>) -> String {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // Shows the warnings: that a limit is misconfigured, or that the store does not answer.
+    tracing_subscriber::fmt::init();
+
     let secret = env::var("JWT_SECRET").map_err(|_| "set JWT_SECRET")?;
     let sign = EncodingKey::from_secret(secret.as_bytes());
     let verify = DecodingKey::from_secret(secret.as_bytes());

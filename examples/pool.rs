@@ -13,7 +13,7 @@
 //!
 //! In a crate of your own:
 //!
-//!     cargo add axum bb8 bb8-redis tokio -F tokio/full
+//!     cargo add axum bb8 bb8-redis tokio tracing-subscriber -F tokio/full
 //!     cargo add sluicegate -F axum
 
 use std::{env, error::Error, net::SocketAddr};
@@ -25,6 +25,9 @@ use tokio::net::TcpListener;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // Shows the warnings: that a limit is misconfigured, or that the store does not answer.
+    tracing_subscriber::fmt::init();
+
     let url = env::var("REDIS_URL").map_err(|_| "set REDIS_URL")?;
     let pool = bb8::Pool::builder()
         .build(RedisConnectionManager::new(url)?)

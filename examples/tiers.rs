@@ -11,7 +11,7 @@
 //!
 //! In a crate of your own:
 //!
-//!     cargo add axum tokio -F tokio/full
+//!     cargo add axum tokio tracing-subscriber -F tokio/full
 //!     cargo add sluicegate -F axum
 
 use std::{env, error::Error};
@@ -52,6 +52,9 @@ async fn authenticate(mut request: Request, next: Next) -> Response {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // Shows the warnings: that a limit is misconfigured, or that the store does not answer.
+    tracing_subscriber::fmt::init();
+
     let free = Policy::parse("free", "60/1m")?;
     let pro = Policy::parse("pro", "600/1m")?;
     let plans = Policies::new([free, pro])?;

@@ -16,7 +16,8 @@
 //!
 //! In a crate of your own:
 //!
-//!     cargo add axum moka rusqlite tokio -F moka/future,rusqlite/bundled,tokio/full
+//!     cargo add axum moka tokio tracing-subscriber -F moka/future,tokio/full
+//!     cargo add rusqlite --no-default-features -F bundled
 //!     cargo add sluicegate -F axum
 
 use std::{
@@ -30,7 +31,8 @@ use axum::{Router, http::request::Parts, routing::get};
 use moka::future::Cache;
 use rusqlite::{Connection, OptionalExtension};
 use sluicegate::{
-    Charge, Key, MemoryStore, Policy, RateLimitLayer, error::ExtractError, policies::Policies,
+    Charge, FailurePolicy, Key, MemoryStore, Policy, RateLimitLayer, error::ExtractError,
+    policies::Policies,
 };
 use tokio::{net::TcpListener, task::spawn_blocking};
 
@@ -58,6 +60,7 @@ struct Accounts {
 
 impl Accounts {
     /// What this request costs, and whom. It has 100 ms; then, or when the database fails, the failure policy applies.
+    /// A plan that is not among the policies is a 500, and a warning in the log.
     async fn charge(self, api_key: Option<String>) -> Result<Charge, ExtractError> {
         let unauthenticated = ExtractError::unauthenticated("ApiKey");
         let api_key = api_key.ok_or(unauthenticated.clone())?;
@@ -69,7 +72,7 @@ impl Accounts {
         let user = user.map_err(|_| ExtractError::unavailable("the database has failed"))?;
         let User { name, plan } = user.ok_or(unauthenticated)?;
         let plan = self.plans.get(&plan);
-        let plan = plan.ok_or(ExtractError::unavailable("the user's plan is unknown"))?;
+        let plan = plan.ok_or(ExtractError::misconfigured("the user's plan has no policy"))?;
         Ok(Charge::new(plan, Key::new("user", name), 1))
     }
 
@@ -95,6 +98,9 @@ fn api_key(head: &Parts) -> Option<String> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // Shows the warnings: that a limit is misconfigured, or that the store does not answer.
+    tracing_subscriber::fmt::init();
+
     let database = Connection::open_in_memory()?; // or Connection::open("accounts.db")
     database.execute_batch(ACCOUNTS)?;
     let accounts = Accounts {
@@ -109,7 +115,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
             .build(),
     };
     let layer = RateLimitLayer::new(MemoryStore::new())
-        .charge_async(move |head| accounts.clone().charge(api_key(head)));
+        .charge_async(move |head| accounts.clone().charge(api_key(head)))
+        // While the database is down, nobody knows who may come in: an open failure policy would let in everybody.
+        .on_failure(FailurePolicy::Closed);
     let app = Router::new()
         .route("/", get(async || "hello\n"))
         .layer(layer);

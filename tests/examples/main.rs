@@ -1,4 +1,4 @@
-//! The examples that serve, started and asked.
+//! The examples, started and asked.
 
 #[path = "../common/mod.rs"]
 mod common;
