@@ -37,9 +37,9 @@ async fn login(password: String) -> StatusCode {
 /// Charged when it comes, so that many guesses at once gain nothing, and given back unless the password was wrong.
 ///
 /// Names the status of a failure, since much else is no success: the redirection after a good login (303), a page that
-/// was not modified (304), a WebSocket (101), and the 429 of a limit further in. Where a wrong password is answered with
-/// a page and a 200, the handler puts `ActualCost::of("login-failures", 1)` or `0` into its response, and the layer
-/// settles with `ActualCost::or_charged`.
+/// was not modified (304), a WebSocket (101), and the 429 of a limit further in. Where a wrong password is answered
+/// with a page and a 200, the handler puts `ActualCost::of("login-failures", 1)` or `0` into its response, and the
+/// layer settles with `ActualCost::or_charged`.
 fn actual_cost(response: &Parts, charge: &Charge) -> u64 {
     match response.status {
         StatusCode::UNAUTHORIZED => charge.cost(),
