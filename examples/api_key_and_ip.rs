@@ -4,12 +4,19 @@
 //!
 //! Without a key, only the address counts; with one, both count, and what one of them denies is charged to neither:
 //!
-//!     curl -i http://127.0.0.1:3000/                         # RateLimit: "ip/1s";…, "ip/1m";…
-//!     curl -i http://127.0.0.1:3000/ -H 'x-api-key: alice'   # … and "api-key";r=4;…
+//!     curl -i localhost:3000                          # 200, "ip/1m";r=119
+//!     curl -i localhost:3000 -H 'x-api-key: alice'    # 200, "ip/1m";r=118, "api-key";r=2
+//!     curl -i localhost:3000 -H 'x-api-key: alice'    # 200, "ip/1m";r=117, "api-key";r=1
+//!     curl -i localhost:3000 -H 'x-api-key: alice'    # 200, "ip/1m";r=116, "api-key";r=0
+//!     curl -i localhost:3000 -H 'x-api-key: alice'    # 429, retry-after, "violated-policies":["api-key"]
+//!     curl -i localhost:3000 -H 'x-api-key: bob'      # 200, "ip/1m";r=115, "api-key";r=2
 //!
-//! The sixth request with one key within a minute is answered with 429, and another key is still served.
+//! In a crate of your own:
+//!
+//!     cargo add axum tokio tracing-subscriber -F tokio/full
+//!     cargo add sluicegate -F axum
 
-use std::{error::Error, net::SocketAddr};
+use std::{env, error::Error, net::SocketAddr};
 
 use axum::{Router, routing::get};
 use sluicegate::{Header, KeyExtractor, MemoryStore, PeerIp, Policy, RateLimitLayer};
@@ -17,8 +24,11 @@ use tokio::net::TcpListener;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // Shows the warnings: that a limit is misconfigured, or that the store does not answer.
+    tracing_subscriber::fmt::init();
+
     let ip = Policy::parse("ip", "10/1s,120/1m")?;
-    let api_key = Policy::parse("api-key", "5/1m")?;
+    let api_key = Policy::parse("api-key", "3/1m")?;
 
     // A client can make up API keys, but its address is charged for every request.
     let layer = RateLimitLayer::new(MemoryStore::new())
@@ -29,7 +39,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route("/", get(async || "hello\n"))
         .layer(layer);
 
-    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    // The first argument is another address to listen on.
+    let address = env::args().nth(1);
+    let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     Ok(axum::serve(listener, service).await?)

@@ -1,13 +1,29 @@
 //! A limiter without HTTP: a job that sends mails, at most five in any two seconds for each customer.
 //!
-//!     cargo run --example background_job
-//!
 //! Twelve mails are sent to one customer: five at once, five after some two seconds, two after four. What a batch did
 //! not use is given back.
+//!
+//!     cargo run --example background_job
+//!     # 0.0 s: mail 1 sent, 4 left
+//!     # 0.0 s: mail 5 sent, 0 left
+//!     # mail 6 sent, 4 left
+//!     # mail 12 sent, 3 left
+//!     # a batch of three that sent one: 2 left
+//!
+//! In a crate of your own:
+//!
+//!     cargo add tokio -F tokio/full
+//!     cargo add sluicegate
 
 use std::{error::Error, time::Instant};
 
-use sluicegate::{Charge, Decision, Key, Limiter, MemoryStore, Policy};
+use sluicegate::{Charge, Decision, Key, Limiter, MemoryStore, Policy, Usage};
+
+/// Under the tightest of the policy's rules.
+fn left(usage: &Usage) -> u64 {
+    let left = usage.rules().map(|rule| rule.remaining());
+    left.min().unwrap_or(0)
+}
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -22,8 +38,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         // An error means that the store could not decide: a job can wait for it to come back.
         match limiter.check([charge]).await? {
             Decision::Allowed(usage) => {
-                let left = usage.rules().map(|rule| rule.remaining()).min();
-                println!("{:.1?}: mail {mail} sent, {left:?} left", start.elapsed());
+                let seconds = start.elapsed().as_secs_f32();
+                println!("{seconds:.1} s: mail {mail} sent, {} left", left(&usage));
                 mail += 1;
             }
             Decision::Denied(denial) => match denial.retry_after() {
@@ -37,8 +53,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let batch = Charge::new(&mails, customer, 3);
     if let Decision::Allowed(usage) = limiter.check([batch]).await? {
         let usage = limiter.settle(&usage, [1]).await?;
-        let left = usage.rules().map(|rule| rule.remaining()).min();
-        println!("a batch of three that sent one: {left:?} left");
+        println!("a batch of three that sent one: {} left", left(&usage));
     }
     Ok(())
 }

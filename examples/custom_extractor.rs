@@ -1,10 +1,20 @@
 //! Extractors of your own: a type, a closure, and one that has to look something up.
 //!
-//!     cargo run --example custom_extractor
+//! No server: six requests are made, and the answers printed. The tenant `acme` may make 4 requests, its owner 3; the
+//! first that is denied is denied by the owner's limit, and charged to neither. The path `/` names no tenant.
 //!
-//! No server: five requests are made, and the answers printed. The tenant `acme` may make 4 requests, its owner 3:
-//! three requests are served and two are denied, the first of them by the owner's limit. A request without a tenant is
-//! answered with 400.
+//!     cargo run --example custom_extractor
+//!     # /acme/1  200 OK served
+//!     # /acme/2  200 OK served
+//!     # /acme/3  200 OK served
+//!     # /acme/4  429 Too Many Requests
+//!     # /acme/5  429 Too Many Requests
+//!     # /        400 Bad Request
+//!
+//! In a crate of your own:
+//!
+//!     cargo add http tokio tower -F tokio/full,tower/util
+//!     cargo add sluicegate
 
 use std::{convert::Infallible, error::Error};
 

@@ -1,59 +1,63 @@
-//! A rejection of your own: a message for each client that is rejected, and an answer when the store cannot decide.
+//! A rejection of your own, as JSON; the status, `Retry-After` and the quota headers stay what they are.
 //!
-//!     cargo run --example custom_rejection
+//!     cargo run --example custom_rejection --features axum
 //!
-//! No server: four requests are made, and the answers printed. Two are served, the third is asked to wait, and the
-//! fourth, which costs more than the limit, is told that it will never pass. `Retry-After` is there although the
-//! closure does not set it.
+//! Two exports a minute are served; one that costs more than the limit will never be:
+//!
+//!     curl -i localhost:3000/export -H 'x-api-key: alice'            # 200
+//!     curl -i localhost:3000/export -H 'x-api-key: alice'            # 200
+//!     curl -i localhost:3000/export -H 'x-api-key: alice'            # 429, retry-after, {"error":"wait","seconds":
+//!     curl -i localhost:3000/export?all -H 'x-api-key: alice'        # 413, {"error":"too much at once"}
+//!     curl -i localhost:3000/export                                  # 400, {"error":"send your key in x-api-key"}
+//!
+//! In a crate of your own:
+//!
+//!     cargo add axum serde_json tokio -F tokio/full
+//!     cargo add sluicegate -F axum
 
-use std::{convert::Infallible, error::Error};
+use std::{env, error::Error};
 
-use http::{Request, Response, request::Parts};
-use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::Rejection};
-use tower::{ServiceBuilder, ServiceExt};
+use axum::{
+    Json, Router,
+    http::{StatusCode, request::Parts},
+    routing::get,
+};
+use serde_json::{Value, json};
+use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer, middleware::Rejection};
+use tokio::net::TcpListener;
 
-fn explain(rejection: &Rejection, head: &Parts) -> Response<String> {
-    let path = head.uri.path();
-    let text = match rejection {
+/// Answers anything that is `IntoResponse`, as a handler does; the head of the request is there as well.
+fn explain(rejection: &Rejection, _head: &Parts) -> (StatusCode, Json<Value>) {
+    let error = match rejection {
         Rejection::Denied(denial) => match denial.retry_after() {
-            Some(wait) => format!("{path} is busy, please wait {} s", wait.as_secs() + 1),
-            None => format!("{path} is too much at once"),
+            Some(wait) => json!({ "error": "wait", "seconds": wait.as_millis().div_ceil(1000) }),
+            None => json!({ "error": "too much at once" }),
         },
-        Rejection::MissingKey(_) => "who are you?".to_owned(),
-        _ => "please try again later".to_owned(),
+        Rejection::MissingKey(_) => json!({ "error": "send your key in x-api-key" }),
+        _ => json!({ "error": "try again later" }),
     };
-    let mut response = Response::new(text);
-    *response.status_mut() = rejection.status();
-    response
+    (rejection.status(), Json(error))
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let layer = RateLimitLayer::new(MemoryStore::new())
-        .limit(
-            Policy::parse("exports", "2/1m")?,
-            Key::new("service", "exports"),
-        )
+    let limits = RateLimitLayer::new(MemoryStore::new())
+        .limit(Policy::parse("exports", "2/1m")?, Header::new("x-api-key"))
         .cost(|head| {
-            if head.uri.path() == "/everything" {
+            if head.uri.query() == Some("all") {
                 100
             } else {
                 1
             }
         })
-        .rejection(explain);
-    let service = ServiceBuilder::new()
-        .layer(layer)
-        .service_fn(async |_| Ok::<_, Infallible>(Response::new("served".to_owned())));
-    for path in ["/some", "/some", "/some", "/everything"] {
-        let request = Request::get(path).body(String::new())?;
-        let response = service.clone().oneshot(request).await?;
-        let retry_after = response.headers().get("retry-after");
-        println!(
-            "{} {}, retry-after: {retry_after:?}",
-            response.status(),
-            response.body()
-        );
-    }
-    Ok(())
+        .reject_with(explain);
+    let app = Router::new()
+        .route("/export", get(async || "exported\n"))
+        .layer(limits);
+
+    // The first argument is another address to listen on.
+    let address = env::args().nth(1);
+    let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    Ok(axum::serve(listener, app).await?)
 }

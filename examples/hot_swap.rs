@@ -2,14 +2,22 @@
 //!
 //!     cargo run --example hot_swap --features axum,serde
 //!
-//! Use up three requests, raise the limit, and there is room again:
+//! Use up two requests, raise the limit, and there is room again:
 //!
-//!     for i in 1 2 3 4; do curl -s -o /dev/null -w '%{http_code}\n' http://127.0.0.1:3000/; done
-//!     curl -X PUT http://127.0.0.1:3000/limits -d 'ip = "5/1m,100/1h"'
-//!     curl -i http://127.0.0.1:3000/                       # "ip/1m";r=1
-//!     curl -X PUT http://127.0.0.1:3000/limits -d 'ip = "many"'
+//!     curl -i localhost:3000                                          # 200, "ip/1m";r=1
+//!     curl -i localhost:3000                                          # 200, "ip/1m";r=0
+//!     curl -i localhost:3000                                          # 429
+//!     curl -i localhost:3000/limits -X PUT -d 'ip = "5/1m,100/1h"'    # 200
+//!     curl -i localhost:3000                                          # 200, "ip/1m";r=2, "ip/1h";r=97
+//!     curl -i localhost:3000/limits -X PUT -d 'ip = "many"'           # 422, rule `many`
+//!     curl -i localhost:3000                                          # 200, "ip/1m";r=1, "ip/1h";r=96
+//!
+//! In a crate of your own:
+//!
+//!     cargo add axum tokio toml -F tokio/full
+//!     cargo add sluicegate -F axum,serde
 
-use std::{error::Error, net::SocketAddr};
+use std::{env, error::Error, net::SocketAddr};
 
 use axum::{
     Router,
@@ -38,7 +46,7 @@ async fn replace(
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let live = ReloadablePolicies::new(toml::from_str(r#"ip = "3/1m,100/1h""#)?);
+    let live = ReloadablePolicies::new(toml::from_str(r#"ip = "2/1m,100/1h""#)?);
     let limits = RateLimitLayer::new(MemoryStore::new()).limit(live.policy("ip")?, PeerIp);
 
     let app = Router::new()
@@ -48,7 +56,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route("/limits", put(replace))
         .with_state(live);
 
-    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    // The first argument is another address to listen on.
+    let address = env::args().nth(1);
+    let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     Ok(axum::serve(listener, service).await?)

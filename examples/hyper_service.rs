@@ -2,11 +2,19 @@
 //!
 //!     cargo run --example hyper_service
 //!
-//! Three requests in any ten seconds are served, and then:
+//! Two requests a minute are served, and then:
 //!
-//!     curl -i http://127.0.0.1:3000/        # 429, with Retry-After
+//!     curl -i localhost:3000    # 200, "ip";r=1
+//!     curl -i localhost:3000    # 200, "ip";r=0
+//!     curl -i localhost:3000    # 429, retry-after, "violated-policies":["ip"]
+//!
+//! In a crate of your own:
+//!
+//!     cargo add http http-body-util hyper tokio tower -F hyper/server,tokio/full,tower/util
+//!     cargo add hyper-util -F http1,server,service,tokio
+//!     cargo add sluicegate
 
-use std::{convert::Infallible, error::Error};
+use std::{convert::Infallible, env, error::Error};
 
 use http::{Request, Response};
 use http_body_util::Full;
@@ -25,10 +33,11 @@ async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let layer =
-        RateLimitLayer::new(MemoryStore::new()).limit(Policy::parse("ip", "3/10s")?, PeerIp);
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(Policy::parse("ip", "2/1m")?, PeerIp);
 
-    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    // The first argument is another address to listen on.
+    let address = env::args().nth(1);
+    let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
     loop {
         let (stream, peer) = listener.accept().await?;

@@ -1,14 +1,23 @@
-//! A login that may fail five times a minute from one address; only wrong passwords count.
+//! A login that may fail three times a minute from one address; only wrong passwords count.
 //!
 //!     cargo run --example login_failures --features axum
 //!
-//! Six wrong passwords are answered 401 five times, and then 429:
+//! Right passwords count for nothing, and after three wrong ones nobody gets in, for a minute:
 //!
-//!     for i in 1 2 3 4 5 6; do curl -s -o /dev/null -w '%{http_code}\n' -d guess http://127.0.0.1:3000/login; done
+//!     curl -i localhost:3000/login -d sesame    # 200, "login-failures/1m";r=3
+//!     curl -i localhost:3000/login -d guess     # 401, "login-failures/1m";r=2
+//!     curl -i localhost:3000/login -d guess     # 401, "login-failures/1m";r=1
+//!     curl -i localhost:3000/login -d sesame    # 200, "login-failures/1m";r=1
+//!     curl -i localhost:3000/login -d guess     # 401, "login-failures/1m";r=0
+//!     curl -i localhost:3000/login -d guess     # 429, retry-after
+//!     curl -i localhost:3000/login -d sesame    # 429, retry-after
 //!
-//! A new start, and `-d sesame` is answered 200 as often as you like.
+//! In a crate of your own:
+//!
+//!     cargo add axum tokio -F tokio/full
+//!     cargo add sluicegate -F axum
 
-use std::{error::Error, net::SocketAddr};
+use std::{env, error::Error, net::SocketAddr};
 
 use axum::{
     Router,
@@ -28,9 +37,9 @@ async fn login(password: String) -> StatusCode {
 /// Charged when it comes, so that many guesses at once gain nothing, and given back unless the password was wrong.
 ///
 /// Names the status of a failure, since much else is no success: the redirection after a good login (303), a page that
-/// was not modified (304), a WebSocket (101), and the 429 of a limit further in. Where a wrong password is answered with
-/// a page and a 200, the handler puts `ActualCost::of("login-failures", 1)` or `0` into its response, and the layer
-/// settles with `ActualCost::or_charged`.
+/// was not modified (304), a WebSocket (101), and the 429 of a limit further in. Where a wrong password is answered
+/// with a page and a 200, the handler puts `ActualCost::of("login-failures", 1)` or `0` into its response, and the
+/// layer settles with `ActualCost::or_charged`.
 fn actual_cost(response: &Parts, charge: &Charge) -> u64 {
     match response.status {
         StatusCode::UNAUTHORIZED => charge.cost(),
@@ -41,7 +50,7 @@ fn actual_cost(response: &Parts, charge: &Charge) -> u64 {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let limits = RateLimitLayer::new(MemoryStore::new())
-        .limit(Policy::parse("login-failures", "5/1m,20/1h")?, PeerIp)
+        .limit(Policy::parse("login-failures", "3/1m,20/1h")?, PeerIp)
         .settle(actual_cost)
         // While the store is down, nobody can log in, and nobody can guess passwords either.
         .on_failure(FailurePolicy::Closed);
@@ -49,7 +58,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route("/login", post(login))
         .route_layer(limits);
 
-    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    // The first argument is another address to listen on.
+    let address = env::args().nth(1);
+    let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     Ok(axum::serve(listener, service).await?)

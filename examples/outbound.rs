@@ -1,9 +1,19 @@
 //! A client that stays within the limits of another service: its requests wait for room.
 //!
-//!     cargo run --example outbound
-//!
 //! A server takes five requests in any second, and counts those that come too early. Two clients, which share a store
 //! as replicas do, have fourteen requests to make, all at once: this takes about two seconds, and none comes too early.
+//!
+//!     cargo run --example outbound
+//!     # 200 OK after 0.
+//!     # 200 OK after 1.
+//!     # 200 OK after 2.
+//!     # served 14, too early 0
+//!
+//! In a crate of your own:
+//!
+//!     cargo add futures http http-body-util hyper tokio tower -F hyper/http1,hyper/server,tokio/full,tower/util
+//!     cargo add hyper-util -F client-legacy,http1,tokio
+//!     cargo add sluicegate
 
 use std::{
     convert::Infallible,
@@ -66,8 +76,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         async move {
             let request = Request::get(format!("http://{address}/")).body(Empty::new())?;
             let response = client.oneshot(request).await?;
-            let (status, waited) = (response.status(), start.elapsed());
-            println!("request {number:2}: {status} after {waited:.1?}");
+            let (status, seconds) = (response.status(), start.elapsed().as_secs_f32());
+            println!("request {number:2}: {status} after {seconds:.1} s");
             Ok::<_, Box<dyn Error>>(())
         }
     }))

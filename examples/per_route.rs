@@ -2,13 +2,21 @@
 //!
 //!     cargo run --example per_route --features axum
 //!
-//! One address may send 100 requests a minute, and only 3 of them to the search:
+//! One address may send 100 requests a minute, and only 2 of them to the search:
 //!
-//!     for i in 1 2 3 4; do curl -s -o /dev/null -w '%{http_code}\n' http://127.0.0.1:3000/search; done
+//!     curl -i localhost:3000/search    # 200, "all";r=99, "search";r=1
+//!     curl -i localhost:3000/search    # 200, "all";r=98, "search";r=0
+//!     curl -i localhost:3000/search    # 429, retry-after, "violated-policies":["search"]
+//!     curl -i localhost:3000           # 200, "all";r=96
 //!
-//! answers 200 three times and then 429, while `curl -i http://127.0.0.1:3000/` is still served.
+//! The third search was charged to `all`, which it passed first; one layer with both limits would charge neither.
+//!
+//! In a crate of your own:
+//!
+//!     cargo add axum tokio -F tokio/full
+//!     cargo add sluicegate -F axum
 
-use std::{error::Error, net::SocketAddr};
+use std::{env, error::Error, net::SocketAddr};
 
 use axum::{Router, routing::get};
 use sluicegate::{Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer};
@@ -18,20 +26,20 @@ use tokio::net::TcpListener;
 async fn main() -> Result<(), Box<dyn Error>> {
     // Clones of a limiter share its store, and so do their layers.
     let limiter = Limiter::new(MemoryStore::new());
-    let limit = |name: &str, rules: &str| {
-        let policy = Policy::parse(name, rules)?;
-        Ok::<_, Box<dyn Error>>(RateLimitLayer::new(limiter.clone()).limit(policy, PeerIp))
-    };
+    let all = RateLimitLayer::new(limiter.clone()).limit(Policy::parse("all", "100/1m")?, PeerIp);
+    let few = RateLimitLayer::new(limiter).limit(Policy::parse("search", "2/1m")?, PeerIp);
 
     let search = Router::new()
         .route("/search", get(async || "found nothing\n"))
-        .route_layer(limit("search", "3/1m")?);
+        .route_layer(few);
     let app = Router::new()
         .route("/", get(async || "hello\n"))
         .merge(search)
-        .layer(limit("all", "100/1m")?);
+        .layer(all);
 
-    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    // The first argument is another address to listen on.
+    let address = env::args().nth(1);
+    let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     Ok(axum::serve(listener, service).await?)

@@ -1,33 +1,48 @@
 //! Limits shared through a `bb8` pool that the service has anyway.
 //!
-//!     cargo run --example pool --features axum -- redis://127.0.0.1/
-//!     for i in 1 2 3 4; do curl -i http://127.0.0.1:3000/; done
+//!     REDIS_URL=redis://127.0.0.1/ cargo run --example pool --features axum
 //!
-//! The fourth request within ten seconds is answered 429. Stop Redis and requests pass, unlimited; start it again and
-//! the next one is limited.
+//! Three requests in any ten minutes are served:
+//!
+//!     curl -i localhost:3000    # 200, "ip";r=2
+//!     curl -i localhost:3000    # 200, "ip";r=1
+//!     curl -i localhost:3000    # 200, "ip";r=0
+//!     curl -i localhost:3000    # 429, retry-after
+//!
+//! Stop Redis and requests pass, unlimited; start it again and the next one is limited.
+//!
+//! In a crate of your own:
+//!
+//!     cargo add axum bb8 bb8-redis tokio tracing-subscriber -F tokio/full
+//!     cargo add sluicegate -F axum
 
-use std::{error::Error, net::SocketAddr, time::Duration};
+use std::{env, error::Error, net::SocketAddr};
 
 use axum::{Router, routing::get};
 use bb8_redis::RedisConnectionManager;
-use sluicegate::{PeerIp, Policy, RateLimitLayer, RedisStore, Rule};
+use sluicegate::{PeerIp, Policy, RateLimitLayer, RedisStore};
+use tokio::net::TcpListener;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let url = std::env::args().nth(1);
-    let url = url.unwrap_or_else(|| "redis://127.0.0.1/".to_owned());
+    // Shows the warnings: that a limit is misconfigured, or that the store does not answer.
+    tracing_subscriber::fmt::init();
+
+    let url = env::var("REDIS_URL").map_err(|_| "set REDIS_URL")?;
     let pool = bb8::Pool::builder()
         .build(RedisConnectionManager::new(url)?)
         .await?;
 
     // The store makes a connection of its own, as the pool makes its connections.
-    let policy = Policy::new("ip", [Rule::new(3, Duration::from_secs(10))])?;
+    let policy = Policy::parse("ip", "3/10m")?;
     let layer = RateLimitLayer::new(RedisStore::from(pool)).limit(policy, PeerIp);
     let app = Router::new()
         .route("/", get(async || "hello\n"))
         .layer(layer);
 
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    // The first argument is another address to listen on.
+    let address = env::args().nth(1);
+    let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     Ok(axum::serve(listener, app).await?)

@@ -4,10 +4,16 @@
 //!
 //! Three requests a minute are served; the policy that is tried out would have denied the second and the third:
 //!
-//!     for i in 1 2 3 4; do curl -s -o /dev/null -w '%{http_code}\n' http://127.0.0.1:3000/; done
-//!     curl -s http://127.0.0.1:3000/metrics
+//!     curl -i localhost:3000            # 200
+//!     curl -i localhost:3000            # 200
+//!     curl -i localhost:3000            # 200
+//!     curl -i localhost:3000            # 429
+//!     curl -s localhost:3000/metrics    # sluicegate_decisions_total{policy="ip",outcome="denied"} 1
 //!
-//! An argument is another address to listen on.
+//! In a crate of your own:
+//!
+//!     cargo add axum metrics-exporter-prometheus tokio -F tokio/full
+//!     cargo add sluicegate -F axum,metrics
 
 use std::{env, error::Error, net::SocketAddr, time::Duration};
 

@@ -4,12 +4,19 @@
 //!
 //! A search costs as much as ten other requests, and an item may be written ten times a minute:
 //!
-//!     curl -i http://127.0.0.1:3000/                       # "general";r=99
-//!     curl -i http://127.0.0.1:3000/search                 # "general";r=89
-//!     curl -i -X PUT http://127.0.0.1:3000/api/items/1     # "writes";r=9
-//!     curl -i http://127.0.0.1:3000/health                 # not limited
+//!     curl -i localhost:3000                        # 200, "general";r=99
+//!     curl -i localhost:3000/search                 # 200, "general";r=89
+//!     curl -i localhost:3000/api/items/1 -X PUT     # 200, "writes";r=9
+//!     curl -i localhost:3000/api/items/2 -X PUT     # 200, "writes";r=8
+//!     curl -i localhost:3000/api/items/2            # 200, "general";r=88
+//!     curl -s localhost:3000/health                 # ok
+//!
+//! In a crate of your own:
+//!
+//!     cargo add axum tokio -F tokio/full
+//!     cargo add sluicegate -F axum
 
-use std::{error::Error, net::SocketAddr};
+use std::{env, error::Error, net::SocketAddr};
 
 use axum::{Router, routing::get};
 use sluicegate::{
@@ -35,7 +42,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .nest("/api", Router::new().route("/items/{id}", item))
         .layer(RateLimitLayer::new(MemoryStore::new()).limit(routes, PeerIp));
 
-    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    // The first argument is another address to listen on.
+    let address = env::args().nth(1);
+    let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     Ok(axum::serve(listener, service).await?)

@@ -4,11 +4,17 @@
 //!
 //! Mallory's plan is not in the set: the request is rejected, not unlimited:
 //!
-//!     curl -i -H 'x-user: alice' http://127.0.0.1:3000/      # "free";r=59
-//!     curl -i -H 'x-user: bob' http://127.0.0.1:3000/        # "pro";r=599
-//!     curl -i -H 'x-user: mallory' http://127.0.0.1:3000/    # 400
+//!     curl -i localhost:3000 -H 'x-user: alice'      # 200, "free";r=59
+//!     curl -i localhost:3000 -H 'x-user: bob'        # 200, "pro";r=599
+//!     curl -i localhost:3000 -H 'x-user: mallory'    # 400
+//!     curl -i localhost:3000                         # 401
+//!
+//! In a crate of your own:
+//!
+//!     cargo add axum tokio tracing-subscriber -F tokio/full
+//!     cargo add sluicegate -F axum
 
-use std::error::Error;
+use std::{env, error::Error};
 
 use axum::{
     Router,
@@ -46,6 +52,9 @@ async fn authenticate(mut request: Request, next: Next) -> Response {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // Shows the warnings: that a limit is misconfigured, or that the store does not answer.
+    tracing_subscriber::fmt::init();
+
     let free = Policy::parse("free", "60/1m")?;
     let pro = Policy::parse("pro", "600/1m")?;
     let plans = Policies::new([free, pro])?;
@@ -56,7 +65,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route("/", get(async || "hello\n"))
         .layer(RateLimitLayer::new(MemoryStore::new()).limit(by_plan, user))
         .layer(from_fn(authenticate));
-    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+
+    // The first argument is another address to listen on.
+    let address = env::args().nth(1);
+    let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
     Ok(axum::serve(listener, app).await?)
 }

@@ -10,7 +10,7 @@ use axum::{
     routing::get,
     serve::{IncomingStream, ListenerExt},
 };
-use sluicegate::Decision;
+use sluicegate::middleware::Decisions;
 use tokio::{net::TcpListener, signal::unix::SignalKind};
 use tower::{Layer, service_fn};
 
@@ -64,7 +64,9 @@ async fn root(request: Request) -> Response {
 }
 
 fn answer(request: &Request, text: String) -> Response {
-    let decision = request.extensions().get::<Decision>();
+    let decisions = request.extensions().get::<Decisions>();
+    // There is one layer.
+    let decision = decisions.and_then(|it| it.iter().next());
     let answer = if wants_json(request.headers()) {
         report::decision(decision).into_response()
     } else {

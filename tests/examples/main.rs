@@ -1,9 +1,10 @@
-//! The examples that serve, started and asked.
+//! The examples, started and asked.
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod chromium;
+mod guides;
 mod nginx;
 mod page;
 mod prometheus;

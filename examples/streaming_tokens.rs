@@ -1,0 +1,97 @@
+//! A language model's tokens: requests and tokens are limited, and how many tokens there were is known at the end.
+//!
+//!     cargo run --example streaming_tokens --features axum
+//!
+//! A request is charged 100 tokens when it comes, and settled with as many as there are words in the answer:
+//!
+//!     curl -i localhost:3000/whole -d 'a b c'     # 200, "requests";r=9, "tokens";r=297, a b c
+//!     curl -i localhost:3000/stream -d 'd e f'    # 200, "requests";r=8, "tokens";r=197, d e f
+//!     curl -i localhost:3000/whole -d 'g'         # 200, "requests";r=7, "tokens";r=293
+//!
+//! The head of a stream goes out before its end: what is left without those 100 is told with the next request. A client
+//! that goes away early pays for what it was sent.
+//!
+//! In a crate of your own:
+//!
+//!     cargo add axum futures tokio -F tokio/full
+//!     cargo add sluicegate -F axum
+
+use std::{convert::Infallible, env, error::Error, net::SocketAddr};
+
+use axum::{
+    Extension, Router,
+    body::Body,
+    extract::State,
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use futures::stream;
+use sluicegate::{
+    Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    middleware::{ActualCost, Decisions, Route, Routes},
+};
+use tokio::{net::TcpListener, sync::mpsc};
+
+/// Stands for the model.
+fn answer(prompt: &str) -> impl Iterator<Item = String> {
+    prompt.split_whitespace().map(|word| format!("{word} "))
+}
+
+/// The cost is known before the response: it goes into the extensions.
+async fn whole(prompt: String) -> Response {
+    let tokens: Vec<String> = answer(&prompt).collect();
+    let cost = ActualCost::of("tokens", tokens.len() as u64);
+    (Extension(cost), tokens.concat()).into_response()
+}
+
+/// The cost is known after the response: the task that sends it settles it.
+async fn stream(
+    State(limiter): State<Limiter>,
+    decisions: Option<Extension<Decisions>>,
+    prompt: String,
+) -> Body {
+    let (sender, receiver) = mpsc::channel(16);
+    tokio::spawn(async move {
+        let mut sent = 0;
+        for token in answer(&prompt) {
+            if sender.send(token).await.is_err() {
+                break; // the client has gone away
+            }
+            sent += 1;
+        }
+        // There is none where the store could not decide, and the request has passed.
+        let decision = decisions.as_ref().and_then(|it| it.by_policy("tokens"));
+        if let Some(decision) = decision {
+            // In the order of the layer's limits. Where this fails, the 100 stay.
+            let _ = limiter.settle(decision.usage(), [1, sent]).await;
+        }
+    });
+    Body::from_stream(stream::unfold(receiver, async |mut receiver| {
+        let token = receiver.recv().await?;
+        Some((Ok::<_, Infallible>(token), receiver))
+    }))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let limiter = Limiter::new(MemoryStore::new());
+    let requests = Policy::parse("requests", "10/1m")?;
+    let tokens = Policy::parse("tokens", "300/1m")?;
+    let limits = RateLimitLayer::new(limiter.clone())
+        .limit(requests, PeerIp)
+        // Requests under way count as 100 each, so that many at once cannot use up more than there is.
+        .limit(Routes::new(Route::new(tokens).weight(100)), PeerIp)
+        .settle(ActualCost::or_charged);
+    let app = Router::new()
+        .route("/whole", post(whole))
+        .route("/stream", post(stream))
+        .layer(limits)
+        .with_state(limiter);
+
+    // The first argument is another address to listen on.
+    let address = env::args().nth(1);
+    let listener = TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    let service = app.into_make_service_with_connect_info::<SocketAddr>();
+    Ok(axum::serve(listener, service).await?)
+}

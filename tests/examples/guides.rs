@@ -1,0 +1,222 @@
+//! Every small example does what the comment at its head says: it is started, asked by the head's own `curl` lines, and
+//! answers what stands behind the `#`.
+
+use std::{collections::BTreeSet, fs, process::Command, time::Duration};
+
+use crate::common::{
+    cluster::{self, Cluster},
+    example::{self, Example},
+    redis::Server,
+};
+
+/// Those that another file tests.
+const ELSEWHERE: [&str; 1] = ["behind_a_proxy"];
+
+macro_rules! guides {
+    ($tests:ident, $list:ident, $follow:path: $($example:ident)*) => {
+        const $list: &[&str] = &[$(stringify!($example)),*];
+
+        mod $tests {
+            $(#[test]
+            fn $example() {
+                $follow(stringify!($example));
+            })*
+        }
+    };
+}
+
+guides! { a_server_answers_what_its_head_says, SERVERS, super::serve_alone:
+    api_key_and_ip custom_rejection hot_swap hyper_service login_failures per_route prometheus routes_table
+    tiers tiers_database
+}
+
+guides! { a_program_prints_what_its_head_says, PROGRAMS, super::print:
+    background_job custom_extractor outbound own_store
+}
+
+/// Those with a test of their own.
+const OTHERS: [&str; 6] = [
+    "cluster",
+    "grpc",
+    "jwt",
+    "pool",
+    "shadow",
+    "streaming_tokens",
+];
+
+/// The comment at the head of an example, without its margin, and the rest.
+fn source(example: &str) -> (Vec<String>, String) {
+    let path = format!("{}/examples/{example}.rs", env!("CARGO_MANIFEST_DIR"));
+    let source = fs::read_to_string(path).unwrap();
+    let head = source.lines().map_while(|it| it.strip_prefix("//!"));
+    let code = source.lines().filter(|it| !it.starts_with("//!"));
+    (
+        head.map(str::to_owned).collect(),
+        code.map(|it| format!("{it}\n")).collect(),
+    )
+}
+
+/// The lines of the head that are to be typed, or that are printed.
+fn indented(example: &str) -> Vec<String> {
+    let lines = source(example).0.into_iter();
+    let lines = lines.filter_map(|it| it.strip_prefix("     ").map(str::to_owned));
+    lines.collect()
+}
+
+fn serve_alone(example: &str) {
+    serve(example, &[]);
+}
+
+/// Starts an example and asks what its head says.
+fn serve(example: &str, env: &[(&str, &str)]) -> Example {
+    let mut command = Command::new(example::build(example));
+    let server = Example::run(command.arg("127.0.0.1:0").envs(env.iter().copied()));
+    let lines = indented(example);
+    let asked = lines.iter().filter(|it| it.starts_with("curl "));
+    let asked = asked.map(|line| {
+        let (curl, expected) = line.split_once(" # ").expect("every curl is answered");
+        let answer = ask(&server, curl);
+        assert!(answers(&answer, expected.trim()), "{line}\n{answer}");
+    });
+    assert_ne!(asked.count(), 0, "the head says what to ask");
+    server
+}
+
+/// What the shell prints when this line is typed.
+fn ask(server: &Example, curl: &str) -> String {
+    let curl = curl.replace("localhost:3000", &server.address().to_string());
+    let output = Command::new("sh")
+        .args(["-c", &curl])
+        .env("NO_PROXY", "*")
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{curl}: {output:?}\ninstall curl (apt-get install curl)"
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A number is the status; all else is somewhere in the head or the body.
+fn answers(answer: &str, expected: &str) -> bool {
+    expected.split(", ").all(|item| match item.parse::<u16>() {
+        Ok(status) => answer.starts_with(&format!("HTTP/1.1 {status} ")),
+        Err(_) => answer.contains(item),
+    })
+}
+
+/// Runs an example to its end: what its head says behind a `#` is printed, in this order.
+fn print(example: &str) {
+    printed(example, &[]);
+}
+
+fn printed(example: &str, args: &[&str]) {
+    let output = Command::new(example::build(example)).args(args).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let mut lines = stdout.lines();
+    for line in indented(example) {
+        if let Some(expected) = line.strip_prefix("# ") {
+            let found = lines.any(|it| it.contains(expected));
+            assert!(found, "no `{expected}`, or not here:\n{stdout}");
+        }
+    }
+}
+
+#[test]
+fn a_token_says_who_is_limited() {
+    serve("jwt", &[("JWT_SECRET", "sesame")]);
+}
+
+#[test]
+fn replicas_share_their_limits_through_a_cluster() {
+    let cluster = Cluster::start(Duration::from_secs(5));
+    let urls = [("REDIS_URLS", &*cluster.urls()[..2].join(","))];
+    serve("cluster", &urls);
+    // The first has used up what alice has.
+    let second = example::build("cluster");
+    let second = Example::run(Command::new(second).arg("127.0.0.1:0").envs(urls));
+    let answer = ask(&second, "curl -i localhost:3000 -H 'x-api-key: alice'");
+    assert!(answers(&answer, "429"), "{answer}");
+}
+
+#[test]
+fn a_pool_is_limited_as_soon_as_redis_is_back() {
+    let mut redis = Server::start();
+    let server = serve("pool", &[("REDIS_URL", &redis.url())]);
+    let ask = || ask(&server, "curl -i localhost:3000");
+    redis.kill();
+    cluster::wait("requests pass", || answers(&ask(), "200"));
+    redis.restart();
+    cluster::wait("requests are limited", || answers(&ask(), "\"ip\";r=0"));
+    assert!(answers(&ask(), "429"));
+}
+
+#[test]
+fn what_a_shadow_would_deny_is_logged() {
+    let mut server = serve("shadow", &[]);
+    let logged = server.complaint();
+    assert!(indented("shadow").contains(&logged), "{logged}");
+}
+
+#[test]
+fn a_call_is_told_when_to_call_again() {
+    let server = Example::run(Command::new(example::build("grpc")).arg("127.0.0.1:0"));
+    printed("grpc", &["call", &format!("http://{}", server.address())]);
+}
+
+#[test]
+fn a_stream_costs_what_was_sent_of_it() {
+    serve("streaming_tokens", &[]);
+}
+
+#[test]
+fn every_example_is_tried() {
+    let files = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
+    let names = files.map(|it| it.unwrap().file_name().into_string().unwrap());
+    let names: BTreeSet<String> = names
+        .filter_map(|it| it.strip_suffix(".rs").map(str::to_owned))
+        .collect();
+    let tried = [SERVERS, PROGRAMS, &OTHERS, &ELSEWHERE].concat();
+    let tried: BTreeSet<String> = tried.into_iter().map(str::to_owned).collect();
+    assert_eq!(names, tried);
+}
+
+/// A newcomer types these lines.
+#[test]
+fn every_head_says_how_to_run_it_and_what_it_needs() {
+    let manifest = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap();
+    let manifest: toml::Table = manifest.parse().unwrap();
+    let default = words(&manifest["features"]["default"]);
+    for example in [SERVERS, PROGRAMS, &OTHERS].concat() {
+        let (head, code) = source(example);
+        let head = head.join("\n");
+        let runs = head.lines().find(|it| it.contains("cargo run"));
+        let runs = runs.expect(example);
+        assert!(runs.contains(&format!("--example {example}")), "{runs}");
+
+        let head = head.replace('-', "_");
+        let adds = head.lines().filter(|it| it.contains("cargo add"));
+        let adds: Vec<&str> = adds.flat_map(|it| it.split([' ', ',', '/'])).collect();
+        let roots = code.lines().filter_map(|it| it.strip_prefix("use "));
+        for root in roots.map(|it| it.split([':', ';']).next().unwrap()) {
+            let known = root == "std" || adds.contains(&root);
+            assert!(known, "{example}: cargo add {root}");
+        }
+
+        let targets = manifest["example"].as_array().unwrap();
+        let target = targets
+            .iter()
+            .find(|it| it["name"].as_str() == Some(example));
+        for feature in target.map_or(Vec::new(), |it| words(&it["required-features"])) {
+            let told = runs.split([' ', ',']).any(|it| it == feature) && adds.contains(&&*feature);
+            assert!(told || default.contains(&feature), "{example}: {feature}");
+        }
+    }
+}
+
+fn words(list: &toml::Value) -> Vec<String> {
+    let list = list.as_array().unwrap().iter();
+    list.map(|it| it.as_str().unwrap().to_owned()).collect()
+}
