@@ -223,6 +223,17 @@ async fn who_can_wait_just_long_enough_behind_another_waits() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_the_store_said_to_one_who_wants_more_is_not_told_to_one_who_wants_less() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone());
+    admitted_ms(&limiter, &store, 1, LONG).await;
+    let more = admitted_ms(&limiter, &store, 2, LONG);
+    let less = admitted_ms(&limiter, &store, 1, ms(300));
+    // After its wait for the turn, which was in vain, it asks by itself.
+    assert_eq!(tokio::join!(more, less), (Some(1_301), Some(300)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_crowd_that_cannot_wait_asks_once_for_all() {
     let store = Scripted::new(|check| {
         let check = check.clone();
@@ -272,10 +283,10 @@ async fn who_can_never_pass_is_told_so_at_once_whoever_waits() {
     assert!(wait(2, 0).await.unwrap().is_allowed());
     let start = Instant::now();
     let never = async {
-        let decision = wait(3, 500).await.unwrap();
+        let decision = wait(3, 20_000).await.unwrap();
         (decision, start.elapsed())
     };
-    let (_, (never, waited)) = tokio::join!(wait(1, 500), never);
+    let (_, (never, waited)) = tokio::join!(wait(1, 20_000), never);
     let Decision::Denied(denial) = never else {
         panic!("admitted");
     };
