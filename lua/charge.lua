@@ -1,13 +1,13 @@
 -- Pass 2 of a key that is charged and where something counts. Nothing is written to the server here.
 --
 -- A *task* is what an argument asks to be done with a key, a table: at [1] how many rules, then their limits, or in a
--- settlement the ends of the charged steps; `units`, below 0 where a settlement takes them; `labels` of the rules, as they
--- stand at the end of a value; and two formats, `front` of the front of a value and `counts` of its beginning.
+-- settlement the ends of the charged steps; `units`, below 0 where a settlement takes them; `labels` of the rules, as
+-- they stand at the end of a value; and two formats, `front` of the front of a value and `counts` of its beginning.
 --
 -- A *state* is what a key holds, a table: `task`; `value`, false where nothing counts; the numbers of the value's
--- front: at [1] how many sections, then what each uses, since, expires, and when each is due. Pass 2 adds what is to be
--- written: `written`, all of a value if `is_whole`, else its first bytes; `expires`, when the key shall expire, if not
--- when it does; or `is_gone`.
+-- front: at [1] how many sections, then what each uses, since, expires, and when each is due. Pass 2 adds what is to
+-- be written: `written`, all of a value if `is_whole`, else its first bytes; `expires`, when the key shall expire, if
+-- not when it does; or `is_gone`.
 
 -- Pass 2: charges a key, and brings those sections up to date that are due.
 -- now    in ms

@@ -1,5 +1,5 @@
--- What few checks need: how often a cost fits, why it does not, and the first charge of a key. Nothing is written to the
--- server here.
+-- What few checks need: how often a cost fits, why it does not, and the first charge of a key. Nothing is written to
+-- the server here.
 
 -- Pass 1: how many times the units of a task fit.
 -- now    in ms

@@ -7,7 +7,8 @@ use crate::{error::ExtractError, key::Key};
 ///
 /// A cookie that is absent or empty is missing. A cookie that is sent twice is malformed, unless
 /// [another choice](Self::repeated) is made, since the service may use either value. It may be in any of several
-/// `Cookie` lines, as HTTP/2 clients send them. One pair of quotes around the value is ignored; nothing else is decoded.
+/// `Cookie` lines, as HTTP/2 clients send them. One pair of quotes around the value is ignored; nothing else is
+/// decoded.
 ///
 /// **The value is not verified**, as with [`Header`](super::Header). A service that decodes values may accept several
 /// texts for one session; each of them is a key of its own here.

@@ -36,8 +36,9 @@ type Read<T> = dyn Fn(&T) -> Result<Keys, ExtractError> + Send + Sync;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Where authentication inserts nothing for those who have not signed in, and cannot be changed, use a closure instead:
-/// `|head: &Parts| head.extensions.get::<User>().map(…)`. Then nothing tells them from a layer in the wrong place.
+/// Where authentication inserts nothing for those who have not signed in, and cannot be changed, use a closure
+/// instead: `|head: &Parts| head.extensions.get::<User>().map(…)`. Then nothing tells them from a layer in the wrong
+/// place.
 pub struct Extension<T> {
     read: Box<Read<T>>,
 }

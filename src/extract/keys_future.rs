@@ -14,8 +14,8 @@ pub type KeysFuture = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + 
 /// [`KeyExtractor`](super::KeyExtractor) closure may answer. The future owns what it needs: copy it from the head.
 ///
 /// Look-ups of one request run at the same time, after all extractors that answer at once, and under one timeout that
-/// is as long as the store's: a limit whose look-up takes longer follows the failure policy. The store then has its own
-/// time. A look-up that has failed answers [`ExtractError::unavailable`].
+/// is as long as the store's: a limit whose look-up takes longer follows the failure policy. The store then has its
+/// own time. A look-up that has failed answers [`ExtractError::unavailable`].
 ///
 /// ```
 /// use http::request::Parts;

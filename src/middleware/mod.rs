@@ -40,29 +40,30 @@
 //! that one limit denies is charged to none. What has to be looked up, [keys](RateLimitLayer::limit_async) or
 //! [policies, keys and costs](RateLimitLayer::charge_async), is looked up at the same time. Then
 //!
-//! - an **allowed** request goes to the inner service, with the [`Decisions`] in its extensions; a handler takes them as
-//!   an `Option<Extension<Decisions>>`, since one that could not be decided may be passed on without;
+//! - an **allowed** request goes to the inner service, with the [`Decisions`] in its extensions; a handler takes them
+//!   as an `Option<Extension<Decisions>>`, since one that could not be decided may be passed on without;
 //! - a **denied** one is answered with [429](http::StatusCode::TOO_MANY_REQUESTS) and never reaches the inner service;
 //!   one whose [cost](RateLimitLayer::cost) can never fit, with 413;
 //! - one **without an identity** is answered with 400, unless its extractor says otherwise
 //!   ([`extract`](crate::extract));
-//! - one for which the service is **misconfigured**, so that no request could be limited, is answered with 500: a layer
-//!   or a setting is missing, and a [warning](crate::extract#never-a-shared-key-by-accident) says once which;
+//! - one for which the service is **misconfigured**, so that no request could be limited, is answered with 500: a
+//!   layer or a setting is missing, and a [warning](crate::extract#never-a-shared-key-by-accident) says once which;
 //! - one that **could not be decided** within the timeout follows the [`FailurePolicy`](crate::FailurePolicy), the
 //!   strictest of its policies: it is passed on without headers, decided by
 //!   [this process](crate::limiter#when-the-store-cannot-decide), or answered with 503. A limit whose key could not be
 //!   found out is left out if its failure policy is open; else the answer is 503: memory cannot count without a key
-//!   either. A 503 has a `Retry-After`: the limiter's [`probe_interval`](crate::Limiter::probe_interval), at least 1 s.
+//!   either. A 503 has a `Retry-After`: the limiter's [`probe_interval`](crate::Limiter::probe_interval), at least 1
+//!   s.
 //!
 //! gRPC calls get the same answers [as gRPC](Grpc): HTTP 200 and a status.
 //!
 //! A request that no limit applies to is passed on as it is. Responses carry the [quota headers](HeaderStyle), and in
 //! their extensions the [`Decisions`], and the [`Rejection`] if there was one, for the layers further out.
 //!
-//! Of several such layers around each other, only the one that denies adds quota headers. When all allow, each adds its
-//! items to the lists of [`DRAFT_11`](HeaderStyle::DRAFT_11), and headers that can tell of one rule only tell of the
-//! tightest of all layers. In the extensions there is a decision for each layer that made one; a handler finds the one
-//! that it means by the name of a policy.
+//! Of several such layers around each other, only the one that denies adds quota headers. When all allow, each adds
+//! its items to the lists of [`DRAFT_11`](HeaderStyle::DRAFT_11), and headers that can tell of one rule only tell of
+//! the tightest of all layers. In the extensions there is a decision for each layer that made one; a handler finds
+//! the one that it means by the name of a policy.
 //!
 //! # Which rules
 //!
@@ -156,8 +157,8 @@
 //! ```
 //!
 //! Shadows are decided in the same call of the store, after the other policies have admitted the request: see
-//! [`limiter`](crate::limiter#trying-a-policy-out). A shadow that finds no key, or that cannot be decided, is left out.
-//! No header tells clients of it, unless [asked for](HeaderStyle::with_shadows); what it decided is
+//! [`limiter`](crate::limiter#trying-a-policy-out). A shadow that finds no key, or that cannot be decided, is left
+//! out. No header tells clients of it, unless [asked for](HeaderStyle::with_shadows); what it decided is
 //! [`Usage::shadow`](crate::Usage::shadow) of the decision in the extensions, and an event for the
 //! [observer](crate::Limiter::observer).
 //!
@@ -198,14 +199,14 @@
 //!   from the other side and has a [`Rejection`] in its extensions. The client's response body must be one that can be
 //!   made: map a body that cannot, such as hyper's `Incoming`, first.
 //! - **A proxy makes new requests.** A limited server that passes such a response on adds its own quota headers. It
-//!   takes the client's limit for one of its own layers if the request that it sends has the extensions of the one that
-//!   it serves.
+//!   takes the client's limit for one of its own layers if the request that it sends has the extensions of the one
+//!   that it serves.
 //! - **In order of arrival**, for each set of policies and keys, as far as one process can see; processes compete.
-//! - **Few calls of the store.** Only the first in the queue calls it, and again when it said that there would be room,
-//!   when something is given back, and at least every 2 s.
+//! - **Few calls of the store.** Only the first in the queue calls it, and again when it said that there would be
+//!   room, when something is given back, and at least every 2 s.
 //! - **A request is counted when it leaves.** On its way it can be overtaken by later ones, and the other side sees
-//!   two requests closer together than they left: make the window longer than theirs, by the variation of the network's
-//!   delay.
+//!   two requests closer together than they left: make the window longer than theirs, by the variation of the
+//!   network's delay.
 //! - The ready inner service is kept while a request waits: a concurrency limit that others need goes *outside*.
 //!
 //! [`Limiter::acquire`](crate::Limiter::acquire) does the same without HTTP.

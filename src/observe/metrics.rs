@@ -271,7 +271,8 @@ impl Observer for MetricsObserver {
     }
 }
 
-/// The policies, each once, as they were applied: those of a local decision have smaller limits than those of the call.
+/// The policies, each once, as they were applied: those of a local decision have smaller limits than those of the
+/// call.
 fn applied<'a>(event: &DecisionEvent<'a>) -> impl Iterator<Item = &'a Policy> + Clone + use<'a> {
     distinct(event.policies().map(|it| it.policy()))
 }

@@ -32,8 +32,8 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! The crate has two, each behind a feature: `TracingObserver` (`tracing`) and `MetricsObserver` (`metrics`). A pair of
-//! observers is an observer. Without one, the clock is not read.
+//! The crate has two, each behind a feature: `TracingObserver` (`tracing`) and `MetricsObserver` (`metrics`). A pair
+//! of observers is an observer. Without one, the clock is not read.
 //!
 //! # Events
 //!
@@ -46,8 +46,8 @@
 //! | a limit found no key in a request | [`on_missing_key`](Observer::on_missing_key) |
 //! | a request was rejected, since it, or one of its keys, was on a deny list | [`on_blocked`](Observer::on_blocked) |
 //!
-//! What [shadows](crate::Policy::shadow) decided is an event of its own, after that of the policies that count. A check
-//! that the memory of this process decides, since the store could not, causes two events: `on_error`, and then
+//! What [shadows](crate::Policy::shadow) decided is an event of its own, after that of the policies that count. A
+//! check that the memory of this process decides, since the store could not, causes two events: `on_error`, and then
 //! `on_decision`. A request whose client goes away before it is decided causes none.
 
 mod event;

@@ -29,14 +29,14 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// | event `blocked` | debug | `policy` (none when the request is on a list as a whole) |
 /// | event `failed` | warn | `call`, `policies`, `shadow`, `kind`, `error`, `cause`, `outcome`, `latency_us`, `suppressed` |
 ///
-/// That the breaker [has opened or closed](crate::limiter#when-the-store-cannot-decide) is written without an observer,
-/// too.
+/// That the breaker [has opened or closed](crate::limiter#when-the-store-cannot-decide) is written without an
+/// observer, too.
 ///
-/// `policies` are names, separated by commas. What clients can cause at will has the level debug or trace, so that they
-/// cannot fill a log. Failures are warnings, but each kind is written **once** until the store has answered something,
-/// and then at most once a second: a server that is down, or rejects the password, fills no log. `suppressed` is the
-/// number of failures of the kind since the last one that was written. Calls that were not made, since the breaker is
-/// open, are not written. For numbers, use `MetricsObserver`.
+/// `policies` are names, separated by commas. What clients can cause at will has the level debug or trace, so that
+/// they cannot fill a log. Failures are warnings, but each kind is written **once** until the store has answered
+/// something, and then at most once a second: a server that is down, or rejects the password, fills no log.
+/// `suppressed` is the number of failures of the kind since the last one that was written. Calls that were not made,
+/// since the breaker is open, are not written. For numbers, use `MetricsObserver`.
 ///
 /// ```
 /// use sluicegate::{Limiter, MemoryStore, observe::TracingObserver};

@@ -45,10 +45,10 @@
 //!
 //! # A store from scratch
 //!
-//! What has to be written is `check`, `settle` and `reset`; a [`call`](Store::call) of several operations then does one
-//! after the other. [`Rule::step_end_ms`](crate::Rule::step_end_ms) and [`Rule::release_ms`](crate::Rule::release_ms)
-//! are the arithmetic of the windows; [`Decision::new`] and [`Usage::settled`] compute the answers from a [`Count`] for
-//! each rule.
+//! What has to be written is `check`, `settle` and `reset`; a [`call`](Store::call) of several operations then does
+//! one after the other. [`Rule::step_end_ms`](crate::Rule::step_end_ms) and
+//! [`Rule::release_ms`](crate::Rule::release_ms) are the arithmetic of the windows; [`Decision::new`] and
+//! [`Usage::settled`] compute the answers from a [`Count`] for each rule.
 //!
 //! ```
 #![doc = include_str!("../../examples/own_store.rs")]
@@ -90,8 +90,8 @@ pub(crate) use scaled::ScaledStore;
 /// - A check is all or nothing, also against checks that run at the same time: either every charge is added to every
 ///   rule of its policy, or nothing changes.
 /// - [Shadow charges](Check::shadow_charges) are decided after the others, only if those were admitted, and all or
-///   nothing among themselves. [`Decision::with_shadow`] tells what they decided; whatever goes wrong with them changes
-///   nothing else.
+///   nothing among themselves. [`Decision::with_shadow`] tells what they decided; whatever goes wrong with them
+///   changes nothing else.
 /// - The store's own clock decides, in whole milliseconds; no caller's.
 /// - `Err` means that the store could not decide. It is never a denial, and a denial is never an `Err`.
 /// - A future that is dropped leaves each operation either wholly done or not at all.

@@ -39,7 +39,8 @@ const TWICE: ExtractError =
 /// - The peer is not trusted: the header is ignored, and the peer is the client.
 /// - The peer is trusted and the header absent: the key is missing.
 /// - The client is the first entry from the right that is no trusted proxy; where all are, the leftmost entry.
-/// - An entry that is needed and cannot be read, is `unknown`, or is hidden: malformed. No other entry is used instead.
+/// - An entry that is needed and cannot be read, is `unknown`, or is hidden: malformed. No other entry is used
+///   instead.
 /// - More than 64 entries or 4 KiB would have to be read: malformed.
 #[derive(Clone, Debug)]
 pub struct ForwardedIp {

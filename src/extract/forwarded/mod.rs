@@ -55,8 +55,8 @@
 //! # Which proxy needs what
 //!
 //! `networks` are the addresses from which the proxy calls the service, and those of any further proxies in front of
-//! it. Networks of vendors change, and an address that a vendor gave up belongs to another customer: none are built in.
-//! Fetch the vendor's list when you deploy.
+//! it. Networks of vendors change, and an address that a vendor gave up belongs to another customer: none are built
+//! in. Fetch the vendor's list when you deploy.
 //!
 //! | in front of the service | its setting | extractor | count |
 //! |---|---|---|---|

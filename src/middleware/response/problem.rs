@@ -11,8 +11,8 @@ const ROOM: usize = 256;
 /// Answers with `application/problem+json` (RFC 9457), in the problem types of the `RateLimit` draft.
 ///
 /// For a denial, it names the violated quotas as `RateLimit-Policy` does, and says so when the request can never pass.
-/// It never contains a key. `HEAD` gets no body, but the length of the one that `GET` would get. gRPC calls are answered
-/// as [`Grpc`](super::Grpc) does.
+/// It never contains a key. `HEAD` gets no body, but the length of the one that `GET` would get. gRPC calls are
+/// answered as [`Grpc`](super::Grpc) does.
 ///
 /// ```json
 /// {"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429,"violated-policies":["ip/1s"]}

@@ -9,8 +9,8 @@ use crate::{
 /// Why the middleware answers instead of the inner service.
 ///
 /// It is also in the extensions of the response, for layers further out. That it is there does not mean that a layer
-/// around this service has rejected the request: a service that passes on the response of a limited *client* passes its
-/// extensions on, too.
+/// around this service has rejected the request: a service that passes on the response of a limited *client* passes
+/// its extensions on, too.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -66,8 +66,8 @@ impl From<ExtractError> for Rejection {
 /// [`EmptyBody`], which both answer gRPC calls as [`Grpc`](super::Grpc) does, and with the feature `axum` by
 /// [`AxumRejection`](super::AxumRejection).
 ///
-/// `Cache-Control: no-store` is set on whatever response is made, for a denial also `Retry-After` and the quota headers.
-/// The response to a request that is rejected with a 503 gets a `Retry-After`, if it has none.
+/// `Cache-Control: no-store` is set on whatever response is made, for a denial also `Retry-After` and the quota
+/// headers. The response to a request that is rejected with a 503 gets a `Retry-After`, if it has none.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` makes no response with a body of type `{B}`",
     note = "`ProblemJson`, the default, needs `{B}: From<String>`; `EmptyBody` needs `{B}: Default`",

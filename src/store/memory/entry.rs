@@ -104,8 +104,8 @@ impl Entry {
         &mut self.queues[index]
     }
 
-    /// Drops the queues that hold nothing. Of those that `policy` does not know, drops the steps that are not believed, and the
-    /// queues that count no more.
+    /// Drops the queues that hold nothing. Of those that `policy` does not know, drops the steps that are not believed,
+    /// and the queues that count no more.
     fn tidy(&mut self, policy: &Policy, now_ms: u64) {
         self.queues.retain_mut(|queue| {
             let mut rules = policy.rules().iter();

@@ -79,9 +79,9 @@ const FEW_COUNTS: usize = 8;
 ///
 /// **When it is full**, a new key takes the place of one that counts no more, or else of the one that is the first to
 /// do so. Whoever can make up keys (spoofed addresses, random user names) can therefore make the store forget the
-/// counts of others, those with short windows first, and so lift a limit for a while; never deny anyone, and never take
-/// more memory or time. Give a store that faces such keys a capacity above the number that can come in one window, or
-/// limit what makes up keys by something that cannot be made up.
+/// counts of others, those with short windows first, and so lift a limit for a while; never deny anyone, and never
+/// take more memory or time. Give a store that faces such keys a capacity above the number that can come in one
+/// window, or limit what makes up keys by something that cannot be made up.
 #[derive(Clone)]
 pub struct MemoryStore {
     inner: Arc<Inner>,

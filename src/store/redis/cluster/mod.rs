@@ -2,8 +2,8 @@
 //!
 //! redis-rs' own `ClusterConnection` stops all slots while it looks at the topology, and waits there for each node,
 //! also for nodes that do not answer; and whoever lets it follow redirects lets it send again what a lost connection
-//! may have executed. So each primary has a [`ReconnectingConnection`](super::connection::ReconnectingConnection) here,
-//! the topology is refreshed beside the traffic, and only what was certainly not executed is sent again.
+//! may have executed. So each primary has a [`ReconnectingConnection`](super::connection::ReconnectingConnection)
+//! here, the topology is refreshed beside the traffic, and only what was certainly not executed is sent again.
 
 mod calls;
 mod cross_slot;

@@ -33,8 +33,8 @@ fn share(timeout: Duration) -> Duration {
 
 /// A primary by the name that its sentinels know, and how to log in there.
 ///
-/// Made from the bare name, `"mymaster"`, or from a URL or `ConnectionInfo` that has the name in the place of the host:
-/// `"rediss://user:password@mymaster/2"`. A port says nothing.
+/// Made from the bare name, `"mymaster"`, or from a URL or `ConnectionInfo` that has the name in the place of the
+/// host: `"rediss://user:password@mymaster/2"`. A port says nothing.
 #[derive(Clone)]
 pub struct SentinelPrimary(RedisResult<ConnectionInfo>);
 
