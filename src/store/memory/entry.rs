@@ -47,7 +47,10 @@ impl Entry {
             queue.charge(now_ms, units);
             *count = queue.kept();
         }
-        self.tidy(policy, now_ms);
+        // The policy's own hold what was just charged: only those of others may have to go.
+        if self.queues.len() > policy.rules().len() {
+            self.tidy(policy, now_ms);
+        }
     }
 
     /// Whether adding `difference` to the steps that were charged would change anything.
