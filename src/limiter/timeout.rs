@@ -1,13 +1,16 @@
 //! The timeout around all that is waited for at once.
 
 use std::{
-    pin::Pin,
-    task::{Context, Poll, ready},
+    pin::{Pin, pin},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use pin_project_lite::pin_project;
-use tokio::time::{Sleep, sleep};
+use tokio::{
+    task::unconstrained,
+    time::{Sleep, sleep},
+};
 
 pin_project! {
     /// Ends so long after it was first polled.
@@ -37,9 +40,10 @@ impl Future for LazySleep {
         if this.sleep.is_none() {
             this.sleep.set(Some(sleep(*this.duration)));
         }
-        if let Some(sleep) = this.sleep.as_pin_mut() {
-            ready!(sleep.poll(cx));
+        // A future that is always busy uses up the task's budget for tokio's resources, the timer among them.
+        match this.sleep.as_pin_mut() {
+            Some(sleep) => pin!(unconstrained(sleep)).poll(cx),
+            None => Poll::Ready(()),
         }
-        Poll::Ready(())
     }
 }

@@ -103,7 +103,7 @@ where
                         panic!("polled after completion");
                     };
                     match admission {
-                        Ok(decision) => serve(service, head, body, decision),
+                        Ok(decision) => serve(this.shared, service, head, body, decision),
                         Err(rejection) => {
                             return Poll::Ready(Ok(this.shared.reject(rejection, &head)));
                         }
@@ -143,7 +143,8 @@ where
     }
 }
 
-fn serve<S: Service<Request<B>>, B>(
+fn serve<S: Service<Request<B>>, B, R>(
+    shared: &Shared<R>,
     mut service: S,
     mut head: Parts,
     body: B,
@@ -155,9 +156,24 @@ fn serve<S: Service<Request<B>>, B>(
         head.extensions.insert(admitted.clone());
         admitted
     });
+    let mut calling = Calling { shared, admitted };
     State::Serving {
         response: service.call(Request::from_parts(head, body)),
-        admitted,
+        admitted: calling.admitted.take(),
+    }
+}
+
+/// A call that has not returned its future yet: if it panics, there will be no response.
+struct Calling<'a, R> {
+    shared: &'a Shared<R>,
+    admitted: Option<Decisions>,
+}
+
+impl<R> Drop for Calling<'_, R> {
+    fn drop(&mut self) {
+        if let Some(admitted) = &self.admitted {
+            self.shared.unanswered(admitted.innermost());
+        }
     }
 }
 

@@ -279,7 +279,7 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Gives back what was charged for requests that get no response: the client went away before there was one, or the
-    /// inner service failed with an error. By default they keep their charge.
+    /// inner service failed with an error or panicked. By default they keep their charge.
     ///
     /// This is done in the background, at most 1024 at a time and each within the timeout; where that fails, the charge
     /// stays. It also stays when the client has gone before the store decided, since it may not have been charged.

@@ -628,7 +628,7 @@ where
     R: MakeRejection<Body> + Send + Sync + 'static,
 {
     let app: Router = Router::new().route("/", get(async || "hello")).layer(layer);
-    let request = Request::builder().method(Method::GET).uri("/");
+    let request = Request::builder().method(Method::POST).uri("/");
     let request = request.header("content-type", kind).body(Body::empty());
     let response = app.oneshot(request.unwrap()).await.unwrap();
     let (head, body) = response.into_parts();

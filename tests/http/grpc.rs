@@ -10,7 +10,7 @@ use std::{
 
 use crate::common::scripted::Scripted;
 use futures::future::BoxFuture;
-use http::{Request, Response, StatusCode, uri::PathAndQuery};
+use http::{Method, Request, Response, StatusCode, uri::PathAndQuery};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
@@ -264,18 +264,28 @@ async fn the_answer_has_no_body_and_the_status_in_its_headers() {
 fn other_requests_are_answered_as_their_own_kind() {
     let rejection = Rejection::MissingKey(ExtractError::missing("told to"));
     let head = |kind: &str| {
-        let request = Request::get("/").header("content-type", kind).body(());
+        let request = Request::post("/").header("content-type", kind).body(());
         request.unwrap().into_parts().0
     };
     let both = Grpc::new().or(ProblemJson::default());
     for (kind, status) in [
         ("application/grpc", 200),
         ("application/grpc-web+proto", 200),
+        ("application/grpc-web-text", 200),
+        ("Application/gRPC; charset=utf-8", 200),
         ("application/json", 400),
+        ("application/grpcfoo", 400),
+        ("application/grpc-webs", 400),
+        ("application/grpc, text/html", 400),
     ] {
         let response: Response<String> = both.make_rejection(&rejection, &head(kind));
         assert_eq!(response.status(), status, "{kind}");
     }
+    // No call is a `GET`: a proxy that asks whether it may pass one on must not be told that it may.
+    let mut get = head("application/grpc");
+    get.method = Method::GET;
+    let response: Response<String> = both.make_rejection(&rejection, &get);
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
     let response: Response<String> = Grpc::new().make_rejection(&rejection, &head("text/plain"));
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
     let _: Grpc<EmptyBody> = Grpc::default();

@@ -158,6 +158,24 @@ async fn look_ups_of_keys_and_of_charges_run_at_the_same_time_under_one_timeout(
     assert_eq!(store.checks().len(), 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_look_up_that_is_always_busy_is_too_late_all_the_same() {
+    let store = Scripted::allowing();
+    let busy = |_: &Parts| async {
+        tokio::task::yield_now().await;
+        tokio::time::advance(Duration::from_secs(1)).await;
+        // It returns only because it has used up what a task may do at a time.
+        for _ in 0..100_000 {
+            tokio::task::consume_budget().await;
+        }
+        charge("a", "x", 1)
+    };
+    let layer = RateLimitLayer::new(store.clone()).charge_async(busy);
+    let layer = layer.on_failure(FailurePolicy::Closed);
+    assert_eq!(status(&layer, "").await, 503);
+    assert!(store.checks().is_empty());
+}
+
 #[tokio::test]
 async fn no_look_up_begins_when_the_head_alone_rejects() {
     let begun = Arc::new(Mutex::new(0));

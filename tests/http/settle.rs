@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     future::pending,
+    panic::AssertUnwindSafe,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -564,6 +565,24 @@ async fn a_service_that_fails_without_a_response_is_as_one_that_nobody_waited_fo
         assert_eq!(error, "down");
         tokio::task::yield_now().await;
         assert_eq!(store.left(&all).await, expected, "{refund}");
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_panics_is_as_one_that_fails_without_a_response() {
+    for panics_in_call in [true, false] {
+        let (store, all) = (Watched::new(|answer| answer), policy("all", "9/1d"));
+        let layer = RateLimitLayer::new(store.clone())
+            .limit(all.clone(), everybody())
+            .refund_unanswered();
+        let service = layer.layer(service_fn(move |_: Request<String>| {
+            assert!(!panics_in_call, "told to panic");
+            async { panic!("told to panic") as Result<Response<String>, Infallible> }
+        }));
+        let answer = AssertUnwindSafe(service.oneshot(Request::default())).catch_unwind();
+        assert!(answer.await.is_err());
+        tokio::task::yield_now().await;
+        assert_eq!(store.left(&all).await, 9, "in call: {panics_in_call}");
     }
 }
 

@@ -348,6 +348,28 @@ fn a_table_inside_the_router_decides_and_warns_of_nothing() {
     assert!(lines.is_empty(), "{lines:?}");
 }
 
+#[test]
+fn a_table_of_shadows_rejects_nobody_where_it_cannot_decide() {
+    let shadow = |name| policy(name, "9/1m").shadow();
+    let routes = Routes::new(shadow("general"))
+        .route("/items/{id}", shadow("items"))
+        .route("/health", Route::skip());
+    let nobody = |_: &http::request::Parts| None::<Key>;
+    let lines = traced(false, async {
+        let layer = RateLimitLayer::new(MemoryStore::new());
+        let keyed = layer
+            .clone()
+            .limit(routes, Key::new("service", "all"))
+            .limit(policy("real", "1/1m"), Key::new("service", "all"));
+        assert_eq!(bare(&keyed, "/items/7").await, 200);
+        assert_eq!(bare(&keyed, "/items/7").await, 429);
+        // One that counts among them, and each could be the one.
+        let mixed = Routes::new(policy("general", "9/1m")).route("/items/{id}", shadow("items"));
+        assert_eq!(bare(&layer.limit(mixed, nobody), "/items/7").await, 500);
+    });
+    assert_eq!(lines.len(), 2, "{lines:?}");
+}
+
 #[tokio::test]
 async fn a_route_that_is_not_known_passes_no_limit_that_fails_open() {
     let unavailable =

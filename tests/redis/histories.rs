@@ -1,7 +1,13 @@
 //! Proves by random histories that the script and the memory store, two implementations of one arithmetic, agree.
 
-use proptest::prelude::*;
-use sluicegate::{MemoryStore, Policy, RedisStore, test_util::TestClock};
+use std::{cell::RefCell, time::Duration};
+
+use proptest::{collection::vec, prelude::*, sample::Index};
+use sluicegate::{
+    Charge, Key, MemoryStore, Policy, RedisStore, Store,
+    store::{Check, Operation, Reply, Settlement},
+    test_util::TestClock,
+};
 
 use crate::common::{
     history::{
@@ -99,4 +105,83 @@ async fn agree_together(redis: &RedisStore, clock: &TestClock, history: &History
         let said: Vec<Outcome> = said.iter().map(Outcome::from).collect();
         assert_eq!(said, right, "{steps:?}");
     }
+}
+
+/// A key whose value was changed by others: an operation on it is done or fails, and no other of its call does.
+#[test]
+fn a_value_with_changed_bytes_harms_no_other_operation_of_its_call() {
+    let (server, runtime) = (Server::start(), runtime());
+    let client = redis::Client::open(server.socket_url()).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    let changes = vec((any::<Index>(), any::<u8>()), 1..6);
+    let (gaps, after) = (vec(0..4_000_u64, 1..12), 0..20_000_u64);
+    let raw = RefCell::new(&mut connection);
+    proptest!(|(changes in changes, gaps in gaps, after in after, cut in 0..20_usize)| {
+        let (store, clock) = runtime.block_on(fresh(&server));
+        clock.set(START_MS);
+        let settlements = runtime.block_on(charged_at(&store, &clock, &gaps));
+        let names: Vec<Vec<u8>> = ask(&raw, redis::cmd("KEYS").arg("*=changed}*"));
+        assert_eq!(names.len(), 1);
+        let value: Vec<u8> = ask(&raw, redis::cmd("GET").arg(&names[0]));
+        let value = changed(value, &changes, cut);
+        let () = ask(&raw, redis::cmd("SET").arg(&names[0]).arg(value).arg("KEEPTTL"));
+        clock.advance(Duration::from_millis(after));
+        let mut operations = vec![
+            fill(&["first"], 1),
+            fill(&["first", "changed"], 1),
+            fill(&["changed"], 7),
+            fill(&["second"], 7),
+        ];
+        operations.extend(settlements);
+        operations.push(fill(&["third"], 1));
+        let last = operations.len() - 1;
+        let replies = runtime.block_on(store.call(operations)).unwrap();
+        let () = ask(&raw, redis::cmd("DEL").arg(&names[0]));
+        for (place, expected) in [(0, 1), (3, 7), (last, 1)] {
+            let Ok(Reply::Fill(decisions)) = &replies[place] else {
+                panic!("{:?}", replies[place]);
+            };
+            let admitted = decisions.iter().filter(|it| it.is_allowed()).count();
+            prop_assert_eq!(admitted, expected, "operation {}", place);
+        }
+    });
+}
+
+/// Charges a key after each of these times; answers a settlement for each charge, half of which take it back.
+async fn charged_at(store: &RedisStore, clock: &TestClock, gaps: &[u64]) -> Vec<Operation> {
+    let mut settlements = Vec::new();
+    for gap in gaps {
+        clock.advance(Duration::from_millis(*gap));
+        let decision = store.check(&check(&["changed"])).await.unwrap();
+        let settlement = Settlement::new(decision.usage(), [2 * (gap % 2)]).unwrap();
+        settlements.push(Operation::Settle(settlement));
+    }
+    settlements
+}
+
+/// The labels at the end stay, so that the value is taken for one of the caller's.
+fn changed(mut value: Vec<u8>, changes: &[(Index, u8)], cut: usize) -> Vec<u8> {
+    let end = value.len() - 25;
+    for (at, byte) in changes {
+        value[at.index(end)] = *byte;
+    }
+    if cut < 5 {
+        value.drain(end - cut..end);
+    }
+    value
+}
+
+fn check(keys: &[&'static str]) -> Check {
+    let policy = Policy::parse("p", "20/10s@1s,90/1m").unwrap();
+    let charge = |key| Charge::new(&policy, Key::new("user", key), 1);
+    Check::new(keys.iter().map(charge)).unwrap()
+}
+
+fn fill(keys: &[&'static str], count: u16) -> Operation {
+    let check = check(keys);
+    Operation::Fill { check, count }
+}
+
+fn ask<T: redis::FromRedisValue>(raw: &RefCell<&mut redis::Connection>, cmd: &redis::Cmd) -> T {
+    cmd.query(*raw.borrow_mut()).unwrap()
 }

@@ -11,6 +11,8 @@ pub(super) struct ExtractFailure<'a> {
     pub(super) plan: &'a Plan,
     /// `None` when the policy is not known either.
     pub(super) policy: Option<&'a Policy>,
+    /// Whether the policy is a shadow, or whichever it could be is one.
+    pub(super) shadow: bool,
 }
 
 impl ExtractFailure<'_> {
@@ -18,9 +20,9 @@ impl ExtractFailure<'_> {
     /// could not find out and whose failure policy is open. The memory of this process cannot count without a key any
     /// more than the store can.
     pub(super) fn resolve(self, rejection: Rejection) -> Result<(), Rejection> {
-        let Self { plan, policy } = self;
+        let Self { plan, policy, .. } = self;
         let limiter = &plan.limiter;
-        let shadow = plan.shadow || policy.is_some_and(Policy::is_shadow);
+        let shadow = plan.shadow || self.shadow;
         let passes = match &rejection {
             Rejection::MissingKey(error) => {
                 let passes = shadow || self.is_open(error);

@@ -155,7 +155,7 @@ impl Plan {
         let (policy, weight) = match selector.choose(head, &mut draft.read) {
             Ok(Some(choice)) => choice,
             Ok(None) => return Ok(()),
-            Err(error) => return self.fail(None, error.into()),
+            Err(error) => return self.fail_without_policy(selector, error.into()),
         };
         let policy = if self.shadow {
             Cow::Owned(policy.into_owned().shadow())
@@ -217,15 +217,36 @@ impl Plan {
             // The limit does not apply, and lacks no key; a deny list applies all the same.
             Ok(None) if matches!(rejection, Rejection::MissingKey(_)) => Ok(()),
             Err(error) if error.kind() == ExtractErrorKind::Misconfigured => {
-                self.fail(None, error.into())
+                self.fail_without_policy(selector, error.into())
             }
-            Ok(None) | Err(_) => self.fail(None, rejection),
+            Ok(None) | Err(_) => self.fail_without_policy(selector, rejection),
         }
+    }
+
+    /// Where all policies that the selector could choose are shadows, nobody is rejected.
+    #[cold]
+    fn fail_without_policy(
+        &self,
+        selector: &PolicySelector,
+        rejection: Rejection,
+    ) -> Result<(), Rejection> {
+        let known = selector.known();
+        let failure = ExtractFailure {
+            plan: self,
+            policy: None,
+            shadow: !known.is_empty() && known.iter().all(Policy::is_shadow),
+        };
+        failure.resolve(rejection)
     }
 
     #[cold]
     fn fail(&self, policy: Option<&Policy>, rejection: Rejection) -> Result<(), Rejection> {
-        ExtractFailure { plan: self, policy }.resolve(rejection)
+        let failure = ExtractFailure {
+            plan: self,
+            policy,
+            shadow: policy.is_some_and(Policy::is_shadow),
+        };
+        failure.resolve(rejection)
     }
 }
 

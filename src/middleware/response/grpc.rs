@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, request::Parts};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header, request::Parts,
+};
 
 use super::{EmptyBody, MakeRejection, Rejection};
 use crate::{error::ExtractErrorKind, rule::millis};
@@ -20,8 +22,9 @@ const UNAUTHENTICATED: u16 = 16;
 ///
 /// [`ProblemJson`](super::ProblemJson), the default, and [`EmptyBody`] answer gRPC calls in this way by themselves.
 ///
-/// A gRPC client takes an HTTP 429 for `UNAVAILABLE` and tries again. This answers a call, recognised by a
-/// `content-type` that begins with `application/grpc`, with HTTP 200, no body, and a status in the headers:
+/// A gRPC client takes an HTTP 429 for `UNAVAILABLE` and tries again. This answers a call, a `POST` with the
+/// `content-type` `application/grpc`, `application/grpc-web` or `application/grpc-web-text`, each also as in
+/// `application/grpc+proto`, with HTTP 200, no body, and a status in the headers:
 ///
 /// | why | status | also |
 /// |---|---|---|
@@ -103,15 +106,17 @@ pub(super) fn answer(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
     Some(headers)
 }
 
-/// That of the call for gRPC-Web, whose clients expect their own.
+/// That of the call for gRPC-Web, whose clients expect their own. `None` if it is no call: calls are `POST`s.
+///
+/// A request of another kind must not get an HTTP 200 for a denial because it begins like one.
 fn answered_type(head: &Parts) -> Option<HeaderValue> {
     let asked = head.headers.get(header::CONTENT_TYPE)?;
-    let subtype = asked.as_bytes().strip_prefix(b"application/grpc")?;
-    Some(if subtype.starts_with(b"-web") {
-        asked.clone()
-    } else {
-        HeaderValue::from_static("application/grpc")
-    })
+    let name = asked.to_str().ok()?.split(['+', ';']).next()?.trim_ascii();
+    let is = |kind: &str| head.method == Method::POST && name.eq_ignore_ascii_case(kind);
+    if is("application/grpc-web") || is("application/grpc-web-text") {
+        return Some(asked.clone());
+    }
+    is("application/grpc").then_some(HeaderValue::from_static("application/grpc"))
 }
 
 /// The code and the message, which needs no percent-encoding.
