@@ -71,6 +71,7 @@ impl From<ExtractError> for Rejection {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` makes no response with a body of type `{B}`",
     note = "`ProblemJson`, the default, needs `{B}: From<String>`; `EmptyBody` needs `{B}: Default`",
+    note = "in a tonic server: `.rejection(Grpc::new())`, with `sluicegate::middleware::Grpc`",
     note = "a closure needs its arguments' types: `|rejection: &Rejection, head: &http::request::Parts| Response::new(…)`",
     note = "in axum, `RateLimitLayer::reject_with` takes a closure that answers anything that is `IntoResponse`"
 )]
