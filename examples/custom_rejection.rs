@@ -1,4 +1,4 @@
-//! A rejection of your own, as JSON; the status, `Retry-After` and the quota headers stay what they are.
+//! A rejection of your own, as JSON; `Retry-After` and the quota headers are added to it.
 //!
 //!     cargo run --example custom_rejection --features axum
 //!
@@ -7,7 +7,7 @@
 //!     curl -i localhost:3000/export -H 'x-api-key: alice'            # 200
 //!     curl -i localhost:3000/export -H 'x-api-key: alice'            # 200
 //!     curl -i localhost:3000/export -H 'x-api-key: alice'            # 429, retry-after, {"error":"wait","seconds":
-//!     curl -i localhost:3000/export?all -H 'x-api-key: alice'        # 413, {"error":"too much at once"}
+//!     curl -i 'localhost:3000/export?all' -H 'x-api-key: alice'      # 413, {"error":"too much at once"}
 //!     curl -i localhost:3000/export                                  # 400, {"error":"send your key in x-api-key"}
 //!
 //! In a crate of your own:
@@ -27,6 +27,7 @@ use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer, middleware::Reject
 use tokio::net::TcpListener;
 
 /// Answers anything that is `IntoResponse`, as a handler does; the head of the request is there as well.
+/// The status is part of the answer: `Json` alone would be a 200.
 fn explain(rejection: &Rejection, _head: &Parts) -> (StatusCode, Json<Value>) {
     let error = match rejection {
         Rejection::Denied(denial) => match denial.retry_after() {

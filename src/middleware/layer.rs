@@ -156,8 +156,10 @@ impl<R> RateLimitLayer<R> {
     /// All look-ups of one request run at the same time, those of [`limit_async`](Self::limit_async) too, under one
     /// [timeout](Self::timeout) that is as long as the store's. One that takes longer, or answers
     /// [`ExtractError::unavailable`](crate::error::ExtractError::unavailable), follows the failure policy of the layer,
-    /// since the policy is not known. Nothing is remembered from one request to the next: where a look-up is slow, keep
-    /// what it has found in a cache.
+    /// since the policy is not known. By default that is [`Open`](FailurePolicy::Open): **the request passes without
+    /// this limit.** With [`on_failure(FailurePolicy::Closed)`](Self::on_failure) it is answered with a 503.
+    ///
+    /// Nothing is remembered from one request to the next: where a look-up is slow, keep what it has found in a cache.
     ///
     /// Policies of one name share their counts; those of one name and different rules must not be charged to one key by
     /// one request, which is answered with a 500.
@@ -380,6 +382,10 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets what makes the responses to requests that are not passed on, as an axum handler: a closure that answers
     /// anything that is [`IntoResponse`](axum::response::IntoResponse) (feature `axum`).
+    ///
+    /// **The status is the closure's:** an answer without one, such as a `Json` alone, is a 200. Answer
+    /// [`Rejection::status`](super::Rejection::status) with it. `Retry-After` and the quota headers are added to
+    /// whatever is answered.
     ///
     /// ```
     /// use axum::Json;
