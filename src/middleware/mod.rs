@@ -160,7 +160,8 @@
 //! [`limiter`](crate::limiter#trying-a-policy-out). A shadow that finds no key, or that cannot be decided, is left
 //! out. No header tells clients of it, unless [asked for](HeaderStyle::with_shadows); what it decided is
 //! [`Usage::shadow`](crate::Usage::shadow) of the decision in the extensions, and an event for the
-//! [observer](crate::Limiter::observer).
+//! [observer](crate::Limiter::observer). `TracingObserver` writes it at the level debug, which
+//! `tracing_subscriber::fmt::init()` shows with `RUST_LOG=sluicegate=debug`.
 //!
 #![doc = include_str!("order.md")]
 //!
