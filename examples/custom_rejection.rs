@@ -27,7 +27,6 @@ use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer, middleware::Reject
 use tokio::net::TcpListener;
 
 /// Answers anything that is `IntoResponse`, as a handler does; the head of the request is there as well.
-/// The status is part of the answer: `Json` alone would be a 200.
 fn explain(rejection: &Rejection, _head: &Parts) -> (StatusCode, Json<Value>) {
     let error = match rejection {
         Rejection::Denied(denial) => match denial.retry_after() {

@@ -383,9 +383,9 @@ impl<R> RateLimitLayer<R> {
     /// Sets what makes the responses to requests that are not passed on, as an axum handler: a closure that answers
     /// anything that is [`IntoResponse`](axum::response::IntoResponse) (feature `axum`).
     ///
-    /// **The status is the closure's:** an answer without one, such as a `Json` alone, is a 200. Answer
-    /// [`Rejection::status`](super::Rejection::status) with it. `Retry-After` and the quota headers are added to
-    /// whatever is answered.
+    /// The status is the closure's, but for a 200, as of a `Json` alone: that becomes
+    /// [`Rejection::status`](super::Rejection::status). `Retry-After` and the quota headers are added to whatever is
+    /// answered.
     ///
     /// ```
     /// use axum::Json;

@@ -637,6 +637,20 @@ where
 }
 
 #[tokio::test]
+async fn a_rejection_without_a_status_does_not_look_like_success() {
+    let denying =
+        || RateLimitLayer::new(Scripted::denying_for(1)).limit(policy("all", "1/1s"), everybody());
+    let json = denying().reject_with(|_, _| Json("slow down"));
+    let (status, ..) = rejected(json, "text/plain").await;
+    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+
+    // gRPC tells in a header of its own.
+    let call = denying().reject_with(|_, _| [("content-type", "application/grpc")]);
+    let (status, ..) = rejected(call, "application/grpc").await;
+    assert_eq!(status, StatusCode::OK);
+}
+
+#[tokio::test]
 async fn a_rejection_may_be_anything_that_is_into_response() {
     let denying =
         || RateLimitLayer::new(Scripted::denying_for(1)).limit(policy("all", "1/1s"), everybody());

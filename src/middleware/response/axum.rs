@@ -1,9 +1,12 @@
 use axum::{body::Body, response::IntoResponse};
-use http::{Response, request::Parts};
+use http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE, request::Parts};
 
 use super::{MakeRejection, Rejection};
 
 /// Answers as an axum handler does, with anything that is [`IntoResponse`] (feature `axum`).
+///
+/// A 200, as of a `Json` alone, becomes [`Rejection::status`]: nothing that was rejected looks like a success. An answer
+/// to a gRPC call keeps it.
 ///
 /// [`RateLimitLayer::reject_with`](crate::RateLimitLayer::reject_with) makes one; by itself it goes into
 /// [`Grpc::or`](super::Grpc::or).
@@ -52,6 +55,17 @@ where
     T: IntoResponse,
 {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<Body> {
-        (self.handler)(rejection, head).into_response()
+        let mut response = (self.handler)(rejection, head).into_response();
+        if looks_like_success(&response) {
+            *response.status_mut() = rejection.status();
+        }
+        response
     }
+}
+
+/// An answer that sets no status is a 200; but so is every answer to a gRPC call, which has its status elsewhere.
+fn looks_like_success(response: &Response<Body>) -> bool {
+    let content_type = response.headers().get(CONTENT_TYPE);
+    let content_type = content_type.map_or(&b""[..], HeaderValue::as_bytes);
+    response.status() == StatusCode::OK && !content_type.starts_with(b"application/grpc")
 }
