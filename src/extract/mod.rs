@@ -20,8 +20,8 @@
 //! # Ok::<(), ExtractError>(())
 //! ```
 //!
-//! The closure's argument needs its type, `&Parts`. Without it the compiler says that an "implementation of `FnOnce` is
-//! not general enough"; [`from_fn`] takes a closure without the type.
+//! The closure's argument needs its type, `&Parts`. Without it the compiler says that an "implementation of `FnOnce`
+//! is not general enough"; [`from_fn`] takes a closure without the type.
 //!
 //! # Which one, and where its layer goes
 //!

@@ -5,8 +5,8 @@ use super::{MakeRejection, Rejection};
 
 /// Answers as an axum handler does, with anything that is [`IntoResponse`] (feature `axum`).
 ///
-/// A 200, as of a `Json` alone, becomes [`Rejection::status`]: nothing that was rejected looks like a success. An answer
-/// to a gRPC call keeps it.
+/// A 200, as of a `Json` alone, becomes [`Rejection::status`]: nothing that was rejected looks like a success. An
+/// answer to a gRPC call keeps it.
 ///
 /// [`RateLimitLayer::reject_with`](crate::RateLimitLayer::reject_with) makes one; by itself it goes into
 /// [`Grpc::or`](super::Grpc::or).

@@ -20,8 +20,8 @@ const UNAUTHENTICATED: u16 = 16;
 
 /// Answers gRPC calls as gRPC does, and other requests by [another](Self::or) rejection: for rejections of your own.
 ///
-/// [`ProblemJson`](super::ProblemJson), the default, and [`EmptyBody`] answer gRPC calls in this way by themselves. But
-/// `ProblemJson` needs a body that can be made from a `String`, and tonic's cannot: with it a tonic server
+/// [`ProblemJson`](super::ProblemJson), the default, and [`EmptyBody`] answer gRPC calls in this way by themselves.
+/// But `ProblemJson` needs a body that can be made from a `String`, and tonic's cannot: with it a tonic server
 /// does not compile. Set `.rejection(Grpc::new())` there.
 ///
 /// A gRPC client takes an HTTP 429 for `UNAVAILABLE` and tries again. This answers a call, a `POST` with the
