@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use super::{check::CheckArgs, completions::CompletionsArgs, settings::Settings};
+use super::{
+    check::CheckArgs, completions::CompletionsArgs, settings::Settings, simulate::SimulateArgs,
+};
 
 const AFTER_HELP: &str = "\
 Exit codes:
@@ -57,6 +59,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Check a file of policies: errors with line and column, and warnings
     Check(CheckArgs),
+    /// Replay access logs against policies: who would have been refused, when, and by which rule
+    Simulate(SimulateArgs),
     /// Print a script that completes the tool's arguments in a shell
     Completions(CompletionsArgs),
 }

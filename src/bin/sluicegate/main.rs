@@ -14,6 +14,7 @@ mod output;
 mod policies_file;
 mod server;
 mod settings;
+mod simulate;
 mod text;
 
 use std::process::ExitCode;
@@ -24,6 +25,7 @@ use self::{
     args::{Cli, Command},
     error::Error,
     output::Output,
+    settings::Settings,
 };
 
 /// What a verb answers, when it could do what it was asked.
@@ -45,8 +47,10 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<Answer, Error> {
     let output = &mut Output::new(cli.json);
+    let settings = || Settings::load(cli.settings, cli.config.as_deref());
     match cli.command {
         Command::Check(args) => check::run(&args, output),
+        Command::Simulate(args) => simulate::run(&args, &settings()?, output),
         Command::Completions(args) => completions::run(&args, output),
     }
 }
