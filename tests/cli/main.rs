@@ -4,6 +4,7 @@
 mod common;
 
 mod check;
+mod readme;
 mod scaffold;
 mod simulate;
 mod tool;

@@ -100,7 +100,7 @@ fn policies(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
         "rule",
         "requests",
         "refused",
-        "by it alone",
+        "alone",
         "nobody at",
     ]);
     for policy in &outcome.policies {
@@ -126,7 +126,7 @@ fn policies(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
     }
     writeln!(
         output,
-        "\n{BOLD}Refusals by rule{BOLD:#}; `nobody at`: the limit under which nobody would be refused"
+        "\n{BOLD}Refusals by rule{BOLD:#}; nobody at: the limit that would refuse nobody"
     )?;
     output.write_table(&table)
 }
