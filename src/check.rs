@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{charge::Charge, error::StoreError, policy::Policy, rule::Rule};
+use crate::{charge::Charge, error::StoreError, key::Key, policy::Policy, rule::Rule};
 
 /// More than one request needs; the time that a check takes grows with them.
 pub(crate) const MAX_CHARGES: usize = 64;
@@ -31,6 +31,7 @@ pub struct Check {
     all: Arc<[Charge]>,
     /// How many of them count.
     counting: usize,
+    heeds_blocks: bool,
 }
 
 impl Check {
@@ -68,10 +69,34 @@ impl Check {
         (!shadows.is_empty()).then(|| Self::counting(shadows.into()))
     }
 
-    /// The same policies and keys at no cost.
+    /// Whether a [block](crate::block) of one of its keys denies it, before anything is charged.
+    #[must_use]
+    pub const fn heeds_blocks(&self) -> bool {
+        self.heeds_blocks
+    }
+
+    /// The same check, which heeds blocks.
+    #[must_use]
+    pub fn with_blocks(mut self) -> Self {
+        self.heeds_blocks = true;
+        self
+    }
+
+    /// The keys of the charges that count, each once.
+    pub fn keys(&self) -> impl Iterator<Item = &Key> {
+        let charges = self.charges();
+        let keys = charges.iter().map(Charge::key).enumerate();
+        keys.filter(|(place, key)| charges[..*place].iter().all(|it| it.key() != *key))
+            .map(|(_, key)| key)
+    }
+
+    /// The same policies and keys at no cost. No block denies it.
     #[must_use]
     pub fn without_cost(&self) -> Self {
-        self.map(|charge| charge.with_cost(0))
+        Self {
+            heeds_blocks: false,
+            ..self.map(|charge| charge.with_cost(0))
+        }
     }
 
     /// The same keys and costs under other policies.
@@ -84,7 +109,10 @@ impl Check {
         if self.shadow_charges().is_empty() {
             self.clone()
         } else {
-            Self::counting(self.charges().into())
+            Self {
+                heeds_blocks: self.heeds_blocks,
+                ..Self::counting(self.charges().into())
+            }
         }
     }
 
@@ -97,7 +125,10 @@ impl Check {
     #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, places: &[usize]) -> Self {
         let picked = places.iter().map(|place| self.charges()[*place].clone());
-        Self::counting(picked.collect())
+        Self {
+            heeds_blocks: self.heeds_blocks,
+            ..Self::counting(picked.collect())
+        }
     }
 
     /// The rules of the charges that count, each with the cost.
@@ -118,13 +149,24 @@ impl Check {
         Self {
             counting: charges.len(),
             all: charges,
+            heeds_blocks: false,
         }
+    }
+
+    /// A check of one charge, which counts.
+    pub(crate) fn of_one(charge: Charge) -> Self {
+        Self::counting(Arc::new([charge]))
+    }
+
+    /// A check without charges.
+    pub(crate) fn nothing() -> Self {
+        Self::counting(Arc::new([]))
     }
 
     fn map(&self, change: impl Fn(&Charge) -> Charge) -> Self {
         Self {
             all: self.all.iter().map(change).collect(),
-            counting: self.counting,
+            ..*self
         }
     }
 }
@@ -138,6 +180,7 @@ pub(crate) struct CheckBuilder {
     others: Vec<Charge>,
     /// How many count, and how many are of shadows.
     counts: [usize; 2],
+    has_ban: bool,
 }
 
 impl CheckBuilder {
@@ -168,6 +211,7 @@ impl CheckBuilder {
             ));
         }
         *count += 1;
+        self.has_ban |= charge.policy().bans();
         if self.first.is_none() {
             self.first = Some(charge);
         } else {
@@ -188,7 +232,11 @@ impl CheckBuilder {
                 all.into()
             }
         };
-        Check { all, counting }
+        Check {
+            all,
+            counting,
+            heeds_blocks: self.has_ban,
+        }
     }
 }
 

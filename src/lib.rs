@@ -126,6 +126,7 @@
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod block;
 pub mod charge;
 mod check;
 pub mod decision;

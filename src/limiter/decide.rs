@@ -61,7 +61,10 @@ pin_project! {
 
 impl Limiter {
     /// Decides a check and charges it.
-    pub(crate) fn decide(&self, check: Check) -> DecisionFuture {
+    pub(crate) fn decide(&self, mut check: Check) -> DecisionFuture {
+        if self.inner.heeds_blocks {
+            check = check.with_blocks();
+        }
         DecisionFuture::new(self, CallKind::Check, check)
     }
 }

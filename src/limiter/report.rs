@@ -6,8 +6,8 @@ use crate::{
     decision::Decision,
     error::{ExtractError, StoreError},
     observe::{
-        Blocked, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
-        Observer, RequestOutcome, Timing,
+        BlockEvent, BlockSource, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent,
+        MissingKey, Observer, RequestOutcome, Timing,
     },
     policy::Policy,
 };
@@ -28,6 +28,10 @@ impl Limiter {
         if kind != CallKind::Check {
             let local = decision.usage().is_local();
             return self.report_completion(call, local, Some(timing));
+        }
+        if let Decision::Blocked(blocked) = decision {
+            let (policy, source) = (None, blocked.block().by().into());
+            return observer.on_blocked(&BlockEvent { policy, source });
         }
         let counting = !check.charges().is_empty();
         if counting {
@@ -100,7 +104,8 @@ impl Limiter {
     /// Tells of a request on a deny list.
     pub(crate) fn report_blocked(&self, policy: Option<&Policy>) {
         if let Some(observer) = &self.inner.observer {
-            observer.on_blocked(&Blocked { policy });
+            let source = BlockSource::List;
+            observer.on_blocked(&BlockEvent { policy, source });
         }
     }
 

@@ -214,7 +214,7 @@ impl<R> RateLimitLayer<R> {
     /// Rejects requests with a 403, before any key is extracted or anything is charged.
     ///
     /// It goes before [`skip`](Self::skip). The response is made from
-    /// [`Rejection::Blocked`](super::Rejection::Blocked).
+    /// [`Rejection::OnDenyList`](super::Rejection::OnDenyList).
     #[must_use]
     pub fn block(self, blocks: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.blocked.push(Arc::new(blocks)))

@@ -62,17 +62,18 @@ use std::{
     time::Duration,
 };
 
+use crate::{
+    block::{Block, BlockedBy, Until},
+    decision::{Decision, Usage},
+    error::StoreError,
+    key::Key,
+    policy::Policy,
+};
 pub use crate::{
     check::Check,
     decision::Count,
     operation::{Operation, Reply},
     settlement::Settlement,
-};
-use crate::{
-    decision::{Decision, Usage},
-    error::StoreError,
-    key::Key,
-    policy::Policy,
 };
 
 mod memory;
@@ -109,6 +110,24 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Forgets everything that was charged to this key under this policy.
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()>;
 
+    /// Blocks an identity, unless it is blocked for longer, and answers the block that holds. Checks that
+    /// [heed blocks](Check::heeds_blocks) are then answered [`Decision::Blocked`], if one of their
+    /// [keys](Check::keys) is blocked at the store's time, with the latest of their blocks.
+    ///
+    /// The default is an error: the store keeps no blocks.
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        let _ = (key, until, by);
+        StoreFuture::ready(Err(NO_BLOCKS))
+    }
+
+    /// Ends all blocks of an identity, and forgets the strikes of its [bans](crate::block#bans).
+    ///
+    /// The default is an error: the store keeps no blocks.
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        let _ = key;
+        StoreFuture::ready(Err(NO_BLOCKS))
+    }
+
     /// Does several operations, in this order, each all or nothing on its own and answered on its own.
     ///
     /// An error of the call as a whole means that nothing is known of any of them: each may or may not have been done.
@@ -140,6 +159,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     }
 }
 
+const NO_BLOCKS: StoreError = StoreError::invalid_request("the store keeps no blocks");
+
 /// One operation by the method for it.
 fn call_one(store: &(impl Store + ?Sized), operation: &Operation) -> StoreFuture<Reply> {
     match operation {
@@ -156,6 +177,8 @@ fn call_one(store: &(impl Store + ?Sized), operation: &Operation) -> StoreFuture
         }
         Operation::Settle(settlement) => store.settle(settlement).map(Reply::Settle),
         Operation::Reset { policy, key } => store.reset(policy, key).map(|()| Reply::Reset),
+        Operation::Block { key, until, by } => store.block(key, *until, *by).map(Reply::Block),
+        Operation::Unblock { key } => store.unblock(key).map(|()| Reply::Unblock),
     }
 }
 
@@ -171,6 +194,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         (**self).reset(policy, key)
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        (**self).block(key, until, by)
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        (**self).unblock(key)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

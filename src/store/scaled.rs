@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 
 use super::{CallFuture, MemoryStore, Operation, Store, StoreFuture};
 use crate::{
+    block::{Block, BlockedBy, Until},
     check::Check,
     decision::{Decision, Usage},
     key::Key,
@@ -42,6 +43,14 @@ impl Store for ScaledStore {
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         self.store.reset(policy, key)
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        self.store.block(key, until, by)
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        self.store.unblock(key)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

@@ -445,6 +445,7 @@ impl<'a> Player<'a> {
             Some(Reply::Fill(decisions)) => self.decided(&decisions),
             Some(Reply::Settle(usage)) => Answer::Settled(Outcome::from(&usage)),
             Some(Reply::Reset) => Answer::Reset,
+            Some(other) => panic!("not asked for: {other:?}"),
             None => Answer::Failed,
         });
         answers.collect()
@@ -496,6 +497,7 @@ impl<'a> Player<'a> {
                 self.spoiled.retain(|it| !is_it(it));
                 Reply::Reset
             }
+            Operation::Block { .. } | Operation::Unblock { .. } => unreachable!("no part is one"),
         })
     }
 

@@ -29,6 +29,7 @@ impl From<&Decision> for Outcome {
         let denied = match decision {
             Decision::Allowed(_) => None,
             Decision::Denied(denial) => Some(denied(denial)),
+            Decision::Blocked(_) => panic!("nobody was blocked"),
         };
         Self {
             denied,

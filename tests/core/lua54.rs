@@ -139,7 +139,7 @@ fn told(result: &Result<Reply, StoreError>) -> Vec<(Outcome, Option<Outcome>)> {
     let decisions = match result.as_ref().unwrap() {
         Reply::Check(decision) => std::slice::from_ref(decision),
         Reply::Fill(decisions) => decisions,
-        Reply::Settle(_) | Reply::Reset => &[],
+        _ => &[],
     };
     let told = decisions.iter().map(|decision| {
         let shadow = decision.usage().shadow().map(Outcome::from);

@@ -4,6 +4,7 @@
 mod common;
 
 mod acquire;
+mod blocks;
 mod breaker;
 mod chart;
 mod contract;

@@ -716,7 +716,7 @@ async fn the_operations_of_a_call_are_answered_one_by_one_and_in_order() {
             assert_eq!(usage.rules().next().unwrap().remaining(), 0);
             vec![]
         }
-        Reply::Reset => panic!("nothing was reset"),
+        other => panic!("not asked for: {other:?}"),
     });
     let told: Vec<Vec<bool>> = told.collect();
     assert_eq!(told[0], [true]);

@@ -12,6 +12,7 @@ use std::{
 };
 
 use self::{
+    blocks::Blocks,
     clock::Clock,
     locked::{Locked, by_charge},
     shard::Shard,
@@ -20,6 +21,7 @@ use self::{
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
+    block::{Block, BlockedBy, STRIKES, Until},
     check::Check,
     decision::{Count, Decision, Filled, Usage},
     error::StoreError,
@@ -30,6 +32,7 @@ use crate::{
     store::{CallFuture, Store, StoreFuture},
 };
 
+mod blocks;
 mod clock;
 mod entry;
 mod locked;
@@ -92,6 +95,7 @@ struct Inner {
     clock: Clock,
     tokens: Tokens,
     shards: Box<[Mutex<Shard>]>,
+    blocks: Blocks,
 }
 
 impl MemoryStore {
@@ -150,6 +154,7 @@ impl MemoryStore {
                 clock,
                 tokens: Tokens::default(),
                 shards: shards.collect(),
+                blocks: Blocks::new(keys),
             }),
         }
     }
@@ -167,6 +172,20 @@ impl Inner {
         count: u16,
         answer: impl FnOnce(Filled<'_>, Option<Filled<'_>>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
+        if check.heeds_blocks() {
+            let now_ms = self.clock.now_ms();
+            if let Some(blocked) = self.blocks.blocked(check, now_ms) {
+                let filled = Filled {
+                    check,
+                    count,
+                    admitted: 0,
+                    now_ms,
+                    counts: &[],
+                    blocked: Some(blocked),
+                };
+                return answer(filled, None);
+            }
+        }
         let shadows = check.shadow_check();
         self.with_tokens(check, |tokens, counts| {
             let mut shards = Locked::new(&self.shards, tokens, &self.clock);
@@ -183,6 +202,7 @@ impl Inner {
                 admitted,
                 now_ms,
                 counts,
+                blocked: None,
             };
             let shadows = shadows.as_ref().map(|check| Filled {
                 check,
@@ -190,6 +210,7 @@ impl Inner {
                 admitted: shadow_admitted,
                 now_ms,
                 counts: shadow_counts,
+                blocked: None,
             });
             answer(filled, shadows)
         })
@@ -218,10 +239,22 @@ impl Inner {
         })
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) {
+    /// Forgets the counts of a key under the policy of this name.
+    fn forget(&self, policy: &str, key: &Key) {
         let token = self.tokens.token(policy, key);
         let mut shards = Locked::new(&self.shards, &[token], &self.clock);
         shards.shard(token).remove(token);
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> Result<Block, StoreError> {
+        let now_ms = self.clock.now_ms();
+        let block = Block::begin(until, by, now_ms);
+        self.blocks.block(key.clone(), block, now_ms)
+    }
+
+    fn unblock(&self, key: &Key) {
+        self.blocks.unblock(key);
+        self.forget(STRIKES, key);
     }
 
     fn call(&self, operation: &Operation) -> Result<Reply, StoreError> {
@@ -234,8 +267,13 @@ impl Inner {
             }
             Operation::Settle(settlement) => self.settle(settlement).map(Reply::Settle),
             Operation::Reset { policy, key } => {
-                self.reset(policy, key);
+                self.forget(policy.name(), key);
                 Ok(Reply::Reset)
+            }
+            Operation::Block { key, until, by } => self.block(key, *until, *by).map(Reply::Block),
+            Operation::Unblock { key } => {
+                self.unblock(key);
+                Ok(Reply::Unblock)
             }
         }
     }
@@ -249,7 +287,7 @@ impl Inner {
         let mut many = Vec::new();
         let tokens = room(&mut few, &mut many, charges().count());
         for (token, charge) in tokens.iter_mut().zip(charges()) {
-            *token = self.tokens.token(charge.policy(), charge.key());
+            *token = self.tokens.token(charge.policy().name(), charge.key());
         }
         let mut few = [Count::default(); FEW_COUNTS];
         let mut many = Vec::new();
@@ -281,7 +319,16 @@ impl Store for MemoryStore {
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.inner.reset(policy, key);
+        self.inner.forget(policy.name(), key);
+        StoreFuture::ready(Ok(()))
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        StoreFuture::ready(self.inner.block(key, until, by))
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        self.inner.unblock(key);
         StoreFuture::ready(Ok(()))
     }
 

@@ -43,6 +43,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
+    block::{Block, BlockedBy, Until},
     check::Check,
     decision::{Decision, Usage},
     key::Key,
@@ -146,6 +147,14 @@ impl Store for RedisStore {
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         self.reset_one_slot(policy, key)
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        self.block_one_slot(key, until, by)
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        self.unblock_one_slot(key)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
