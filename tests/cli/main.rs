@@ -1,0 +1,4 @@
+//! The operators' tool, run as a program.
+
+mod scaffold;
+mod tool;
