@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use super::{completions::CompletionsArgs, settings::Settings};
+use super::{check::CheckArgs, completions::CompletionsArgs, settings::Settings};
 
 const AFTER_HELP: &str = "\
 Exit codes:
@@ -13,15 +13,19 @@ Exit codes:
   2  the arguments, the configuration or a file cannot be used
   3  the server cannot be reached, or said no
 
-Settings of the server are taken from the command line, else from the environment (SLUICEGATE_REDIS and so on), else
-from a configuration file (sluicegate.toml):
-  redis = \"redis://10.0.0.5/\"       # or: cluster = [URL, …], or: sentinel = [URL, …] and primary = NAME
+The server is named on the command line, or else by variables of the
+environment (SLUICEGATE_REDIS and so on), or else in a configuration file
+(sluicegate.toml):
+  redis = \"redis://10.0.0.5/\"
+  # or: cluster = [\"redis://10.0.0.5/\"]
+  # or: sentinel = [\"redis://10.0.0.5:26379/\"] and primary = \"mymaster\"
   prefix = \"sluicegate\"
   secret = \"…\"
   timeout = \"2s\"
   policies = \"policies.toml\"
 
-Results go to stdout, messages to stderr. There are no colours in a pipe, or where NO_COLOR is set.";
+Results go to stdout, messages to stderr. There are no colours in a pipe, or
+where NO_COLOR is set.";
 
 /// See, explain and rehearse what sluicegate limits.
 #[derive(Parser)]
@@ -51,6 +55,8 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Check a file of policies: errors with line and column, and warnings
+    Check(CheckArgs),
     /// Print a script that completes the tool's arguments in a shell
     Completions(CompletionsArgs),
 }

@@ -6,10 +6,12 @@
 )]
 
 mod args;
+mod check;
 mod completions;
 mod error;
 mod identity;
 mod output;
+mod policies_file;
 mod server;
 mod settings;
 mod text;
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<Answer, Error> {
     let output = &mut Output::new(cli.json);
     match cli.command {
+        Command::Check(args) => check::run(&args, output),
         Command::Completions(args) => completions::run(&args, output),
     }
 }
