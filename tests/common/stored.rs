@@ -19,7 +19,8 @@ const KEYS: usize = 3;
 
 /// What the histories cannot spoil can be read.
 async fn value(inspector: &Inspector, policy: &str, key: usize) -> Option<StoredValue> {
-    inspector.read(&key_of(key), policy).await.unwrap().unwrap()
+    let name = inspector.name(&key_of(key), policy);
+    inspector.read(&name).await.unwrap().unwrap()
 }
 
 /// After each step, what is read has the steps of the model that keeps every charge.
@@ -111,8 +112,8 @@ pub(crate) async fn foretells_the_script(store: &RedisStore, clock: &TestClock, 
             let check = player.check_of(charges);
             let mut values = Vec::new();
             for charge in check.charges() {
-                let value = inspector.read(charge.key(), charge.policy().name()).await;
-                values.push(value.unwrap().unwrap());
+                let name = inspector.name(charge.key(), charge.policy().name());
+                values.push(inspector.read(&name).await.unwrap().unwrap());
             }
             let values: Vec<_> = values.iter().map(Option::as_ref).collect();
             let decision: Decision = decide(&check, clock.now_ms(), &values).unwrap();

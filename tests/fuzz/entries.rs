@@ -139,7 +139,9 @@ pub(crate) fn stored_value(data: &[u8]) {
     assert!(!value.sections().is_empty());
     for now_ms in [seconds * 1_000, u64::MAX] {
         for section in value.sections() {
-            assert!(!section.step().is_zero() && section.step() <= section.window());
+            let rule = section.rule(7);
+            assert!(section.is_of(&rule));
+            assert!(!rule.step().is_zero() && rule.step() <= rule.window());
             let steps = section.steps(now_ms);
             let used = section.used(now_ms);
             assert_eq!(steps.iter().map(|step| step.units).sum::<u64>(), used);

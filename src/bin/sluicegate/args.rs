@@ -4,12 +4,15 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use super::{check::CheckArgs, completions::CompletionsArgs, settings::Settings};
+use super::{
+    check::CheckArgs, completions::CompletionsArgs, explain::ExplainArgs, inspect::InspectArgs,
+    reset::ResetArgs, settings::Settings, top::TopArgs, watch::WatchArgs,
+};
 
 const AFTER_HELP: &str = "\
 Exit codes:
   0  done; for a question: yes
-  1  the answer is no: `check` found an error
+  1  the answer is no: `check` found an error, `explain` a denial
   2  the arguments, the configuration or a file cannot be used
   3  the server cannot be reached, or said no
 
@@ -55,6 +58,16 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Show what an identity has used, and when it is free again
+    Inspect(InspectArgs),
+    /// Say whether a request would pass now, and if not, why and until when
+    Explain(ExplainArgs),
+    /// Show who uses most, and who is denied
+    Top(TopArgs),
+    /// Show what an identity has used, live
+    Watch(WatchArgs),
+    /// Delete what an identity has used
+    Reset(ResetArgs),
     /// Check a file of policies: errors with line and column, and warnings
     Check(CheckArgs),
     /// Print a script that completes the tool's arguments in a shell

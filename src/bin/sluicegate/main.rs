@@ -1,20 +1,24 @@
 //! `sluicegate`: the operators' tool. Its page is the `README.md` beside this file.
 
-#![allow(
-    dead_code,
-    reason = "the verbs that read Redis, which come next, use it"
-)]
-
 mod args;
 mod check;
 mod completions;
 mod error;
+mod explain;
 mod identity;
+mod inspect;
 mod output;
 mod policies_file;
+mod reading;
+mod reset;
+mod scan;
 mod server;
 mod settings;
+mod sparkline;
 mod text;
+mod time;
+mod top;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -24,6 +28,7 @@ use self::{
     args::{Cli, Command},
     error::Error,
     output::Output,
+    settings::Settings,
 };
 
 /// What a verb answers, when it could do what it was asked.
@@ -45,7 +50,13 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<Answer, Error> {
     let output = &mut Output::new(cli.json);
+    let settings = || Settings::load(cli.settings, cli.config.as_deref());
     match cli.command {
+        Command::Inspect(args) => inspect::run(&args, &settings()?, output),
+        Command::Explain(args) => explain::run(&args, &settings()?, output),
+        Command::Top(args) => top::run(&args, &settings()?, output),
+        Command::Watch(args) => watch::run(&args, &settings()?, output),
+        Command::Reset(args) => reset::run(&args, &settings()?, output),
         Command::Check(args) => check::run(&args, output),
         Command::Completions(args) => completions::run(&args, output),
     }

@@ -9,9 +9,9 @@
 //! let inspector = RedisStore::connect("redis://127.0.0.1/").await?.inspector();
 //! let alice = Key::new("user", "alice");
 //! let now_ms = inspector.now_ms(&alice).await?;
-//! if let Some(value) = inspector.read(&alice, "api").await?? {
+//! if let Some(value) = inspector.read(&inspector.name(&alice, "api")).await?? {
 //!     for section in value.sections() {
-//!         println!("{} in {:?}", section.used(now_ms), section.window());
+//!         println!("{} in {:?}", section.used(now_ms), section.rule(0).window());
 //!     }
 //! }
 //! # Ok(())
@@ -91,15 +91,21 @@ impl Inspector {
         milliseconds(time).map_err(|error| not_of_a_proxy(&error))
     }
 
-    /// Reads what is stored for an identity under the policy of this name.
+    /// The name of the key that holds the counts of an identity under the policy of this name.
+    #[must_use]
+    pub fn name(&self, key: &Key, policy: &str) -> StoredName {
+        StoredName::write(&self.store.names, key, policy)
+    }
+
+    /// Reads one key.
     ///
     /// # Errors
     ///
     /// The outer when the server does not answer in time, or with an error; the inner when what it keeps cannot be
     /// read.
-    pub async fn read(&self, key: &Key, policy: &str) -> Result<StoredResult, StoreError> {
-        let name = self.store.names.name(policy, key);
-        stored(self.send(redis::cmd("GET").arg(&name), &name).await)
+    pub async fn read(&self, name: &StoredName) -> Result<StoredResult, StoreError> {
+        let name = name.as_bytes();
+        stored(self.send(redis::cmd("GET").arg(name), name).await)
     }
 
     /// The servers that keep keys: the server, or each primary of a cluster.

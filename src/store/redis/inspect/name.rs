@@ -1,6 +1,6 @@
 //! [`StoredName`]: the name of a key, read.
 
-use crate::store::redis::names::Names;
+use crate::{key::Key, store::redis::names::Names};
 
 /// The name of a key that a server keeps: of whom, and under which policy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -10,6 +10,17 @@ pub struct StoredName {
 }
 
 impl StoredName {
+    pub(super) fn write(names: &Names, key: &Key, policy: &str) -> Self {
+        let identity = names.name("", key);
+        let start = names.text().len() + ":{".len();
+        let end = identity.len() - "}:".len();
+        let name = String::from_utf8_lossy(&identity).into_owned() + policy;
+        Self {
+            name: name.into(),
+            identity: start..end,
+        }
+    }
+
     /// `None` for a name that this store does not give.
     pub(super) fn read(names: &Names, name: Vec<u8>) -> Option<Self> {
         let name = String::from_utf8(name).ok()?;
@@ -45,7 +56,6 @@ impl StoredName {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::Key;
 
     #[test]
     fn what_is_written_is_read() {
@@ -59,6 +69,7 @@ mod tests {
             let read = StoredName::read(&names, names.name("api.v1", &key)).unwrap();
             assert!(read.identity().starts_with(identity), "{read:?}");
             assert_eq!(read.policy(), "api.v1");
+            assert_eq!(read, StoredName::write(&names, &key, "api.v1"));
         }
     }
 

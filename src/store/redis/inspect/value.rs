@@ -98,30 +98,19 @@ impl Section {
         StepSpec::of(rule) == self.queue.spec()
     }
 
-    /// Whether it is of a fixed rule.
+    /// The rule that this section holds the counts of, with this limit.
     #[must_use]
-    pub const fn is_fixed(&self) -> bool {
-        self.queue.spec().retention_ms == 0
-    }
-
-    /// The window of the rule.
-    #[must_use]
-    pub const fn window(&self) -> Duration {
+    pub const fn rule(&self, limit: u64) -> Rule {
         let StepSpec {
             step_ms,
             retention_ms,
         } = self.queue.spec();
-        Duration::from_millis(if retention_ms == 0 {
-            step_ms
+        let step = Duration::from_millis(step_ms);
+        if retention_ms == 0 {
+            Rule::new(limit, step).fixed()
         } else {
-            retention_ms
-        })
-    }
-
-    /// The length of one step: the precision of a sliding rule, the window of a fixed one.
-    #[must_use]
-    pub const fn step(&self) -> Duration {
-        Duration::from_millis(self.queue.spec().step_ms)
+            Rule::new(limit, Duration::from_millis(retention_ms)).precision(step)
+        }
     }
 
     /// The steps that count at this time, oldest first.
