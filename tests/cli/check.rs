@@ -51,7 +51,7 @@ fn each_wrong_policy_is_told_with_its_place() {
         .iter()
         .map(|it| (it["line"].as_u64().unwrap(), it["column"].as_u64().unwrap()))
         .collect();
-    assert_eq!(places, [(2, 13), (3, 18), (4, 28), (6, 1)], "{report}");
+    assert_eq!(places, [(2, 13), (3, 8), (4, 28), (6, 1)], "{report}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 
 use super::{
     check::CheckArgs, completions::CompletionsArgs, explain::ExplainArgs, inspect::InspectArgs,
-    reset::ResetArgs, settings::Settings, top::TopArgs, watch::WatchArgs,
+    reset::ResetArgs, settings::Settings, simulate::SimulateArgs, top::TopArgs, watch::WatchArgs,
 };
 
 const AFTER_HELP: &str = "\
@@ -70,6 +70,8 @@ pub(crate) enum Command {
     Reset(ResetArgs),
     /// Check a file of policies: errors with line and column, and warnings
     Check(CheckArgs),
+    /// Replay access logs against policies: who would have been refused, when, and by which rule
+    Simulate(SimulateArgs),
     /// Print a script that completes the tool's arguments in a shell
     Completions(CompletionsArgs),
 }

@@ -14,6 +14,7 @@ mod reset;
 mod scan;
 mod server;
 mod settings;
+mod simulate;
 mod sparkline;
 mod text;
 mod time;
@@ -58,6 +59,7 @@ fn run(cli: Cli) -> Result<Answer, Error> {
         Command::Watch(args) => watch::run(&args, &settings()?, output),
         Command::Reset(args) => reset::run(&args, &settings()?, output),
         Command::Check(args) => check::run(&args, output),
+        Command::Simulate(args) => simulate::run(&args, &settings()?, output),
         Command::Completions(args) => completions::run(&args, output),
     }
 }

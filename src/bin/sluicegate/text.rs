@@ -2,6 +2,7 @@
 
 use std::{fmt, time::Duration};
 
+use jiff::Timestamp;
 use sluicegate::Rule;
 
 /// Reads a span of time as rules write it: `100ms`, `2s`, `10m`, `2h`, `7d`.
@@ -11,6 +12,30 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
         Ok(rule) if !text.contains(['@', ' ']) => Ok(rule.window()),
         _ => Err("write a time as 100ms, 2s, 10m, 2h or 7d".into()),
     }
+}
+
+/// Whole milliseconds, as far as a number goes.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A time of the store's or a log's clock, in UTC: `2026-11-22 14:00:05`.
+pub(crate) fn date(ms: u64) -> String {
+    let timestamp = i64::try_from(ms)
+        .ok()
+        .and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    timestamp.map_or_else(
+        || format!("{ms} ms"),
+        |it| it.strftime("%Y-%m-%d %H:%M:%S").to_string(),
+    )
+}
+
+/// The same for programs: RFC 3339.
+pub(crate) fn rfc3339(ms: u64) -> String {
+    let timestamp = i64::try_from(ms)
+        .ok()
+        .and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    timestamp.map_or_else(|| format!("{ms} ms"), |it| it.to_string())
 }
 
 /// A place in a text: line and column, both from 1. Columns are characters.
