@@ -27,6 +27,8 @@ pub(crate) mod sentinel;
 #[cfg(all(feature = "redis", feature = "test-util"))]
 pub(crate) mod served;
 pub(crate) mod site;
+#[cfg(all(feature = "cli", feature = "test-util"))]
+pub(crate) mod stored;
 #[cfg(feature = "redis")]
 pub(crate) mod stores;
 #[cfg(feature = "tls")]

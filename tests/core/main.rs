@@ -10,6 +10,8 @@ mod chart;
 mod contract;
 mod fuzzed;
 mod histories;
+#[cfg(feature = "cli")]
+mod inspect;
 mod local;
 mod lua54;
 mod own_store;

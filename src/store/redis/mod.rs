@@ -63,6 +63,8 @@ pub mod deployment {
     #![doc = include_str!("deployment.md")]
 }
 mod error;
+#[cfg(feature = "cli")]
+pub mod inspect;
 mod names;
 mod script;
 #[cfg(feature = "tls")]

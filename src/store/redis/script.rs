@@ -4,4 +4,6 @@ mod call;
 mod reply;
 
 pub(super) use call::Call;
+#[cfg(feature = "cli")]
+pub(super) use call::VERSION;
 pub(super) use reply::{no_reply, replies};

@@ -22,7 +22,7 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
 const SOURCE: &str = include!("../../../../lua/source.rs");
 
 /// Of the call, and of the stored value, in which it stands behind the labels of the rules.
-const VERSION: u8 = 1;
+pub(in crate::store::redis) const VERSION: u8 = 1;
 
 /// What the script is to do with a key; [`JOINED`] is added where it belongs to the operation of the key before it.
 const CHECK: u8 = 0;
