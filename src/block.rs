@@ -218,6 +218,37 @@ impl fmt::Debug for Block {
     }
 }
 
+/// An identity that is blocked, as a store lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockedIdentity {
+    identity: Box<str>,
+    block: Block,
+}
+
+impl BlockedIdentity {
+    /// For stores: `identity` is the kind and the value, as they are stored.
+    #[must_use]
+    pub fn new(identity: impl Into<Box<str>>, block: Block) -> Self {
+        Self {
+            identity: identity.into(),
+            block,
+        }
+    }
+
+    /// Who is blocked: kind and value, such as `ip=203.0.113.7`; or `#` and a hash where the value is a secret, long or
+    /// strange: what it was cannot be told.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    /// The block.
+    #[must_use]
+    pub const fn block(&self) -> Block {
+        self.block
+    }
+}
+
 /// A block that is made by itself: who is denied as often as a rule says is blocked for a time. In text:
 /// `5/10m=1h`, for five denials within ten minutes, and an hour.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

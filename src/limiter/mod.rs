@@ -16,7 +16,7 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 pub use crate::failure::FailurePolicy;
 use crate::{
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockedBy, BlockedIdentity, Until},
     charge::Charge,
     check::Check,
     decision::{Decision, Usage},
@@ -317,6 +317,18 @@ impl Limiter {
         self.inner.strikes.forget(key);
         self.change_blocks(CallKind::Unblock, |store| store.unblock(key))
             .await
+    }
+
+    /// Lists who is blocked: at most so many, in no order.
+    ///
+    /// Redis has to look at all keys of the server for it, in small steps with pauses between them: this takes about two
+    /// seconds for a million keys, and the limiter's timeout does not apply. For operators, not for requests.
+    ///
+    /// # Errors
+    ///
+    /// When the store does not answer, keeps no blocks, or keeps one that cannot be read.
+    pub async fn blocks(&self, most: usize) -> Result<Vec<BlockedIdentity>, StoreError> {
+        self.inner.store.blocks(most).await
     }
 
     async fn change_blocks<T>(

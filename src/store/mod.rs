@@ -63,7 +63,7 @@ use std::{
 };
 
 use crate::{
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockedBy, BlockedIdentity, Until},
     decision::{Decision, Usage},
     error::StoreError,
     key::Key,
@@ -125,6 +125,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The default is an error: the store keeps no blocks.
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
         let _ = key;
+        StoreFuture::ready(Err(NO_BLOCKS))
+    }
+
+    /// Lists who is blocked now: at most so many, in no order. It may have to look at all that the store keeps.
+    ///
+    /// The default is an error: the store keeps no blocks.
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        let _ = most;
         StoreFuture::ready(Err(NO_BLOCKS))
     }
 
@@ -202,6 +210,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
         (**self).unblock(key)
+    }
+
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        (**self).blocks(most)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

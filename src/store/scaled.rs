@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use super::{CallFuture, MemoryStore, Operation, Store, StoreFuture};
 use crate::{
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockedBy, BlockedIdentity, Until},
     check::Check,
     decision::{Decision, Usage},
     key::Key,
@@ -51,6 +51,10 @@ impl Store for ScaledStore {
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
         self.store.unblock(key)
+    }
+
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        self.store.blocks(most)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

@@ -3,7 +3,13 @@ use std::{
     sync::{PoisonError, RwLock},
 };
 
-use crate::{block::Block, check::Check, decision::Blocked, error::StoreError, key::Key};
+use crate::{
+    block::{Block, BlockedIdentity},
+    check::Check,
+    decision::Blocked,
+    error::StoreError,
+    key::Key,
+};
 
 /// Who is blocked. Few are: all under one lock, which checks share.
 #[derive(Debug)]
@@ -58,9 +64,24 @@ impl Blocks {
         Ok(block)
     }
 
+    pub(super) fn list(&self, most: usize, now_ms: u64) -> Vec<BlockedIdentity> {
+        let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
+        let blocks = by_key.iter().filter(|(_, block)| block.holds(now_ms));
+        let listed = blocks.map(|(key, block)| BlockedIdentity::new(identity(key), *block));
+        listed.take(most).collect()
+    }
+
     pub(super) fn unblock(&self, key: &Key) {
         let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
         by_key.remove(key);
+    }
+}
+
+/// A secret is not told.
+fn identity(key: &Key) -> String {
+    match str::from_utf8(key.value()) {
+        Ok(value) if !key.is_secret() => format!("{}={value}", key.kind()),
+        _ => format!("{}=#", key.kind()),
     }
 }
 

@@ -21,7 +21,7 @@ use self::{
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    block::{Block, BlockedBy, STRIKES, Until},
+    block::{Block, BlockedBy, BlockedIdentity, STRIKES, Until},
     check::Check,
     decision::{Count, Decision, Filled, Usage},
     error::StoreError,
@@ -330,6 +330,11 @@ impl Store for MemoryStore {
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
         self.inner.unblock(key);
         StoreFuture::ready(Ok(()))
+    }
+
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        let now_ms = self.inner.clock.now_ms();
+        StoreFuture::ready(Ok(self.inner.blocks.list(most, now_ms)))
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

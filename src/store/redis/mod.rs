@@ -43,7 +43,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockedBy, BlockedIdentity, Until},
     check::Check,
     decision::{Decision, Usage},
     key::Key,
@@ -63,7 +63,6 @@ pub mod deployment {
     #![doc = include_str!("deployment.md")]
 }
 mod error;
-#[cfg(feature = "cli")]
 pub mod inspect;
 mod names;
 mod script;
@@ -157,6 +156,11 @@ impl Store for RedisStore {
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
         self.unblock_one_slot(key)
+    }
+
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        let inspector = self.inspector();
+        StoreFuture::pending(async move { inspector.blocks(most).await })
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
