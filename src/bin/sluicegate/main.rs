@@ -1,6 +1,8 @@
 //! `sluicegate`: the operators' tool. Its page is the `README.md` beside this file.
 
 mod args;
+mod block;
+mod blocks;
 mod check;
 mod completions;
 mod error;
@@ -57,6 +59,9 @@ fn run(cli: Cli) -> Result<Answer, Error> {
         Command::Explain(args) => explain::run(&args, &settings()?, output),
         Command::Top(args) => top::run(&args, &settings()?, output),
         Command::Watch(args) => watch::run(&args, &settings()?, output),
+        Command::Block(args) => block::block(&args, &settings()?, output),
+        Command::Unblock(args) => block::unblock(&args, &settings()?, output),
+        Command::Blocks(args) => blocks::run(&args, &settings()?, output),
         Command::Reset(args) => reset::run(&args, &settings()?, output),
         Command::Check(args) => check::run(&args, output),
         Command::Simulate(args) => simulate::run(&args, &settings()?, output),
