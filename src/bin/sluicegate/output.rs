@@ -47,7 +47,8 @@ impl Output {
 
     /// How many columns a line may have.
     pub(crate) fn width(&self) -> u16 {
-        Table::new().width().unwrap_or(COLUMNS)
+        let width = Table::new().width();
+        width.filter(|columns| *columns > 0).unwrap_or(COLUMNS) // a terminal may not know
     }
 
     /// Writes one JSON document: pretty for a person who looks at it, else on one line.
