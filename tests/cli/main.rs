@@ -10,6 +10,7 @@ mod places;
 mod reset;
 mod rights;
 mod scaffold;
+mod simulate;
 mod site;
 mod tool;
 mod top;
