@@ -1,5 +1,17 @@
 //! The operators' tool, run as a program.
 
+#[path = "../common/mod.rs"]
+mod common;
+
 mod check;
+mod explain;
+mod inspect;
+mod places;
+mod reset;
+mod rights;
 mod scaffold;
+mod simulate;
+mod site;
 mod tool;
+mod top;
+mod watch;

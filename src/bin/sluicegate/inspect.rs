@@ -192,10 +192,10 @@ impl Report {
                 rules.push(rule);
             }
         }
-        // What the others leave, with a blank at both sides of each.
+        // What the others leave, with a blank at both sides of each, and perhaps a line beside it.
         let widths = (0..header.len()).map(|column| {
             let cells = rows.iter().map(|row| row[column].0.chars().count());
-            cells.chain([header[column].len()]).max().unwrap_or(0) + 2
+            cells.chain([header[column].len()]).max().unwrap_or(0) + 3
         });
         let others = u16::try_from(widths.sum::<usize>() + 2).unwrap_or(u16::MAX);
         let columns = output.width().saturating_sub(others).clamp(6, 30);

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, StdoutLock, Write};
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
-use comfy_table::{ContentArrangement, Table, presets};
+use comfy_table::{ContentArrangement, LineStyle, Table, TableStyle, presets};
 use serde::Serialize;
 
 use super::error::Error;
@@ -14,6 +14,9 @@ pub(crate) const DIM: Style = Style::new().dimmed();
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
 pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
 pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
+
+/// A line below the header, and no others.
+const STYLE: TableStyle = presets::NOTHING.header_separator(LineStyle::new('─', '─', '─', '─'));
 
 /// The width of a page where there is no terminal to ask.
 const COLUMNS: u16 = 80;
@@ -47,7 +50,8 @@ impl Output {
 
     /// How many columns a line may have.
     pub(crate) fn width(&self) -> u16 {
-        Table::new().width().unwrap_or(COLUMNS)
+        let width = Table::new().width();
+        width.filter(|columns| *columns > 0).unwrap_or(COLUMNS) // a terminal may not know
     }
 
     /// Writes one JSON document: pretty for a person who looks at it, else on one line.
@@ -66,7 +70,7 @@ impl Output {
     pub(crate) fn table<'a>(&self, header: impl IntoIterator<Item = &'a str>) -> Table {
         let mut table = Table::new();
         table
-            .load_style(presets::UTF8_HORIZONTAL_ONLY)
+            .load_style(STYLE)
             .set_content_arrangement(ContentArrangement::Dynamic)
             .set_width(self.width())
             .set_header(header.into_iter().collect::<Vec<_>>());

@@ -157,6 +157,9 @@ fn line(report: &Report) -> String {
         if policy.error.is_some() {
             return format!("{} unreadable", policy.policy);
         }
+        if policy.rules.is_empty() {
+            return format!("{} nothing", policy.policy);
+        }
         let rules = policy.rules.iter().map(|rule| {
             let full = if rule.is_exceeded() { " full" } else { "" };
             format!("{} {}{full}", rule.rule, grouped(rule.used))

@@ -7,6 +7,7 @@
 
 mod lines;
 mod order;
+mod plot;
 mod record;
 mod replay;
 mod report;
@@ -162,7 +163,7 @@ pub(crate) fn run(
     reading.report();
     let outcome = Outcome::new(&mapping, jobs, reading.counts, args.top)?;
     if let Some(path) = &args.report {
-        fs::write(path, report::page(&outcome)).map_err(|error| Error::file(path, &error))?;
+        fs::write(path, report::page(&outcome)?).map_err(|error| Error::file(path, &error))?;
     }
     if output.is_json() {
         output.document(&outcome)?;

@@ -93,8 +93,9 @@ pub(super) struct TimeSpan {
 pub(super) struct Identity {
     pub(super) identity: String,
     pub(super) refused: u64,
-    pub(super) first: String,
-    pub(super) last: String,
+    /// When it was refused first and last, in ms since the Unix epoch.
+    pub(super) first_ms: u64,
+    pub(super) last_ms: u64,
 }
 
 impl Outcome {
@@ -201,8 +202,8 @@ fn hardest_hit(tally: &Tally, top: usize) -> Vec<Identity> {
     let hits = hits.into_iter().take(top).map(|(key, hit)| Identity {
         identity: format!("{}={}", key.kind(), text::printable(key.value())),
         refused: hit.refused,
-        first: text::rfc3339(hit.first_ms),
-        last: text::rfc3339(hit.last_ms),
+        first_ms: hit.first_ms,
+        last_ms: hit.last_ms,
     });
     hits.collect()
 }

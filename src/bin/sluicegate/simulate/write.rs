@@ -233,8 +233,8 @@ fn hardest_hit(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
             Cell::new(&it.identity),
             refusals(it.refused),
             Cell::new(share(it.refused, outcome.refused)).set_alignment(CellAlignment::Right),
-            Cell::new(&it.first),
-            Cell::new(&it.last),
+            Cell::new(date(it.first_ms)),
+            Cell::new(date(it.last_ms)),
         ]);
     }
     let identities = match outcome.identities_refused {
