@@ -31,6 +31,8 @@ pub struct Check {
     all: Arc<[Charge]>,
     /// How many of them count.
     counting: usize,
+    /// Whether a charge names who contributes.
+    has_contributors: bool,
 }
 
 impl Check {
@@ -93,6 +95,11 @@ impl Check {
         self.all.is_empty()
     }
 
+    /// Whether a charge names who [contributes](Charge::by).
+    pub(crate) const fn has_contributors(&self) -> bool {
+        self.has_contributors
+    }
+
     /// The counting charges at these places, and no shadows.
     #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, places: &[usize]) -> Self {
@@ -117,6 +124,7 @@ impl Check {
     fn counting(charges: Arc<[Charge]>) -> Self {
         Self {
             counting: charges.len(),
+            has_contributors: charges.iter().any(|it| it.label().is_some()),
             all: charges,
         }
     }
@@ -124,7 +132,7 @@ impl Check {
     fn map(&self, change: impl Fn(&Charge) -> Charge) -> Self {
         Self {
             all: self.all.iter().map(change).collect(),
-            counting: self.counting,
+            ..*self
         }
     }
 }
@@ -138,6 +146,7 @@ pub(crate) struct CheckBuilder {
     others: Vec<Charge>,
     /// How many count, and how many are of shadows.
     counts: [usize; 2],
+    has_contributors: bool,
 }
 
 impl CheckBuilder {
@@ -151,6 +160,7 @@ impl CheckBuilder {
 
     /// Fails as [`Check::new`] does.
     pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
+        self.has_contributors |= charge.label().is_some();
         let charges = self.first.iter_mut().chain(&mut self.others);
         if let Some(twin) = { charges }.find(|it| it.is_twin_of(&charge)) {
             if !twin.policy().is_same(charge.policy()) {
@@ -178,6 +188,7 @@ impl CheckBuilder {
 
     pub(crate) fn build(self) -> Check {
         let [counting, shadows] = self.counts;
+        let has_contributors = self.has_contributors;
         let all: Arc<[Charge]> = match self.first {
             Some(charge) if self.others.is_empty() => Arc::new([charge]),
             first => {
@@ -188,7 +199,11 @@ impl CheckBuilder {
                 all.into()
             }
         };
-        Check { all, counting }
+        Check {
+            all,
+            counting,
+            has_contributors,
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod breaker;
 mod call;
+mod contributors;
 mod decide;
 mod fallback;
 mod report;
@@ -56,6 +57,7 @@ struct Inner {
     failure_policy: FailurePolicy,
     observer: Option<Arc<dyn Observer>>,
     queues: Arc<wait_queue::WaitQueues>,
+    contributors: Arc<contributors::Tracker>,
 }
 
 impl Limiter {
@@ -67,8 +69,10 @@ impl Limiter {
             Duration::ZERO
         };
         store.set_timeout(DEFAULT_TIMEOUT);
+        let store: Arc<dyn Store> = Arc::new(store);
         let inner = Inner {
-            store: Arc::new(store),
+            contributors: Arc::new(contributors::Tracker::new(store.clone())),
+            store,
             breaker: Arc::new(Breaker::new(interval)),
             local: ScaledStore {
                 store: MemoryStore::new(),

@@ -2,9 +2,10 @@
 
 use std::num::NonZeroU32;
 
-use super::{CallFuture, MemoryStore, Operation, Store, StoreFuture};
+use super::{CallFuture, ContributeFuture, MemoryStore, Operation, Store, StoreFuture};
 use crate::{
     check::Check,
+    contributors::{Contribution, Contributors},
     decision::{Decision, Usage},
     key::Key,
     policy::Policy,
@@ -54,5 +55,13 @@ impl Store for ScaledStore {
             other => other,
         });
         self.store.call(scaled.collect())
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        self.store.contribute(contributions)
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        self.store.contributors(policy, key)
     }
 }

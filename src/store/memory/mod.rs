@@ -13,6 +13,7 @@ use std::{
 
 use self::{
     clock::Clock,
+    contributors::ContributorTables,
     locked::{Locked, by_charge},
     shard::Shard,
     token::{Token, Tokens},
@@ -21,16 +22,18 @@ use self::{
 use crate::test_util::TestClock;
 use crate::{
     check::Check,
+    contributors::{Contribution, Contributors},
     decision::{Count, Decision, Filled, Usage},
     error::StoreError,
     key::Key,
     operation::{Operation, Reply},
     policy::Policy,
     settlement::Settlement,
-    store::{CallFuture, Store, StoreFuture},
+    store::{CallFuture, ContributeFuture, Store, StoreFuture},
 };
 
 mod clock;
+mod contributors;
 mod entry;
 mod locked;
 mod shard;
@@ -92,6 +95,7 @@ struct Inner {
     clock: Clock,
     tokens: Tokens,
     shards: Box<[Mutex<Shard>]>,
+    contributors: ContributorTables,
 }
 
 impl MemoryStore {
@@ -150,6 +154,7 @@ impl MemoryStore {
                 clock,
                 tokens: Tokens::default(),
                 shards: shards.collect(),
+                contributors: ContributorTables::default(),
             }),
         }
     }
@@ -288,6 +293,20 @@ impl Store for MemoryStore {
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         let replies = operations.iter().map(|it| self.inner.call(it));
         StoreFuture::ready(Ok(replies.collect()))
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        let now_ms = self.inner.clock.now_ms();
+        let tables = &self.inner.contributors;
+        let kept = contributions.iter();
+        let kept = kept.map(|it| Ok(tables.contribute(it, now_ms)));
+        StoreFuture::ready(Ok(kept.collect()))
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        let now_ms = self.inner.clock.now_ms();
+        let contributors = self.inner.contributors.contributors(policy, key, now_ms);
+        StoreFuture::ready(Ok(contributors))
     }
 }
 

@@ -6,7 +6,10 @@
 
 use std::fmt;
 
-use crate::key::Key;
+use crate::{
+    contributors::{Span, label},
+    key::Key,
+};
 
 /// The longest value that is written as it is; an IPv6 network takes 43 bytes.
 const MAX_PLAIN: usize = 48;
@@ -73,8 +76,22 @@ impl Names {
         name.extend_from_slice(policy.as_bytes());
     }
 
+    /// The name of the set of those who contributed to an account in one span.
+    ///
+    /// No name of a policy has a colon, so it is no name of a count.
+    pub(super) fn contributors(&self, policy: &str, key: &Key, span: Span) -> Vec<u8> {
+        let mut name = self.name(policy, key);
+        let end = format!(":by:{}:{}", span.length_ms, span.start_ms);
+        name.extend_from_slice(end.as_bytes());
+        name
+    }
+
+    /// What stands for a contributor.
+    pub(super) fn label(&self, label: &Key) -> String {
+        label::text(label, |label| self.hash(label).to_hex()[..32].to_owned())
+    }
+
     /// The name by itself.
-    #[cfg(any(test, feature = "cluster"))]
     pub(super) fn name(&self, policy: &str, key: &Key) -> Vec<u8> {
         let mut name = Vec::new();
         self.write(&mut name, policy, key);
