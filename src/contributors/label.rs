@@ -42,11 +42,13 @@ pub(crate) fn text(label: &Key, hash: impl FnOnce(&Key) -> String) -> String {
     };
     let value = std::str::from_utf8(label.value()).unwrap_or_default();
     let fits = kind.len() + 1 + value.len() <= MAX_LABEL;
-    let value = if fits && !kind.is_empty() && !label.is_secret() && is_plain(value.as_bytes(), b"-_.:/@+") {
-        Cow::Borrowed(value)
-    } else {
-        Cow::Owned(format!("#{}", hash(label)))
-    };
+    let value =
+        if fits && !kind.is_empty() && !label.is_secret() && is_plain(value.as_bytes(), b"-_.:/@+")
+        {
+            Cow::Borrowed(value)
+        } else {
+            Cow::Owned(format!("#{}", hash(label)))
+        };
     let kind = match value {
         Cow::Borrowed(_) => kind,
         Cow::Owned(_) => &kind[..kind.len().min(MAX_HASHED_KIND)],
@@ -70,10 +72,23 @@ mod tests {
     #[test]
     fn plain_labels_can_be_read_and_all_others_are_hashed_and_short() {
         let uuid = "6d1c4e52-3a0e-4a43-9f6e-0d4cf6a4a1b2";
-        assert_eq!(text_of(Key::new("account", uuid)), format!("account={uuid}"));
+        assert_eq!(
+            text_of(Key::new("account", uuid)),
+            format!("account={uuid}")
+        );
         assert_eq!(text_of(Key::new("ip", "2001:db8::/64")), "ip=2001:db8::/64");
         let long = "x".repeat(65_536);
-        for value in ["", "#0", "a=b", "a b", "ü", "a\nb", "{a}", &long, &long[..40]] {
+        for value in [
+            "",
+            "#0",
+            "a=b",
+            "a b",
+            "ü",
+            "a\nb",
+            "{a}",
+            &long,
+            &long[..40],
+        ] {
             let text = text_of(Key::new("user", value));
             assert_eq!(text, format!("user=#{}", "0".repeat(32)), "{value:?}");
         }

@@ -27,11 +27,12 @@
 //! In the middleware, [`contributors`](crate::RateLimitLayer::contributors) behind a limit names who contributes:
 //!
 //! ```
-//! use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer};
+//! use http::request::Parts;
+//! use sluicegate::{Header, Key, MemoryStore, Policy, RateLimitLayer};
 //!
 //! let layer = RateLimitLayer::new(MemoryStore::new())
 //!     .limit(Policy::parse("api", "1000/1h")?, Header::new("x-account"))
-//!     .contributors(Header::new("x-user"));
+//!     .contributors(|head: &Parts| Some(Key::new("path", head.uri.path())));
 //! # let _ = layer;
 //! # Ok::<(), sluicegate::error::PolicyError>(())
 //! ```
@@ -196,6 +197,9 @@ mod tests {
     fn debug_shows_no_label() {
         let units = [("user=alice".to_owned(), 5)];
         let text = format!("{:?}", Contributors::new(units, 5, 0));
-        assert!(text.contains("user=…: 5") && !text.contains("alice"), "{text}");
+        assert!(
+            text.contains("user=…: 5") && !text.contains("alice"),
+            "{text}"
+        );
     }
 }

@@ -7,7 +7,8 @@ use std::{
 
 use sluicegate::{
     Decision, Key, Policy, RedisStore, Store, Usage,
-    store::{CallFuture, Check, Operation, Settlement, StoreFuture},
+    contributors::{Contribution, Contributors},
+    store::{CallFuture, Check, ContributeFuture, Operation, Settlement, StoreFuture},
     test_util::TestClock,
 };
 
@@ -30,6 +31,10 @@ pub(crate) const LEAST_RIGHTS: [&str; 8] = [
     "+setrange",
     "+del",
 ];
+
+/// What it grants him besides, where charges name who contributes.
+pub(crate) const CONTRIBUTORS_RIGHTS: [&str; 4] =
+    ["+pexpire", "+zincrby", "+zrange", "+zremrangebyrank"];
 
 impl Served {
     /// Like [`start`](Self::start), as a user who has no other than the least rights.
@@ -103,5 +108,13 @@ impl<T: fmt::Debug + Send + Sync + 'static> Store for Served<T> {
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         self.store.call(operations)
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        self.store.contribute(contributions)
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        self.store.contributors(policy, key)
     }
 }

@@ -96,7 +96,8 @@ impl Account {
     fn end_span(&mut self) {
         let unsent = std::mem::take(&mut self.sketch).take_unsent();
         let mut late = self.contribution(unsent);
-        late.units.sort_unstable_by_key(|(_, units)| std::cmp::Reverse(units.unsigned_abs()));
+        late.units
+            .sort_unstable_by_key(|(_, units)| std::cmp::Reverse(units.unsigned_abs()));
         late.units.truncate(KEPT_LABELS);
         late.units.shrink_to_fit();
         if !late.is_empty() {

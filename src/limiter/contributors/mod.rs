@@ -131,7 +131,8 @@ impl Shared {
     }
 
     fn hash(&self, policy: &Policy, key: &Key) -> u64 {
-        self.hasher.hash_one((policy.name(), key.kind(), key.value()))
+        self.hasher
+            .hash_one((policy.name(), key.kind(), key.value()))
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Accounts> {

@@ -106,7 +106,12 @@ impl Table {
 }
 
 fn id(policy: &Policy, key: &Key, span: Span) -> TableId {
-    (policy.name().into(), key.clone(), span.start_ms, span.length_ms)
+    (
+        policy.name().into(),
+        key.clone(),
+        span.start_ms,
+        span.length_ms,
+    )
 }
 
 /// Drops the tables that are no longer part of a window; or else the one that is the first to be so.

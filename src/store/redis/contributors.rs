@@ -64,7 +64,11 @@ impl RedisStore {
         })
     }
 
-    pub(super) fn read_contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+    pub(super) fn read_contributors(
+        &self,
+        policy: &Policy,
+        key: &Key,
+    ) -> StoreFuture<Contributors> {
         let (store, policy, key) = (self.clone(), policy.clone(), key.clone());
         StoreFuture::pending(async move {
             let now_ms = store.now_ms(&policy, &key).await?;
@@ -179,13 +183,17 @@ impl Set {
         Ok(Self {
             labels,
             total,
-            error: most.saturating_sub(total).saturating_add(floor.unwrap_or(0)),
+            error: most
+                .saturating_sub(total)
+                .saturating_add(floor.unwrap_or(0)),
         })
     }
 
     fn members(reply: Value) -> RedisResult<Vec<(String, u64)>> {
         let members = Vec::<(String, f64)>::from_redis_value(reply)?.into_iter();
-        Ok(members.map(|(label, score)| (label, units(score))).collect())
+        Ok(members
+            .map(|(label, score)| (label, units(score)))
+            .collect())
     }
 }
 
