@@ -39,8 +39,17 @@ pub(crate) const CONTRIBUTORS_RIGHTS: [&str; 4] =
 impl Served {
     /// Like [`start`](Self::start), as a user who has no other than the least rights.
     pub(crate) async fn start_with_least_rights() -> (Self, TestClock) {
+        Self::start_with(&LEAST_RIGHTS).await
+    }
+
+    /// The same, with those that contributors need.
+    pub(crate) async fn start_with_contributors_rights() -> (Self, TestClock) {
+        Self::start_with(&[&LEAST_RIGHTS[..], &CONTRIBUTORS_RIGHTS].concat()).await
+    }
+
+    async fn start_with(rights: &[&str]) -> (Self, TestClock) {
         let server = Server::start();
-        let url = limited(&server, &LEAST_RIGHTS);
+        let url = limited(&server, rights);
         let clock = TestClock::new(0);
         let store = RedisStore::connect(url).await.unwrap();
         let served = Self {

@@ -7,6 +7,7 @@ mod acquire;
 mod breaker;
 mod chart;
 mod contract;
+mod contributors;
 mod fuzzed;
 mod histories;
 mod local;

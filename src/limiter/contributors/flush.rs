@@ -118,7 +118,7 @@ pub(super) fn contributors(
     key: Key,
 ) -> StoreFuture<Contributors> {
     StoreFuture::pending(async move {
-        shared.flush_account(&policy, &key).await;
+        shared.flush_account(&policy, &key).await?;
         shared.store.contributors(&policy, &key).await
     })
 }
@@ -146,19 +146,19 @@ impl Shared {
     }
 
     /// Tells the store of one account; if another flush is under way, that one does, or has done.
-    async fn flush_account(&self, policy: &Policy, key: &Key) {
+    async fn flush_account(&self, policy: &Policy, key: &Key) -> Result<(), StoreError> {
         let Ok(_turn) = self.flusher.turn.try_lock() else {
-            return;
+            return Ok(());
         };
         let hash = self.hash(policy, key);
         let unsent = match self.shard(hash).get_mut(&hash) {
             Some(account) if account.is(policy, key) => account.take_unsent(),
-            _ => return,
+            _ => return Ok(()),
         };
-        if !unsent.is_empty() {
-            // Whoever asks is told by the answer to the question.
-            let _ = self.tell(unsent).await;
+        if unsent.is_empty() {
+            return Ok(());
         }
+        self.tell(unsent).await
     }
 
     /// What cannot be told is lost: it may have been added, and must not be added twice.

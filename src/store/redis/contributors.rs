@@ -40,26 +40,30 @@ type Reply<'a> = Pin<Box<dyn Future<Output = RedisResult<Value>> + Send + 'a>>;
 /// The commands for one set, and what its labels are there.
 struct Update {
     name: Vec<u8>,
+    expire: Cmd,
     commands: Vec<Cmd>,
     labels: usize,
 }
 
 impl RedisStore {
-    /// All commands are sent at once, so that they share a packet for each server.
+    /// Nothing is added to a set that could not be given a TTL: that is tried first, also where there is no set yet.
     pub(super) fn add_contributions(&self, contributions: &[Contribution]) -> ContributeFuture {
         let updates = contributions.iter().map(|it| self.update(it));
         let updates: Vec<Update> = updates.collect();
         let transport = self.transport.clone();
         StoreFuture::pending(async move {
+            let expiries = updates.iter().map(|it| (&it.expire, &*it.name));
+            let expiries = send_all(&transport, expiries.collect()).await;
             let mut commands = Vec::new();
-            for update in &updates {
+            for update in with_expiry(&updates, &expiries) {
                 commands.extend(update.commands.iter().map(|cmd| (cmd, &*update.name)));
             }
             let mut replies = send_all(&transport, commands).await.into_iter();
-            let kept = updates.iter().map(|update| {
-                let replies: Vec<_> = replies.by_ref().take(update.commands.len()).collect();
-                update.kept(replies).map_err(|error| store_error(&error))
+            let kept = updates.iter().zip(expiries).map(|(update, expiry)| {
+                expiry?;
+                update.kept(replies.by_ref().take(update.commands.len()).collect())
             });
+            let kept = kept.map(|it| it.map_err(|error| store_error(&error)));
             Ok(kept.collect())
         })
     }
@@ -105,10 +109,11 @@ impl RedisStore {
             cmd
         };
         let (total, error) = (contribution.total(), contribution.error());
+        let expire = expire(&name, contribution);
         let mut commands = vec![
             add(TOTAL, total),
             // Right behind the command that may have made the set.
-            expire(&name, contribution),
+            expire.clone(),
             add(TOTAL_AND_ERROR, total.saturating_add(error)),
         ];
         let labels = contribution.units();
@@ -118,6 +123,7 @@ impl RedisStore {
         Update {
             labels: contribution.units().len(),
             name,
+            expire,
             commands,
         }
     }
@@ -137,6 +143,14 @@ impl Update {
         });
         Ok(Kept::new(units.collect::<RedisResult<_>>()?, floor))
     }
+}
+
+fn with_expiry<'a>(
+    updates: &'a [Update],
+    expiries: &[RedisResult<Value>],
+) -> impl Iterator<Item = &'a Update> {
+    let all = updates.iter().zip(expiries);
+    all.filter_map(|(update, expiry)| expiry.is_ok().then_some(update))
 }
 
 fn expire(name: &[u8], contribution: &Contribution) -> Cmd {
