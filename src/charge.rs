@@ -47,6 +47,12 @@ impl Charge {
         self
     }
 
+    /// The same for a label that is bounded.
+    pub(crate) fn by_label(mut self, label: Option<Arc<Key>>) -> Self {
+        self.label = label;
+        self
+    }
+
     /// The policy whose rules apply.
     #[must_use]
     pub const fn policy(&self) -> &Policy {

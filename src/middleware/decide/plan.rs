@@ -13,6 +13,7 @@ use super::{
 use crate::{
     charge::Charge,
     check::{Check, CheckBuilder},
+    contributors::label,
     error::{ExtractError, ExtractErrorKind},
     extract::{AsyncKeyExtractor, ChargesFuture, KeyExtractor, Keys},
     key::Key,
@@ -61,9 +62,9 @@ impl<E: ?Sized> Limit<E> {
     }
 
     /// Who contributes to the limit by this request; nobody where the extractor finds no key.
-    fn contributor(&self, head: &Parts) -> Option<Key> {
+    fn contributor(&self, head: &Parts) -> Option<Arc<Key>> {
         let keys = self.contributor.as_ref()?.extract(head).ok()?;
-        keys.into_iter().next()
+        keys.into_iter().next().map(label::bounded)
     }
 }
 
@@ -204,10 +205,7 @@ impl Plan {
         let cost = draft.cost.saturating_mul(weight);
         let contributor = limit.contributor(head);
         for key in keys {
-            let mut charge = Charge::new(&policy, key, cost);
-            if let Some(contributor) = &contributor {
-                charge = charge.by(contributor.clone());
-            }
+            let charge = Charge::new(&policy, key, cost).by_label(contributor.clone());
             self.add(draft, &policy, charge)?;
         }
         Ok(())
