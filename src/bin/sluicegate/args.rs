@@ -1,0 +1,66 @@
+//! The command line: [`Cli`]. Each verb's own arguments stand in the verb's file.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+use super::{
+    check::CheckArgs, completions::CompletionsArgs, settings::Settings, simulate::SimulateArgs,
+};
+
+const AFTER_HELP: &str = "\
+Exit codes:
+  0  done; for a question: yes
+  1  the answer is no: `check` found an error
+  2  the arguments, the configuration or a file cannot be used
+  3  the server cannot be reached, or said no
+
+The server is named on the command line, or else by variables of the
+environment (SLUICEGATE_REDIS and so on), or else in a configuration file
+(sluicegate.toml):
+  redis = \"redis://10.0.0.5/\"
+  # or: cluster = [\"redis://10.0.0.5/\"]
+  # or: sentinel = [\"redis://10.0.0.5:26379/\"] and primary = \"mymaster\"
+  prefix = \"sluicegate\"
+  secret = \"…\"
+  timeout = \"2s\"
+  policies = \"policies.toml\"
+
+Results go to stdout, messages to stderr. There are no colours in a pipe, or
+where NO_COLOR is set.";
+
+/// See, explain and rehearse what sluicegate limits.
+#[derive(Parser)]
+#[command(name = "sluicegate", version, propagate_version = false, after_long_help = AFTER_HELP)]
+#[command(after_help = "`sluicegate --help` says more: settings, and what the exit codes mean.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+
+    /// Write one JSON document instead of tables
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub(crate) json: bool,
+
+    /// The configuration file [env: SLUICEGATE_CONFIG] [default: sluicegate.toml, if there is one]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        hide_short_help = true,
+        help_heading = "Global options"
+    )]
+    pub(crate) config: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Check a file of policies: errors with line and column, and warnings
+    Check(CheckArgs),
+    /// Replay access logs against policies: who would have been refused, when, and by which rule
+    Simulate(SimulateArgs),
+    /// Print a script that completes the tool's arguments in a shell
+    Completions(CompletionsArgs),
+}

@@ -1,0 +1,212 @@
+//! `sluicegate check`: what is wrong with a file of policies, and what is probably not meant.
+
+mod warnings;
+
+use std::{io::Write, ops::Range, path::PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+
+use self::warnings::Level;
+use super::{
+    Answer,
+    error::Error,
+    output::{BAD, BOLD, DIM, GOOD, Output, WARN},
+    policies_file::{self, PoliciesFile},
+    text::Position,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate check policies.toml
+  sluicegate check policies.toml --strict       in CI: warnings fail, too
+  sluicegate check policies.toml --cost 50      the dearest request costs 50
+  sluicegate check policies.toml --json | jq -r '.errors[].message'
+
+The file is TOML, or JSON if its name ends in .json: a map from policies'
+names to their rules, alone or as the table `policies` of a larger file.
+
+Exit codes: 0 no errors, 1 errors (with --strict: or warnings), 2 the file
+cannot be read. Notes never fail.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CheckArgs {
+    /// The file of policies
+    file: PathBuf,
+
+    /// Fail on warnings, too
+    #[arg(long)]
+    strict: bool,
+
+    /// What the dearest request costs: a rule with a lower limit never admits it
+    #[arg(long, value_name = "UNITS", default_value_t = 1)]
+    cost: u64,
+}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+struct Report {
+    file: String,
+    /// How many policies could be read.
+    policies: usize,
+    errors: Vec<Finding>,
+    warnings: Vec<Finding>,
+    notes: Vec<Finding>,
+}
+
+#[derive(Serialize)]
+struct Finding {
+    /// From 1; null where the format does not tell.
+    line: Option<usize>,
+    column: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<&'static str>,
+    message: String,
+    #[serde(skip)]
+    span: Option<Range<usize>>,
+}
+
+pub(crate) fn run(args: &CheckArgs, output: &mut Output) -> Result<Answer, Error> {
+    let file = PoliciesFile::read(&args.file)?;
+    let report = report(&file, args.cost);
+    if output.is_json() {
+        output.document(&report)?;
+    } else {
+        write(&report, &file, output)?;
+    }
+    let failed = !report.errors.is_empty() || args.strict && !report.warnings.is_empty();
+    Ok(if failed { Answer::No } else { Answer::Yes })
+}
+
+fn report(file: &PoliciesFile, cost: u64) -> Report {
+    let errors = file
+        .errors
+        .iter()
+        .map(|it| finding(file, it.span.clone(), it.message.clone()));
+    let mut report = Report {
+        file: file.path.display().to_string(),
+        policies: file.policies.len(),
+        errors: errors.collect(),
+        warnings: Vec::new(),
+        notes: Vec::new(),
+    };
+    if file.policies.is_empty() && file.errors.is_empty() {
+        let message = "the file has no policies".to_owned();
+        report.warnings.push(finding(file, None, message));
+    }
+    for found in &file.policies {
+        for warning in warnings::of(&found.policy, cost) {
+            let rule = warning.rule.to_string();
+            // As it was written, or else the policy: rules can be written in several ways.
+            let span = { found.span.as_ref() }.map(|span| {
+                policies_file::within(&file.text, span, &rule).unwrap_or_else(|| span.clone())
+            });
+            let finding = Finding {
+                policy: Some(found.policy.name().to_owned()),
+                rule: Some(rule),
+                code: Some(warning.code),
+                ..finding(file, span, warning.message)
+            };
+            match warning.level {
+                Level::Warning => report.warnings.push(finding),
+                Level::Note => report.notes.push(finding),
+            }
+        }
+    }
+    report
+}
+
+fn finding(file: &PoliciesFile, span: Option<Range<usize>>, message: String) -> Finding {
+    let at = span
+        .as_ref()
+        .map(|span| Position::of(&file.text, span.start));
+    Finding {
+        line: at.map(|at| at.line),
+        column: at.map(|at| at.column),
+        policy: None,
+        rule: None,
+        code: None,
+        message,
+        span,
+    }
+}
+
+fn write(report: &Report, file: &PoliciesFile, output: &mut Output) -> Result<(), Error> {
+    for (label, style, findings) in [
+        ("error", BAD, &report.errors),
+        ("warning", WARN, &report.warnings),
+        ("note", DIM, &report.notes),
+    ] {
+        for it in findings {
+            let place = file.place(it.span.as_ref());
+            write!(output, "{BOLD}{place}:{BOLD:#} {style}{label}:{style:#} ")?;
+            if let (Some(policy), Some(rule)) = (&it.policy, &it.rule) {
+                write!(output, "policy `{policy}`: `{rule}`: ")?;
+            }
+            writeln!(output, "{}", it.message)?;
+            if let Some(span) = &it.span {
+                write_line(file, span, output)?;
+            }
+        }
+    }
+    let count = |number: usize, what: &str| match number {
+        1 => format!("1 {what}"),
+        _ => format!("{number} {what}s"),
+    };
+    let policies = match report.policies {
+        1 => "1 policy".to_owned(),
+        number => format!("{number} policies"),
+    };
+    let (errors, warnings) = (report.errors.len(), report.warnings.len());
+    let style = if errors > 0 {
+        BAD
+    } else if warnings > 0 {
+        WARN
+    } else {
+        GOOD
+    };
+    writeln!(
+        output,
+        "{style}{}: {policies} read, {}, {}{style:#}",
+        report.file,
+        count(errors, "error"),
+        count(warnings, "warning"),
+    )?;
+    Ok(())
+}
+
+/// The line of the text, and carets below the span.
+fn write_line(file: &PoliciesFile, span: &Range<usize>, output: &mut Output) -> Result<(), Error> {
+    let at = Position::of(&file.text, span.start);
+    let Some(line) = file.text.lines().nth(at.line - 1) else {
+        return Ok(());
+    };
+    let marked = file
+        .text
+        .get(span.clone())
+        .and_then(|it| it.lines().next())
+        .unwrap_or("");
+    let number = at.line.to_string();
+    let margin = " ".repeat(number.len());
+    // Tabs stay, so that the carets stand below what they mean.
+    let indent: String = { line.chars().take(at.column - 1) }
+        .map(|c| if c == '\t' { c } else { ' ' })
+        .collect();
+    let carets = "^".repeat(marked.chars().count().max(1));
+    writeln!(output, "{DIM}{margin} |{DIM:#}")?;
+    writeln!(
+        output,
+        "{DIM}{number} |{DIM:#} {}",
+        line.replace(|c: char| c.is_control() && c != '\t', "\u{fffd}")
+    )?;
+    writeln!(
+        output,
+        "{DIM}{margin} |{DIM:#} {indent}{WARN}{carets}{WARN:#}\n"
+    )?;
+    Ok(())
+}

@@ -1,0 +1,278 @@
+//! What is allowed, and probably not meant.
+//!
+//! **Rules that can never deny.** A rule counts units for its window and up to one step more: of a sliding rule, units
+//! that count at one time were charged within `window + precision`; of a fixed one, within its window. In that span
+//! another rule of the policy with limit `l` and window `w` admits at most
+//!
+//! - sliding: `l · ⌈span / (w + 1 ms)⌉`, since whatever it admits counts at least for `w` after the millisecond of the
+//!   charge;
+//! - fixed: `l · (1 + ⌈(span − 1 ms) / w⌉)`, for the windows that the span touches; `l · W / w` if both are fixed and
+//!   `w` divides the window `W`.
+//!
+//! If that is no more than the rule's own limit, the other rule denies whenever this one would. The bounds are upper
+//! ones: a rule that is not warned of may still never deny. They do not hold for units that are added when a request
+//! is settled at a higher cost than it was admitted with.
+
+use std::time::Duration;
+
+use sluicegate::{Policy, Rule};
+
+/// About 8 bytes each: a key of one rule that has more takes longer to read than a check should.
+const MANY_STEPS: u128 = 1_000;
+
+/// How much a warning matters.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Level {
+    Warning,
+    /// Nothing is wrong, but not everybody knows.
+    Note,
+}
+
+pub(crate) struct Warning {
+    pub(crate) level: Level,
+    /// The kind of warning, for programs.
+    pub(crate) code: &'static str,
+    pub(crate) rule: Rule,
+    pub(crate) message: String,
+}
+
+/// What is to be said about a policy, where the dearest request costs `cost`.
+pub(crate) fn of(policy: &Policy, cost: u64) -> Vec<Warning> {
+    let rules = policy.rules();
+    let closed: Vec<Warning> = rules
+        .iter()
+        .filter_map(|rule| too_low(rule, cost))
+        .collect();
+    // Nothing else matters where nothing passes.
+    if !closed.is_empty() {
+        return closed;
+    }
+    let mut warnings = Vec::new();
+    for (index, rule) in rules.iter().enumerate() {
+        let others = || {
+            rules
+                .iter()
+                .enumerate()
+                .filter(move |(it, _)| *it != index)
+                .map(|it| it.1)
+        };
+        if let Some(warning) = others().find_map(|other| idle(rule, other)) {
+            warnings.push(warning);
+            continue;
+        }
+        warnings.extend(
+            rules[..index]
+                .iter()
+                .find_map(|other| nearly_equal(rule, other)),
+        );
+        warnings.extend(coarse(rule));
+        warnings.extend(many_steps(rule));
+        warnings.extend(fixed(rule));
+    }
+    warnings
+}
+
+fn too_low(rule: &Rule, cost: u64) -> Option<Warning> {
+    let message = match rule.limit() {
+        0 => "a limit of 0 denies every request".to_owned(),
+        limit if limit < cost => {
+            format!("the limit is below the cost of {cost}: such a request never passes")
+        }
+        _ => return None,
+    };
+    Some(Warning {
+        level: Level::Warning,
+        code: "limit-below-cost",
+        rule: *rule,
+        message,
+    })
+}
+
+fn idle(rule: &Rule, other: &Rule) -> Option<Warning> {
+    let (span_ms, most) = most_admitted(rule, other);
+    (most <= u128::from(rule.limit())).then(|| Warning {
+        level: Level::Warning,
+        code: "never-denies",
+        rule: *rule,
+        message: format!(
+            "this rule can never deny: `{other}` admits at most {most} in the {} that it counts",
+            span_text(span_ms)
+        ),
+    })
+}
+
+/// The span in ms in which units were charged that count under `rule` at one time, and how many of them `other` admits.
+fn most_admitted(rule: &Rule, other: &Rule) -> (u128, u128) {
+    let [window, step, other_window] =
+        [rule.window(), rule.step(), other.window()].map(|it| it.as_millis());
+    let span = if rule.is_fixed() {
+        window
+    } else {
+        window + step
+    };
+    let times = if !other.is_fixed() {
+        span.div_ceil(other_window + 1)
+    } else if rule.is_fixed() && window.is_multiple_of(other_window) {
+        window / other_window
+    } else {
+        1 + (span - 1).div_ceil(other_window)
+    };
+    (span, u128::from(other.limit()) * times)
+}
+
+/// As rules write it, if it is a whole number of some unit.
+fn span_text(ms: u128) -> String {
+    let ms = u64::try_from(ms).unwrap_or(u64::MAX);
+    let text = Rule::new(1, Duration::from_millis(ms)).to_string();
+    text.trim_start_matches("1/").to_owned()
+}
+
+/// Within a tenth of each other, and of one kind: more likely a slip than two limits.
+fn nearly_equal(rule: &Rule, other: &Rule) -> Option<Warning> {
+    let (short, long) = if rule.window() < other.window() {
+        (rule, other)
+    } else {
+        (other, rule)
+    };
+    let near = long.window().as_millis() * 10 <= short.window().as_millis() * 11;
+    (near && rule.is_fixed() == other.is_fixed()).then(|| Warning {
+        level: Level::Warning,
+        code: "nearly-equal-windows",
+        rule: *rule,
+        message: format!("the window is nearly that of `{other}`: each is counted and costs time; is one of them enough?"),
+    })
+}
+
+fn coarse(rule: &Rule) -> Option<Warning> {
+    let is_coarse = !rule.is_fixed()
+        && rule.step() * 2 > rule.window()
+        && rule.window() > Duration::from_millis(10);
+    is_coarse.then(|| Warning {
+        level: Level::Warning,
+        code: "coarse-precision",
+        rule: *rule,
+        message: format!(
+            "units come back up to {} late, so that a busy client may get as little as half of the limit; leave the precision out",
+            span_text(rule.step().as_millis())
+        ),
+    })
+}
+
+fn many_steps(rule: &Rule) -> Option<Warning> {
+    let steps = rule.window().as_millis() / rule.step().as_millis() + 1;
+    let steps = steps.min(u128::from(rule.limit()));
+    (!rule.is_fixed() && steps > MANY_STEPS).then(|| Warning {
+        level: Level::Warning,
+        code: "many-steps",
+        rule: *rule,
+        message: format!(
+            "a key may hold {steps} steps, about {} kB; a coarser precision holds fewer",
+            steps * 8 / 1_000
+        ),
+    })
+}
+
+fn fixed(rule: &Rule) -> Option<Warning> {
+    rule.is_fixed().then(|| Warning {
+        level: Level::Note,
+        code: "fixed-window",
+        rule: *rule,
+        message: "up to twice the limit may pass around the boundary of two windows".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll, Waker};
+
+    use proptest::prelude::*;
+    use sluicegate::{
+        Charge, Decision, Key, MemoryStore, Store, store::Check, test_util::TestClock,
+    };
+
+    use super::*;
+
+    fn codes(rules: &str) -> Vec<&'static str> {
+        let policy = Policy::parse("p", rules).unwrap();
+        of(&policy, 1).iter().map(|it| it.code).collect()
+    }
+
+    #[test]
+    fn only_what_is_probably_not_meant_is_warned_of() {
+        for (rules, expected) in [
+            ("10/1s,120/1m", &[][..]),
+            ("10/1s,40/10s,120/1m", &[]),
+            ("10/1s,600/1m", &[]), // 61 bursts of 10 fit into a minute and a step
+            ("10/1s,610/1m", &["never-denies"]),
+            ("1000/1m,20/1s", &[]),
+            ("10/1m,20/1s", &["never-denies"]),
+            ("10/1m,10/1m@fixed", &["never-denies"]),
+            (
+                "10/1m@fixed,100/1h@fixed",
+                &["fixed-window", "fixed-window"],
+            ),
+            (
+                "10/1m@fixed,600/1h@fixed",
+                &["fixed-window", "never-denies"],
+            ),
+            ("0/1s,5/1m", &["limit-below-cost"]),
+            ("10/60s,11/61s", &["nearly-equal-windows"]),
+            ("10/1m@1m", &["coarse-precision"]),
+            ("10/1m@30s", &[]),
+            ("100/1m@exact", &[]),
+            ("5000/1m@exact", &["many-steps"]),
+        ] {
+            assert_eq!(codes(rules), expected, "{rules}");
+        }
+        let policy = Policy::parse("p", "3/1s,100/1h").unwrap();
+        assert!(of(&policy, 3).is_empty());
+        assert_eq!(of(&policy, 4)[0].code, "limit-below-cost");
+    }
+
+    fn decide(store: &MemoryStore, check: &Check) -> Decision {
+        let mut answer = store.check(check);
+        match std::pin::Pin::new(&mut answer).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(decision) => decision.unwrap(),
+            Poll::Pending => unreachable!("memory answers at once"),
+        }
+    }
+
+    fn rule() -> impl Strategy<Value = Rule> {
+        (1_u64..30, 1_u64..60, 1_u64..=60, any::<bool>()).prop_map(
+            |(limit, window, step, fixed)| {
+                let rule = Rule::new(limit, Duration::from_millis(window));
+                if fixed {
+                    rule.fixed()
+                } else {
+                    rule.precision(Duration::from_millis(step.min(window)))
+                }
+            },
+        )
+    }
+
+    proptest! {
+        /// A client who takes whatever there is, at random times.
+        #[test]
+        fn a_rule_that_is_said_never_to_deny_never_denies_alone(
+            one in rule(), two in rule(), waits in prop::collection::vec(0_u64..20, 200)
+        ) {
+            let Ok(policy) = Policy::new("p", [one, two]) else { return Ok(()) };
+            let idle: Vec<bool> = [idle(&one, &two), idle(&two, &one)].iter().map(Option::is_some).collect();
+            let clock = TestClock::new(1_000_000);
+            let store = MemoryStore::new().clock(clock.clone());
+            let charge = Charge::new(&policy, Key::new("user", "greedy"), 1);
+            let check = Check::new([charge]).unwrap();
+            for wait in waits {
+                clock.advance(Duration::from_millis(wait));
+                let denial = loop {
+                    let decision = decide(&store, &check);
+                    if !decision.is_allowed() { break decision; }
+                };
+                let exceeded: Vec<bool> = denial.usage().rules().map(|it| it.is_exceeded()).collect();
+                for rule in 0..2 {
+                    prop_assert!(!(idle[rule] && exceeded[rule] && !exceeded[1 - rule]), "{policy:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! [`Error`]: why a verb could not do what it was asked. A "no" is not an error: that is an [`Answer`](super::Answer).
+
+use std::{fmt, io, path::Path, process::ExitCode};
+
+use sluicegate::StoreError;
+
+/// A plain message for a person, and the exit code for a program.
+pub(crate) struct Error {
+    exit: u8,
+    /// Empty: there is nobody to tell.
+    message: String,
+}
+
+const USAGE: u8 = 2;
+const SERVER: u8 = 3;
+
+impl Error {
+    /// Arguments, settings or files that cannot be used: exit code 2.
+    pub(crate) fn usage(message: impl fmt::Display) -> Self {
+        Self {
+            exit: USAGE,
+            message: message.to_string(),
+        }
+    }
+
+    /// A file that cannot be read or written: exit code 2.
+    pub(crate) fn file(path: &Path, error: &io::Error) -> Self {
+        Self::usage(format_args!("{}: {error}", path.display()))
+    }
+
+    /// A server that cannot be reached, or said no: exit code 3.
+    pub(crate) fn server(message: impl fmt::Display) -> Self {
+        Self {
+            exit: SERVER,
+            message: message.to_string(),
+        }
+    }
+
+    /// Tells a person on stderr.
+    pub(crate) fn report(&self) -> ExitCode {
+        if !self.message.is_empty() {
+            let (bad, reset) = (super::output::BAD, super::output::BAD.render_reset());
+            anstream::eprintln!("{bad}error:{reset} {}", self.message);
+        }
+        ExitCode::from(self.exit)
+    }
+}
+
+/// An error of writing results. Whoever has closed the pipe (`| head`) has seen enough: that is no failure.
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            Self {
+                exit: 0,
+                message: String::new(),
+            }
+        } else {
+            Self::usage(format_args!("cannot write the result: {error}"))
+        }
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        Self::server(error)
+    }
+}

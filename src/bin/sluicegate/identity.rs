@@ -1,0 +1,172 @@
+//! [`Identity`]: who is meant, as a person writes it.
+
+use std::{
+    io::{self, Read},
+    net::IpAddr,
+    str::FromStr,
+};
+
+use clap::Args;
+use sluicegate::{Header, Key, PeerIp, extract::Cookie};
+
+use super::error::Error;
+
+/// A secret that is longer is not one.
+const MAX_STDIN: u64 = 1 << 20;
+
+/// The argument of verbs about one identity.
+#[derive(Args)]
+pub(crate) struct IdentityArgs {
+    /// Who: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or cookie:session=VALUE; a VALUE
+    /// of - is read from stdin, so that a secret stays out of the shell's history
+    #[arg(value_name = "IDENTITY")]
+    identity: Identity,
+
+    /// The value is a secret, of which the service keeps only a hash (`Key::secret`); headers and cookies always are
+    #[arg(long)]
+    hashed: bool,
+}
+
+impl IdentityArgs {
+    /// The key that the service has for this identity, if its extractors take `ipv6_prefix` bits of an IPv6 address.
+    pub(crate) fn key(&self, ipv6_prefix: u8) -> Result<Key, Error> {
+        self.identity.key(self.hashed, ipv6_prefix)
+    }
+}
+
+/// A kind and a value.
+#[derive(Clone)]
+pub(crate) struct Identity {
+    kind: String,
+    value: String,
+}
+
+impl FromStr for Identity {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('=') {
+            Some((kind, value)) if !kind.is_empty() && !value.is_empty() => Ok(Self {
+                kind: kind.into(),
+                value: value.into(),
+            }),
+            _ => Err("write KIND=VALUE, for instance ip=203.0.113.7 or user=alice"),
+        }
+    }
+}
+
+impl Identity {
+    fn key(&self, hashed: bool, ipv6_prefix: u8) -> Result<Key, Error> {
+        let stdin;
+        let value = if self.value == "-" {
+            stdin = read_stdin()?;
+            stdin.trim_end_matches(['\r', '\n'])
+        } else {
+            &self.value
+        };
+        match self.kind.split_once(':') {
+            Some(("header", name)) => header(name, value),
+            Some(("cookie", name)) if !name.is_empty() => Ok(Cookie::new(name).key(value)),
+            _ if hashed => Ok(Key::secret(leaked(&self.kind), value)),
+            _ if self.kind == "ip" => address(value, ipv6_prefix),
+            _ => Ok(Key::new(leaked(&self.kind), value)),
+        }
+    }
+}
+
+fn header(name: &str, value: &str) -> Result<Key, Error> {
+    let valid = http::HeaderName::from_bytes(name.as_bytes());
+    valid.map_err(|_| Error::usage(format_args!("`{name}` cannot be the name of a header")))?;
+    Ok(Header::new(name).key(value))
+}
+
+/// The key as `PeerIp` and `ForwardedIp` make it: of an IPv6 address, its network.
+pub(crate) fn address(text: &str, ipv6_prefix: u8) -> Result<Key, Error> {
+    let error = || {
+        Error::usage(format_args!(
+            "`{text}` is no IP address: write 203.0.113.7, 2001:db8::7, or an IPv6 network of 32 to 128 bits: 2001:db8::/64"
+        ))
+    };
+    let (address, bits) = match text.split_once('/') {
+        None => (text, ipv6_prefix),
+        Some((network, bits)) => (network, bits.parse().map_err(|_| error())?),
+    };
+    let address: IpAddr = address.parse().map_err(|_| error())?;
+    if text.contains('/') && (address.is_ipv4() || !(32..=128).contains(&bits)) {
+        return Err(error());
+    }
+    Ok(PeerIp.ipv6_prefix(bits).key(address))
+}
+
+fn read_stdin() -> Result<String, Error> {
+    let mut text = String::new();
+    let read = io::stdin().take(MAX_STDIN).read_to_string(&mut text);
+    read.map_err(|error| Error::usage(format_args!("stdin: {error}")))?;
+    Ok(text)
+}
+
+/// Kinds are written in programs; this one was written on the command line, once.
+pub(crate) fn leaked(kind: &str) -> &'static str {
+    Box::leak(kind.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(text: &str, hashed: bool) -> Result<Key, Error> {
+        text.parse::<Identity>().unwrap().key(hashed, 64)
+    }
+
+    #[test]
+    fn an_identity_is_the_key_that_an_extractor_makes() {
+        for (text, hashed, expected) in [
+            ("ip=203.0.113.7", false, Key::new("ip", "203.0.113.7")),
+            (
+                "ip=::ffff:203.0.113.7",
+                false,
+                Key::new("ip", "203.0.113.7"),
+            ),
+            (
+                "ip=2001:db8:1:2::7",
+                false,
+                Key::new("ip", "2001:db8:1:2::/64"),
+            ),
+            (
+                "ip=2001:db8:1:2::/56",
+                false,
+                Key::new("ip", "2001:db8:1::/56"),
+            ),
+            ("user=alice=1", false, Key::new("user", "alice=1")),
+            ("api-key=s3cret", true, Key::secret("api-key", "s3cret")),
+            (
+                "header:X-Api-Key=s3cret",
+                false,
+                Header::new("x-api-key").key("s3cret"),
+            ),
+            (
+                "cookie:session=s3cret",
+                true,
+                Cookie::new("session").key("s3cret"),
+            ),
+        ] {
+            assert!(key(text, hashed).is_ok_and(|key| key == expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_identity_is_an_error() {
+        for text in [
+            "ip=203.0.113",
+            "ip=10.0.0.0/8",
+            "ip=2001:db8::/16",
+            "ip=2001:db8::/x",
+            "header:a b=c",
+        ] {
+            assert!(key(text, false).is_err(), "{text}");
+        }
+        for text in ["", "ip", "=alice", "ip="] {
+            assert!(text.parse::<Identity>().is_err(), "{text}");
+        }
+    }
+}

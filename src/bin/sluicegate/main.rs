@@ -1,0 +1,56 @@
+//! `sluicegate`: the operators' tool. Its page is the `README.md` beside this file.
+
+#![allow(
+    dead_code,
+    reason = "the verbs that read Redis, which come next, use it"
+)]
+
+mod args;
+mod check;
+mod completions;
+mod error;
+mod identity;
+mod output;
+mod policies_file;
+mod server;
+mod settings;
+mod simulate;
+mod text;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use self::{
+    args::{Cli, Command},
+    error::Error,
+    output::Output,
+    settings::Settings,
+};
+
+/// What a verb answers, when it could do what it was asked.
+#[derive(Clone, Copy, PartialEq)]
+enum Answer {
+    /// Done, or: yes.
+    Yes,
+    /// Done, and the answer is no: exit code 1.
+    No,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(Answer::Yes) => ExitCode::SUCCESS,
+        Ok(Answer::No) => ExitCode::from(1),
+        Err(error) => error.report(),
+    }
+}
+
+fn run(cli: Cli) -> Result<Answer, Error> {
+    let output = &mut Output::new(cli.json);
+    let settings = || Settings::load(cli.settings, cli.config.as_deref());
+    match cli.command {
+        Command::Check(args) => check::run(&args, output),
+        Command::Simulate(args) => simulate::run(&args, &settings()?, output),
+        Command::Completions(args) => completions::run(&args, output),
+    }
+}

@@ -1,0 +1,97 @@
+//! [`Output`]: results on stdout, as text and tables for people or as JSON for programs.
+
+use std::io::{self, IsTerminal, StdoutLock, Write};
+
+use anstream::{AutoStream, ColorChoice};
+use anstyle::{AnsiColor, Style};
+use comfy_table::{ContentArrangement, LineStyle, Table, TableStyle, presets};
+use serde::Serialize;
+
+use super::error::Error;
+
+pub(crate) const BOLD: Style = Style::new().bold();
+pub(crate) const DIM: Style = Style::new().dimmed();
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
+pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
+
+/// A line below the header, and no others.
+const STYLE: TableStyle = presets::NOTHING.header_separator(LineStyle::new('─', '─', '─', '─'));
+
+/// The width of a page where there is no terminal to ask.
+const COLUMNS: u16 = 80;
+
+/// Where results go. Colours are taken out of what is written unless stdout is a terminal that wants them.
+pub(crate) struct Output {
+    json: bool,
+    styled: bool,
+    stdout: AutoStream<StdoutLock<'static>>,
+}
+
+impl Output {
+    pub(crate) fn new(json: bool) -> Self {
+        let styled = AutoStream::choice(&io::stdout()) != ColorChoice::Never;
+        Self {
+            json,
+            styled,
+            stdout: AutoStream::auto(io::stdout().lock()),
+        }
+    }
+
+    /// Whether results are for a program (`--json`).
+    pub(crate) fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// Whether a person looks at stdout.
+    pub(crate) fn is_terminal(&self) -> bool {
+        io::stdout().is_terminal()
+    }
+
+    /// How many columns a line may have.
+    pub(crate) fn width(&self) -> u16 {
+        Table::new().width().unwrap_or(COLUMNS)
+    }
+
+    /// Writes one JSON document: pretty for a person who looks at it, else on one line.
+    pub(crate) fn document(&mut self, document: &impl Serialize) -> Result<(), Error> {
+        let written = if self.is_terminal() {
+            serde_json::to_writer_pretty(&mut self.stdout, document)
+        } else {
+            serde_json::to_writer(&mut self.stdout, document)
+        };
+        written.map_err(io::Error::from)?;
+        writeln!(self)?;
+        Ok(())
+    }
+
+    /// An empty table that fits the terminal.
+    pub(crate) fn table<'a>(&self, header: impl IntoIterator<Item = &'a str>) -> Table {
+        let mut table = Table::new();
+        table
+            .load_style(STYLE)
+            .set_content_arrangement(ContentArrangement::Dynamic)
+            .set_width(self.width())
+            .set_header(header.into_iter().collect::<Vec<_>>());
+        if self.styled {
+            table.enforce_styling();
+        }
+        table
+    }
+
+    /// Writes a table, without blanks at the ends of its lines.
+    pub(crate) fn write_table(&mut self, table: &Table) -> Result<(), Error> {
+        writeln!(self, "{}", table.trim_fmt())?;
+        Ok(())
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stdout.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stdout.flush()
+    }
+}

@@ -1,0 +1,212 @@
+//! Files of policies: TOML, or JSON if the name ends in `.json`.
+//!
+//! The file is a map from policies' names to their rules, as [`sluicegate::policies`] describes it. If it has a table
+//! `policies` at its top that is not a policy itself, the policies are those in there, and the rest of the file is
+//! somebody else's.
+
+use std::{
+    fs,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use sluicegate::{Policy, policies::Policies};
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use super::{error::Error, text::Position};
+
+const TABLE: &str = "policies";
+
+/// What was read, and what is wrong with it.
+pub(crate) struct PoliciesFile {
+    pub(crate) path: PathBuf,
+    pub(crate) text: String,
+    /// In the order of the file, without those that have an error.
+    pub(crate) policies: Vec<Found>,
+    pub(crate) errors: Vec<Mistake>,
+}
+
+/// A policy, and where its value stands in the text; JSON does not tell.
+pub(crate) struct Found {
+    pub(crate) policy: Policy,
+    pub(crate) span: Option<Range<usize>>,
+}
+
+/// Something that is wrong at a place of the text.
+pub(crate) struct Mistake {
+    pub(crate) message: String,
+    pub(crate) span: Option<Range<usize>>,
+}
+
+impl PoliciesFile {
+    pub(crate) fn read(path: &Path) -> Result<Self, Error> {
+        let text = fs::read_to_string(path).map_err(|error| Error::file(path, &error))?;
+        let is_json = path
+            .extension()
+            .is_some_and(|it| it.eq_ignore_ascii_case("json"));
+        let (policies, errors) = if is_json { json(&text) } else { toml(&text) };
+        Ok(Self {
+            path: path.into(),
+            text,
+            policies,
+            errors,
+        })
+    }
+
+    /// `file:line:column`, as far as it is known.
+    pub(crate) fn place(&self, span: Option<&Range<usize>>) -> String {
+        let file = self.path.display();
+        match span {
+            Some(span) => format!("{file}:{}", Position::of(&self.text, span.start)),
+            None => file.to_string(),
+        }
+    }
+}
+
+/// The policies of a file, for verbs that use them; an error tells the first mistake, and its place.
+pub(crate) fn load(path: &Path) -> Result<Policies, Error> {
+    let file = PoliciesFile::read(path)?;
+    if let Some(mistake) = file.errors.first() {
+        let place = file.place(mistake.span.as_ref());
+        let more = match file.errors.len() - 1 {
+            0 => String::new(),
+            more => format!(" (and {more} more: see `sluicegate check`)"),
+        };
+        return Err(Error::usage(format_args!(
+            "{place}: {}{more}",
+            mistake.message
+        )));
+    }
+    Policies::new(file.policies.into_iter().map(|it| it.policy)).map_err(Error::usage)
+}
+
+/// Reads each policy by itself, so that all that have an error are told.
+fn toml(text: &str) -> (Vec<Found>, Vec<Mistake>) {
+    let (root, errors) = DeTable::parse_recoverable(text);
+    let mut mistakes: Vec<Mistake> = errors.iter().map(mistake).collect();
+    if !mistakes.is_empty() {
+        return (Vec::new(), mistakes);
+    }
+    let whole = root.span();
+    let mut found = Vec::new();
+    for (name, value) in chosen(root.into_inner()) {
+        let (key, span) = (name.span(), value.span());
+        let mut alone = DeTable::new();
+        alone.insert(name, value);
+        let deserializer = toml::Deserializer::from(Spanned::new(whole.clone(), alone));
+        match Policies::deserialize(deserializer) {
+            Ok(policies) => found.extend(policies.iter().map(|policy| Found {
+                policy: policy.clone(),
+                span: Some(span.clone()),
+            })),
+            Err(error) => {
+                let mut mistake = mistake(&error);
+                // The library tells of a policy as a whole where the whole file is.
+                if mistake.message.starts_with("policy name ") {
+                    mistake.span = Some(key);
+                } else if mistake.message.starts_with("policy ") {
+                    mistake.span = Some(span);
+                }
+                mistakes.push(narrowed(mistake, text));
+            }
+        }
+    }
+    found.sort_by_key(|it| it.span.as_ref().map(|span| span.start));
+    mistakes.sort_by_key(|it| it.span.as_ref().map(|span| span.start));
+    (found, mistakes)
+}
+
+/// The table that holds the policies: `policies`, or the whole file.
+fn chosen(mut root: DeTable<'_>) -> DeTable<'_> {
+    let nested = match root.get(TABLE).map(Spanned::get_ref) {
+        Some(DeValue::Table(table)) => !table.contains_key("rules"),
+        _ => false,
+    };
+    if nested && let Some(DeValue::Table(table)) = root.remove(TABLE).map(Spanned::into_inner) {
+        return table;
+    }
+    root
+}
+
+fn mistake(error: &toml::de::Error) -> Mistake {
+    Mistake {
+        message: error.message().to_owned(),
+        span: error.span(),
+    }
+}
+
+/// Points at the rule that the message names, if it stands in the span once.
+fn narrowed(mistake: Mistake, text: &str) -> Mistake {
+    let rule = mistake
+        .message
+        .split_once("rule `")
+        .and_then(|(_, rest)| rest.split_once('`'));
+    let span = match (&mistake.span, rule) {
+        (Some(span), Some((rule, _))) if !rule.is_empty() => within(text, span, rule),
+        _ => None,
+    };
+    Mistake {
+        span: span.or(mistake.span),
+        ..mistake
+    }
+}
+
+/// Where this rule stands in the span.
+pub(crate) fn within(text: &str, span: &Range<usize>, rule: &str) -> Option<Range<usize>> {
+    let value = text.get(span.clone())?;
+    let ends = |at: usize| {
+        let outside =
+            |c: Option<char>| c.is_none_or(|c| matches!(c, '"' | '\'' | ',') || c.is_whitespace());
+        outside(value[..at].chars().next_back()) && outside(value[at + rule.len()..].chars().next())
+    };
+    let mut places = value
+        .match_indices(rule)
+        .map(|(at, _)| at)
+        .filter(|at| ends(*at));
+    let at = span.start + places.next()?;
+    Some(at..at + rule.len())
+}
+
+fn json(text: &str) -> (Vec<Found>, Vec<Mistake>) {
+    #[derive(Deserialize)]
+    struct Nested {
+        policies: Policies,
+    }
+    let is_nested = serde_json::from_str::<serde_json::Value>(text)
+        .is_ok_and(|root| root[TABLE].is_object() && root[TABLE].get("rules").is_none());
+    let read = if is_nested {
+        serde_json::from_str(text).map(|it: Nested| it.policies)
+    } else {
+        serde_json::from_str(text)
+    };
+    match read {
+        Ok(policies) => {
+            let found = policies.iter().map(|policy| Found {
+                policy: policy.clone(),
+                span: None,
+            });
+            (found.collect(), Vec::new())
+        }
+        Err(error) => {
+            let mistake = json_mistake(text, &error);
+            (Vec::new(), vec![mistake])
+        }
+    }
+}
+
+fn json_mistake(text: &str, error: &serde_json::Error) -> Mistake {
+    let message = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let lines = text
+        .split_inclusive('\n')
+        .take(error.line().saturating_sub(1));
+    let start = lines.map(str::len).sum::<usize>() + error.column().saturating_sub(1);
+    Mistake {
+        message: message.strip_suffix(&place).unwrap_or(&message).to_owned(),
+        span: (error.line() > 0).then_some(start..start + 1),
+    }
+}

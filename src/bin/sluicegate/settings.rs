@@ -1,0 +1,187 @@
+//! [`Settings`]: where the counts are, and how they are named. From the command line, else the environment, else a file.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::Args;
+use serde::{Deserialize, Deserializer, de::Error as _};
+
+use super::{
+    error::Error,
+    text::{self, Position},
+};
+
+const DEFAULT_FILE: &str = "sluicegate.toml";
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What one source says, and after [`load`](Self::load) what all of them say together. Not `Debug`: it has passwords.
+#[derive(Args, Clone, Default, Deserialize)]
+#[command(next_help_heading = "Server options")]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Settings {
+    /// The server: redis://, rediss:// (TLS) or unix:// [env: SLUICEGATE_REDIS]
+    #[arg(long, global = true, value_name = "URL", hide_short_help = true)]
+    pub(crate) redis: Option<String>,
+
+    /// Nodes of a Redis Cluster, separated by commas; one is enough [env: SLUICEGATE_CLUSTER]
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        value_delimiter = ',',
+        hide_short_help = true
+    )]
+    pub(crate) cluster: Option<Vec<String>>,
+
+    /// Sentinels, separated by commas; they are asked for --primary [env: SLUICEGATE_SENTINEL]
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        value_delimiter = ',',
+        hide_short_help = true
+    )]
+    pub(crate) sentinel: Option<Vec<String>>,
+
+    /// The primary that the sentinels know: NAME, or redis://USER:PASSWORD@NAME [env: SLUICEGATE_PRIMARY] [default: mymaster]
+    #[arg(long, global = true, value_name = "NAME", hide_short_help = true)]
+    pub(crate) primary: Option<String>,
+
+    /// What the names of all keys begin with, as in `RedisStore::prefix` [env: SLUICEGATE_PREFIX] [default: sluicegate]
+    #[arg(long, global = true, hide_short_help = true)]
+    pub(crate) prefix: Option<String>,
+
+    /// The secret of the hashed identities, as in `RedisStore::secret`; other users of this machine can see it on the
+    /// command line, but not in the environment or in a file [env: SLUICEGATE_SECRET]
+    #[arg(long, global = true, hide_short_help = true)]
+    pub(crate) secret: Option<String>,
+
+    /// How long one call of the server may take [env: SLUICEGATE_TIMEOUT] [default: 2s]
+    #[arg(long, global = true, value_name = "TIME", value_parser = text::parse_duration, hide_short_help = true)]
+    #[serde(default, deserialize_with = "duration")]
+    timeout: Option<Duration>,
+
+    /// How many leading bits of an IPv6 address are one identity, as in `PeerIp::ipv6_prefix`
+    /// [env: SLUICEGATE_IPV6_PREFIX] [default: 64]
+    #[arg(long, global = true, value_name = "BITS", value_parser = clap::value_parser!(u8).range(32..=128), hide_short_help = true)]
+    #[serde(default, deserialize_with = "ipv6_prefix")]
+    ipv6_prefix: Option<u8>,
+
+    /// The policies of the service, for verbs that read them; beside the configuration file. Only in a file: these
+    /// verbs have an argument of their own.
+    #[arg(skip)]
+    pub(crate) policies: Option<PathBuf>,
+}
+
+impl Settings {
+    /// Adds the environment and the configuration file to what the command line says.
+    pub(crate) fn load(args: Self, file: Option<&Path>) -> Result<Self, Error> {
+        let environment = Self::from_environment(|name| env::var(name).ok())?;
+        let named = file.map(Path::to_owned);
+        let named = named.or_else(|| env::var_os("SLUICEGATE_CONFIG").map(PathBuf::from));
+        let file = match &named {
+            Some(file) => Self::from_file(file)?,
+            None if Path::new(DEFAULT_FILE).exists() => Self::from_file(Path::new(DEFAULT_FILE))?,
+            None => Self::default(),
+        };
+        args.validate("the command line")?;
+        environment.validate("the environment")?;
+        file.validate("the configuration file")?;
+        Ok(args.or(environment).or(file))
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout.unwrap_or(DEFAULT_TIMEOUT)
+    }
+
+    pub(crate) fn ipv6_prefix(&self) -> u8 {
+        self.ipv6_prefix.unwrap_or(64)
+    }
+
+    fn from_environment(get: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        let get = |name: &str| get(name).filter(|value| !value.is_empty());
+        let list = |name| get(name).map(|list| list.split(',').map(str::to_owned).collect());
+        let timeout = get("SLUICEGATE_TIMEOUT").map(|text| text::parse_duration(&text));
+        let bits = get("SLUICEGATE_IPV6_PREFIX").map(|text| {
+            let bits = text.parse().ok().filter(|bits| (32..=128).contains(bits));
+            bits.ok_or(IPV6_PREFIX)
+        });
+        Ok(Self {
+            redis: get("SLUICEGATE_REDIS"),
+            cluster: list("SLUICEGATE_CLUSTER"),
+            sentinel: list("SLUICEGATE_SENTINEL"),
+            primary: get("SLUICEGATE_PRIMARY"),
+            prefix: get("SLUICEGATE_PREFIX"),
+            secret: get("SLUICEGATE_SECRET"),
+            timeout: { timeout.transpose() }
+                .map_err(|why| Error::usage(format_args!("SLUICEGATE_TIMEOUT: {why}")))?,
+            ipv6_prefix: { bits.transpose() }
+                .map_err(|why| Error::usage(format_args!("SLUICEGATE_IPV6_PREFIX: {why}")))?,
+            policies: None,
+        })
+    }
+
+    fn from_file(file: &Path) -> Result<Self, Error> {
+        let text = fs::read_to_string(file).map_err(|error| Error::file(file, &error))?;
+        let mut settings: Self = toml::from_str(&text).map_err(|error| {
+            // Without the line: there may be a password in it.
+            let at = Position::of(&text, error.span().map_or(0, |span| span.start));
+            let (file, message) = (file.display(), error.message());
+            Error::usage(format_args!("{file}:{at}: {message}"))
+        })?;
+        // As everybody expects who starts the tool in another folder.
+        settings.policies = settings.policies.map(|path| file.with_file_name(path));
+        Ok(settings)
+    }
+
+    fn validate(&self, source: &str) -> Result<(), Error> {
+        let servers = [
+            self.redis.is_some(),
+            self.cluster.is_some(),
+            self.sentinel.is_some(),
+        ];
+        if servers.into_iter().filter(|it| *it).count() > 1 {
+            return Err(Error::usage(format_args!(
+                "{source} names several of redis, cluster and sentinel: give one of them"
+            )));
+        }
+        Ok(())
+    }
+
+    /// These settings, and where they say nothing, `other`. The server is one setting, however it is named.
+    fn or(self, other: Self) -> Self {
+        let names_server =
+            self.redis.is_some() || self.cluster.is_some() || self.sentinel.is_some();
+        let server = if names_server { &self } else { &other }.clone();
+        Self {
+            redis: server.redis,
+            cluster: server.cluster,
+            sentinel: server.sentinel,
+            primary: self.primary.or(other.primary),
+            prefix: self.prefix.or(other.prefix),
+            secret: self.secret.or(other.secret),
+            timeout: self.timeout.or(other.timeout),
+            ipv6_prefix: self.ipv6_prefix.or(other.ipv6_prefix),
+            policies: self.policies.or(other.policies),
+        }
+    }
+}
+
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text::parse_duration(&text)
+        .map(Some)
+        .map_err(D::Error::custom)
+}
+
+const IPV6_PREFIX: &str = "the prefix of an IPv6 network must be 32 to 128 bits";
+
+fn ipv6_prefix<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Error> {
+    match u8::deserialize(deserializer)? {
+        bits @ 32..=128 => Ok(Some(bits)),
+        _ => Err(D::Error::custom(IPV6_PREFIX)),
+    }
+}

@@ -1,0 +1,173 @@
+//! [`Lines`]: the lines of a file, of stdin, or of what gzip has packed; one at a time, none longer than 64 KiB.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader, IsTerminal, Read},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::super::error::Error;
+
+/// A longer line is no request that a server would have read.
+const MAX_LINE: usize = 64 << 10;
+
+const BUFFER: usize = 128 << 10;
+
+pub(super) struct Lines {
+    reader: Box<dyn BufRead>,
+    line: Vec<u8>,
+    number: u64,
+}
+
+/// One line, or why there is none.
+pub(super) enum Line<'a> {
+    Text(&'a [u8]),
+    TooLong,
+    End,
+}
+
+impl Lines {
+    /// Opens a file, or stdin if the path is `-`. `read` is added the bytes that are read, before they are unpacked.
+    pub(super) fn open(path: &Path, read: &Arc<AtomicU64>) -> Result<Self, Error> {
+        let of_path = |error: io::Error| Error::file(path, &error);
+        let raw: Box<dyn Read> = if path == Path::new("-") {
+            let stdin = io::stdin();
+            if stdin.is_terminal() {
+                return Err(Error::usage("name a log, or pipe one into stdin"));
+            }
+            Box::new(stdin)
+        } else {
+            Box::new(File::open(path).map_err(of_path)?)
+        };
+        let read = read.clone();
+        Self::new(Counted { raw, read }).map_err(of_path)
+    }
+
+    pub(super) fn new(raw: impl Read + 'static) -> io::Result<Self> {
+        let mut reader = BufReader::with_capacity(BUFFER, raw);
+        let reader: Box<dyn BufRead> = match reader.fill_buf()? {
+            [0x1f, 0x8b, ..] => Box::new(BufReader::with_capacity(
+                BUFFER,
+                MultiGzDecoder::new(reader),
+            )),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+                return Err(io::Error::other(
+                    "unpack it first: zstdcat FILE | sluicegate …",
+                ));
+            }
+            [b'B', b'Z', b'h', ..] => {
+                return Err(io::Error::other(
+                    "unpack it first: bzcat FILE | sluicegate …",
+                ));
+            }
+            [0xfd, b'7', b'z', b'X', b'Z', ..] => {
+                return Err(io::Error::other(
+                    "unpack it first: xzcat FILE | sluicegate …",
+                ));
+            }
+            _ => Box::new(reader),
+        };
+        Ok(Self {
+            reader,
+            line: Vec::new(),
+            number: 0,
+        })
+    }
+
+    /// The next line, and its number, from 1.
+    pub(super) fn next(&mut self) -> io::Result<(u64, Line<'_>)> {
+        self.line.clear();
+        let limit = MAX_LINE as u64 + 1;
+        if self
+            .reader
+            .by_ref()
+            .take(limit)
+            .read_until(b'\n', &mut self.line)?
+            == 0
+        {
+            return Ok((self.number, Line::End));
+        }
+        self.number += 1;
+        if self.line.ends_with(b"\n") {
+            self.line.pop();
+        } else if self.line.len() > MAX_LINE {
+            self.reader.skip_until(b'\n')?;
+            return Ok((self.number, Line::TooLong));
+        }
+        Ok((self.number, Line::Text(&self.line)))
+    }
+}
+
+struct Counted {
+    raw: Box<dyn Read>,
+    read: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.raw.read(buffer)?;
+        self.read.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::{Compression, write::GzEncoder};
+
+    use super::*;
+
+    fn lengths(raw: Vec<u8>) -> Vec<Option<usize>> {
+        let mut lines = Lines::new(io::Cursor::new(raw)).unwrap();
+        let mut lengths = Vec::new();
+        loop {
+            lengths.push(match lines.next().unwrap().1 {
+                Line::Text(line) => Some(line.len()),
+                Line::TooLong => None,
+                Line::End => return lengths,
+            });
+            assert!(lines.line.capacity() <= 4 * MAX_LINE);
+        }
+    }
+
+    fn packed(raw: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(raw).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_skipped_and_not_kept() {
+        let long = vec![b'x'; 10 * MAX_LINE];
+        let raw = [b"one\n", &long[..], b"\n\nfour"].concat();
+        let expected = [Some(3), None, Some(0), Some(4)];
+        assert_eq!(lengths(raw.clone()), expected);
+        assert_eq!(lengths(packed(&raw)), expected);
+        for (length, expected) in [(MAX_LINE, Some(MAX_LINE)), (MAX_LINE + 1, None)] {
+            assert_eq!(lengths([&long[..length], b"\n"].concat()), [expected]);
+            assert_eq!(lengths(long[..length].to_vec()), [expected]);
+        }
+    }
+
+    #[test]
+    fn packed_parts_follow_one_another() {
+        let raw = [packed(b"one\ntw"), packed(b"o\n")].concat();
+        assert_eq!(lengths(raw), [Some(3), Some(3)]);
+        assert_eq!(lengths(Vec::new()), []);
+    }
+
+    #[test]
+    fn what_was_packed_badly_is_an_error() {
+        let mut raw = packed(&[b'x'; 1_000]);
+        raw.truncate(20);
+        assert!(Lines::new(io::Cursor::new(raw)).unwrap().next().is_err());
+    }
+}

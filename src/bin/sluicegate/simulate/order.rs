@@ -1,0 +1,174 @@
+//! [`Order`]: puts requests into the order of their times.
+//!
+//! Servers write a line when a request ends, some with the time at which it began: lines are slightly out of order. So
+//! requests are held back until a line is read whose time is `wait` later. A request that comes later than that is
+//! replayed at the first second that is still to come: the clock of a store does not step back either.
+//!
+//! Most logs tell whole seconds. Replayed as they stand, all requests of a second would come at once, and a limit of
+//! ten a second would deny clients that keep to it. So those of one second are spread evenly over it, in their order.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::request::Request;
+
+/// As many requests are held back at most, some 100 MB; then the first second is replayed early.
+const MAX_HELD: usize = 500_000;
+
+const SECOND_MS: u64 = 1_000;
+
+pub(super) struct Order {
+    wait: u64,
+    spread: bool,
+    most: usize,
+    /// By the second.
+    held: BTreeMap<u64, Vec<Request>>,
+    count: usize,
+    newest: u64,
+    /// The first second that has not been replayed.
+    next: u64,
+    /// How many came too late for their time.
+    pub(super) late: u64,
+}
+
+impl Order {
+    pub(super) fn new(wait: Duration, spread: bool) -> Self {
+        Self {
+            wait: wait.as_secs() + u64::from(wait.subsec_nanos() > 0),
+            spread,
+            most: MAX_HELD,
+            held: BTreeMap::new(),
+            count: 0,
+            newest: 0,
+            next: 0,
+            late: 0,
+        }
+    }
+
+    pub(super) fn push(&mut self, mut request: Request) {
+        let mut second = request.ms / SECOND_MS;
+        if second < self.next {
+            self.late += 1;
+            second = self.next;
+            request.ms = second * SECOND_MS;
+            request.is_whole = false;
+        }
+        self.newest = self.newest.max(second);
+        self.held.entry(second).or_default().push(request);
+        self.count += 1;
+    }
+
+    /// The requests of the next second, if nothing that belongs before or among them is to be expected.
+    pub(super) fn ready(&mut self) -> Option<Vec<Request>> {
+        let (first, _) = self.held.first_key_value()?;
+        let is_over = first + self.wait < self.newest;
+        (is_over || self.count > self.most)
+            .then(|| self.pop())
+            .flatten()
+    }
+
+    /// The requests of the next second.
+    pub(super) fn pop(&mut self) -> Option<Vec<Request>> {
+        let (second, mut requests) = self.held.pop_first()?;
+        self.next = second + 1;
+        self.count -= requests.len();
+        if self.spread {
+            spread(&mut requests);
+        }
+        requests.sort_by_key(|it| it.ms); // stable: the order of the lines decides
+        Some(requests)
+    }
+}
+
+fn spread(requests: &mut [Request]) {
+    let whole = |it: &&mut Request| it.is_whole;
+    let count = requests.iter().filter(|it| it.is_whole).count() as u64;
+    for (index, request) in (0..).zip(requests.iter_mut().filter(whole)) {
+        request.ms += index * SECOND_MS / count;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replayed(order: &mut Order, times: &[(u64, bool)]) -> Vec<(u64, u64)> {
+        let mut replayed = Vec::new();
+        for (line, (ms, is_whole)) in (1..).zip(times) {
+            order.push(Request {
+                ms: *ms,
+                is_whole: *is_whole,
+                file: 0,
+                line,
+                keys: Box::default(),
+            });
+            while let Some(requests) = order.ready() {
+                replayed.extend(requests);
+            }
+        }
+        while let Some(requests) = order.pop() {
+            replayed.extend(requests);
+        }
+        replayed.iter().map(|it| (it.line, it.ms)).collect()
+    }
+
+    #[test]
+    fn requests_are_put_in_order_within_the_time_that_is_waited() {
+        let mut order = Order::new(Duration::from_secs(2), true);
+        let times = [
+            (5_000, false),
+            (4_500, false),
+            (7_999, false),
+            (5_100, false),
+            (8_000, false),
+            (4_000, false),
+        ];
+        let expected = [
+            (2, 4_500),
+            (1, 5_000),
+            (4, 5_100),
+            (6, 6_000),
+            (3, 7_999),
+            (5, 8_000),
+        ];
+        assert_eq!(replayed(&mut order, &times), expected);
+        assert_eq!(order.late, 1);
+    }
+
+    #[test]
+    fn requests_of_a_whole_second_are_spread_over_it() {
+        let times = [
+            (5_000, true),
+            (5_000, true),
+            (6_000, true),
+            (5_000, true),
+            (5_500, false),
+        ];
+        let spread = [(1, 5_000), (2, 5_333), (5, 5_500), (4, 5_666), (3, 6_000)];
+        assert_eq!(
+            replayed(&mut Order::new(Duration::from_secs(5), true), &times),
+            spread
+        );
+        let as_it_stands = [(1, 5_000), (2, 5_000), (4, 5_000), (5, 5_500), (3, 6_000)];
+        assert_eq!(
+            replayed(&mut Order::new(Duration::from_secs(5), false), &times),
+            as_it_stands
+        );
+    }
+
+    #[test]
+    fn what_is_held_back_is_bounded() {
+        let mut order = Order::new(Duration::from_secs(1_000), true);
+        order.most = 10;
+        for second in 0..100 {
+            order.push(Request {
+                ms: second * 1_000,
+                is_whole: true,
+                file: 0,
+                line: second,
+                keys: Box::default(),
+            });
+            while order.ready().is_some() {}
+            assert!(order.count <= 10);
+        }
+    }
+}

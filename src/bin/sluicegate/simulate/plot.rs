@@ -1,0 +1,123 @@
+//! Plots over time as SVG. Their colours are marks that the page's style sheet replaces, for light and for dark ground.
+
+use std::error::Error;
+
+use jiff::Timestamp;
+use plotters::prelude::*;
+
+use super::{super::text::grouped, result::OverTime};
+
+const SIZE: (u32, u32) = (1_000, 260);
+
+/// `report.css` replaces these.
+const LINE: RGBColor = RGBColor(0x11, 0x11, 0x11);
+const REQUESTS: RGBColor = RGBColor(0x22, 0x22, 0x22);
+const REFUSED: RGBColor = RGBColor(0x33, 0x33, 0x33);
+
+/// As many rules have a colour of their own.
+pub(super) const COLOURS: usize = 6;
+
+type Plot = Result<String, Box<dyn Error>>;
+
+/// Requests, and in front of them those that were refused.
+pub(super) fn requests(over_time: &OverTime) -> Plot {
+    let counts = |it: &super::result::TimeSpan| (it.requests, it.refused);
+    let most = over_time
+        .spans
+        .iter()
+        .map(|it| it.requests)
+        .max()
+        .unwrap_or(0);
+    draw(over_time, most, |chart| {
+        for (index, span) in over_time.spans.iter().enumerate() {
+            let (requests, refused) = counts(span);
+            for (count, colour) in [(requests, REQUESTS), (refused, REFUSED)] {
+                if count > 0 {
+                    chart.draw_series([Rectangle::new(
+                        [(index, 0), (index + 1, count)],
+                        colour.filled(),
+                    )])?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A line for each rule that refused somebody: its place, and its colour's.
+pub(super) fn refusals(over_time: &OverTime, rules: &[(usize, usize)]) -> Plot {
+    let counts = over_time
+        .spans
+        .iter()
+        .flat_map(|span| rules.iter().map(|(rule, _)| span.by_rule[*rule]));
+    draw(over_time, counts.max().unwrap_or(0), |chart| {
+        for (rule, colour) in rules {
+            let steps = over_time.spans.iter().enumerate();
+            let steps = steps
+                .flat_map(|(at, span)| [(at, span.by_rule[*rule]), (at + 1, span.by_rule[*rule])]);
+            let style = RGBColor(0x44, 0, u8::try_from(*colour).unwrap_or(0)).stroke_width(2);
+            chart.draw_series(LineSeries::new(steps, style))?;
+        }
+        Ok(())
+    })
+}
+
+type Chart<'a, 'b> = ChartContext<
+    'a,
+    SVGBackend<'b>,
+    Cartesian2d<plotters::coord::types::RangedCoordusize, plotters::coord::types::RangedCoordu64>,
+>;
+
+fn draw(
+    over_time: &OverTime,
+    most: u64,
+    series: impl FnOnce(&mut Chart<'_, '_>) -> Result<(), Box<dyn Error>>,
+) -> Plot {
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        let top = (most + most / 20).max(1);
+        let mut chart = ChartBuilder::on(&area)
+            .margin(6)
+            .margin_right(40)
+            .x_label_area_size(26)
+            .y_label_area_size(70)
+            .build_cartesian_2d(0..over_time.spans.len(), 0..top)?;
+        let label = |index: &usize| time(over_time, *index);
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .x_labels(8)
+            .y_labels(5)
+            .x_label_formatter(&label)
+            .y_label_formatter(&|count| grouped(*count))
+            .label_style(("sans-serif", 14).into_font().color(&LINE))
+            .x_label_style(("sans-serif", 14).into_font().color(&LINE))
+            .axis_style(LINE)
+            .bold_line_style(LINE)
+            .light_line_style(TRANSPARENT)
+            .draw()?;
+        series(&mut chart)?;
+        area.present()?;
+    }
+    Ok(svg)
+}
+
+/// When a span begins, as short as the whole allows.
+fn time(over_time: &OverTime, index: usize) -> String {
+    let Some(first) = over_time.spans.first() else {
+        return String::new();
+    };
+    let seconds = first.from + over_time.seconds * index as u64;
+    let whole = over_time.seconds * over_time.spans.len() as u64;
+    let format = match (whole, over_time.seconds) {
+        (172_800.., 86_400..) => "%Y-%m-%d",
+        (172_800.., _) => "%d %b %H:%M",
+        (_, 60..) => "%H:%M",
+        _ => "%H:%M:%S",
+    };
+    let timestamp = i64::try_from(seconds)
+        .ok()
+        .and_then(|it| Timestamp::from_second(it).ok());
+    timestamp.map_or_else(String::new, |it| it.strftime(format).to_string())
+}

@@ -1,0 +1,274 @@
+//! `--report`: the outcome as one page of HTML, without scripts and without anything from elsewhere.
+
+use std::fmt::{self, Display, Write};
+
+use super::{
+    super::{
+        error::Error,
+        text::{date, grouped},
+    },
+    plot::{self, COLOURS},
+    result::{Outcome, PolicyOutcome, RuleOutcome},
+    write::{share, span},
+};
+
+const HEAD: &str = "<!doctype html>
+<html lang=\"en\">
+<head>
+<meta charset=\"utf-8\">
+<meta name=\"viewport\" content=\"width=device-width\">
+<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">
+<title>sluicegate simulate</title>
+<style>
+";
+
+/// The page.
+pub(super) fn page(outcome: &Outcome) -> Result<String, Error> {
+    let failed =
+        |error: &dyn Display| Error::usage(format_args!("cannot draw the report: {error}"));
+    let mut page = format!(
+        "{HEAD}{}</style>\n</head>\n<body>\n",
+        include_str!("report.css")
+    );
+    let drawn = plots(outcome).map_err(|error| failed(&error))?;
+    body(&mut page, outcome, &drawn).map_err(|error| failed(&error))?;
+    page.push_str("</body>\n</html>\n");
+    Ok(page)
+}
+
+/// Text of a log or a file, which may try to be HTML.
+struct Escaped<'a>(&'a str);
+
+impl Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                '&' => f.write_str("&amp;")?,
+                '<' => f.write_str("&lt;")?,
+                '>' => f.write_str("&gt;")?,
+                '"' => f.write_str("&quot;")?,
+                '\'' => f.write_str("&#39;")?,
+                c => f.write_char(c)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All rules in the order in which they are counted.
+fn rules(outcome: &Outcome) -> impl Iterator<Item = (&PolicyOutcome, &RuleOutcome)> {
+    outcome
+        .policies
+        .iter()
+        .flat_map(|policy| policy.rules.iter().map(move |rule| (policy, rule)))
+}
+
+/// The rules that refused requests, each with its colour.
+fn coloured(outcome: &Outcome) -> Vec<(usize, usize)> {
+    let refusing = rules(outcome)
+        .enumerate()
+        .filter(|(_, (policy, rule))| rule.refused > 0 && !policy.shadow);
+    refusing
+        .enumerate()
+        .map(|(index, (rule, _))| (rule, index % COLOURS))
+        .collect()
+}
+
+struct Plots {
+    requests: String,
+    refusals: Option<String>,
+}
+
+fn plots(outcome: &Outcome) -> Result<Plots, Box<dyn std::error::Error>> {
+    let coloured = coloured(outcome);
+    let refusals = (!coloured.is_empty()).then(|| plot::refusals(&outcome.over_time, &coloured));
+    Ok(Plots {
+        requests: plot::requests(&outcome.over_time)?,
+        refusals: refusals.transpose()?,
+    })
+}
+
+fn body(page: &mut String, outcome: &Outcome, plots: &Plots) -> fmt::Result {
+    summary(page, outcome)?;
+    let length = span(outcome.over_time.seconds);
+    writeln!(
+        page,
+        "<h2>Requests over time</h2>\n<p>In spans of {length}."
+    )?;
+    writeln!(
+        page,
+        "<span class=\"key requests\"></span>requests <span class=\"key refused\"></span>refused</p>"
+    )?;
+    writeln!(page, "{}", plots.requests)?;
+    if let Some(refusals) = &plots.refusals {
+        writeln!(
+            page,
+            "<h2>Refusals by rule over time</h2>\n<p>In spans of {length}."
+        )?;
+        let all: Vec<_> = rules(outcome).collect();
+        for (rule, colour) in coloured(outcome) {
+            let (policy, rule) = all[rule];
+            write!(
+                page,
+                "<span class=\"key k{colour}\"></span>{} <code>{}</code> ",
+                Escaped(&policy.name),
+                Escaped(&rule.rule)
+            )?;
+        }
+        writeln!(page, "</p>\n{refusals}")?;
+    }
+    by_rule(page, outcome)?;
+    other_limits(page, outcome)?;
+    hardest_hit(page, outcome)
+}
+
+fn summary(page: &mut String, outcome: &Outcome) -> fmt::Result {
+    writeln!(page, "<h1>What these limits would have refused</h1>")?;
+    if let (Some(from), Some(to)) = (&outcome.from, &outcome.to) {
+        writeln!(
+            page,
+            "<p>Requests logged from {} to {}, replayed.</p>",
+            Escaped(from),
+            Escaped(to)
+        )?;
+    }
+    writeln!(page, "<div class=\"figures\">")?;
+    let identities = grouped(outcome.identities_refused as u64);
+    for (class, figure, what) in [
+        ("", grouped(outcome.requests), "requests"),
+        ("bad", grouped(outcome.refused), "refused"),
+        ("bad", share(outcome.refused, outcome.requests), "of all"),
+        ("", identities, "identities refused"),
+        ("", grouped(outcome.lines.unreadable), "lines unreadable"),
+    ] {
+        writeln!(
+            page,
+            "<div class=\"{class}\"><b>{}</b>{what}</div>",
+            Escaped(&figure)
+        )?;
+    }
+    writeln!(page, "</div>")?;
+    if outcome.full {
+        writeln!(
+            page,
+            "<p class=\"warning\">A store was full and may have forgotten counts: give it more --keys.</p>"
+        )?;
+    }
+    Ok(())
+}
+
+fn by_rule(page: &mut String, outcome: &Outcome) -> fmt::Result {
+    writeln!(
+        page,
+        "<h2>Refusals by rule</h2>\n<p>Alone: requests that no other rule refused. Nobody at: the limit under which nobody \
+         would have been refused, if no other rule refused anybody either.</p>\n<div class=\"scroll\"><table>\n\
+         <tr><th>policy<th>by<th>rule<th class=\"number\">refused<th><th class=\"number\">alone<th class=\"number\">nobody at</tr>"
+    )?;
+    let most = rules(outcome).map(|it| it.1.refused).max().unwrap_or(0);
+    for (policy, rule) in rules(outcome) {
+        let nobody = match rule.nobody_refused_at {
+            Some(limit) => grouped(limit),
+            None => format!("> {}", grouped(rule.limit.saturating_mul(100))),
+        };
+        let shadow = if policy.shadow { " (shadow)" } else { "" };
+        writeln!(
+            page,
+            "<tr><td>{}{shadow}<td>{}<td><code>{}</code><td class=\"number\">{}{}<td class=\"number\">{}<td class=\"number\">{}</tr>",
+            Escaped(&policy.name),
+            Escaped(&policy.key),
+            Escaped(&rule.rule),
+            grouped(rule.refused),
+            Bar(rule.refused, most),
+            grouped(rule.alone),
+            Escaped(&nobody),
+        )?;
+    }
+    writeln!(page, "</table></div>")
+}
+
+/// A cell with a bar.
+struct Bar(u64, u64);
+
+impl Display for Bar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let permille = self.0 * 1_000 / self.1.max(1);
+        write!(
+            f,
+            "<td class=\"bar\"><i style=\"width:{}.{}%\"></i>",
+            permille / 10,
+            permille % 10
+        )
+    }
+}
+
+fn other_limits(page: &mut String, outcome: &Outcome) -> fmt::Result {
+    writeln!(
+        page,
+        "<h2>Tighter and looser limits</h2>\n<p>All refusals if one rule had another limit and all else stayed: each was \
+         replayed.</p>\n<div class=\"scroll\"><table>\n\
+         <tr><th>policy<th>rule<th class=\"number\">limit<th class=\"number\">refused<th><th class=\"number\">of all</tr>"
+    )?;
+    let most = rules(outcome)
+        .flat_map(|it| &it.1.other_limits)
+        .map(|it| it.refused)
+        .max();
+    let most = most.unwrap_or(0).max(outcome.refused);
+    for (policy, rule) in rules(outcome) {
+        let (now, whole) = if policy.shadow {
+            (policy.refused, policy.requests)
+        } else {
+            (outcome.refused, outcome.requests)
+        };
+        let others = rule.other_limits.iter().map(|it| (it.limit, it.refused));
+        let mut limits: Vec<(u64, u64)> = others.chain([(rule.limit, now)]).collect();
+        limits.sort_unstable();
+        for (limit, refused) in limits {
+            let class = if limit == rule.limit {
+                "number now"
+            } else {
+                "number"
+            };
+            writeln!(
+                page,
+                "<tr><td>{}<td><code>{}</code><td class=\"{class}\">{}<td class=\"{class}\">{}{}<td class=\"{class}\">{}</tr>",
+                Escaped(&policy.name),
+                Escaped(&rule.rule),
+                grouped(limit),
+                grouped(refused),
+                Bar(refused, most),
+                Escaped(&share(refused, whole)),
+            )?;
+        }
+    }
+    writeln!(page, "</table></div>")
+}
+
+fn hardest_hit(page: &mut String, outcome: &Outcome) -> fmt::Result {
+    if outcome.hardest_hit.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        page,
+        "<h2>Hit hardest</h2>\n<div class=\"scroll\"><table>\n\
+         <tr><th>identity<th class=\"number\">refused<th><th class=\"number\">of all<th>first<th>last</tr>"
+    )?;
+    let most = outcome
+        .hardest_hit
+        .iter()
+        .map(|it| it.refused)
+        .max()
+        .unwrap_or(0);
+    for it in &outcome.hardest_hit {
+        writeln!(
+            page,
+            "<tr><td class=\"name\"><code>{}</code><td class=\"number\">{}{}<td class=\"number\">{}<td>{}<td>{}</tr>",
+            Escaped(&it.identity),
+            grouped(it.refused),
+            Bar(it.refused, most),
+            Escaped(&share(it.refused, outcome.refused)),
+            date(it.first_ms),
+            date(it.last_ms),
+        )?;
+    }
+    writeln!(page, "</table></div>")
+}

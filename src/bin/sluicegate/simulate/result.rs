@@ -1,0 +1,209 @@
+//! [`Outcome`]: what came out, as `--json` writes it. Fields are only ever added.
+
+use serde::Serialize;
+
+use super::{
+    super::{error::Error, text},
+    Counts,
+    request::Mapping,
+    tally::{Job, Tally},
+    timeline::Span,
+};
+
+/// As many spans as a plot shows.
+const MOST_SPANS: u64 = 180;
+
+/// As many as a chart of text shows.
+const FEW_SPANS: u64 = 24;
+
+#[derive(Serialize)]
+pub(super) struct Outcome {
+    /// Those that were replayed.
+    pub(super) requests: u64,
+    pub(super) refused: u64,
+    /// Without a field for any policy.
+    pub(super) unlimited: u64,
+    /// RFC 3339; null without requests.
+    pub(super) from: Option<String>,
+    pub(super) to: Option<String>,
+    pub(super) lines: Counts,
+    pub(super) policies: Vec<PolicyOutcome>,
+    pub(super) over_time: OverTime,
+    /// Those with most refusals first.
+    pub(super) hardest_hit: Vec<Identity>,
+    /// How many identities were refused at all.
+    pub(super) identities_refused: usize,
+    /// Whether a store or the list of identities was full, so that counts are too low: see --keys.
+    pub(super) full: bool,
+    #[serde(skip)]
+    pub(super) few: OverTime,
+}
+
+#[derive(Serialize)]
+pub(super) struct PolicyOutcome {
+    pub(super) name: String,
+    /// The field that it tells clients apart by.
+    pub(super) key: String,
+    pub(super) shadow: bool,
+    /// Those that had a key.
+    pub(super) requests: u64,
+    pub(super) refused: u64,
+    pub(super) rules: Vec<RuleOutcome>,
+}
+
+#[derive(Serialize)]
+pub(super) struct RuleOutcome {
+    pub(super) rule: String,
+    /// Requests that this rule refused, alone or together with others.
+    pub(super) refused: u64,
+    /// Requests that it refused alone.
+    pub(super) alone: u64,
+    /// The lowest limit under which nobody would have been refused, if no other rule refused anybody either; null if it is
+    /// above a hundred times the limit.
+    pub(super) nobody_refused_at: Option<u64>,
+    pub(super) limit: u64,
+    /// All refusals of requests if this rule had another limit; of a shadow, those that it would have refused.
+    pub(super) other_limits: Vec<OtherLimit>,
+}
+
+#[derive(Serialize)]
+pub(super) struct OtherLimit {
+    pub(super) limit: u64,
+    pub(super) refused: u64,
+}
+
+#[derive(Serialize)]
+pub(super) struct OverTime {
+    /// The length of a span.
+    pub(super) seconds: u64,
+    pub(super) spans: Vec<TimeSpan>,
+}
+
+#[derive(Serialize)]
+pub(super) struct TimeSpan {
+    /// The start, in s since the Unix epoch.
+    pub(super) from: u64,
+    pub(super) requests: u64,
+    pub(super) refused: u64,
+    /// By rule, in the order of policies and rules.
+    pub(super) by_rule: Vec<u64>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Identity {
+    pub(super) identity: String,
+    pub(super) refused: u64,
+    /// When it was refused first and last, in ms since the Unix epoch.
+    pub(super) first_ms: u64,
+    pub(super) last_ms: u64,
+}
+
+impl Outcome {
+    pub(super) fn new(
+        mapping: &Mapping,
+        jobs: Vec<Job>,
+        lines: Counts,
+        top: usize,
+    ) -> Result<Self, Error> {
+        let (mut tally, mut peaks, mut variants) = (None, None, Vec::new());
+        for job in jobs {
+            match job {
+                Job::Tally(it) => tally = Some(it),
+                Job::Peaks(it) => peaks = Some(it),
+                Job::Variant(it) => variants.push(it),
+            }
+        }
+        let (Some(mut tally), Some(peaks)) = (tally, peaks) else {
+            unreachable!("both were among the jobs");
+        };
+        tally.finish()?;
+        variants.sort_by_key(|it| (it.rule, it.limit));
+        let mut rules = tally.rules.iter().zip(&peaks.peaks).enumerate();
+        let policies =
+            mapping
+                .policies
+                .iter()
+                .zip(&tally.policies)
+                .map(|((policy, key), counts)| {
+                    let rules = policy.rules().iter().zip(rules.by_ref()).map(
+                        |(rule, (place, (counts, (peak, more))))| RuleOutcome {
+                            rule: rule.to_string(),
+                            refused: counts.refused,
+                            alone: counts.alone,
+                            nobody_refused_at: (!more).then_some(*peak),
+                            limit: rule.limit(),
+                            other_limits: { variants.iter().filter(|it| it.rule == place) }
+                                .map(|it| OtherLimit {
+                                    limit: it.limit,
+                                    refused: it.refused,
+                                })
+                                .collect(),
+                        },
+                    );
+                    PolicyOutcome {
+                        name: policy.name().to_owned(),
+                        key: mapping.name(*key).to_owned(),
+                        shadow: policy.is_shadow(),
+                        requests: counts.requests,
+                        refused: counts.refused,
+                        rules: rules.collect(),
+                    }
+                });
+        let time = |ms| (tally.requests > 0).then(|| text::rfc3339(ms));
+        Ok(Self {
+            requests: tally.requests,
+            refused: tally.refused,
+            unlimited: tally.unlimited,
+            from: time(tally.first_ms),
+            to: time(tally.last_ms),
+            lines,
+            policies: policies.collect(),
+            over_time: over_time(&tally, MOST_SPANS),
+            few: over_time(&tally, FEW_SPANS),
+            hardest_hit: hardest_hit(&tally, top),
+            identities_refused: tally.hits.len(),
+            full: tally.full,
+        })
+    }
+}
+
+fn over_time(tally: &Tally, most: u64) -> OverTime {
+    let (seconds, spans) = tally.timeline.spans(most);
+    let spans = spans.into_iter().map(
+        |(
+            from,
+            Span {
+                requests,
+                refused,
+                mut by_rule,
+            },
+        )| {
+            by_rule.resize(tally.rules.len(), 0);
+            TimeSpan {
+                from,
+                requests,
+                refused,
+                by_rule,
+            }
+        },
+    );
+    OverTime {
+        seconds,
+        spans: spans.collect(),
+    }
+}
+
+fn hardest_hit(tally: &Tally, top: usize) -> Vec<Identity> {
+    let mut hits: Vec<_> = tally.hits.iter().collect();
+    hits.sort_by(|(one, a), (two, b)| {
+        let by_count = b.refused.cmp(&a.refused);
+        by_count.then_with(|| (one.kind(), one.value()).cmp(&(two.kind(), two.value())))
+    });
+    let hits = hits.into_iter().take(top).map(|(key, hit)| Identity {
+        identity: format!("{}={}", key.kind(), text::printable(key.value())),
+        refused: hit.refused,
+        first_ms: hit.first_ms,
+        last_ms: hit.last_ms,
+    });
+    hits.collect()
+}

@@ -1,0 +1,139 @@
+//! [`Timeline`]: requests and refusals over time, in at most 512 spans, however long the log is.
+
+use std::collections::BTreeMap;
+
+const MAX_SPANS: usize = 512;
+
+/// Lengths of a span in s; each divides all that follow it but the next few, so spans are added up anew from the first.
+const LENGTHS: [u64; 20] = [
+    1,
+    5,
+    10,
+    30,
+    60,
+    300,
+    600,
+    1_800,
+    3_600,
+    7_200,
+    21_600,
+    43_200,
+    86_400,
+    172_800,
+    345_600,
+    691_200,
+    1_382_400,
+    2_764_800,
+    27_648_000,
+    276_480_000,
+];
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Span {
+    pub(super) requests: u64,
+    pub(super) refused: u64,
+    /// By rule, in the order of policies and rules.
+    pub(super) by_rule: Vec<u64>,
+}
+
+impl Span {
+    fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.refused += other.refused;
+        let len = self.by_rule.len().max(other.by_rule.len());
+        self.by_rule.resize(len, 0);
+        for (mine, others) in self.by_rule.iter_mut().zip(&other.by_rule) {
+            *mine += others;
+        }
+    }
+}
+
+#[derive(Clone, Default)]
+pub(super) struct Timeline {
+    /// The place of the length in `LENGTHS`.
+    length: usize,
+    /// By the start, in s since the Unix epoch.
+    spans: BTreeMap<u64, Span>,
+}
+
+impl Timeline {
+    /// The span that this time falls into.
+    pub(super) fn at(&mut self, ms: u64) -> &mut Span {
+        let start = |length: u64| ms / 1_000 / length * length;
+        while self.spans.len() >= MAX_SPANS
+            && !self.spans.contains_key(&start(LENGTHS[self.length]))
+            && self.length + 1 < LENGTHS.len()
+        {
+            self.lengthen();
+        }
+        self.spans.entry(start(LENGTHS[self.length])).or_default()
+    }
+
+    fn lengthen(&mut self) {
+        self.length += 1;
+        let length = LENGTHS[self.length];
+        for (start, span) in std::mem::take(&mut self.spans) {
+            self.spans
+                .entry(start / length * length)
+                .or_default()
+                .add(&span);
+        }
+    }
+
+    /// The length of a span in s, and the spans from the first to the last with those in which nothing came, at most
+    /// `most`.
+    pub(super) fn spans(&self, most: u64) -> (u64, Vec<(u64, Span)>) {
+        let mut copy = self.clone();
+        let (Some(first), Some(last)) = (self.spans.keys().next(), self.spans.keys().next_back())
+        else {
+            return (1, Vec::new());
+        };
+        let count = |length: u64| last / length - first / length + 1;
+        while count(LENGTHS[copy.length]) > most && copy.length + 1 < LENGTHS.len() {
+            copy.lengthen();
+        }
+        let length = LENGTHS[copy.length];
+        let starts = (0..count(length)).map(|index| (first / length + index) * length);
+        let spans = starts.map(|start| (start, copy.spans.remove(&start).unwrap_or_default()));
+        (length, spans.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_lost_when_spans_become_longer() {
+        let mut timeline = Timeline::default();
+        for second in 0..100_000 {
+            timeline.at(1_700_000_000_000 + second * 1_000).requests += 1;
+            assert!(timeline.spans.len() <= MAX_SPANS);
+        }
+        let (length, spans) = timeline.spans(24);
+        assert!(
+            spans.len() <= 24 && spans.len() > 8,
+            "{length}: {}",
+            spans.len()
+        );
+        assert_eq!(spans.iter().map(|it| it.1.requests).sum::<u64>(), 100_000);
+    }
+
+    #[test]
+    fn times_at_which_nothing_came_are_told() {
+        let mut timeline = Timeline::default();
+        for ms in [10_500, 13_000] {
+            timeline.at(ms).requests += 1;
+        }
+        let (length, spans) = timeline.spans(24);
+        let requests: Vec<_> = spans
+            .iter()
+            .map(|(start, span)| (*start, span.requests))
+            .collect();
+        assert_eq!(
+            (length, requests),
+            (1, vec![(10, 1), (11, 0), (12, 0), (13, 1)])
+        );
+        assert_eq!(Timeline::default().spans(24).1.len(), 0);
+    }
+}

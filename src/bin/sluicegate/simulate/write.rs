@@ -1,0 +1,246 @@
+//! The outcome for a person: text that fits 80 columns.
+
+use std::io::Write;
+
+use comfy_table::{Cell, CellAlignment, Color};
+
+use super::{
+    super::{
+        error::Error,
+        output::{BAD, BOLD, DIM, Output, WARN},
+        text::{date, grouped},
+    },
+    result::{Outcome, OverTime, PolicyOutcome},
+};
+
+/// The length of the longest bar.
+const BAR: u64 = 30;
+
+pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+    summary(outcome, output)?;
+    if outcome.requests == 0 {
+        return Ok(());
+    }
+    policies(outcome, output)?;
+    other_limits(outcome, output)?;
+    chart(&outcome.few, output)?;
+    hardest_hit(outcome, output)
+}
+
+pub(super) fn share(part: u64, whole: u64) -> String {
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "shown with a tenth of a percent"
+    )]
+    let percent = part as f64 * 100.0 / whole.max(1) as f64;
+    match part {
+        0 => "0 %".into(),
+        _ if percent < 0.1 => "< 0.1 %".into(),
+        _ => format!("{percent:.1} %"),
+    }
+}
+
+fn summary(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+    let Outcome {
+        requests,
+        refused,
+        lines,
+        ..
+    } = outcome;
+    let style = if *refused > 0 { BAD } else { BOLD };
+    write!(
+        output,
+        "{BOLD}{}{BOLD:#} requests, {style}{} refused{style:#}",
+        grouped(*requests),
+        grouped(*refused)
+    )?;
+    writeln!(output, " ({})", share(*refused, *requests))?;
+    if let (Some(from), Some(to)) = (&outcome.from, &outcome.to) {
+        writeln!(output, "{DIM}from {from} to {to}{DIM:#}")?;
+    }
+    for (count, what) in [
+        (lines.unreadable, "lines cannot be read"),
+        (lines.filtered, "lines left out by --path"),
+        (
+            lines.late,
+            "lines out of order by more than --reorder, replayed later than logged",
+        ),
+        (outcome.unlimited, "requests have no key for any policy"),
+    ] {
+        if count > 0 {
+            writeln!(output, "{WARN}{} {what}{WARN:#}", grouped(count))?;
+        }
+    }
+    if outcome.full {
+        writeln!(
+            output,
+            "{WARN}a store was full and may have forgotten counts: give it more --keys{WARN:#}"
+        )?;
+    }
+    Ok(())
+}
+
+fn number(number: u64) -> Cell {
+    Cell::new(grouped(number)).set_alignment(CellAlignment::Right)
+}
+
+fn refusals(count: u64) -> Cell {
+    let cell = number(count);
+    if count > 0 { cell.fg(Color::Red) } else { cell }
+}
+
+fn name(policy: &PolicyOutcome) -> String {
+    let shadow = if policy.shadow { ", shadow" } else { "" };
+    format!("{} (by {}{shadow})", policy.name, policy.key)
+}
+
+fn policies(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+    let mut table = output.table([
+        "policy",
+        "rule",
+        "requests",
+        "refused",
+        "by it alone",
+        "nobody at",
+    ]);
+    for policy in &outcome.policies {
+        for (index, rule) in policy.rules.iter().enumerate() {
+            let (policy_name, requests) = match index {
+                0 => (Cell::new(name(policy)), number(policy.requests)),
+                _ => (Cell::new(""), Cell::new("")),
+            };
+            let nobody = match rule.nobody_refused_at {
+                Some(limit) => number(limit),
+                None => Cell::new(format!("> {}", grouped(rule.limit.saturating_mul(100))))
+                    .set_alignment(CellAlignment::Right),
+            };
+            table.add_row([
+                policy_name,
+                Cell::new(&rule.rule),
+                requests,
+                refusals(rule.refused),
+                number(rule.alone),
+                nobody,
+            ]);
+        }
+    }
+    writeln!(
+        output,
+        "\n{BOLD}Refusals by rule{BOLD:#}; `nobody at`: the limit under which nobody would be refused"
+    )?;
+    output.write_table(&table)
+}
+
+fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+    let rules = || {
+        outcome
+            .policies
+            .iter()
+            .flat_map(|policy| policy.rules.iter().map(move |rule| (policy, rule)))
+    };
+    if rules().all(|(_, rule)| rule.other_limits.is_empty()) {
+        return Ok(());
+    }
+    let mut table = output.table([
+        "policy",
+        "rule",
+        "if its limit were",
+        "refused",
+        "share",
+        "change",
+    ]);
+    for (policy, rule) in rules() {
+        let (now, requests) = if policy.shadow {
+            (policy.refused, policy.requests)
+        } else {
+            (outcome.refused, outcome.requests)
+        };
+        for (index, other) in rule.other_limits.iter().enumerate() {
+            let change = match other.refused.checked_sub(now) {
+                Some(0) => "=".to_owned(),
+                Some(more) => format!("+{}", grouped(more)),
+                None => format!("−{}", grouped(now - other.refused)),
+            };
+            let first = |text: &str| Cell::new(if index == 0 { text } else { "" });
+            table.add_row([
+                first(&policy.name),
+                first(&rule.rule),
+                number(other.limit),
+                refusals(other.refused),
+                Cell::new(share(other.refused, requests)).set_alignment(CellAlignment::Right),
+                Cell::new(change).set_alignment(CellAlignment::Right),
+            ]);
+        }
+    }
+    writeln!(
+        output,
+        "\n{BOLD}Tighter and looser limits{BOLD:#}, each replayed: all refusals then"
+    )?;
+    output.write_table(&table)
+}
+
+fn chart(over_time: &OverTime, output: &mut Output) -> Result<(), Error> {
+    let most = over_time
+        .spans
+        .iter()
+        .map(|it| it.requests)
+        .max()
+        .unwrap_or(0)
+        .max(1);
+    writeln!(
+        output,
+        "\n{BOLD}Over time{BOLD:#}, in spans of {}: requests █, refused ▒",
+        span(over_time.seconds)
+    )?;
+    for it in &over_time.spans {
+        let length = |count: u64| (count * BAR).div_ceil(most);
+        let refused = length(it.refused);
+        let passed = length(it.requests).saturating_sub(refused);
+        let bar = |length: u64, mark: &str| mark.repeat(usize::try_from(length).unwrap_or(0));
+        let blanks = bar(BAR.saturating_sub(passed + refused), " ");
+        let when = date(it.from * 1_000);
+        write!(
+            output,
+            "{DIM}{when}{DIM:#} {}{BAD}{}{BAD:#}{blanks}",
+            bar(passed, "█"),
+            bar(refused, "▒")
+        )?;
+        write!(output, " {:>9}", grouped(it.requests))?;
+        if it.refused > 0 {
+            write!(output, " {BAD}{:>9}{BAD:#}", grouped(it.refused))?;
+        }
+        writeln!(output)?;
+    }
+    Ok(())
+}
+
+pub(super) fn span(seconds: u64) -> String {
+    match seconds {
+        s if s % 86_400 == 0 => format!("{} d", s / 86_400),
+        s if s % 3_600 == 0 => format!("{} h", s / 3_600),
+        s if s % 60 == 0 => format!("{} min", s / 60),
+        s => format!("{s} s"),
+    }
+}
+
+fn hardest_hit(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+    if outcome.hardest_hit.is_empty() {
+        return Ok(());
+    }
+    let mut table = output.table(["identity", "refused", "share", "first", "last"]);
+    for it in &outcome.hardest_hit {
+        table.add_row([
+            Cell::new(&it.identity),
+            refusals(it.refused),
+            Cell::new(share(it.refused, outcome.refused)).set_alignment(CellAlignment::Right),
+            Cell::new(date(it.first_ms)),
+            Cell::new(date(it.last_ms)),
+        ]);
+    }
+    let identities = match outcome.identities_refused {
+        1 => "1 identity was refused".to_owned(),
+        count => format!("{} identities were refused", grouped(count as u64)),
+    };
+    writeln!(output, "\n{BOLD}Hit hardest{BOLD:#}; {identities}")?;
+    output.write_table(&table)
+}

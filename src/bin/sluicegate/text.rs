@@ -1,0 +1,118 @@
+//! How the tool reads and writes times, numbers, and text that strangers wrote.
+
+use std::{fmt, time::Duration};
+
+use jiff::Timestamp;
+use sluicegate::Rule;
+
+/// Reads a span of time as rules write it: `100ms`, `2s`, `10m`, `2h`, `7d`.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let rule = format!("1/{text}").parse::<Rule>();
+    match rule {
+        Ok(rule) if !text.contains(['@', ' ']) => Ok(rule.window()),
+        _ => Err("write a time as 100ms, 2s, 10m, 2h or 7d".into()),
+    }
+}
+
+/// Whole milliseconds, as far as a number goes.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A time of the store's or a log's clock, in UTC: `2026-11-22 14:00:05`.
+pub(crate) fn date(ms: u64) -> String {
+    let timestamp = i64::try_from(ms)
+        .ok()
+        .and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    timestamp.map_or_else(
+        || format!("{ms} ms"),
+        |it| it.strftime("%Y-%m-%d %H:%M:%S").to_string(),
+    )
+}
+
+/// The same for programs: RFC 3339.
+pub(crate) fn rfc3339(ms: u64) -> String {
+    let timestamp = i64::try_from(ms)
+        .ok()
+        .and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    timestamp.map_or_else(|| format!("{ms} ms"), |it| it.to_string())
+}
+
+/// A place in a text: line and column, both from 1. Columns are characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) line: usize,
+    pub(crate) column: usize,
+}
+
+impl Position {
+    /// The place of this byte.
+    pub(crate) fn of(text: &str, byte: usize) -> Self {
+        let before = text.get(..byte).unwrap_or(text);
+        let line_start = before.rfind('\n').map_or(0, |end| end + 1);
+        Self {
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+        }
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
+}
+
+/// Writes a number with a blank between thousands.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push('\u{202f}');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Text of a stranger in one line, without what a terminal would obey.
+pub(crate) fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    text.chars().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_read_as_in_rules() {
+        assert_eq!(parse_duration("100ms"), Ok(Duration::from_millis(100)));
+        assert_eq!(parse_duration("2h"), Ok(Duration::from_secs(7_200)));
+        for text in ["", "2", "1m@fixed", "-1s", "0s", " 1s", "1s ", "1w"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn thousands_are_set_apart() {
+        for (number, text) in [
+            (0, "0"),
+            (999, "999"),
+            (1_000, "1 000"),
+            (1_234_567, "1 234 567"),
+        ] {
+            assert_eq!(grouped(number).replace('\u{202f}', " "), text);
+        }
+    }
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_is_printed() {
+        assert_eq!(
+            printable(b"a\x1b[31m\n\xff\xc2\x9b"),
+            "a\u{fffd}[31m\u{fffd}\u{fffd}\u{fffd}"
+        );
+    }
+}

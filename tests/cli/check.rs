@@ -1,0 +1,120 @@
+//! `sluicegate check`.
+
+use serde_json::{Value, json};
+
+use crate::tool::Tool;
+
+fn checked(file: &str, text: &str, args: &str) -> (i32, Value) {
+    let tool = Tool::new();
+    tool.write(file, text);
+    let said = tool.run(&format!("check {file} --json {args}"));
+    assert_eq!(said.stderr, "");
+    (said.code, serde_json::from_str(&said.stdout).unwrap())
+}
+
+#[test]
+fn good_policies_are_good() {
+    for (file, text) in [
+        (
+            "p.toml",
+            "ip = '10/1s,120/1m'\nuser = ['600/1m', '100000/1d']",
+        ),
+        (
+            "p.toml",
+            "port = 80\n[policies]\nlogin = { rules = '5/1m', on_failure = 'closed' }\nip = '10/1s'",
+        ),
+        ("p.toml", "policies = { rules = '5/1m' }\nip = '10/1s'"),
+        ("p.json", r#"{"ip": "10/1s", "user": ["600/1m"]}"#),
+        (
+            "p.JSON",
+            r#"{"port": 80, "policies": {"ip": "10/1s", "user": "600/1m"}}"#,
+        ),
+    ] {
+        let (code, report) = checked(file, text, "--strict");
+        assert_eq!(code, 0, "{text}: {report}");
+        assert_eq!(
+            report,
+            json!({"file": file, "policies": 2, "errors": [], "warnings": [], "notes": []})
+        );
+    }
+}
+
+#[test]
+fn each_wrong_policy_is_told_with_its_place() {
+    let text = "# limits\nip = '10/1s,10'\nuser = ['1/1s', '2/1s']\ntenant = { rules = '1/1s', shadw = true }\ngood = '1/1s'\n'a b' = '1/1s'\n";
+    let (code, report) = checked("p.toml", text, "");
+    assert_eq!(code, 1);
+    assert_eq!(report["policies"], 1);
+    let places: Vec<_> = report["errors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| (it["line"].as_u64().unwrap(), it["column"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(places, [(2, 13), (3, 8), (4, 28), (6, 1)], "{report}");
+}
+
+#[test]
+fn what_cannot_be_parsed_is_told_with_its_place() {
+    let (code, report) = checked("p.toml", "ip = '10/1s'\nuser = \n", "");
+    assert_eq!(
+        (code, &report["errors"][0]["line"]),
+        (1, &json!(2)),
+        "{report}"
+    );
+    let (code, report) = checked("p.json", "{\"ip\": \"10/1s\",\n \"user\": \"10\"}", "");
+    assert_eq!(
+        (code, &report["errors"][0]["line"]),
+        (1, &json!(2)),
+        "{report}"
+    );
+    assert!(
+        report["errors"][0]["message"]
+            .as_str()
+            .unwrap()
+            .starts_with("policy `user`: rule `10`")
+    );
+}
+
+#[test]
+fn warnings_fail_only_if_asked_to() {
+    let text = "ip = '10/1s,1000/1m'";
+    assert_eq!(checked("p.toml", text, "").0, 0);
+    let (code, report) = checked("p.toml", text, "--strict");
+    assert_eq!(code, 1);
+    let warning = &report["warnings"][0];
+    assert_eq!(
+        (&warning["code"], &warning["rule"]),
+        (&json!("never-denies"), &json!("1000/1m"))
+    );
+    assert_eq!(
+        (&warning["line"], &warning["column"]),
+        (&json!(1), &json!(13))
+    );
+    assert_eq!(checked("p.toml", "ip = '10/1m@fixed'", "--strict").0, 0);
+    assert_eq!(checked("p.toml", "ip = '10/1m'", "--strict --cost 11").0, 1);
+}
+
+#[test]
+fn a_person_is_shown_the_line() {
+    let tool = Tool::new();
+    tool.write("p.toml", "ip = \"10/1s,10\"\n");
+    let said = tool.run("check p.toml");
+    assert_eq!(said.code, 1);
+    let expected = "\
+p.toml:1:13: error: policy `ip`: rule `10`: write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact or 1000/1d@fixed
+  |
+1 | ip = \"10/1s,10\"
+  |             ^^
+
+p.toml: 0 policies read, 1 error, 0 warnings
+";
+    assert_eq!(said.stdout, expected);
+}
+
+#[test]
+fn a_file_that_is_not_there_is_a_usage_error() {
+    let said = Tool::new().run("check nowhere.toml");
+    assert_eq!((said.code, said.stdout.as_str()), (2, ""));
+    assert!(said.stderr.starts_with("error: nowhere.toml: "), "{said:?}");
+}

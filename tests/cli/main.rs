@@ -1,0 +1,9 @@
+//! The operators' tool, run as a program.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod check;
+mod scaffold;
+mod simulate;
+mod tool;

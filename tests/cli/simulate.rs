@@ -1,0 +1,420 @@
+//! `sluicegate simulate`, held against the middleware over real stores.
+
+use std::{
+    collections::BTreeMap, convert::Infallible, fmt::Write as _, io::Write as _, net::SocketAddr,
+    time::Duration,
+};
+
+use flate2::{Compression, write::GzEncoder};
+use http::{Request, Response, StatusCode, header::RETRY_AFTER};
+use proptest::prelude::*;
+use serde_json::Value;
+use sluicegate::{
+    Header, KeyExtractor, MemoryStore, PeerIp, RateLimitLayer, Store, policies::Policies,
+    test_util::TestClock,
+};
+use tower::{ServiceBuilder, ServiceExt, service_fn};
+
+use crate::{
+    common::served::Served,
+    tool::{Said, Tool},
+};
+
+const POLICIES: &str = "\
+ip = '4/1s,30/1m,60/1h@fixed'
+user = ['6/2s@exact', '50/1h']
+trial = { rules = '3/1s', shadow = true }
+";
+
+/// 2026-11-21T22:00:00Z
+const START: u64 = 1_795_298_400;
+
+/// One request of a log.
+struct Hit {
+    second: u64,
+    ip: String,
+    user: Option<String>,
+    path: &'static str,
+}
+
+/// Some thousand requests of a few clients, with bursts and pauses, in order.
+fn hits(seed: u64) -> Vec<Hit> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut second = START;
+    (0..3_000)
+        .map(|_| {
+            second += match random.u8(..) {
+                0..180 => 0,
+                180..250 => random.u64(1..3),
+                _ => random.u64(10..90),
+            };
+            let client = random.u8(..7) * random.u8(..2);
+            Hit {
+                second,
+                ip: match client {
+                    5 => "2001:db8::5".into(),
+                    6 => format!("2001:db8::{}", random.u8(..)),
+                    _ => format!("203.0.113.{client}"),
+                },
+                user: random.bool().then(|| format!("user{}", random.u8(..4))),
+                path: *random.choice(["/", "/api/a", "/login"]).as_ref().unwrap(),
+            }
+        })
+        .collect()
+}
+
+fn combined(hits: &[Hit]) -> String {
+    let mut log = String::new();
+    for Hit {
+        second,
+        ip,
+        user,
+        path,
+    } in hits
+    {
+        let (day, second) = (
+            21 + (second - START + 79_200) / 86_400,
+            (second - START + 79_200) % 86_400,
+        );
+        let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+        let user = user.as_deref().unwrap_or("-");
+        writeln!(
+            log,
+            "{ip} - {user} [{day}/Nov/2026:{hour:02}:{minute:02}:{second:02} +0000] \"GET {path} HTTP/1.1\" 200 23 \"-\" \"curl\""
+        ).unwrap();
+    }
+    log
+}
+
+fn json_lines(hits: &[Hit]) -> String {
+    let lines = hits.iter().map(|it| {
+        let time = it.second;
+        serde_json::json!({"ts": time, "request": {"remote_ip": it.ip, "uri": it.path}, "user": it.user}).to_string() + "\n"
+    });
+    lines.collect()
+}
+
+fn tool(policies: &str, log: impl AsRef<[u8]>) -> Tool {
+    let tool = Tool::new();
+    tool.write("p.toml", policies);
+    tool.write("access.log", log);
+    tool
+}
+
+fn outcome(said: &Said) -> Value {
+    assert_eq!(said.code, 0, "{said:?}");
+    serde_json::from_str(&said.stdout).unwrap()
+}
+
+fn simulated(tool: &Tool, args: &str) -> Value {
+    let said = tool.run(&format!("simulate p.toml {args} --json"));
+    assert_eq!(said.stderr, "");
+    outcome(&said)
+}
+
+fn decisions(tool: &Tool) -> Vec<Value> {
+    let text = std::fs::read_to_string(tool.folder().join("d.jsonl")).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// What the middleware answers to the same requests at the same times: the status, and how many seconds to wait.
+async fn served(
+    store: impl Store,
+    clock: &TestClock,
+    hits: &[Hit],
+    decisions: &[Value],
+) -> Vec<(StatusCode, Option<u64>)> {
+    let policies: Policies = toml::from_str(POLICIES).unwrap();
+    let policy = |name| policies.get(name).unwrap().clone();
+    let layer = RateLimitLayer::new(store)
+        .limit(policy("ip"), PeerIp)
+        .limit(policy("trial"), PeerIp)
+        .limit(policy("user"), Header::new("x-user").or_skip())
+        .timeout(Duration::from_secs(10));
+    let service = ServiceBuilder::new()
+        .layer(layer)
+        .service(service_fn(|_: Request<()>| async {
+            Ok::<_, Infallible>(Response::new(String::new()))
+        }));
+    let mut answers = Vec::new();
+    for decision in decisions {
+        clock.set(decision["time_ms"].as_u64().unwrap());
+        let hit = &hits[usize::try_from(decision["line"].as_u64().unwrap()).unwrap() - 1];
+        let mut request = Request::get(hit.path);
+        if let Some(user) = &hit.user {
+            request = request.header("x-user", user);
+        }
+        let mut request = request.body(()).unwrap();
+        request
+            .extensions_mut()
+            .insert(SocketAddr::new(hit.ip.parse().unwrap(), 50_000));
+        let response = service.clone().oneshot(request).await.unwrap();
+        let retry = response
+            .headers()
+            .get(RETRY_AFTER)
+            .map(|it| it.to_str().unwrap().parse().unwrap());
+        answers.push((response.status(), retry));
+    }
+    answers
+}
+
+fn assert_same(outcome: &Value, decisions: &[Value], answers: &[(StatusCode, Option<u64>)]) {
+    for (decision, (status, retry)) in decisions.iter().zip(answers) {
+        let expected = if decision["allowed"] == true {
+            StatusCode::OK
+        } else {
+            StatusCode::TOO_MANY_REQUESTS
+        };
+        assert_eq!(*status, expected, "{decision}");
+        let wait = decision["retry_after_ms"]
+            .as_u64()
+            .map(|ms| ms.div_ceil(1_000));
+        assert_eq!(*retry, wait, "{decision}");
+    }
+    let refused = answers.iter().filter(|it| it.0 != StatusCode::OK).count();
+    assert!(refused > 200, "{refused}");
+    assert_eq!(outcome["requests"], answers.len());
+    assert_eq!(outcome["refused"], refused);
+}
+
+#[tokio::test]
+async fn a_simulation_admits_exactly_what_the_middleware_admits() {
+    for (seed, args) in [(1, ""), (2, "--no-spread"), (3, "")] {
+        let hits = hits(seed);
+        let tool = tool(POLICIES, combined(&hits));
+        let outcome = simulated(&tool, &format!("access.log --decisions d.jsonl {args}"));
+        let decisions = decisions(&tool);
+
+        let clock = TestClock::new(0);
+        let store = MemoryStore::new().clock(clock.clone());
+        assert_same(
+            &outcome,
+            &decisions,
+            &served(store, &clock, &hits, &decisions).await,
+        );
+        let (store, clock) = Served::start().await;
+        assert_same(
+            &outcome,
+            &decisions,
+            &served(store, &clock, &hits, &decisions).await,
+        );
+
+        let by_policy: BTreeMap<&str, u64> = outcome["policies"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|it| {
+                (
+                    it["name"].as_str().unwrap(),
+                    it["refused"].as_u64().unwrap(),
+                )
+            })
+            .collect();
+        assert!(
+            by_policy.values().all(|refused| *refused > 0),
+            "{by_policy:?}"
+        );
+        let shadows = decisions
+            .iter()
+            .filter(|it| it["shadow_refused"][0] == "trial")
+            .count();
+        assert_eq!(by_policy["trial"], shadows as u64);
+    }
+}
+
+#[test]
+fn every_format_of_the_same_requests_gives_the_same_outcome() {
+    let hits = hits(4);
+    let log = combined(&hits);
+    let tool = tool(POLICIES, &log);
+    let expected = simulated(&tool, "access.log");
+
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(log.as_bytes()).unwrap();
+    tool.write("access.log.gz", encoder.finish().unwrap());
+    assert_eq!(simulated(&tool, "access.log.gz"), expected);
+
+    let said = tool.run_with("simulate p.toml --json", log.as_bytes());
+    assert_eq!(outcome(&said), expected);
+
+    // In two files, the later one first.
+    let half = log.match_indices('\n').nth(1_500).unwrap().0 + 1;
+    tool.write("old.log", &log[..half]);
+    tool.write("new.log", &log[half..]);
+    let both = simulated(&tool, "new.log old.log");
+    assert_eq!(
+        (&both["requests"], &both["lines"]),
+        (&expected["requests"], &expected["lines"])
+    );
+
+    tool.write("app.jsonl", json_lines(&hits));
+    assert_eq!(simulated(&tool, "app.jsonl"), expected);
+    let named = simulated(
+        &tool,
+        "app.jsonl --time ts --key ip=request.remote_ip --key trial=request.remote_ip",
+    );
+    assert_eq!(
+        (&named["refused"], &named["over_time"]),
+        (&expected["refused"], &expected["over_time"])
+    );
+}
+
+#[test]
+fn other_limits_tell_what_a_replay_with_them_would() {
+    let hits = hits(5);
+    let tool = tool("ip = '4/1s,30/1m'", combined(&hits));
+    let first = simulated(&tool, "access.log");
+    let rules = |outcome: &Value| outcome["policies"][0]["rules"].clone();
+    for other in rules(&first)[0]["other_limits"].as_array().unwrap() {
+        tool.write("p.toml", format!("ip = '{}/1s,30/1m'", other["limit"]));
+        assert_eq!(
+            simulated(&tool, "access.log --factors 1")["refused"],
+            other["refused"]
+        );
+    }
+    for other in rules(&first)[1]["other_limits"].as_array().unwrap() {
+        tool.write("p.toml", format!("ip = '4/1s,{}/1m'", other["limit"]));
+        assert_eq!(
+            simulated(&tool, "access.log --factors 1")["refused"],
+            other["refused"]
+        );
+    }
+    let nobody = [0, 1].map(|rule| rules(&first)[rule]["nobody_refused_at"].as_u64().unwrap());
+    for (lower, refuses) in [([0, 0], false), ([1, 0], true), ([0, 1], true)] {
+        tool.write(
+            "p.toml",
+            format!(
+                "ip = '{}/1s,{}/1m'",
+                nobody[0] - lower[0],
+                nobody[1] - lower[1]
+            ),
+        );
+        assert_eq!(
+            simulated(&tool, "access.log")["refused"].as_u64().unwrap() > 0,
+            refuses,
+            "{nobody:?}"
+        );
+    }
+}
+
+#[test]
+fn lines_that_cannot_be_read_are_counted_and_shown() {
+    let mut log = combined(&hits(6)[..10]).into_bytes();
+    for line in [&b"\n\x1b[31mnonsense\n"[..], b"{\"ip\":\n", b"\xff\xfe\n"] {
+        log.extend_from_slice(line);
+    }
+    log.extend(vec![b'x'; 1 << 20]);
+    log.extend(b"\n{\"time\":1,\"ip\":\"203.0.113.1\"}\n");
+    let tool = tool("ip = '1/1s'", &log);
+    let said = tool.run("simulate p.toml access.log --json");
+    let outcome = outcome(&said);
+    assert_eq!(
+        (&outcome["requests"], &outcome["lines"]["unreadable"]),
+        (&11.into(), &4.into())
+    );
+    assert_eq!(outcome["lines"]["late"], 0);
+    assert_eq!(said.stderr.lines().count(), 4, "{}", said.stderr);
+    assert!(
+        said.stderr
+            .starts_with("access.log:12: this is neither JSON"),
+        "{}",
+        said.stderr
+    );
+    assert!(!said.stderr.contains('\x1b') && said.stderr.len() < 1_000);
+}
+
+#[test]
+fn what_a_path_leaves_out_is_counted() {
+    let hits = hits(7);
+    let tool = tool("ip = '1/1s'", combined(&hits));
+    let outcome = simulated(&tool, "access.log --path /api");
+    let api = hits.iter().filter(|it| it.path.starts_with("/api")).count();
+    assert_eq!(
+        (&outcome["requests"], &outcome["lines"]["filtered"]),
+        (&api.into(), &(hits.len() - api).into())
+    );
+}
+
+#[test]
+fn the_page_has_nothing_of_a_log_as_html() {
+    let mut log = String::new();
+    for _ in 0..3 {
+        writeln!(log, "203.0.113.1 - \"<img src=x>\" [21/Nov/2026:22:00:00 +0000] \"GET / HTTP/1.1\" 200 1 \"-\" \"<script>alert('1')</script>&\"").unwrap();
+    }
+    let tool = tool("agent = '1/1m'\nuser = '1/1m'", log);
+    let outcome = simulated(
+        &tool,
+        "access.log --key agent --key user=user --report report.html",
+    );
+    assert_eq!(outcome["refused"], 2);
+    let page = std::fs::read_to_string(tool.folder().join("report.html")).unwrap();
+    assert!(page.contains("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&amp;"));
+    assert!(!page.contains("<script") && !page.contains("<img"));
+    for elsewhere in ["http://", "https://", "url(", "@import", "src=\"", "href="] {
+        let without = page.replace("http://www.w3.org/2000/svg", "");
+        assert!(!without.contains(elsewhere), "{elsewhere}");
+    }
+}
+
+#[test]
+fn text_fits_eighty_columns() {
+    let tool = tool(POLICIES, combined(&hits(8)));
+    let said = tool.run("simulate p.toml access.log");
+    assert_eq!(said.code, 0, "{said:?}");
+    let widest = said
+        .stdout
+        .lines()
+        .max_by_key(|line| line.chars().count())
+        .unwrap();
+    assert!(widest.chars().count() <= 80, "{widest}");
+}
+
+#[test]
+fn what_cannot_be_simulated_is_a_usage_error() {
+    let tool = tool("ip = '1/1s'", "");
+    tool.write("wrong.toml", "ip = '1'");
+    tool.write("cut.gz", b"\x1f\x8b\x08");
+    for args in [
+        "nowhere.toml access.log",
+        "wrong.toml access.log",
+        "p.toml nowhere.log",
+        "p.toml access.log --key user=ip",
+        "p.toml access.log --factors -1",
+        "p.toml access.log --factors NaN",
+        "p.toml access.log --keys 0",
+        "p.toml cut.gz",
+    ] {
+        let said = tool.run(&format!("simulate {args}"));
+        assert_eq!(
+            (said.code, said.stdout.as_str()),
+            (2, ""),
+            "{args}: {said:?}"
+        );
+        assert!(said.stderr.starts_with("error: "), "{args}: {said:?}");
+    }
+    assert_eq!(simulated(&tool, "access.log")["requests"], 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn any_bytes_are_read_to_their_end(log in prop::collection::vec(prop_oneof![
+        Just(b"203.0.113.1 - - [21/Nov/2026:22:00:00 +0000] \"GET / HTTP/1.1\" 200 1".to_vec()),
+        Just(b"{\"time\":1}".to_vec()),
+        prop::collection::vec(any::<u8>(), 0..200),
+    ], 0..30)) {
+        let tool = tool("ip = '1/1s'", log.join(&b'\n'));
+        let said = tool.run("simulate p.toml access.log --json");
+        // What begins as a packed file is none.
+        if said.code == 0 {
+            let outcome = outcome(&said);
+            let [read, unreadable, requests] = [&outcome["lines"]["read"], &outcome["lines"]["unreadable"], &outcome["requests"]]
+                .map(|it| it.as_u64().unwrap());
+            prop_assert_eq!(read, unreadable + requests);
+        } else {
+            prop_assert_eq!(said.code, 2);
+        }
+    }
+}
