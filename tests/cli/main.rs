@@ -4,6 +4,7 @@
 mod common;
 
 mod check;
+mod contributors;
 mod scaffold;
 mod simulate;
 mod tool;

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use super::{
-    check::CheckArgs, completions::CompletionsArgs, settings::Settings, simulate::SimulateArgs,
+    check::CheckArgs, completions::CompletionsArgs, contributors::ContributorsArgs,
+    settings::Settings, simulate::SimulateArgs,
 };
 
 const AFTER_HELP: &str = "\
@@ -57,6 +58,8 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Show who has used a shared limit up
+    Contributors(ContributorsArgs),
     /// Check a file of policies: errors with line and column, and warnings
     Check(CheckArgs),
     /// Replay access logs against policies: who would have been refused, when, and by which rule

@@ -8,6 +8,7 @@
 mod args;
 mod check;
 mod completions;
+mod contributors;
 mod error;
 mod identity;
 mod output;
@@ -49,6 +50,7 @@ fn run(cli: Cli) -> Result<Answer, Error> {
     let output = &mut Output::new(cli.json);
     let settings = || Settings::load(cli.settings, cli.config.as_deref());
     match cli.command {
+        Command::Contributors(args) => contributors::run(&args, &settings()?, output),
         Command::Check(args) => check::run(&args, output),
         Command::Simulate(args) => simulate::run(&args, &settings()?, output),
         Command::Completions(args) => completions::run(&args, output),
