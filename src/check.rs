@@ -32,6 +32,8 @@ pub struct Check {
     /// How many of them count.
     counting: usize,
     heeds_blocks: bool,
+    /// Whether a charge names who contributes.
+    has_contributors: bool,
 }
 
 impl Check {
@@ -121,6 +123,11 @@ impl Check {
         self.all.is_empty()
     }
 
+    /// Whether a charge names who [contributes](Charge::by).
+    pub(crate) const fn has_contributors(&self) -> bool {
+        self.has_contributors
+    }
+
     /// The counting charges at these places, and no shadows.
     #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, places: &[usize]) -> Self {
@@ -148,6 +155,7 @@ impl Check {
     fn counting(charges: Arc<[Charge]>) -> Self {
         Self {
             counting: charges.len(),
+            has_contributors: charges.iter().any(|it| it.label().is_some()),
             all: charges,
             heeds_blocks: false,
         }
@@ -181,6 +189,7 @@ pub(crate) struct CheckBuilder {
     /// How many count, and how many are of shadows.
     counts: [usize; 2],
     has_ban: bool,
+    has_contributors: bool,
 }
 
 impl CheckBuilder {
@@ -194,6 +203,7 @@ impl CheckBuilder {
 
     /// Fails as [`Check::new`] does.
     pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
+        self.has_contributors |= charge.label().is_some();
         let charges = self.first.iter_mut().chain(&mut self.others);
         if let Some(twin) = { charges }.find(|it| it.is_twin_of(&charge)) {
             if !twin.policy().is_same(charge.policy()) {
@@ -222,6 +232,7 @@ impl CheckBuilder {
 
     pub(crate) fn build(self) -> Check {
         let [counting, shadows] = self.counts;
+        let has_contributors = self.has_contributors;
         let all: Arc<[Charge]> = match self.first {
             Some(charge) if self.others.is_empty() => Arc::new([charge]),
             first => {
@@ -236,6 +247,7 @@ impl CheckBuilder {
             all,
             counting,
             heeds_blocks: self.has_ban,
+            has_contributors,
         }
     }
 }

@@ -94,6 +94,9 @@ impl Future for DecisionFuture {
             Err(error) => limiter.fall_back(*this.kind, this.check, &error, timing),
         };
         if let Resolution::Decided(decision) = &resolution {
+            if this.check.has_contributors() {
+                limiter.record_contributors(decision, this.check);
+            }
             limiter.report_decision(*this.kind, decision, this.check, timing);
         }
         Poll::Ready(resolution)

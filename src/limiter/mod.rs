@@ -5,6 +5,7 @@
 mod bans;
 mod breaker;
 mod call;
+mod contributors;
 mod decide;
 mod fallback;
 mod report;
@@ -60,6 +61,7 @@ struct Inner {
     queues: Arc<wait_queue::WaitQueues>,
     heeds_blocks: bool,
     strikes: Arc<bans::Strikes>,
+    contributors: Arc<contributors::Tracker>,
 }
 
 impl Limiter {
@@ -71,8 +73,10 @@ impl Limiter {
             Duration::ZERO
         };
         store.set_timeout(DEFAULT_TIMEOUT);
+        let store: Arc<dyn Store> = Arc::new(store);
         let inner = Inner {
-            store: Arc::new(store),
+            contributors: Arc::new(contributors::Tracker::new(store.clone())),
+            store,
             breaker: Arc::new(Breaker::new(interval)),
             local: ScaledStore {
                 store: MemoryStore::new(),

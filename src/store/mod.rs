@@ -64,6 +64,7 @@ use std::{
 
 use crate::{
     block::{Block, BlockedBy, BlockedIdentity, Until},
+    contributors::{Contribution, Contributors, Kept},
     decision::{Decision, Usage},
     error::StoreError,
     key::Key,
@@ -160,6 +161,23 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         true
     }
 
+    /// Adds what processes have admitted, by [those who contributed](crate::contributors). Answers one by one, in their
+    /// order.
+    ///
+    /// Of the labels of one account in one sixth of a window, those are kept that have most. What cannot be added is
+    /// lost, and no check waits for it. The default is an error: the store keeps no contributors.
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        let _ = contributions;
+        StoreFuture::ready(Err(keeps_no_contributors()))
+    }
+
+    /// Tells who has contributed most to what was charged to this key under this policy, in the current window. The
+    /// default is an error: the store keeps no contributors.
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        let _ = (policy, key);
+        StoreFuture::ready(Err(keeps_no_contributors()))
+    }
+
     /// Tells how long a [`Limiter`](crate::Limiter) over this store waits for one call, so that timeouts of the store's
     /// own are no shorter. The default does nothing.
     fn set_timeout(&self, timeout: Duration) {
@@ -168,6 +186,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 }
 
 const NO_BLOCKS: StoreError = StoreError::invalid_request("the store keeps no blocks");
+const fn keeps_no_contributors() -> StoreError {
+    StoreError::invalid_request("this store keeps no contributors")
+}
 
 /// One operation by the method for it.
 fn call_one(store: &(impl Store + ?Sized), operation: &Operation) -> StoreFuture<Reply> {
@@ -220,6 +241,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).call(operations)
     }
 
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        (**self).contribute(contributions)
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        (**self).contributors(policy, key)
+    }
+
     fn single_failure_domain(&self) -> bool {
         (**self).single_failure_domain()
     }
@@ -231,6 +260,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
 /// The future of a call: a result for each of its operations, in their order.
 pub type CallFuture = StoreFuture<Vec<Result<Reply, StoreError>>>;
+
+/// The future of [`Store::contribute`]: what was kept of each contribution, in their order.
+pub type ContributeFuture = StoreFuture<Vec<Result<Kept, StoreError>>>;
 
 /// The future of a store's answer: known at once, or to be waited for.
 ///

@@ -2,10 +2,11 @@
 
 use std::num::NonZeroU32;
 
-use super::{CallFuture, MemoryStore, Operation, Store, StoreFuture};
+use super::{CallFuture, ContributeFuture, MemoryStore, Operation, Store, StoreFuture};
 use crate::{
     block::{Block, BlockedBy, BlockedIdentity, Until},
     check::Check,
+    contributors::{Contribution, Contributors},
     decision::{Decision, Usage},
     key::Key,
     policy::Policy,
@@ -67,5 +68,13 @@ impl Store for ScaledStore {
             other => other,
         });
         self.store.call(scaled.collect())
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        self.store.contribute(contributions)
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        self.store.contributors(policy, key)
     }
 }

@@ -4,6 +4,7 @@
 mod common;
 
 mod check;
+mod contributors;
 mod explain;
 mod inspect;
 mod places;

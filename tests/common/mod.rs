@@ -7,6 +7,8 @@ pub(crate) mod calls;
 pub(crate) mod cluster;
 #[cfg(feature = "test-util")]
 pub(crate) mod contract;
+#[cfg(feature = "test-util")]
+pub(crate) mod contributors;
 pub(crate) mod example;
 #[cfg(feature = "test-util")]
 pub(crate) mod history;

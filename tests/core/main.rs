@@ -8,6 +8,7 @@ mod blocks;
 mod breaker;
 mod chart;
 mod contract;
+mod contributors;
 mod fuzzed;
 mod histories;
 #[cfg(feature = "cli")]

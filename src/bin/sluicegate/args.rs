@@ -9,6 +9,7 @@ use super::{
     blocks::BlocksArgs,
     check::CheckArgs,
     completions::CompletionsArgs,
+    contributors::ContributorsArgs,
     explain::ExplainArgs,
     inspect::InspectArgs,
     reset::ResetArgs,
@@ -83,6 +84,8 @@ pub(crate) enum Command {
     Blocks(BlocksArgs),
     /// Delete what an identity has used
     Reset(ResetArgs),
+    /// Show who has used a shared limit up
+    Contributors(ContributorsArgs),
     /// Check a file of policies: errors with line and column, and warnings
     Check(CheckArgs),
     /// Replay access logs against policies: who would have been refused, when, and by which rule

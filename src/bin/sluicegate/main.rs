@@ -5,6 +5,7 @@ mod block;
 mod blocks;
 mod check;
 mod completions;
+mod contributors;
 mod error;
 mod explain;
 mod identity;
@@ -63,6 +64,7 @@ fn run(cli: Cli) -> Result<Answer, Error> {
         Command::Unblock(args) => block::unblock(&args, &settings()?, output),
         Command::Blocks(args) => blocks::run(&args, &settings()?, output),
         Command::Reset(args) => reset::run(&args, &settings()?, output),
+        Command::Contributors(args) => contributors::run(&args, &settings()?, output),
         Command::Check(args) => check::run(&args, output),
         Command::Simulate(args) => simulate::run(&args, &settings()?, output),
         Command::Completions(args) => completions::run(&args, output),

@@ -14,6 +14,7 @@ use std::{
 use self::{
     blocks::Blocks,
     clock::Clock,
+    contributors::ContributorTables,
     locked::{Locked, by_charge},
     shard::Shard,
     token::{Token, Tokens},
@@ -23,17 +24,19 @@ use crate::test_util::TestClock;
 use crate::{
     block::{Block, BlockedBy, BlockedIdentity, STRIKES, Until},
     check::Check,
+    contributors::{Contribution, Contributors},
     decision::{Count, Decision, Filled, Usage},
     error::StoreError,
     key::Key,
     operation::{Operation, Reply},
     policy::Policy,
     settlement::Settlement,
-    store::{CallFuture, Store, StoreFuture},
+    store::{CallFuture, ContributeFuture, Store, StoreFuture},
 };
 
 mod blocks;
 mod clock;
+mod contributors;
 mod entry;
 mod locked;
 mod shard;
@@ -96,6 +99,7 @@ struct Inner {
     tokens: Tokens,
     shards: Box<[Mutex<Shard>]>,
     blocks: Blocks,
+    contributors: ContributorTables,
 }
 
 impl MemoryStore {
@@ -155,6 +159,7 @@ impl MemoryStore {
                 tokens: Tokens::default(),
                 shards: shards.collect(),
                 blocks: Blocks::new(keys),
+                contributors: ContributorTables::default(),
             }),
         }
     }
@@ -340,6 +345,20 @@ impl Store for MemoryStore {
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         let replies = operations.iter().map(|it| self.inner.call(it));
         StoreFuture::ready(Ok(replies.collect()))
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        let now_ms = self.inner.clock.now_ms();
+        let tables = &self.inner.contributors;
+        let kept = contributions.iter();
+        let kept = kept.map(|it| Ok(tables.contribute(it, now_ms)));
+        StoreFuture::ready(Ok(kept.collect()))
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        let now_ms = self.inner.clock.now_ms();
+        let contributors = self.inner.contributors.contributors(policy, key, now_ms);
+        StoreFuture::ready(Ok(contributors))
     }
 }
 

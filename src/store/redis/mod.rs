@@ -29,6 +29,11 @@
 //! key's value if that is short and plain; if it is long, has unusual characters or is [secret](Key::secret), a keyed
 //! hash of it.
 //!
+//! Who [contributes](crate::contributors) to an account is kept in up to seven sorted sets, one for each sixth of the
+//! window, beside its counts and in the same slot: `sluicegate:{account=acme}:api:by:<length>:<start>`, both in ms. A
+//! set holds 16 labels, `total`, and `total+error`, and takes about 1 KB. Only charges that name a contributor make
+//! any.
+//!
 //! Every key has a TTL that covers its longest live section. Give the limiter a server or database of its own, with
 //! `maxmemory-policy noeviction` or `volatile-ttl`: the limit of a key that is evicted starts anew.
 //!
@@ -45,11 +50,12 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     block::{Block, BlockedBy, BlockedIdentity, Until},
     check::Check,
+    contributors::{Contribution, Contributors},
     decision::{Decision, Usage},
     key::Key,
     policy::Policy,
     settlement::Settlement,
-    store::{CallFuture, Operation, Store, StoreFuture},
+    store::{CallFuture, ContributeFuture, Operation, Store, StoreFuture},
 };
 
 mod calls;
@@ -57,6 +63,7 @@ mod calls;
 mod cluster;
 mod connect;
 mod connection;
+mod contributors;
 pub mod deployment {
     //! How to run the server: rights, TLS, Sentinel and replication, a cluster, twemproxy.
     //!
@@ -169,6 +176,14 @@ impl Store for RedisStore {
             return self.call_by_slot(operations);
         }
         self.call_one_slot(operations)
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        self.add_contributions(contributions)
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        self.read_contributors(policy, key)
     }
 
     fn single_failure_domain(&self) -> bool {

@@ -6,7 +6,10 @@
 
 use std::fmt;
 
-use crate::key::Key;
+use crate::{
+    contributors::{Span, label},
+    key::Key,
+};
 
 /// The longest value that is written as it is; an IPv6 network takes 43 bytes.
 const MAX_PLAIN: usize = 48;
@@ -97,6 +100,21 @@ impl Names {
         }
         pattern.extend_from_slice(policy.unwrap_or("[^!]*").as_bytes());
         pattern
+    }
+
+    /// The name of the set of those who contributed to an account in one span.
+    ///
+    /// No name of a policy has a colon, so it is no name of a count.
+    pub(super) fn contributors(&self, policy: &str, key: &Key, span: Span) -> Vec<u8> {
+        let mut name = self.name(policy, key);
+        let end = format!(":by:{}:{}", span.length_ms, span.start_ms);
+        name.extend_from_slice(end.as_bytes());
+        name
+    }
+
+    /// What stands for a contributor.
+    pub(super) fn label(&self, label: &Key) -> String {
+        label::text(label, |label| self.hash(label).to_hex()[..32].to_owned())
     }
 
     /// The name by itself.

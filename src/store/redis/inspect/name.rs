@@ -26,7 +26,9 @@ impl StoredName {
         let name = String::from_utf8(name).ok()?;
         let rest = name.strip_prefix(names.text())?.strip_prefix(":{")?;
         let (identity, policy) = rest.split_once("}:")?;
-        if !identity.contains('=') || policy.is_empty() || name.chars().any(char::is_control) {
+        // Contributors stand under a longer name.
+        let is_policy = !policy.is_empty() && !policy.contains(':');
+        if !identity.contains('=') || !is_policy || name.chars().any(char::is_control) {
             return None;
         }
         let start = name.len() - rest.len();
