@@ -5,16 +5,17 @@
 //! ```
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
     mem,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use tokio::{runtime::Handle, time::timeout};
+use tokio::{runtime::Handle, task::JoinSet, time::timeout};
 
 use super::Limiter;
 use crate::{
-    block::{Ban, Block, BlockedBy},
+    block::{Ban, BlockedBy},
     charge::Charge,
     check::Check,
     decision::{Decision, Denial},
@@ -22,12 +23,13 @@ use crate::{
     observe::BanEvent,
     operation::{Operation, Reply},
     policy::Policy,
+    window::StepSpec,
 };
 
 /// How many identities can wait: one that is attacked by many more has to count what it can.
 const MAX_WAITING: usize = 1_024;
 
-/// How many identities go in one call.
+/// How many identities are counted at a time.
 const MAX_TOGETHER: usize = 32;
 
 /// What waits to be counted. At most one task works on it.
@@ -97,19 +99,13 @@ impl Strikes {
 
     /// Answers whether a task has to be started.
     fn add(&self, denial: &Denial) -> bool {
-        let usage = denial.usage();
-        let charges = usage.check().charges().iter().zip(usage.policies());
-        let mut struck = charges.filter_map(|(charge, it)| {
-            let ban = charge.policy().banned_by()?;
-            let denies = it.rules().iter().any(|rule| rule.is_exceeded());
-            denies.then_some((charge, ban))
-        });
-        let Some(first) = struck.next() else {
+        let struck = struck(denial);
+        if struck.is_empty() {
             return false;
-        };
+        }
         let mut waiting = self.lock();
-        for (charge, ban) in [first].into_iter().chain(struck) {
-            waiting.add(charge, ban, usage.decided_at_ms());
+        for (charge, ban) in struck {
+            waiting.add(charge, ban, denial.usage().decided_at_ms());
         }
         !mem::replace(&mut waiting.has_task, true)
     }
@@ -123,6 +119,31 @@ impl Strikes {
         }
         Some(waiting.by_identity.drain().collect())
     }
+}
+
+/// Whom a denial strikes, and under which ban. It is one strike, however many policies deny: where their strikes count
+/// together, it is one under the ban that comes first.
+fn struck(denial: &Denial) -> Vec<(&Charge, Ban)> {
+    let usage = denial.usage();
+    let charges = usage.check().charges().iter().zip(usage.policies());
+    let all = charges.filter_map(|(charge, it)| {
+        let ban = charge.policy().banned_by()?;
+        let denies = it.rules().iter().any(|rule| rule.is_exceeded());
+        denies.then_some((charge, ban))
+    });
+    let mut all: Vec<_> = all.collect();
+    all.sort_by_key(|(_, ban)| (ban.strikes().limit(), Reverse(ban.time())));
+    let mut struck: Vec<(&Charge, Ban)> = Vec::new();
+    for (charge, ban) in all {
+        let spec = StepSpec::of(&ban.strikes());
+        let is_known = struck.iter().any(|(other, known)| {
+            other.key() == charge.key() && StepSpec::of(&known.strikes()) == spec
+        });
+        if !is_known {
+            struck.push((charge, ban));
+        }
+    }
+    struck
 }
 
 impl Waiting {
@@ -161,66 +182,49 @@ impl Counting {
     async fn run(mut self) {
         while let Some(strikes) = self.limiter.inner.strikes.take() {
             for strikes in strikes.chunks(MAX_TOGETHER) {
-                self.count(strikes).await;
+                let mut counted = JoinSet::new();
+                for ((key, ban), strike) in strikes {
+                    let (limiter, key, strike) =
+                        (self.limiter.clone(), key.clone(), strike.clone());
+                    counted.spawn(count(limiter, key, *ban, strike));
+                }
+                while counted.join_next().await.is_some() {}
             }
         }
         self.is_done = true;
     }
+}
 
-    /// Counts strikes, and blocks who has too many. What the store cannot do is not tried again: the next denial is a
-    /// strike, too.
-    async fn count(&self, strikes: &[((Key, Ban), Strike)]) {
-        let checks = strikes
-            .iter()
-            .map(|((key, ban), strike)| charge(key, *ban, strike.count));
-        let replies = self.call(checks.collect()).await;
-        let banned = strikes
-            .iter()
-            .zip(replies)
-            .filter(|(_, reply)| match reply {
-                Some(Reply::Check(decision)) => is_last_strike(decision),
-                _ => false,
-            });
-        let banned: Vec<_> = banned.map(|(strike, _)| strike).collect();
-        if banned.is_empty() {
-            return;
-        }
-        let operations = banned.iter().flat_map(|((key, ban), strike)| {
-            let (key, until) = (key.clone(), ban.until(strike.denied_at_ms));
-            let reset = Operation::Reset {
-                policy: Policy::of_strikes(ban.strikes()),
-                key: key.clone(),
-            };
-            [
-                Operation::Block {
-                    key,
-                    until,
-                    by: BlockedBy::Ban,
-                },
-                reset,
-            ]
-        });
-        let replies = self.call(operations.collect()).await;
-        for ((_, strike), reply) in banned.iter().zip(replies.into_iter().step_by(2)) {
-            if let Some(Reply::Block(block)) = reply {
-                self.report(&strike.policy, block);
-            }
-        }
+/// Counts strikes of an identity, and blocks it if it has too many. What the store cannot do is not tried again: the next
+/// denial is a strike, too. No call is about two identities: their keys may be on servers that a proxy stands before.
+async fn count(limiter: Limiter, key: Key, ban: Ban, strike: Strike) {
+    let replies = call(&limiter, vec![charge(&key, ban, strike.count)]).await;
+    match replies.first() {
+        Some(Reply::Check(decision)) if is_last_strike(decision) => {}
+        _ => return,
     }
+    let block = Operation::Block {
+        key: key.clone(),
+        until: ban.until(strike.denied_at_ms),
+        by: BlockedBy::Ban,
+    };
+    let policy = Policy::of_strikes(ban.strikes());
+    let forget = Operation::Reset { policy, key };
+    let replies = call(&limiter, vec![block, forget]).await;
+    if let (Some(Reply::Block(block)), Some(observer)) = (replies.first(), &limiter.inner.observer)
+    {
+        let (policy, block) = (&strike.policy, *block);
+        observer.on_ban(&BanEvent { policy, block });
+    }
+}
 
-    /// Without the breaker: strikes come from denials, and so from a store that answers.
-    async fn call(&self, operations: Vec<Operation>) -> Vec<Option<Reply>> {
-        let limiter = &self.limiter.inner;
-        let call = timeout(limiter.timeout, limiter.store.call(operations));
-        let replies = call.await.ok().and_then(Result::ok).unwrap_or_default();
-        replies.into_iter().map(Result::ok).collect()
-    }
-
-    fn report(&self, policy: &Policy, block: Block) {
-        if let Some(observer) = &self.limiter.inner.observer {
-            observer.on_ban(&BanEvent { policy, block });
-        }
-    }
+/// What was replied before the first error. Without the breaker: strikes come from denials, and so from a store that
+/// answers.
+async fn call(limiter: &Limiter, operations: Vec<Operation>) -> Vec<Reply> {
+    let limiter = &limiter.inner;
+    let call = timeout(limiter.timeout, limiter.store.call(operations));
+    let replies = call.await.ok().and_then(Result::ok).unwrap_or_default();
+    replies.into_iter().map_while(Result::ok).collect()
 }
 
 /// More than are needed are as good as as many.

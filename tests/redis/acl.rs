@@ -2,6 +2,7 @@
 
 mod least_rights {
     crate::contract!(crate::common::served::Served::start_with_least_rights);
+    crate::blocks!(crate::common::served::Served::start_with_least_rights);
 }
 
 use crate::common::{

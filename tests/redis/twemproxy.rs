@@ -20,6 +20,7 @@ use sluicegate::{
 
 mod contract {
     crate::contract!(super::together);
+    crate::blocks!(super::together);
 }
 
 /// All keys of one store are on one server, so that it may charge any of them together: its prefix is their hash tag.
