@@ -162,9 +162,14 @@ pub struct Block {
 }
 
 impl Block {
-    /// For stores: a block until this time of the store, in ms since the Unix epoch; 2^48 - 1 is for ever.
+    /// For stores: a block until this time of the store, in ms since the Unix epoch; 2^48 - 1 or more is for ever.
     #[must_use]
     pub const fn new(until_ms: u64, by: BlockedBy) -> Self {
+        let until_ms = if until_ms < FOR_EVER_MS {
+            until_ms
+        } else {
+            FOR_EVER_MS
+        };
         Self { until_ms, by }
     }
 

@@ -32,21 +32,23 @@ const MAX_WAITING: usize = 1_024;
 /// How many identities are counted at a time.
 const MAX_TOGETHER: usize = 32;
 
-/// What waits to be counted. At most one task works on it.
+/// The strikes that wait to be counted. At most one task works on them.
 #[derive(Debug, Default)]
-pub(super) struct Strikes {
+pub(super) struct StrikeQueue {
     waiting: Mutex<Waiting>,
 }
 
 #[derive(Debug, Default)]
 struct Waiting {
-    by_identity: HashMap<(Key, Ban), Strike>,
+    by_identity: HashMap<Key, Vec<Strikes>>,
     has_task: bool,
 }
 
-/// Denials of one identity.
-#[derive(Clone, Debug)]
-struct Strike {
+/// How often an identity was denied under one ban.
+#[derive(Debug)]
+struct Strikes {
+    ban: Ban,
+    /// The one that denied first.
     policy: Policy,
     count: u64,
     denied_at_ms: u64,
@@ -87,14 +89,14 @@ impl Limiter {
     }
 }
 
-impl Strikes {
+impl StrikeQueue {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets the strikes of an identity that were not counted yet.
     pub(super) fn forget(&self, key: &Key) {
-        self.lock().by_identity.retain(|(it, _), _| it != key);
+        self.lock().by_identity.remove(key);
     }
 
     /// Answers whether a task has to be started.
@@ -111,13 +113,13 @@ impl Strikes {
     }
 
     /// What waits. The task ends when nothing does.
-    fn take(&self) -> Option<Vec<((Key, Ban), Strike)>> {
+    fn take(&self) -> Option<HashMap<Key, Vec<Strikes>>> {
         let mut waiting = self.lock();
         if waiting.by_identity.is_empty() {
             *waiting = Waiting::default();
             return None;
         }
-        Some(waiting.by_identity.drain().collect())
+        Some(mem::take(&mut waiting.by_identity))
     }
 }
 
@@ -149,17 +151,20 @@ fn struck(denial: &Denial) -> Vec<(&Charge, Ban)> {
 impl Waiting {
     fn add(&mut self, charge: &Charge, ban: Ban, denied_at_ms: u64) {
         let is_full = self.by_identity.len() >= MAX_WAITING;
-        let identity = (charge.key().clone(), ban);
-        if let Some(strike) = self.by_identity.get_mut(&identity) {
-            strike.count += 1;
-            strike.denied_at_ms = strike.denied_at_ms.max(denied_at_ms);
-        } else if !is_full {
-            let strike = Strike {
+        if is_full && !self.by_identity.contains_key(charge.key()) {
+            return;
+        }
+        let all = self.by_identity.entry(charge.key().clone()).or_default();
+        if let Some(strikes) = all.iter_mut().find(|it| it.ban == ban) {
+            strikes.count += 1;
+            strikes.denied_at_ms = strikes.denied_at_ms.max(denied_at_ms);
+        } else {
+            all.push(Strikes {
+                ban,
                 policy: charge.policy().clone(),
                 count: 1,
                 denied_at_ms,
-            };
-            self.by_identity.insert(identity, strike);
+            });
         }
     }
 }
@@ -180,58 +185,70 @@ impl Drop for Counting {
 
 impl Counting {
     async fn run(mut self) {
-        while let Some(strikes) = self.limiter.inner.strikes.take() {
-            for strikes in strikes.chunks(MAX_TOGETHER) {
-                let mut counted = JoinSet::new();
-                for ((key, ban), strike) in strikes {
-                    let (limiter, key, strike) =
-                        (self.limiter.clone(), key.clone(), strike.clone());
-                    counted.spawn(count(limiter, key, *ban, strike));
+        while let Some(waiting) = self.limiter.inner.strikes.take() {
+            let mut tasks = JoinSet::new();
+            for (key, strikes) in waiting {
+                if tasks.len() == MAX_TOGETHER {
+                    tasks.join_next().await;
                 }
-                while counted.join_next().await.is_some() {}
+                tasks.spawn(count(self.limiter.clone(), key, strikes));
             }
+            while tasks.join_next().await.is_some() {}
         }
         self.is_done = true;
     }
 }
 
 /// Counts strikes of an identity, and blocks it if it has too many. What the store cannot do is not tried again: the next
-/// denial is a strike, too. No call is about two identities: their keys may be on servers that a proxy stands before.
-async fn count(limiter: Limiter, key: Key, ban: Ban, strike: Strike) {
-    let replies = call(&limiter, vec![charge(&key, ban, strike.count)]).await;
-    match replies.first() {
-        Some(Reply::Check(decision)) if is_last_strike(decision) => {}
-        _ => return,
-    }
-    let block = Operation::Block {
-        key: key.clone(),
-        until: ban.until(strike.denied_at_ms),
-        by: BlockedBy::Ban,
+/// denial is a strike, too. No call is about two identities: a proxy may have their keys on two servers.
+async fn count(limiter: Limiter, key: Key, strikes: Vec<Strikes>) {
+    let checks = strikes.iter().map(|it| it.check(&key));
+    let replies = call(&limiter, checks.collect()).await;
+    let counted = strikes.iter().zip(replies);
+    let banned = counted.filter_map(|(it, reply)| match reply {
+        Some(Reply::Check(decision)) if is_last_strike(&decision) => Some(it),
+        _ => None,
+    });
+    let banned: Vec<&Strikes> = banned.collect();
+    let Some(last) = banned.last() else {
+        return;
     };
-    let policy = Policy::of_strikes(ban.strikes());
-    let forget = Operation::Reset { policy, key };
-    let replies = call(&limiter, vec![block, forget]).await;
-    if let (Some(Reply::Block(block)), Some(observer)) = (replies.first(), &limiter.inner.observer)
-    {
-        let (policy, block) = (&strike.policy, *block);
-        observer.on_ban(&BanEvent { policy, block });
+    let policy = Policy::of_strikes(last.ban.strikes());
+    let blocks = banned.iter().map(|it| Operation::Block {
+        key: key.clone(),
+        until: it.ban.until(it.denied_at_ms),
+        by: BlockedBy::Ban,
+    });
+    let mut operations: Vec<Operation> = blocks.collect();
+    operations.push(Operation::Reset { policy, key });
+    let replies = call(&limiter, operations).await;
+    let Some(observer) = &limiter.inner.observer else {
+        return;
+    };
+    for (strikes, reply) in banned.iter().zip(replies) {
+        if let Some(Reply::Block(block)) = reply {
+            let policy = &strikes.policy;
+            observer.on_ban(&BanEvent { policy, block });
+        }
     }
 }
 
-/// What was replied before the first error. Without the breaker: strikes come from denials, and so from a store that
-/// answers.
-async fn call(limiter: &Limiter, operations: Vec<Operation>) -> Vec<Reply> {
+/// Without the breaker: strikes come from denials, and so from a store that answers.
+async fn call(limiter: &Limiter, operations: Vec<Operation>) -> Vec<Option<Reply>> {
     let limiter = &limiter.inner;
     let call = timeout(limiter.timeout, limiter.store.call(operations));
     let replies = call.await.ok().and_then(Result::ok).unwrap_or_default();
-    replies.into_iter().map_while(Result::ok).collect()
+    replies.into_iter().map(Result::ok).collect()
 }
 
-/// More than are needed are as good as as many.
-fn charge(key: &Key, ban: Ban, count: u64) -> Operation {
-    let strikes = Policy::of_strikes(ban.strikes());
-    let cost = count.min(ban.strikes().limit());
-    Operation::Check(Check::of_one(Charge::new(&strikes, key.clone(), cost)))
+impl Strikes {
+    /// Charges them. More than are needed are as good as as many.
+    fn check(&self, key: &Key) -> Operation {
+        let strikes = self.ban.strikes();
+        let cost = self.count.min(strikes.limit());
+        let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), cost);
+        Operation::Check(Check::of_one(charge))
+    }
 }
 
 /// Where so many do not fit any more, there are too many in any case.

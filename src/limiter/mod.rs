@@ -59,7 +59,7 @@ struct Inner {
     observer: Option<Arc<dyn Observer>>,
     queues: Arc<wait_queue::WaitQueues>,
     heeds_blocks: bool,
-    strikes: Arc<bans::Strikes>,
+    strikes: Arc<bans::StrikeQueue>,
 }
 
 impl Limiter {

@@ -130,6 +130,7 @@ impl<'a> Model<'a> {
         Outcome {
             usage: usage.collect(),
             denied,
+            blocked: None,
         }
     }
 
