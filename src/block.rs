@@ -45,11 +45,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Strikes belong to the identity: those under other policies with the same window count, too. They are counted in the
-//! store by a task of its own, after the answer to the request: so a burst can be denied a few times more before the
-//! ban holds. A ban begins with the denial that was the last strike, forgets the strikes, and lasts exactly its time.
-//! What is denied by a block is no strike. Keys on an
-//! [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned.
+//! Strikes belong to the identity: those under other policies with the same window count, too; a denial by several of
+//! them is one strike. They are counted in the store by a task of its own, after the answer to the request: so a burst
+//! can be denied a few times more before the ban holds. A ban begins with the denial that was the last strike, forgets
+//! the strikes, and lasts exactly its time. What is denied by a block is no strike. Keys on an [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned.
 //!
 //! At most 1024 identities wait for their strikes to be counted; those of others are dropped, as are strikes that the
 //! store cannot count, and those outside of a tokio runtime.
@@ -163,9 +162,14 @@ pub struct Block {
 }
 
 impl Block {
-    /// For stores: a block until this time of the store, in ms since the Unix epoch; 2^48 - 1 is for ever.
+    /// For stores: a block until this time of the store, in ms since the Unix epoch; 2^48 - 1 or more is for ever.
     #[must_use]
     pub const fn new(until_ms: u64, by: BlockedBy) -> Self {
+        let until_ms = if until_ms < FOR_EVER_MS {
+            until_ms
+        } else {
+            FOR_EVER_MS
+        };
         Self { until_ms, by }
     }
 

@@ -60,8 +60,8 @@ struct Inner {
     observer: Option<Arc<dyn Observer>>,
     queues: Arc<wait_queue::WaitQueues>,
     heeds_blocks: bool,
-    strikes: Arc<bans::Strikes>,
     contributors: Arc<contributors::Tracker>,
+    strikes: Arc<bans::StrikeQueue>,
 }
 
 impl Limiter {

@@ -13,7 +13,8 @@ use crate::{
 };
 
 impl Limiter {
-    /// Tells of a decision, and of what the shadows of its check decided; of a peek, that it was answered.
+    /// Tells of a decision, and of what the shadows of its check decided; of a peek and of a blocked check, that it was
+    /// answered.
     pub(super) fn report_decision(
         &self,
         kind: CallKind,
@@ -31,7 +32,8 @@ impl Limiter {
         }
         if let Decision::Blocked(blocked) = decision {
             let (policy, source) = (None, blocked.block().by().into());
-            return observer.on_blocked(&BlockEvent { policy, source });
+            observer.on_blocked(&BlockEvent { policy, source });
+            return self.report_completion(call, false, Some(timing));
         }
         let counting = !check.charges().is_empty();
         if counting {

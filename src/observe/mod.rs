@@ -40,7 +40,7 @@
 //! | what happened | method |
 //! |---|---|
 //! | a check was allowed or denied | [`on_decision`](Observer::on_decision) |
-//! | a call that decides nothing was answered | [`on_completion`](Observer::on_completion) |
+//! | a call that decides nothing was answered, or a check of who is [blocked](crate::block) | [`on_completion`](Observer::on_completion) |
 //! | the store could not answer in time, or at all | [`on_error`](Observer::on_error) |
 //! | the [breaker](crate::limiter#when-the-store-cannot-decide) has opened or closed | [`on_breaker`](Observer::on_breaker) |
 //! | a limit found no key in a request | [`on_missing_key`](Observer::on_missing_key) |
@@ -86,7 +86,7 @@ pub trait Observer: Send + Sync + 'static {
         let _ = event;
     }
 
-    /// A call that decides nothing was answered: a peek, a settlement, a reset.
+    /// A call that decides nothing was answered: a peek, a settlement, a reset, a block; or a check was blocked.
     fn on_completion(&self, event: &CompletionEvent<'_>) {
         let _ = event;
     }

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 #[cfg(feature = "test-util")]
+pub(crate) mod blocks;
+#[cfg(feature = "test-util")]
 pub(crate) mod calls;
 #[cfg(feature = "cluster")]
 pub(crate) mod cluster;

@@ -7,6 +7,7 @@ use std::{
 
 use sluicegate::{
     Decision, Key, Policy, RedisStore, Store, Usage,
+    block::{Block, BlockedBy, Until},
     contributors::{Contribution, Contributors},
     store::{CallFuture, Check, ContributeFuture, Operation, Settlement, StoreFuture},
     test_util::TestClock,
@@ -113,6 +114,14 @@ impl<T: fmt::Debug + Send + Sync + 'static> Store for Served<T> {
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         self.store.reset(policy, key)
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        self.store.block(key, until, by)
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        self.store.unblock(key)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

@@ -7,7 +7,7 @@ use crate::common::{
     },
     lua::LuaServer,
     outcome::Outcome,
-    vectors::replay_all,
+    vectors::{replay_all, replay_blocks},
 };
 use proptest::prelude::*;
 use sluicegate::{
@@ -25,6 +25,7 @@ fn store() -> (RedisStore, TestClock) {
 #[tokio::test]
 async fn the_script_agrees_with_the_vectors() {
     replay_all(async || store()).await;
+    replay_blocks(async || store()).await;
 }
 
 #[tokio::test]

@@ -104,6 +104,7 @@ mod contract {
     crate::contract!(apart fresh);
     crate::calls!(fresh);
     crate::contributors!(fresh);
+    crate::blocks!(fresh);
 
     /// A store that has counted nothing yet, and its clock.
     async fn fresh() -> (Served<Arc<Cluster>>, TestClock) {

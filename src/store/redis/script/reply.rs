@@ -23,6 +23,7 @@ const BRIEF: u8 = 2;
 
 /// Why an operation failed.
 const WRONG_TYPE: u8 = 1;
+const UNREADABLE: u8 = 2;
 const OTHER_VERSION: u8 = 3;
 
 /// The reply to a call that was not sent, since it has no keys.
@@ -148,7 +149,7 @@ impl Reader<'_> {
         let (until_ms, by, _version) = (self.number(6)?, self.byte()?, self.byte()?);
         match BlockedBy::of_code(by) {
             Some(by) => Ok(Block::new(until_ms, by)),
-            None => Err(self.garbled()),
+            None => Err(failure(UNREADABLE)),
         }
     }
 
