@@ -140,6 +140,11 @@ pub mod key;
 pub mod limiter;
 pub mod middleware;
 pub mod observe;
+pub mod operating {
+    //! Operating it: from the alarm to the cause, to what to do about it.
+    //!
+    #![doc = include_str!("operating.md")]
+}
 mod operation;
 pub mod policies;
 pub mod policy;

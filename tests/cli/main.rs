@@ -6,6 +6,7 @@ mod common;
 mod check;
 mod contributors;
 mod explain;
+mod guide;
 mod inspect;
 mod places;
 mod reset;
