@@ -11,6 +11,7 @@ mod inspect;
 mod places;
 mod reset;
 mod rights;
+mod readme;
 mod scaffold;
 mod simulate;
 mod site;
