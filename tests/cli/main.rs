@@ -6,6 +6,8 @@ mod common;
 mod check;
 mod explain;
 mod inspect;
+#[cfg(target_os = "linux")]
+mod picture;
 mod places;
 mod reset;
 mod rights;
