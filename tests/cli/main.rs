@@ -8,6 +8,8 @@ mod contributors;
 mod explain;
 mod guide;
 mod inspect;
+#[cfg(target_os = "linux")]
+mod picture;
 mod places;
 mod reset;
 mod rights;

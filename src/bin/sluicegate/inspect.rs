@@ -34,6 +34,7 @@ Examples:
 Name the policies or give their file: the keys are then read by their names. Otherwise the tool looks at all keys of the
 server to find those of the identity: slowly, so as not to be in the way, and only the file tells the limits.
 
+`one more` is when one more unit fits, `empty` when nothing counts any more.
 The picture shows the window of the rule, the newest units at the right; its highest bar is full. A `?` stands for
 a limit that the file does not tell: of a process with other rules, or from before they were changed.
 
@@ -197,7 +198,7 @@ impl Report {
             let cells = rows.iter().map(|row| row[column].0.chars().count());
             cells.chain([header[column].len()]).max().unwrap_or(0) + 3
         });
-        let others = u16::try_from(widths.sum::<usize>() + 2).unwrap_or(u16::MAX);
+        let others = u16::try_from(widths.sum::<usize>() + 4).unwrap_or(u16::MAX);
         let columns = output.width().saturating_sub(others).clamp(6, 30);
         let mut table = output.table(header.into_iter().chain(["window"]));
         for (row, rule) in rows.into_iter().zip(rules) {
