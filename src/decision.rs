@@ -38,6 +38,7 @@ use std::{
 
 pub use crate::window::Count;
 use crate::{
+    charge::Charge,
     check::Check,
     error::StoreError,
     policy::Policy,
@@ -552,7 +553,13 @@ impl Denial {
     /// The policy that denies for longest.
     #[must_use]
     pub fn policy(&self) -> &Policy {
-        self.usage.check().charges()[self.charge].policy()
+        self.charge().policy()
+    }
+
+    /// The charge that is denied for longest: the policy, the key and who [contributes](crate::contributors).
+    #[must_use]
+    pub fn charge(&self) -> &Charge {
+        &self.usage.check().charges()[self.charge]
     }
 
     /// The rule that denies for longest: the first of them if several are equal.
