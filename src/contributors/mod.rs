@@ -185,6 +185,7 @@ impl Contributors {
     }
 
     /// The contributors that are known, the greatest first.
+    #[must_use]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Contributor> {
         self.list.iter()
     }
