@@ -9,6 +9,8 @@ pub(crate) const MAX_CHARGES: usize = 64;
 
 /// One or more charges that are decided together, all or nothing; cheap to clone.
 ///
+/// Charges with the same policy and key become one, [by](Charge::by) whom the first of them is.
+///
 /// Charges under a [shadow](Policy::shadow) are kept apart from those that count: they are decided after them, only if
 /// the check is allowed, and all or nothing among themselves.
 ///

@@ -39,6 +39,7 @@ use std::{
 pub use crate::window::Count;
 use crate::{
     block::{Block, BlockedBy},
+    charge::Charge,
     check::Check,
     error::StoreError,
     key::Key,
@@ -574,7 +575,13 @@ impl Denial {
     /// The policy that denies for longest.
     #[must_use]
     pub fn policy(&self) -> &Policy {
-        self.usage.check().charges()[self.charge].policy()
+        self.charge().policy()
+    }
+
+    /// The charge that is denied for longest: the policy, the key and who [contributes](crate::contributors).
+    #[must_use]
+    pub fn charge(&self) -> &Charge {
+        &self.usage.check().charges()[self.charge]
     }
 
     /// The rule that denies for longest: the first of them if several are equal.

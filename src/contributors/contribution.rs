@@ -47,6 +47,7 @@ impl Contribution {
     }
 
     /// The contributors, and the units to add to each; below 0 where some were given back.
+    #[must_use]
     pub fn units(&self) -> impl ExactSizeIterator<Item = (&Key, i64)> {
         self.units.iter().map(|(label, units)| (&**label, *units))
     }

@@ -71,7 +71,8 @@ fn what_is_told_is_never_too_high_and_too_low_by_no_more_than_the_error() {
         let mut truth: HashMap<u64, i64> = HashMap::new();
         for step in 0..20_000 {
             // Few labels have most; some units are given back.
-            let number = (random.f64() * random.f64() * f64::from(labels)) as u64;
+            let most = random.u64(0..labels);
+            let number = random.u64(0..=most);
             let had = truth.entry(number).or_default();
             let units = if random.u8(..8) == 0 {
                 -random.i64(0..=(*had).min(3))
@@ -106,7 +107,9 @@ fn without_giving_back_the_bounds_are_strict() {
         let mut truth: HashMap<u64, u64> = HashMap::new();
         let mut total = 0;
         for step in 0..40_000 {
-            let number = (random.f64() * random.f64() * random.f64() * f64::from(labels)) as u64;
+            let most = random.u64(0..labels);
+            let most = random.u64(0..=most);
+            let number = random.u64(0..=most);
             *truth.entry(number).or_default() += 1;
             total += 1;
             sketch.add(label(&key(number)), 1);
