@@ -5,6 +5,7 @@ mod common;
 
 mod answers;
 mod combine;
+mod dashboard;
 mod drop_in;
 mod extract;
 mod forwarded;
