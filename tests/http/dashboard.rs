@@ -28,7 +28,7 @@ async fn traffic() {
     let layer = RateLimitLayer::new(limiter)
         .limit(policy("api", "1/1d"), Header::new("x-user"))
         .limit(policy("trial", "0/1d").shadow(), Header::new("x-user"))
-        .block_keys(|key| key.value() == b"mallory");
+        .block(|head| head.headers.get("x-user").is_some_and(|it| it == "mallory"));
     let inner =
         service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
     let service = layer.layer(inner);
@@ -55,8 +55,10 @@ fn emitted() -> BTreeMap<String, BTreeSet<String>> {
         .set_buckets(&[0.001, 0.01])
         .unwrap()
         .build_recorder();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all();
-    let runtime = runtime.build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     metrics::with_local_recorder(&recorder, || runtime.block_on(traffic()));
     let page = recorder.handle().render();
     let samples = page
