@@ -11,9 +11,9 @@ mod inspect;
 #[cfg(target_os = "linux")]
 mod picture;
 mod places;
+mod readme;
 mod reset;
 mod rights;
-mod readme;
 mod scaffold;
 mod simulate;
 mod site;

@@ -6,6 +6,7 @@ mod common;
 mod answers;
 mod combine;
 mod contributors;
+mod dashboard;
 mod drop_in;
 mod extract;
 mod forwarded;
