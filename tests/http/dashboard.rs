@@ -22,7 +22,7 @@ fn policy(name: &str, rules: &str) -> Policy {
     Policy::parse(name, rules).unwrap()
 }
 
-/// Requests that are allowed, denied, blocked and without a key, and a store that fails until the breaker opens.
+/// Requests that are allowed, denied, blocked, banned and without a key, and a store that fails until the breaker opens.
 async fn traffic() {
     let limiter = Limiter::new(MemoryStore::new()).observer(MetricsObserver::new());
     let layer = RateLimitLayer::new(limiter)
@@ -39,6 +39,14 @@ async fn traffic() {
         }
         let request = request.body(String::new()).unwrap();
         service.clone().oneshot(request).await.unwrap();
+    }
+
+    let limiter = Limiter::new(MemoryStore::new()).observer(MetricsObserver::new());
+    let login = policy("login", "0/1d").ban("1/1d=1h".parse().unwrap());
+    for _ in 0..2 {
+        let charge = Charge::new(&login, Key::new("user", "mallory"), 1);
+        let _ = limiter.check([charge]).await;
+        limiter.strikes_counted().await;
     }
 
     let limiter = Limiter::new(Scripted::failing()).observer(MetricsObserver::new());
