@@ -100,6 +100,28 @@ impl StepQueue {
         }
     }
 
+    /// The queue of these steps, oldest first: the end of each, and its units, above 0.
+    pub(crate) fn from_steps(spec: StepSpec, steps: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let mut total: u64 = 0;
+        let steps = steps.into_iter().map(|(end_ms, units)| {
+            total = total.wrapping_add(units);
+            Step { end_ms, total }
+        });
+        Self {
+            steps: steps.collect(),
+            ..Self::new(spec)
+        }
+    }
+
+    /// The steps that count, oldest first: the end of each, and its units.
+    pub(crate) fn counting(&self, now_ms: u64) -> Vec<(u64, u64)> {
+        let view = self.view(now_ms);
+        let counting = view.first.min(view.end)..view.end;
+        let units = |index| self.total(index + 1) - self.total(index);
+        let steps = counting.map(|index| (self.steps[index].end_ms, units(index)));
+        steps.collect()
+    }
+
     pub(crate) const fn spec(&self) -> StepSpec {
         self.spec
     }

@@ -4,7 +4,19 @@
 mod common;
 
 mod check;
+mod contributors;
+mod explain;
+mod guide;
+mod inspect;
+#[cfg(target_os = "linux")]
+mod picture;
+mod places;
 mod readme;
+mod reset;
+mod rights;
 mod scaffold;
 mod simulate;
+mod site;
 mod tool;
+mod top;
+mod watch;

@@ -39,7 +39,7 @@ impl Keys {
     }
 }
 
-/// Knows `EVAL` and `DEL`; answers `EVALSHA` as a server does that has not seen the script.
+/// Knows `EVAL`, `GET` and `DEL`; answers `EVALSHA` as a server does that has not seen the script.
 #[derive(Clone)]
 pub(crate) struct LuaServer {
     lua: Lua,
@@ -103,6 +103,14 @@ impl LuaServer {
         }
     }
 
+    /// What a key holds.
+    pub(crate) fn value(&self, key: &str) -> Option<Vec<u8>> {
+        let keys = self.keys.lock().unwrap();
+        keys.values
+            .get(key.as_bytes())
+            .map(|(value, _)| value.clone())
+    }
+
     fn answer(&self, cmd: &Cmd) -> RedisResult<Value> {
         let args: Vec<&[u8]> = cmd
             .args_iter()
@@ -119,6 +127,10 @@ impl LuaServer {
                 .into()),
             b"EVAL" => self.eval(&args[1..]),
             b"PING" => Ok(Value::Okay),
+            b"GET" => {
+                let name = str::from_utf8(args[1]).unwrap();
+                Ok(self.value(name).map_or(Value::Nil, Value::BulkString))
+            }
             b"DEL" => {
                 self.keys.lock().unwrap().values.remove(args[1]);
                 Ok(Value::Int(1))

@@ -2,11 +2,15 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 #[cfg(feature = "test-util")]
+pub(crate) mod blocks;
+#[cfg(feature = "test-util")]
 pub(crate) mod calls;
 #[cfg(feature = "cluster")]
 pub(crate) mod cluster;
 #[cfg(feature = "test-util")]
 pub(crate) mod contract;
+#[cfg(feature = "test-util")]
+pub(crate) mod contributors;
 pub(crate) mod example;
 #[cfg(feature = "test-util")]
 pub(crate) mod history;
@@ -27,6 +31,8 @@ pub(crate) mod sentinel;
 #[cfg(all(feature = "redis", feature = "test-util"))]
 pub(crate) mod served;
 pub(crate) mod site;
+#[cfg(all(feature = "cli", feature = "test-util"))]
+pub(crate) mod stored;
 #[cfg(feature = "redis")]
 pub(crate) mod stores;
 #[cfg(feature = "tls")]

@@ -54,6 +54,25 @@ impl<'a> Model<'a> {
         }
     }
 
+    /// The steps that count, oldest first: when each is released, and its units.
+    pub(crate) fn counting(
+        &self,
+        now: u64,
+        policy: usize,
+        key: usize,
+        rule: usize,
+    ) -> Vec<(u64, u128)> {
+        let charged = self.charged.get(&(policy, key, rule)).into_iter().flatten();
+        let rule = &self.policies[policy].rules()[rule];
+        let mut steps = std::collections::BTreeMap::new();
+        for (step, units) in
+            charged.filter(|(step, units)| *units > 0 && release(rule, *step) > now)
+        {
+            *steps.entry(release(rule, *step)).or_default() += u128::from(*units);
+        }
+        steps.into_iter().collect()
+    }
+
     fn check(&mut self, now: u64, charges: &[Charge]) -> Outcome {
         let denied = self.denied(now, charges);
         if denied.is_none() {
@@ -130,6 +149,7 @@ impl<'a> Model<'a> {
         Outcome {
             usage: usage.collect(),
             denied,
+            blocked: None,
         }
     }
 

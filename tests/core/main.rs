@@ -4,11 +4,15 @@
 mod common;
 
 mod acquire;
+mod blocks;
 mod breaker;
 mod chart;
 mod contract;
+mod contributors;
 mod fuzzed;
 mod histories;
+#[cfg(feature = "cli")]
+mod inspect;
 mod local;
 mod lua54;
 mod own_store;

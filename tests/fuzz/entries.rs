@@ -91,7 +91,7 @@ fn client<'a>(
 
 /// Whatever a server answers, to a check and then to its settlement, is a sound decision or an error.
 ///
-/// The answers hold all that the store ever reads of what is stored. The first byte chooses the check, and whether the
+/// The first byte chooses the check, and whether the
 /// answers are written in RESP or are bytes that the script is taken to have answered.
 pub(crate) fn script_reply(data: &[u8]) {
     let Some((&choice, answer)) = data.split_first() else {
@@ -116,6 +116,50 @@ pub(crate) fn script_reply(data: &[u8]) {
         count: u16::from(choice),
     };
     let _ = block_on(store.call(vec![Operation::Check(check), fill]));
+}
+
+/// Whatever is stored, it is read as steps that add up, or is an error. The first six bytes are the time in seconds.
+#[cfg(feature = "cli")]
+pub(crate) fn stored_value(data: &[u8]) {
+    use sluicegate::{
+        rule::MAX_UNITS,
+        store::redis::inspect::{StoredValue, decide},
+    };
+
+    let Some((time, value)) = data.split_at_checked(6) else {
+        return;
+    };
+    let seconds = time
+        .iter()
+        .rev()
+        .fold(0, |time: u64, byte| time << 8 | u64::from(*byte));
+    let Ok(value) = StoredValue::read(value) else {
+        return;
+    };
+    assert!(!value.sections().is_empty());
+    for now_ms in [seconds * 1_000, u64::MAX] {
+        for section in value.sections() {
+            let rule = section.rule(7);
+            assert!(section.is_of(&rule));
+            assert!(!rule.step().is_zero() && rule.step() <= rule.window());
+            let steps = section.steps(now_ms);
+            let used = section.used(now_ms);
+            assert_eq!(steps.iter().map(|step| step.units).sum::<u64>(), used);
+            assert!(used <= MAX_UNITS);
+            for pair in steps.windows(2) {
+                assert!(pair[0].end_ms < pair[1].end_ms && pair[0].release_ms < pair[1].release_ms);
+            }
+            if let Some(newest) = steps.last() {
+                assert!(newest.end_ms <= section.newest_end_ms());
+                // Where all must be released, the last step decides.
+                let count = section.count(now_ms, used, used);
+                assert_eq!(count.fits_at_ms, newest.release_ms);
+            }
+        }
+        let check = check(time[0]);
+        let values = vec![Some(&value); check.charges().len()];
+        assert_sound(&decide(&check, now_ms, &values).unwrap());
+    }
 }
 
 fn check(choice: u8) -> Check {

@@ -77,6 +77,23 @@ fn agrees_in(config: &ProptestConfig, histories: impl Strategy<Value = History>)
     });
 }
 
+#[cfg(feature = "cli")]
+#[test]
+fn what_is_read_foretells_what_the_server_decides() {
+    use crate::common::stored::{foretells_the_script, has_the_steps_of_the_model};
+
+    let (server, runtime) = (Server::start(), runtime());
+    let histories = (wild(), crate::common::history::steady());
+    proptest!(few_cases(), |((wild, steady) in histories)| {
+        runtime.block_on(async {
+            let (store, clock) = fresh(&server).await;
+            foretells_the_script(&store, &clock, &wild).await;
+            let (store, clock) = fresh(&server).await;
+            has_the_steps_of_the_model(&store, &clock, &steady).await;
+        });
+    });
+}
+
 #[test]
 fn checks_in_one_call_are_decided_as_in_one_call_each() {
     let (server, runtime) = (Server::start(), runtime());

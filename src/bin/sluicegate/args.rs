@@ -5,13 +5,24 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use super::{
-    check::CheckArgs, completions::CompletionsArgs, settings::Settings, simulate::SimulateArgs,
+    block::{BlockArgs, UnblockArgs},
+    blocks::BlocksArgs,
+    check::CheckArgs,
+    completions::CompletionsArgs,
+    contributors::ContributorsArgs,
+    explain::ExplainArgs,
+    inspect::InspectArgs,
+    reset::ResetArgs,
+    settings::Settings,
+    simulate::SimulateArgs,
+    top::TopArgs,
+    watch::WatchArgs,
 };
 
 const AFTER_HELP: &str = "\
 Exit codes:
   0  done; for a question: yes
-  1  the answer is no: `check` found an error
+  1  the answer is no: `check` found an error, `explain` a denial
   2  the arguments, the configuration or a file cannot be used
   3  the server cannot be reached, or said no
 
@@ -57,6 +68,24 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Show what an identity has used, and when it is free again
+    Inspect(InspectArgs),
+    /// Say whether a request would pass now, and if not, why and until when
+    Explain(ExplainArgs),
+    /// Show who uses most, and who is denied
+    Top(TopArgs),
+    /// Show what an identity has used, live
+    Watch(WatchArgs),
+    /// Deny an identity whatever it asks, for a time
+    Block(BlockArgs),
+    /// End all blocks of an identity
+    Unblock(UnblockArgs),
+    /// List who is blocked
+    Blocks(BlocksArgs),
+    /// Delete what an identity has used
+    Reset(ResetArgs),
+    /// Show who has used a shared limit up
+    Contributors(ContributorsArgs),
     /// Check a file of policies: errors with line and column, and warnings
     Check(CheckArgs),
     /// Replay access logs against policies: who would have been refused, when, and by which rule

@@ -1,21 +1,28 @@
 //! `sluicegate`: the operators' tool. Its page is the `README.md` beside this file.
 
-#![allow(
-    dead_code,
-    reason = "the verbs that read Redis, which come next, use it"
-)]
-
 mod args;
+mod block;
+mod blocks;
 mod check;
 mod completions;
+mod contributors;
 mod error;
+mod explain;
 mod identity;
+mod inspect;
 mod output;
 mod policies_file;
+mod reading;
+mod reset;
+mod scan;
 mod server;
 mod settings;
 mod simulate;
+mod sparkline;
 mod text;
+mod time;
+mod top;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -49,6 +56,15 @@ fn run(cli: Cli) -> Result<Answer, Error> {
     let output = &mut Output::new(cli.json);
     let settings = || Settings::load(cli.settings, cli.config.as_deref());
     match cli.command {
+        Command::Inspect(args) => inspect::run(&args, &settings()?, output),
+        Command::Explain(args) => explain::run(&args, &settings()?, output),
+        Command::Top(args) => top::run(&args, &settings()?, output),
+        Command::Watch(args) => watch::run(&args, &settings()?, output),
+        Command::Block(args) => block::block(&args, &settings()?, output),
+        Command::Unblock(args) => block::unblock(&args, &settings()?, output),
+        Command::Blocks(args) => blocks::run(&args, &settings()?, output),
+        Command::Reset(args) => reset::run(&args, &settings()?, output),
+        Command::Contributors(args) => contributors::run(&args, &settings()?, output),
         Command::Check(args) => check::run(&args, output),
         Command::Simulate(args) => simulate::run(&args, &settings()?, output),
         Command::Completions(args) => completions::run(&args, output),

@@ -4,4 +4,5 @@ mod call;
 mod reply;
 
 pub(super) use call::Call;
+pub(super) use call::VERSION;
 pub(super) use reply::{no_reply, replies};

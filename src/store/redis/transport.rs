@@ -106,6 +106,75 @@ impl Transport {
     }
 }
 
+/// One server of those that a [`Transport`] leads to.
+#[derive(Clone)]
+pub(super) enum SingleServer {
+    Server(Arc<ReconnectingConnection>),
+    Node(Arc<super::cluster::Node>),
+    /// A user's own.
+    Custom(Arc<dyn CustomConnection>),
+}
+
+impl Transport {
+    /// The server, or each primary of a cluster.
+    pub(super) async fn servers(&self) -> RedisResult<Vec<SingleServer>> {
+        Ok(match &self.route {
+            Route::Server(connection) => vec![SingleServer::Server(Arc::clone(connection))],
+            Route::Cluster(cluster) => {
+                let primaries = cluster.primaries().await?.into_iter();
+                primaries.map(SingleServer::Node).collect()
+            }
+            Route::Custom {
+                is_cluster: true, ..
+            } => {
+                let problem = "the nodes of a cluster cannot be told apart over this connection";
+                return Err((redis::ErrorKind::InvalidClientConfig, problem).into());
+            }
+            Route::Custom { connection, .. } => vec![SingleServer::Custom(Arc::clone(connection))],
+        })
+    }
+}
+
+impl SingleServer {
+    /// Sends one command, once. Not bounded in time, like [`Transport::send`].
+    pub(super) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
+        match self {
+            Self::Server(connection) => connection.send(cmd).await,
+            Self::Node(node) => node.send(cmd, false).await,
+            Self::Custom(connection) => connection.send(cmd).await.and_then(Value::extract_error),
+        }
+    }
+
+    /// Sends these commands together. An error reply is one among the replies.
+    pub(super) async fn send_all(
+        &self,
+        cmds: &redis::Pipeline,
+        count: usize,
+    ) -> RedisResult<Vec<RedisResult<Value>>> {
+        match self {
+            Self::Server(connection) => connection.send_all(cmds, count).await,
+            Self::Node(node) => node.send_all(cmds, count).await,
+            Self::Custom(connection) => {
+                let mut replies = Vec::with_capacity(count);
+                for cmd in cmds.cmd_iter() {
+                    let reply = connection.send(cmd).await;
+                    match reply.and_then(Value::extract_error) {
+                        Err(error) if error.code().is_none() => return Err(error),
+                        reply => replies.push(reply),
+                    }
+                }
+                Ok(replies)
+            }
+        }
+    }
+}
+
+impl fmt::Debug for SingleServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SingleServer")
+    }
+}
+
 fn is_cluster(_connection: &dyn Any) -> bool {
     #[cfg(feature = "cluster")]
     return _connection.is::<redis::cluster_async::ClusterConnection>();

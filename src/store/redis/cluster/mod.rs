@@ -23,7 +23,8 @@ use redis::{
 };
 use tokio::time::sleep;
 
-use node::{Node, is_out_of_service};
+pub(super) use node::Node;
+use node::is_out_of_service;
 use nodes::Nodes;
 use refresh::TopologyRefresh;
 
@@ -104,6 +105,12 @@ impl Cluster {
     pub(super) fn is_unresponsive(&self, slot: Slot) -> bool {
         let owner = self.nodes().owner(slot);
         owner.is_some_and(|node| node.is_unresponsive())
+    }
+
+    /// The primaries of all slots that are served, as the topology is now.
+    pub(super) async fn primaries(self: &Arc<Self>) -> RedisResult<Vec<Arc<Node>>> {
+        self.refresh().await?;
+        Ok(self.nodes().owners())
     }
 
     fn nodes(&self) -> MutexGuard<'_, Nodes> {

@@ -13,7 +13,7 @@ use redis::{
 use crate::store::redis::connection::{ReconnectingConnection, ReplyTimeout};
 
 /// One node and the connection to it, which is made when first used.
-pub(super) struct Node {
+pub(in crate::store::redis) struct Node {
     address: NodeAddress,
     connection: Arc<ReconnectingConnection>,
     /// Whether its latest reply would be explained by another topology.
@@ -67,7 +67,11 @@ impl Node {
     /// Sends one command, once; `asking` for a slot that is being moved to this node.
     ///
     /// Cancellation: what was sent is executed, and its reply dropped. It says nothing about the node.
-    pub(super) async fn send(&self, cmd: &Cmd, asking: bool) -> RedisResult<Value> {
+    pub(in crate::store::redis) async fn send(
+        &self,
+        cmd: &Cmd,
+        asking: bool,
+    ) -> RedisResult<Value> {
         self.mark_used();
         let result = if asking {
             self.connection.send_asking(cmd).await
@@ -79,6 +83,16 @@ impl Node {
             self.redirects.store(redirects, Relaxed);
         }
         result
+    }
+
+    /// Sends these commands together. An error reply is one among the replies.
+    pub(in crate::store::redis) async fn send_all(
+        &self,
+        cmds: &redis::Pipeline,
+        count: usize,
+    ) -> RedisResult<Vec<RedisResult<Value>>> {
+        self.mark_used();
+        self.connection.send_all(cmds, count).await
     }
 
     /// Whether another topology would explain what was heard of it: it does not answer, or does not serve its slots.

@@ -46,6 +46,19 @@ impl Nodes {
         })
     }
 
+    /// Those that own a slot, each once, in the order of their slots.
+    pub(super) fn owners(&self) -> Vec<Arc<Node>> {
+        let mut owners: Vec<Arc<Node>> = Vec::new();
+        for slot in (0..16_384).filter_map(Slot::new) {
+            if let Some(owner) = self.owners.get(&slot)
+                && !owners.iter().any(|other| Arc::ptr_eq(other, owner))
+            {
+                owners.push(Arc::clone(owner));
+            }
+        }
+        owners
+    }
+
     pub(super) fn owner(&self, slot: Slot) -> Option<Arc<Node>> {
         self.owners.get(&slot).cloned()
     }

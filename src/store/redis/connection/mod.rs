@@ -95,6 +95,22 @@ impl Connection {
         }))
     }
 
+    /// Sends these commands together. An error reply is one among the replies.
+    async fn send_all(
+        self: &Arc<Self>,
+        cmds: &redis::Pipeline,
+        count: usize,
+    ) -> RedisResult<Vec<RedisResult<Value>>> {
+        let mut multiplexed = self.multiplexed.clone();
+        let caller = Caller::sends(self);
+        let (reply, replies) = match multiplexed.send_packed_commands(cmds, 0, count).await {
+            Ok(replies) => (Ok(Value::Okay), replies),
+            Err(error) => (Err(error), Vec::new()),
+        };
+        caller.receives(reply)?;
+        Ok(replies.into_iter().map(Value::extract_error).collect())
+    }
+
     fn is_lost(&self) -> bool {
         self.health.is_lost(self.timeout.get())
     }

@@ -79,6 +79,15 @@ impl ReconnectingConnection {
         self.usable().await?.send_asking(cmd).await
     }
 
+    /// Sends these commands together. An error reply is one among the replies.
+    pub(in crate::store::redis) async fn send_all(
+        self: &Arc<Self>,
+        cmds: &redis::Pipeline,
+        count: usize,
+    ) -> RedisResult<Vec<RedisResult<Value>>> {
+        self.usable().await?.send_all(cmds, count).await
+    }
+
     /// Whether the server does not answer as far as is known: the connection is lost, or could not be replaced so far.
     #[cfg(feature = "cluster")]
     pub(in crate::store::redis) fn is_lost(&self) -> bool {

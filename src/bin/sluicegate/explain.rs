@@ -1,0 +1,345 @@
+//! `sluicegate explain`: whether a request would pass now, and if not, why, and until when.
+
+use std::io::Write;
+
+use clap::Args;
+use comfy_table::{Cell, CellAlignment, Color};
+use serde::Serialize;
+use sluicegate::{
+    Charge, Decision, Key, Policy, Rule,
+    decision::RuleUsage,
+    store::{
+        Check,
+        redis::inspect::{StoredValue, decide},
+    },
+};
+
+use super::{
+    Answer,
+    block::BlockReport,
+    error::Error,
+    identity::IdentityArgs,
+    inspect::StepReport,
+    output::{BAD, BOLD, DIM, GOOD, Output},
+    reading::{Entry, ReadArgs, Reading},
+    server,
+    settings::Settings,
+    text::grouped,
+    time::{date_time, span, time},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate explain user=alice --policies policies.toml
+  sluicegate explain ip=203.0.113.7 --policies policies.toml --policy login --cost 5
+
+Answers what the service would be answered if it charged the identity under all policies of the file, or those that are
+named. What fits is told by the policies of the file: it has to be that of the service. Nothing is charged.
+
+Exit codes: 0 the request would pass, 1 it would be denied.
+
+Rights: GET and TIME of the keys `PREFIX:*`. Nothing is written.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ExplainArgs {
+    #[command(flatten)]
+    identity: IdentityArgs,
+
+    #[command(flatten)]
+    read: ReadArgs,
+
+    /// What the request costs
+    #[arg(long, value_name = "UNITS", default_value_t = 1)]
+    cost: u64,
+}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+struct Report {
+    identity: String,
+    /// The server's clock, in ms since the Unix epoch, as all times.
+    now_ms: u64,
+    cost: u64,
+    passes: bool,
+    /// The block of the identity: null when none holds.
+    blocked: Option<BlockReport>,
+    /// When the same request passes, if no other comes first: null when it passes now or never does.
+    passes_ms: Option<u64>,
+    /// What denies it for longest; null when it passes.
+    denied_by: Option<DeniedBy>,
+    policies: Vec<PolicyReport>,
+}
+
+#[derive(Serialize)]
+struct DeniedBy {
+    policy: String,
+    rule: String,
+}
+
+#[derive(Serialize)]
+struct PolicyReport {
+    policy: String,
+    /// A shadow denies no request.
+    shadow: bool,
+    passes: bool,
+    rules: Vec<RuleReport>,
+}
+
+#[derive(Serialize)]
+struct RuleReport {
+    rule: String,
+    limit: u64,
+    used: u64,
+    left: u64,
+    fits: bool,
+    /// When the cost fits: null when it does now or never does.
+    fits_ms: Option<u64>,
+    /// The steps that have to be released before it fits, oldest first.
+    released_first: Vec<StepReport>,
+}
+
+pub(crate) fn run(
+    args: &ExplainArgs,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<Answer, Error> {
+    if args.read.policies.is_none() && settings.policies.is_none() {
+        return Err(Error::usage(
+            "the limits are needed: give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml",
+        ));
+    }
+    let key = args.identity.key(settings.ipv6_prefix())?;
+    let reading = server::block_on(async {
+        let inspector = server::connect(settings).await?.inspector();
+        let inspector = inspector.timeout(settings.timeout());
+        args.read
+            .reader(settings, inspector, key.clone())
+            .await?
+            .read()
+            .await
+    })?;
+    let report = report(&reading, &key, args.cost)?;
+    if output.is_json() {
+        output.document(&report)?;
+    } else {
+        write(&report, output)?;
+    }
+    Ok(if report.passes {
+        Answer::Yes
+    } else {
+        Answer::No
+    })
+}
+
+fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report, Error> {
+    let mut report = Report {
+        identity: reading.identity.clone(),
+        now_ms: reading.now_ms,
+        cost,
+        passes: true,
+        blocked: None,
+        passes_ms: None,
+        denied_by: None,
+        policies: Vec::new(),
+    };
+    let mut longest = 0;
+    if let Some(block) = BlockReport::of(reading.block, reading.now_ms)? {
+        // Nothing beats for ever.
+        longest = block.until_ms.unwrap_or(u64::MAX);
+        report.passes = false;
+        report.passes_ms = block.until_ms;
+        report.blocked = Some(block);
+    }
+    for entry in &reading.entries {
+        let Some(policy) = &entry.policy else {
+            continue;
+        };
+        let value = value(entry)?;
+        let decision = decision(policy, key, cost, reading.now_ms, value)?;
+        if let (Decision::Denied(denial), false) = (&decision, policy.is_shadow()) {
+            report.passes = false;
+            // Never beats any time.
+            let until = after(reading.now_ms, denial.rule()).unwrap_or(u64::MAX);
+            if until > longest {
+                longest = until;
+                report.passes_ms = Some(until).filter(|until| *until < u64::MAX);
+                report.denied_by = Some(DeniedBy {
+                    policy: policy.name().to_owned(),
+                    rule: denial.rule().rule().to_string(),
+                });
+            }
+        }
+        report
+            .policies
+            .push(PolicyReport::of(policy, &decision, reading.now_ms, value));
+    }
+    Ok(report)
+}
+
+/// What the script could not read, it cannot decide by either.
+fn value(entry: &Entry) -> Result<Option<&StoredValue>, Error> {
+    let value = entry.stored.as_ref().map_err(|error| {
+        let name = &entry.name;
+        Error::server(format_args!(
+            "policy `{name}`: {error}. No check of it can be decided: the service's failure policy applies. \
+             `sluicegate reset` deletes the value"
+        ))
+    })?;
+    Ok(value.as_ref())
+}
+
+fn decision(
+    policy: &Policy,
+    key: &Key,
+    cost: u64,
+    now_ms: u64,
+    value: Option<&StoredValue>,
+) -> Result<Decision, Error> {
+    // As if it were no shadow: what it would decide.
+    let counting = Policy::new(policy.name(), policy.rules().iter().copied());
+    let counting = counting.map_err(Error::usage)?;
+    let check = Check::new([Charge::new(&counting, key.clone(), cost)])?;
+    Ok(decide(&check, now_ms, &[value])?)
+}
+
+/// When a rule that denies admits; `None` for never.
+fn after(now_ms: u64, rule: &RuleUsage) -> Option<u64> {
+    let after = rule.retry_after()?.as_millis();
+    Some(now_ms.saturating_add(u64::try_from(after).unwrap_or(u64::MAX)))
+}
+
+impl PolicyReport {
+    /// Whether nothing is to be said of it.
+    fn is_empty(&self) -> bool {
+        self.passes && self.rules.iter().all(|rule| rule.used == 0)
+    }
+
+    fn of(policy: &Policy, decision: &Decision, now_ms: u64, value: Option<&StoredValue>) -> Self {
+        let rules = decision.usage().rules();
+        Self {
+            policy: policy.name().to_owned(),
+            shadow: policy.is_shadow(),
+            passes: decision.is_allowed(),
+            rules: rules
+                .map(|rule| RuleReport::of(rule, now_ms, value))
+                .collect(),
+        }
+    }
+}
+
+impl RuleReport {
+    fn of(usage: &RuleUsage, now_ms: u64, value: Option<&StoredValue>) -> Self {
+        let rule: Rule = usage.rule();
+        let section = value.and_then(|value| value.section(&rule));
+        let used = section.map_or(0, |section| section.used(now_ms));
+        let fits_ms = if usage.is_exceeded() {
+            after(now_ms, usage)
+        } else {
+            None
+        };
+        let steps = section
+            .map_or(Vec::new(), |section| section.steps(now_ms))
+            .into_iter();
+        let before = steps.filter(|step| fits_ms.is_some_and(|fits_ms| step.release_ms <= fits_ms));
+        Self {
+            rule: rule.to_string(),
+            limit: rule.limit(),
+            used,
+            left: rule.limit().saturating_sub(used),
+            fits: !usage.is_exceeded(),
+            fits_ms,
+            released_first: before.map(|step| StepReport::of(&step)).collect(),
+        }
+    }
+
+    fn row(&self, policy: String, now_ms: u64) -> Vec<Cell> {
+        let fits = match (self.fits, self.fits_ms) {
+            (true, _) => Cell::new("now"),
+            (false, None) => Cell::new("never").fg(Color::Red),
+            (false, Some(ms)) => Cell::new(format!("at {}", time(ms, now_ms))).fg(Color::Red),
+        };
+        vec![
+            Cell::new(policy),
+            Cell::new(&self.rule),
+            Cell::new(grouped(self.used)),
+            Cell::new(grouped(self.left)),
+            fits,
+            Cell::new(self.released_first()),
+        ]
+    }
+
+    /// What has to be released, in words.
+    fn released_first(&self) -> String {
+        let units: u64 = self.released_first.iter().map(|step| step.units).sum();
+        match &self.released_first[..] {
+            [] => String::new(),
+            [_] => format!("{} in 1 step", grouped(units)),
+            steps => format!("{} in {} steps", grouped(units), steps.len()),
+        }
+    }
+}
+
+fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
+    let (now_ms, cost) = (report.now_ms, report.cost);
+    let at = date_time(now_ms);
+    writeln!(
+        output,
+        "{BOLD}{}{BOLD:#}  cost {}  {DIM}{at}{DIM:#}",
+        report.identity,
+        grouped(cost)
+    )?;
+    let mut table = output.table(["policy", "rule", "used", "left", "fits", "released first"]);
+    let (empty, used): (Vec<_>, Vec<_>) = report.policies.iter().partition(|it| it.is_empty());
+    for policy in &used {
+        for (index, rule) in policy.rules.iter().enumerate() {
+            let name = match (index, policy.shadow) {
+                (0, true) => format!("{} (shadow)", policy.policy),
+                (0, false) => policy.policy.clone(),
+                _ => String::new(),
+            };
+            table.add_row(rule.row(name, now_ms));
+        }
+    }
+    for column in 2..=3 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    if !used.is_empty() {
+        output.write_table(&table)?;
+    }
+    if !empty.is_empty() {
+        let empty: Vec<&str> = empty.iter().map(|it| it.policy.as_str()).collect();
+        writeln!(
+            output,
+            "{DIM}it passes, and nothing counts, under {}{DIM:#}",
+            empty.join(", ")
+        )?;
+    }
+    if let Some(block) = &report.blocked {
+        let text = block.text(now_ms);
+        writeln!(
+            output,
+            "{BAD}It is denied, where blocks are heeded: {text}.{BAD:#}"
+        )?;
+    }
+    match (&report.denied_by, report.passes_ms) {
+        (None, _) if report.blocked.is_some() => {}
+        (None, _) => writeln!(output, "{GOOD}It passes.{GOOD:#}")?,
+        (Some(by), None) => writeln!(
+            output,
+            "{BAD}It is denied for ever:{BAD:#} it costs more than the rule {} of {} admits.",
+            by.rule, by.policy
+        )?,
+        (Some(by), Some(until)) => writeln!(
+            output,
+            "{BAD}It is denied until {}{BAD:#} (in {}), if nothing else is charged first:\nby the rule {} of {}.",
+            time(until, now_ms),
+            span(until.saturating_sub(now_ms)),
+            by.rule,
+            by.policy,
+        )?,
+    }
+    Ok(())
+}

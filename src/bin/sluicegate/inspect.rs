@@ -1,0 +1,324 @@
+//! `sluicegate inspect`: what is stored for one identity.
+
+use std::io::Write;
+
+use clap::Args;
+use comfy_table::{Cell, CellAlignment, Color, Table};
+use serde::Serialize;
+use sluicegate::{
+    Rule,
+    store::redis::inspect::{Section, Step},
+};
+
+use super::{
+    Answer,
+    block::BlockReport,
+    error::Error,
+    identity::IdentityArgs,
+    output::{BAD, BOLD, DIM, Output},
+    reading::{Entry, ReadArgs, Reading},
+    server,
+    settings::Settings,
+    sparkline::sparkline,
+    text::grouped,
+    time::{date_time, span},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate inspect ip=203.0.113.7 --policies policies.toml
+  sluicegate inspect user=alice --policy api
+  sluicegate inspect header:x-api-key=- < key.txt
+  sluicegate inspect user=alice --json | jq '.policies[].rules[].used'
+
+Name the policies or give their file: the keys are then read by their names. Otherwise the tool looks at all keys of the
+server to find those of the identity: slowly, so as not to be in the way, and only the file tells the limits.
+
+`one more` is when one more unit fits, `empty` when nothing counts any more.
+The picture shows the window of the rule, the newest units at the right; its highest bar is full. A `?` stands for
+a limit that the file does not tell: of a process with other rules, or from before they were changed.
+
+Rights: GET and TIME of the keys `PREFIX:*`; without named policies SCAN and DBSIZE too. Nothing is written.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    identity: IdentityArgs,
+
+    #[command(flatten)]
+    read: ReadArgs,
+}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+pub(crate) struct Report {
+    pub(crate) identity: String,
+    /// The server's clock, in ms since the Unix epoch, as all times.
+    pub(crate) now_ms: u64,
+    /// The block that holds now; null when none does.
+    pub(crate) blocked: Option<BlockReport>,
+    pub(crate) policies: Vec<PolicyReport>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct PolicyReport {
+    pub(crate) policy: String,
+    /// When the key expires; null where nothing is stored.
+    pub(crate) expires_ms: Option<u64>,
+    /// Why what is stored cannot be read; null where it can.
+    pub(crate) error: Option<String>,
+    pub(crate) rules: Vec<RuleReport>,
+}
+
+/// A rule of the policy, or of somebody else's policy of that name.
+#[derive(Serialize)]
+pub(crate) struct RuleReport {
+    /// As text; without a limit where that is not known: `?/1m`.
+    pub(crate) rule: String,
+    pub(crate) limit: Option<u64>,
+    pub(crate) window_ms: u64,
+    pub(crate) step_ms: u64,
+    pub(crate) fixed: bool,
+    pub(crate) used: u64,
+    /// Null where the limit is not known.
+    pub(crate) left: Option<u64>,
+    /// When one more unit fits: null when it does now, never does, or the limit is not known.
+    pub(crate) fits_ms: Option<u64>,
+    /// When nothing counts any more; null when nothing does.
+    pub(crate) free_ms: Option<u64>,
+    /// Those that count, oldest first.
+    pub(crate) steps: Vec<StepReport>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct StepReport {
+    pub(crate) end_ms: u64,
+    pub(crate) units: u64,
+    pub(crate) release_ms: u64,
+}
+
+pub(crate) fn run(
+    args: &InspectArgs,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<Answer, Error> {
+    let key = args.identity.key(settings.ipv6_prefix())?;
+    let reading = server::block_on(async {
+        let inspector = server::connect(settings).await?.inspector();
+        let inspector = inspector.timeout(settings.timeout());
+        args.read
+            .reader(settings, inspector, key)
+            .await?
+            .read()
+            .await
+    })?;
+    let report = Report::of(&reading)?;
+    if output.is_json() {
+        output.document(&report)?;
+    } else {
+        report.write(output)?;
+    }
+    Ok(Answer::Yes)
+}
+
+impl Report {
+    pub(crate) fn of(reading: &Reading) -> Result<Self, Error> {
+        let policies = reading.entries.iter();
+        Ok(Self {
+            identity: reading.identity.clone(),
+            now_ms: reading.now_ms,
+            blocked: BlockReport::of(reading.block, reading.now_ms)?,
+            policies: policies
+                .map(|entry| PolicyReport::of(entry, reading.now_ms))
+                .collect(),
+        })
+    }
+
+    /// For a person.
+    pub(crate) fn write(&self, output: &mut Output) -> Result<(), Error> {
+        let time = date_time(self.now_ms);
+        writeln!(
+            output,
+            "{BOLD}{}{BOLD:#}  {DIM}{time}{DIM:#}",
+            self.identity
+        )?;
+        if let Some(block) = &self.blocked {
+            writeln!(output, "{BAD}{}{BAD:#}", block.text(self.now_ms))?;
+        }
+        if self.policies.is_empty() {
+            writeln!(output, "Nothing is stored.")?;
+            return Ok(());
+        }
+        let empty = self.policies.iter().filter(|it| it.is_empty());
+        let empty: Vec<&str> = empty.map(|it| it.policy.as_str()).collect();
+        if empty.len() < self.policies.len() {
+            let table = self.table(output);
+            output.write_table(&table)?;
+        }
+        if !empty.is_empty() {
+            writeln!(
+                output,
+                "{DIM}nothing is stored under {}{DIM:#}",
+                empty.join(", ")
+            )?;
+        }
+        for policy in &self.policies {
+            if let Some(error) = &policy.error {
+                writeln!(output, "{}: {error}", policy.policy)?;
+            }
+        }
+        let mut rules = self.policies.iter().flat_map(|it| &it.rules);
+        if rules.any(|rule| rule.limit.is_none()) {
+            writeln!(
+                output,
+                "{DIM}?: the limit is not stored, and no file tells it{DIM:#}"
+            )?;
+        }
+        Ok(())
+    }
+
+    fn table(&self, output: &Output) -> Table {
+        let header = ["policy", "rule", "used", "left", "one more", "empty"];
+        let mut rows: Vec<[(String, Option<Color>); 6]> = Vec::new();
+        let mut rules = Vec::new();
+        for policy in self.policies.iter().filter(|it| !it.is_empty()) {
+            for (index, rule) in policy.rules.iter().enumerate() {
+                let name = if index == 0 {
+                    policy.policy.as_str()
+                } else {
+                    ""
+                };
+                rows.push(rule.row(name, self.now_ms));
+                rules.push(rule);
+            }
+        }
+        // What the others leave, with a blank at both sides of each, and perhaps a line beside it.
+        let widths = (0..header.len()).map(|column| {
+            let cells = rows.iter().map(|row| row[column].0.chars().count());
+            cells.chain([header[column].len()]).max().unwrap_or(0) + 3
+        });
+        let others = u16::try_from(widths.sum::<usize>() + 4).unwrap_or(u16::MAX);
+        let columns = output.width().saturating_sub(others).clamp(6, 30);
+        let mut table = output.table(header.into_iter().chain(["window"]));
+        for (row, rule) in rows.into_iter().zip(rules) {
+            let cells = row.into_iter().map(|(text, color)| match color {
+                Some(color) => Cell::new(text).fg(color),
+                None => Cell::new(text),
+            });
+            table.add_row(cells.chain([Cell::new(rule.picture(self.now_ms, columns))]));
+        }
+        for column in 2..=3 {
+            if let Some(column) = table.column_mut(column) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        table
+    }
+}
+
+impl PolicyReport {
+    /// Whether nothing is stored, and not for being unreadable.
+    const fn is_empty(&self) -> bool {
+        self.expires_ms.is_none() && self.error.is_none()
+    }
+
+    fn of(entry: &Entry, now_ms: u64) -> Self {
+        let stored = entry.stored.as_ref().ok().and_then(Option::as_ref);
+        let known = entry.policy.iter().flat_map(|policy| policy.rules());
+        let known: Vec<Rule> = known.copied().collect();
+        let mut rules: Vec<RuleReport> = Vec::new();
+        if entry.stored.is_ok() {
+            rules.extend(known.iter().map(|rule| {
+                let section = stored.and_then(|value| value.section(rule));
+                RuleReport::of(rule, Some(rule.limit()), section, now_ms)
+            }));
+        }
+        let sections = stored.into_iter().flat_map(|value| value.sections());
+        let others = sections.filter(|section| !known.iter().any(|rule| section.is_of(rule)));
+        rules.extend(
+            others.map(|section| RuleReport::of(&section.rule(0), None, Some(section), now_ms)),
+        );
+        Self {
+            policy: entry.name.clone(),
+            expires_ms: stored.map(|value| value.expires_ms()),
+            error: entry.stored.as_ref().err().map(ToString::to_string),
+            rules,
+        }
+    }
+}
+
+impl RuleReport {
+    fn of(rule: &Rule, limit: Option<u64>, section: Option<&Section>, now_ms: u64) -> Self {
+        let ms = |it: std::time::Duration| u64::try_from(it.as_millis()).unwrap_or(u64::MAX);
+        let text = rule.to_string();
+        let window = text.split_once('/').map_or("", |it| it.1);
+        let steps = section.map_or(Vec::new(), |section| section.steps(now_ms));
+        let used = steps.iter().map(|step| step.units).sum();
+        let fits = |limit| section.map(|section| section.count(now_ms, limit, 1).fits_at_ms);
+        Self {
+            rule: limit.map_or(format!("?/{window}"), |_| text.clone()),
+            limit,
+            window_ms: ms(rule.window()),
+            step_ms: ms(rule.step()),
+            fixed: rule.is_fixed(),
+            used,
+            left: limit.map(|limit| limit.saturating_sub(used)),
+            fits_ms: limit.and_then(fits).filter(|ms| *ms > 0),
+            free_ms: steps.last().map(|step| step.release_ms),
+            steps: steps.iter().map(StepReport::of).collect(),
+        }
+    }
+
+    /// Whether one more unit does not fit.
+    pub(crate) fn is_exceeded(&self) -> bool {
+        self.left == Some(0)
+    }
+
+    /// All columns but the picture.
+    fn row(&self, policy: &str, now_ms: u64) -> [(String, Option<Color>); 6] {
+        let until = |ms: u64| format!("in {}", span(ms.saturating_sub(now_ms)));
+        let left = self.left.map_or("?".into(), grouped);
+        let fits = match (self.fits_ms, self.left) {
+            (Some(ms), _) => until(ms),
+            (None, Some(0)) => "never".into(),
+            (None, Some(_)) => "now".into(),
+            (None, None) => "?".into(),
+        };
+        let color = self.is_exceeded().then_some(Color::Red);
+        [
+            (policy.into(), None),
+            (self.rule.clone(), None),
+            (grouped(self.used), None),
+            (left, color),
+            (fits, color),
+            (self.free_ms.map_or("now".into(), until), None),
+        ]
+    }
+
+    /// The window that ends with the step of the time. A fixed rule has but one step: nothing to see.
+    fn picture(&self, now_ms: u64, columns: u16) -> String {
+        if self.fixed {
+            return String::new();
+        }
+        let end = now_ms - now_ms % self.step_ms + self.step_ms;
+        let newest = self.steps.last().map_or(end, |step| step.end_ms.max(end));
+        let span = newest.saturating_sub(self.window_ms + self.step_ms)..newest;
+        let steps = self.steps.iter();
+        sparkline(
+            steps.map(|step| (step.end_ms - self.step_ms..step.end_ms, step.units)),
+            &span,
+            columns,
+        )
+    }
+}
+
+impl StepReport {
+    pub(crate) fn of(step: &Step) -> Self {
+        Self {
+            end_ms: step.end_ms,
+            units: step.units,
+            release_ms: step.release_ms,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! [`Reading`]: what is stored for one identity, and the policies that it is compared with.
+
+use std::{path::PathBuf, time::SystemTime};
+
+use clap::Args;
+use sluicegate::{
+    Key, Policy,
+    policies::Policies,
+    store::redis::inspect::{Inspector, StoredBlock, StoredResult},
+};
+
+use super::{
+    error::Error,
+    policies_file,
+    scan::{Scan, Share},
+    settings::Settings,
+};
+
+/// How busy a server is kept by looking for the keys of an identity.
+const LOAD: Share = Share::percent(10);
+
+/// The arguments of verbs that read what is stored for an identity.
+#[derive(Args)]
+pub(crate) struct ReadArgs {
+    /// The service's policies: their limits are not stored. Without them all keys of the server are looked at, to find
+    /// those of the identity [default: `policies` of the configuration file]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) policies: Option<PathBuf>,
+
+    /// Only this policy; may be repeated
+    #[arg(long = "policy", value_name = "NAME")]
+    pub(crate) only: Vec<String>,
+
+    /// Take this machine's time for the server's: behind a proxy that does not pass TIME on, such as twemproxy
+    #[arg(long)]
+    pub(crate) local_clock: bool,
+}
+
+/// What is stored for an identity at a time.
+pub(crate) struct Reading {
+    /// As it is stored: a secret is a hash.
+    pub(crate) identity: String,
+    /// The server's clock.
+    pub(crate) now_ms: u64,
+    /// Whether the identity is blocked, whatever it has used.
+    pub(crate) block: StoredBlock,
+    pub(crate) entries: Vec<Entry>,
+}
+
+/// What is stored under one policy.
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    /// `None` where no file tells its limits.
+    pub(crate) policy: Option<Policy>,
+    pub(crate) stored: StoredResult,
+}
+
+/// Where to read, and under which policies.
+pub(crate) struct Reader {
+    pub(crate) inspector: Inspector,
+    key: Key,
+    /// By name; those without limits are named or found.
+    policies: Vec<(String, Option<Policy>)>,
+    local_clock: bool,
+}
+
+impl ReadArgs {
+    /// The policies of the file that is named, here or in the configuration file.
+    pub(crate) fn load(&self, settings: &Settings) -> Result<Option<Policies>, Error> {
+        let file = self.policies.as_ref().or(settings.policies.as_ref());
+        file.map(|file| policies_file::load(file)).transpose()
+    }
+
+    /// Finds out which keys are to be read: those of the policies that are named or in the file, or what a SCAN finds.
+    pub(crate) async fn reader(
+        &self,
+        settings: &Settings,
+        inspector: Inspector,
+        key: Key,
+    ) -> Result<Reader, Error> {
+        let known = self.load(settings)?;
+        let policies = match &known {
+            Some(known) if self.only.is_empty() => known
+                .iter()
+                .map(|policy| (policy.name().to_owned(), Some(policy.clone())))
+                .collect(),
+            _ if !self.only.is_empty() => self.named(known.as_ref())?,
+            _ => {
+                let names = found(&inspector, &key).await?.into_iter();
+                names.map(|name| (name, None)).collect()
+            }
+        };
+        Ok(Reader {
+            inspector,
+            key,
+            policies,
+            local_clock: self.local_clock,
+        })
+    }
+
+    fn named(&self, known: Option<&Policies>) -> Result<Vec<(String, Option<Policy>)>, Error> {
+        let named = self
+            .only
+            .iter()
+            .map(|name| match known.map(|it| it.get(name)) {
+                Some(None) => Err(Error::usage(format_args!(
+                    "the file has no policy `{name}`"
+                ))),
+                Some(Some(policy)) => Ok((name.clone(), Some(policy.clone()))),
+                None => Ok((name.clone(), None)),
+            });
+        named.collect()
+    }
+}
+
+impl Reader {
+    pub(crate) async fn read(&self) -> Result<Reading, Error> {
+        let now_ms = if self.local_clock {
+            let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            u64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+        } else {
+            self.inspector.now_ms(&self.key).await?
+        };
+        let mut entries = Vec::with_capacity(self.policies.len());
+        for (name, policy) in &self.policies {
+            let stored = self.inspector.name(&self.key, name);
+            entries.push(Entry {
+                name: name.clone(),
+                policy: policy.clone(),
+                stored: self.inspector.read(&stored).await?,
+            });
+        }
+        Ok(Reading {
+            identity: self.inspector.name(&self.key, "").identity().to_owned(),
+            now_ms,
+            block: self.inspector.block(&self.key).await?,
+            entries,
+        })
+    }
+}
+
+/// The policies under which something is stored for an identity, in the order of their names: by looking at all keys.
+async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<String>, Error> {
+    let mut names = Vec::new();
+    let scan = Scan::new(inspector, LOAD).await?;
+    scan.run(&inspector.all_of(key), async |_, found| {
+        names.extend(found.iter().map(|name| name.policy().to_owned()));
+        Ok(())
+    })
+    .await?;
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
+}

@@ -1,0 +1,126 @@
+//! `sluicegate reset`: forgets what an identity has used.
+
+use std::io::{self, IsTerminal, Write};
+
+use clap::Args;
+use serde::Serialize;
+use sluicegate::{Key, Limiter, Policy};
+
+use super::{
+    Answer,
+    error::Error,
+    identity::IdentityArgs,
+    output::Output,
+    reading::{ReadArgs, Reading},
+    server,
+    settings::Settings,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate reset user=alice --policy api              asks first
+  sluicegate reset user=alice --policies policies.toml --yes
+  sluicegate reset user=alice                           looks at all keys for hers, and asks
+
+The identity starts anew under these policies, for all replicas of the service, with its next request. There is no way
+back. A value that cannot be read is deleted, too.
+
+Exit codes: 0 done, 1 you said no.
+
+Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); without named policies SCAN and DBSIZE too.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ResetArgs {
+    #[command(flatten)]
+    identity: IdentityArgs,
+
+    #[command(flatten)]
+    read: ReadArgs,
+
+    /// Do not ask
+    #[arg(long, short)]
+    yes: bool,
+}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+struct Report {
+    identity: String,
+    /// The policies whose counts were deleted.
+    deleted: Vec<String>,
+}
+
+pub(crate) fn run(
+    args: &ResetArgs,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<Answer, Error> {
+    // Before anything else: nobody can be asked.
+    let may_ask = io::stdin().is_terminal() && io::stderr().is_terminal();
+    if !args.yes && !may_ask {
+        return Err(Error::usage(
+            "nothing was deleted: there is no terminal to ask at, so --yes is needed",
+        ));
+    }
+    let key = args.identity.key(settings.ipv6_prefix())?;
+    server::block_on(async {
+        let inspector = server::connect(settings).await?.inspector();
+        let inspector = inspector.timeout(settings.timeout());
+        let reader = args.read.reader(settings, inspector, key.clone()).await?;
+        let reading = reader.read().await?;
+        let stored = stored(&reading);
+        if stored.is_empty() {
+            return done(&reading, Vec::new(), output);
+        }
+        if !args.yes && !agrees(&reading.identity, &stored)? {
+            anstream::eprintln!("Nothing was deleted.");
+            return Ok(Answer::No);
+        }
+        let limiter = server::limiter(settings).await?;
+        for name in &stored {
+            reset(&limiter, name, &key).await?;
+        }
+        done(&reading, stored, output)
+    })
+}
+
+/// The policies under which there is something to delete.
+fn stored(reading: &Reading) -> Vec<String> {
+    let entries = reading.entries.iter();
+    let stored = entries.filter(|entry| !matches!(entry.stored, Ok(None)));
+    stored.map(|entry| entry.name.clone()).collect()
+}
+
+fn agrees(identity: &str, policies: &[String]) -> Result<bool, Error> {
+    anstream::eprint!(
+        "Delete what {identity} has used under {}? [y/N] ",
+        policies.join(", ")
+    );
+    io::stderr().flush()?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// The counts belong to the name: the rules do not matter.
+async fn reset(limiter: &Limiter, name: &str, key: &Key) -> Result<(), Error> {
+    let policy = Policy::parse(name, "1/1s").map_err(Error::usage)?;
+    Ok(limiter.reset(&policy, key).await?)
+}
+
+fn done(reading: &Reading, deleted: Vec<String>, output: &mut Output) -> Result<Answer, Error> {
+    let identity = reading.identity.clone();
+    if output.is_json() {
+        output.document(&Report { identity, deleted })?;
+    } else if deleted.is_empty() {
+        writeln!(
+            output,
+            "Nothing is stored for {identity}: nothing was deleted."
+        )?;
+    } else {
+        let policies = deleted.join(", ");
+        writeln!(output, "Deleted what {identity} had used under {policies}.")?;
+    }
+    Ok(Answer::Yes)
+}

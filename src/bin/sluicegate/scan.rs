@@ -1,0 +1,125 @@
+//! [`Scan`]: looks at all keys of the servers, slowly enough that they stay free for others.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use sluicegate::store::redis::inspect::{Inspector, Selection, Server, StoredName};
+
+use super::error::Error;
+
+/// How many keys are looked at at a time: a server does nothing else meanwhile, for less than half a millisecond.
+const BATCH: u32 = 250;
+
+/// A share of a whole, above 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Share(f64);
+
+impl Share {
+    pub(crate) const fn percent(percent: u8) -> Self {
+        Self(percent as f64 / 100.0)
+    }
+
+    /// Reads `5%` or `0.5%`.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let percent = text.strip_suffix('%').and_then(|it| it.parse::<f64>().ok());
+        match percent {
+            Some(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self(percent / 100.0)),
+            _ => Err("write a share as 5% or 0.5%, up to 100%".into()),
+        }
+    }
+
+    pub(crate) const fn fraction(self) -> f64 {
+        self.0
+    }
+}
+
+/// All keys of all servers.
+pub(crate) struct Scan {
+    servers: Vec<Server>,
+    load: Share,
+    progress: ProgressBar,
+    /// How many keys the servers keep.
+    pub(crate) total: u64,
+}
+
+impl Scan {
+    /// Keeps a server busy for at most this share of the time, and shows on stderr how far it is, if that is a terminal.
+    pub(crate) async fn new(inspector: &Inspector, load: Share) -> Result<Self, Error> {
+        let servers = inspector.servers().await?;
+        let mut total = 0;
+        for server in &servers {
+            total += server.key_count().await?;
+        }
+        let style = "{bar:30} {percent:>3}% of {human_len} keys, {elapsed} so far, {eta} to go";
+        let style =
+            ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let progress = ProgressBar::new(total).with_style(style);
+        Ok(Self {
+            servers,
+            load,
+            progress,
+            total,
+        })
+    }
+
+    /// Calls `found` with each batch of keys that are selected; some may come twice.
+    pub(crate) async fn run(
+        &self,
+        selection: &Selection,
+        mut found: impl AsyncFnMut(&Server, Vec<StoredName>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        for server in &self.servers {
+            let mut cursor = 0;
+            loop {
+                let begun = Instant::now();
+                let (next, names) = server.scan(cursor, selection, BATCH).await?;
+                self.progress(next, names.len());
+                if !names.is_empty() {
+                    found(server, names).await?;
+                }
+                cursor = next;
+                if cursor == 0 {
+                    break;
+                }
+                tokio::time::sleep(self.pause(begun.elapsed())).await;
+            }
+        }
+        self.progress.finish_and_clear();
+        Ok(())
+    }
+
+    fn pause(&self, busy: Duration) -> Duration {
+        busy.mul_f64(1.0 / self.load.fraction() - 1.0)
+    }
+
+    /// On one server, a cursor tells how far it is by its bits from the lowest to the highest.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "for a bar"
+    )]
+    fn progress(&self, cursor: u64, found: usize) {
+        if self.servers.len() > 1 {
+            self.progress.inc(found as u64);
+        } else {
+            let part = cursor.reverse_bits() as f64 / u64::MAX as f64;
+            self.progress
+                .set_position((part * self.total as f64) as u64);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_percentages() {
+        assert_eq!(Share::parse("1%"), Ok(Share(0.01)));
+        assert_eq!(Share::parse("100%"), Ok(Share::percent(100)));
+        for text in ["", "5", "0%", "-1%", "101%", "%", "NaN%"] {
+            assert!(Share::parse(text).is_err(), "{text}");
+        }
+    }
+}

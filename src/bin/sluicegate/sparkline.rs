@@ -1,0 +1,53 @@
+//! [`sparkline`]: the units of a window as a line of bars.
+
+use std::{iter, ops::Range};
+
+/// From little to much; nothing is a dot.
+const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Draws steps, each with the time that it takes and its units, from the first time to the last; the highest bar is full.
+///
+/// A step stands in the column that its middle falls into.
+pub(crate) fn sparkline(
+    steps: impl IntoIterator<Item = (Range<u64>, u64)>,
+    span: &Range<u64>,
+    columns: u16,
+) -> String {
+    let mut sums: Vec<u64> = iter::repeat_n(0, columns.max(1).into()).collect();
+    let length = u128::from((span.end - span.start).max(1));
+    for (step, units) in steps {
+        let middle = u64::midpoint(step.start, step.end);
+        let behind = u128::from(middle.saturating_sub(span.start));
+        let column = behind * u128::from(columns) / length;
+        let column = usize::try_from(column).unwrap_or(usize::MAX);
+        let column = column.min(sums.len() - 1);
+        sums[column] = sums[column].saturating_add(units);
+    }
+    let most = sums.iter().copied().max().unwrap_or(0);
+    let bars = sums.iter().map(|&sum| match sum {
+        0 => '·',
+        sum => {
+            let bar = u128::from(sum) * 8 / u128::from(most);
+            BARS[usize::try_from(bar.saturating_sub(1)).unwrap_or(7).min(7)]
+        }
+    });
+    bars.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_are_as_high_as_their_share_of_the_highest() {
+        let steps = [(0..10, 1), (10..20, 8), (30..40, 4), (90..100, 8)];
+        assert_eq!(sparkline(steps, &(0..100), 10), "▁█·▄·····█");
+        assert_eq!(sparkline([], &(0..100), 5), "·····");
+        assert_eq!(sparkline([(0..100, u64::MAX)], &(0..100), 3), "·█·");
+    }
+
+    #[test]
+    fn what_lies_outside_stands_at_an_end() {
+        assert_eq!(sparkline([(0..2, 1), (300..302, 1)], &(100..200), 3), "█·█");
+    }
+}

@@ -1,0 +1,312 @@
+//! `sluicegate top`: who uses most.
+
+mod ranking;
+
+use std::{io::Write, path::PathBuf};
+
+use clap::Args;
+use comfy_table::{Cell, CellAlignment, Color};
+use serde::Serialize;
+use sluicegate::{
+    Policy,
+    policies::Policies,
+    store::redis::inspect::{Inspector, Server, StoredName},
+};
+
+use self::ranking::{Ranked, Ranking};
+use super::{
+    Answer,
+    error::Error,
+    output::{BAD, DIM, Output},
+    policies_file,
+    scan::{Scan, Share},
+    server,
+    settings::Settings,
+    text::grouped,
+    time::{span, time},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate top --policies policies.toml           who is nearest to a limit, or over it
+  sluicegate top --policy api -n 50                 who has the most units
+  sluicegate top --policies policies.toml --sample 1% --load 1%
+  sluicegate top --json | jq -r '.top[].identity'
+
+Looks at all keys of the server, or of each primary of a cluster: SCAN in small batches, and pauses between them, so that
+the server is busy with it for at most the share of time that --load says. The default takes about a minute for a
+million keys. Memory does not grow with their number.
+
+With the service's policies, by the share of a limit that is used, whatever the rule; and it says who would be denied a
+request that costs 1. Without them, by units: limits are not stored.
+
+--sample reads so many of the keys, chosen by chance: for shares and numbers as a whole. It misses most single users.
+
+Rights: GET of the keys `PREFIX:*`, SCAN, DBSIZE and TIME. Nothing is written.";
+
+/// More rows are nobody's top.
+const MAX_ROWS: u16 = 1_000;
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct TopArgs {
+    /// The service's policies: their limits are not stored [default: `policies` of the configuration file]
+    #[arg(long, value_name = "FILE")]
+    policies: Option<PathBuf>,
+
+    /// Only keys under this policy
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+
+    /// How many to show, at most 1000
+    #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROWS)))]
+    number: u16,
+
+    /// Which share of the keys to read
+    #[arg(long, value_name = "SHARE", default_value = "100%", value_parser = Share::parse)]
+    sample: Share,
+
+    /// For which share of the time a server may be kept busy
+    #[arg(long, value_name = "SHARE", default_value = "5%", value_parser = Share::parse)]
+    load: Share,
+}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+struct Report {
+    /// The clock of the server that was read last, in ms since the Unix epoch.
+    now_ms: u64,
+    /// How many keys the servers keep.
+    keys: u64,
+    /// How many of them were read.
+    read: u64,
+    /// Of how many something counts.
+    counting: u64,
+    /// Of how many one more unit does not fit; null where no limits are known.
+    full: Option<u64>,
+    unreadable: u64,
+    top: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    identity: String,
+    policy: String,
+    /// As text; without a limit where that is not known: `?/1m`.
+    rule: String,
+    limit: Option<u64>,
+    used: u64,
+    steps: usize,
+    /// Whether one more unit does not fit; null where the limit is not known.
+    full: Option<bool>,
+    /// When one more unit fits: null when it does now, never does, or the limit is not known.
+    fits_ms: Option<u64>,
+}
+
+pub(crate) fn run(
+    args: &TopArgs,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<Answer, Error> {
+    let file = args.policies.as_ref().or(settings.policies.as_ref());
+    let policies = file.map(|file| policies_file::load(file)).transpose()?;
+    let report = server::block_on(async {
+        let inspector = server::connect(settings).await?.inspector();
+        let inspector = inspector.timeout(settings.timeout());
+        Top::new(args, policies).run(&inspector).await
+    })?;
+    if output.is_json() {
+        output.document(&report)?;
+    } else {
+        write(&report, output)?;
+    }
+    Ok(Answer::Yes)
+}
+
+struct Top<'a> {
+    args: &'a TopArgs,
+    policies: Option<Policies>,
+    ranking: Ranking,
+    now_ms: u64,
+    read: u64,
+    unreadable: u64,
+}
+
+impl<'a> Top<'a> {
+    fn new(args: &'a TopArgs, policies: Option<Policies>) -> Self {
+        Self {
+            args,
+            policies,
+            ranking: Ranking::new(args.number.into()),
+            now_ms: 0,
+            read: 0,
+            unreadable: 0,
+        }
+    }
+
+    async fn run(mut self, inspector: &Inspector) -> Result<Report, Error> {
+        let scan = Scan::new(inspector, self.args.load).await?;
+        let selection = inspector.all(self.args.policy.as_deref());
+        let batches = async |server: &Server, names| self.batch(server, names).await;
+        scan.run(&selection, batches).await?;
+        if self.read == 0 && scan.total == 0 {
+            // A server without keys has a time, too.
+            self.now_ms = match inspector.servers().await?.first() {
+                Some(server) => server.now_ms().await?,
+                None => 0,
+            };
+        }
+        Ok(self.report(scan.total))
+    }
+
+    async fn batch(&mut self, server: &Server, mut names: Vec<StoredName>) -> Result<(), Error> {
+        if let Some(policies) = &self.policies {
+            names.retain(|name| policies.get(name.policy()).is_some());
+        }
+        names.retain(|name| is_chosen(name, self.args.sample));
+        if names.is_empty() {
+            return Ok(());
+        }
+        self.now_ms = server.now_ms().await?;
+        for (name, stored) in names.iter().zip(server.read(&names).await?) {
+            self.read += 1;
+            let value = match stored {
+                Ok(Some(value)) => value,
+                Ok(None) => continue,
+                Err(_) => {
+                    self.unreadable += 1;
+                    continue;
+                }
+            };
+            let policies = self.policies.as_ref();
+            let policy: Option<&Policy> = policies.and_then(|it| it.get(name.policy()));
+            if let Some(ranked) = Ranked::of(name, &value, policy, self.now_ms) {
+                self.ranking.offer(ranked);
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&self, keys: u64) -> Report {
+        let has_limits = self.policies.is_some();
+        let rows = self.ranking.first().iter();
+        Report {
+            now_ms: self.now_ms,
+            keys,
+            read: self.read,
+            counting: self.ranking.seen,
+            full: has_limits.then_some(self.ranking.full),
+            unreadable: self.unreadable,
+            top: rows.map(|ranked| Row::of(ranked, has_limits)).collect(),
+        }
+    }
+}
+
+/// Chosen by a hash of the identity, the same in each run: with one policy of an identity, all.
+fn is_chosen(name: &StoredName, sample: Share) -> bool {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+
+    let mut hasher = DefaultHasher::new();
+    name.identity().hash(&mut hasher);
+    #[expect(clippy::cast_precision_loss, reason = "for a share")]
+    let place = hasher.finish() as f64 / u64::MAX as f64;
+    place < sample.fraction() || sample == Share::percent(100)
+}
+
+impl Row {
+    fn of(ranked: &Ranked, has_limits: bool) -> Self {
+        let rule = ranked.rule.to_string();
+        let window = rule.split_once('/').map_or("", |it| it.1);
+        Self {
+            identity: ranked.name.identity().to_owned(),
+            policy: ranked.name.policy().to_owned(),
+            rule: if has_limits {
+                rule.clone()
+            } else {
+                format!("?/{window}")
+            },
+            limit: has_limits.then(|| ranked.rule.limit()),
+            used: ranked.used,
+            steps: ranked.steps,
+            full: has_limits.then_some(ranked.full),
+            fits_ms: ranked.fits_ms,
+        }
+    }
+
+    fn cells(&self, now_ms: u64) -> Vec<Cell> {
+        let mut cells = vec![
+            Cell::new(&self.identity),
+            Cell::new(&self.policy),
+            Cell::new(&self.rule),
+            Cell::new(grouped(self.used)),
+        ];
+        match self.limit {
+            None => cells.push(Cell::new(self.steps)),
+            Some(limit) => {
+                let percent = u128::from(self.used) * 100 / u128::from(limit.max(1));
+                let until = match (self.full, self.fits_ms) {
+                    (Some(true), None) => "never".to_owned(),
+                    (_, None) => String::new(),
+                    (_, Some(ms)) => {
+                        format!(
+                            "{} (in {})",
+                            time(ms, now_ms),
+                            span(ms.saturating_sub(now_ms))
+                        )
+                    }
+                };
+                cells.push(Cell::new(format!("{percent}%")));
+                cells.push(Cell::new(until).fg(Color::Red));
+            }
+        }
+        cells
+    }
+}
+
+fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
+    write!(output, "{} keys", grouped(report.keys))?;
+    if report.read != report.keys {
+        write!(output, ", {} read", grouped(report.read))?;
+    }
+    write!(
+        output,
+        ", {} with units that count",
+        grouped(report.counting)
+    )?;
+    match report.full {
+        Some(0) => writeln!(output, ", none of them full")?,
+        Some(full) => writeln!(output, ", {BAD}{} full{BAD:#}", grouped(full))?,
+        None => writeln!(output)?,
+    }
+    if !report.top.is_empty() {
+        let mut header = vec!["identity", "policy", "rule", "used"];
+        match report.full {
+            Some(_) => header.extend(["", "denied until"]),
+            None => header.push("steps"),
+        }
+        let mut table = output.table(header);
+        for row in &report.top {
+            table.add_row(row.cells(report.now_ms));
+        }
+        for column in 3..=4 {
+            if let Some(column) = table.column_mut(column) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        output.write_table(&table)?;
+    }
+    if report.unreadable > 0 {
+        let count = grouped(report.unreadable);
+        writeln!(
+            output,
+            "{count} values could not be read: `inspect` says why"
+        )?;
+    }
+    if report.full.is_none() {
+        writeln!(
+            output,
+            "{DIM}limits are not stored: --policies FILE tells who is denied{DIM:#}"
+        )?;
+    }
+    Ok(())
+}

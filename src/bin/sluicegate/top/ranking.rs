@@ -1,0 +1,126 @@
+//! [`Ranking`]: who uses most, of any number, in the memory that these few need.
+
+use sluicegate::{
+    Policy, Rule,
+    store::redis::inspect::{StoredName, StoredValue},
+};
+
+/// The first of all that were offered.
+pub(super) struct Ranking {
+    size: usize,
+    /// The greatest first.
+    first: Vec<Ranked>,
+    /// How many were offered.
+    pub(super) seen: u64,
+    /// Of how many one more unit did not fit.
+    pub(super) full: u64,
+}
+
+/// What one identity uses under one policy: its fullest rule, or the one with the most units where no limit is known.
+pub(super) struct Ranked {
+    pub(super) name: StoredName,
+    /// With the limit; 0 where it is not known.
+    pub(super) rule: Rule,
+    pub(super) used: u64,
+    pub(super) steps: usize,
+    /// When one more unit fits; `None` where it does now, or never, or the limit is not known.
+    pub(super) fits_ms: Option<u64>,
+    pub(super) full: bool,
+    rank: (f64, u64),
+}
+
+impl Ranking {
+    pub(super) const fn new(size: usize) -> Self {
+        Self {
+            size,
+            first: Vec::new(),
+            seen: 0,
+            full: 0,
+        }
+    }
+
+    /// Puts it where it belongs, if it is among the first. One that came before is replaced.
+    pub(super) fn offer(&mut self, ranked: Ranked) {
+        self.seen += 1;
+        self.full += u64::from(ranked.full);
+        if let Some(last) = self.first.get(self.size.saturating_sub(1))
+            && last.rank >= ranked.rank
+        {
+            return;
+        }
+        self.first.retain(|other| other.name != ranked.name);
+        let place = self
+            .first
+            .partition_point(|other| other.rank >= ranked.rank);
+        self.first.insert(place, ranked);
+        self.first.truncate(self.size);
+    }
+
+    pub(super) fn first(&self) -> &[Ranked] {
+        &self.first
+    }
+}
+
+impl Ranked {
+    /// `None` where nothing counts.
+    pub(super) fn of(
+        name: &StoredName,
+        value: &StoredValue,
+        policy: Option<&Policy>,
+        now_ms: u64,
+    ) -> Option<Self> {
+        match policy {
+            Some(policy) => Self::of_limits(name, value, policy, now_ms),
+            None => Self::of_units(name, value, now_ms),
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "for an order")]
+    fn of_limits(
+        name: &StoredName,
+        value: &StoredValue,
+        policy: &Policy,
+        now_ms: u64,
+    ) -> Option<Self> {
+        let rules = policy.rules().iter().filter_map(|rule| {
+            let section = value.section(rule)?;
+            let count = section.count(now_ms, rule.limit(), 1);
+            let full = count.used >= rule.limit();
+            let share = count.used as f64 / rule.limit().max(1) as f64;
+            (count.used > 0).then(|| Self {
+                name: name.clone(),
+                rule: *rule,
+                used: count.used,
+                steps: 0,
+                fits_ms: Some(count.fits_at_ms).filter(|ms| full && *ms > 0),
+                full,
+                // Of those that are full: who waits for longest.
+                rank: (share, count.fits_at_ms),
+            })
+        });
+        let fullest = rules.max_by(|one, other| {
+            one.rank
+                .partial_cmp(&other.rank)
+                .unwrap_or(std::cmp::Ordering::Equal)
+        })?;
+        let steps = value
+            .section(&fullest.rule)
+            .map_or(0, |section| section.steps(now_ms).len());
+        Some(Self { steps, ..fullest })
+    }
+
+    fn of_units(name: &StoredName, value: &StoredValue, now_ms: u64) -> Option<Self> {
+        let sections = value.sections().iter();
+        let used = sections.map(|section| (section.used(now_ms), section));
+        let (used, section) = used.max_by_key(|(used, _)| *used)?;
+        (used > 0).then(|| Self {
+            name: name.clone(),
+            rule: section.rule(0),
+            used,
+            steps: section.steps(now_ms).len(),
+            fits_ms: None,
+            full: false,
+            rank: (0.0, used),
+        })
+    }
+}

@@ -1,0 +1,227 @@
+//! `sluicegate watch`: `inspect`, live.
+
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
+
+use clap::Args;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::{
+    Answer,
+    error::Error,
+    identity::IdentityArgs,
+    inspect::Report,
+    output::{DIM, Output},
+    reading::{ReadArgs, Reader},
+    server,
+    settings::Settings,
+    text::{self, grouped},
+    time::time,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate watch user=alice --policies policies.toml
+  sluicegate watch user=alice --policy api --interval 200ms | tee alice.log
+  sluicegate watch user=alice --policies policies.toml --json | jq -c '.policies[].rules[].used'
+
+At a terminal the page is drawn anew at each interval; in a pipe there is one line for each change, or one JSON document
+as of `inspect`. Ends with Ctrl-C.
+
+Policies that are not named, nor in a file, are looked for once, in the beginning.
+
+Rights: as for `inspect`. Nothing is written.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct WatchArgs {
+    #[command(flatten)]
+    identity: IdentityArgs,
+
+    #[command(flatten)]
+    read: ReadArgs,
+
+    /// How often to look
+    #[arg(long, short, value_name = "TIME", value_parser = text::parse_duration, default_value = "1s")]
+    interval: Duration,
+}
+
+pub(crate) fn run(
+    args: &WatchArgs,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<Answer, Error> {
+    let key = args.identity.key(settings.ipv6_prefix())?;
+    server::block_on(async {
+        let inspector = server::connect(settings).await?.inspector();
+        let inspector = inspector.timeout(settings.timeout());
+        let reader = args.read.reader(settings, inspector, key).await?;
+        let page = output.is_terminal() && !output.is_json();
+        let screen = page.then(Screen::enter).transpose()?;
+        let mut watch = Watch {
+            reader,
+            interval: args.interval,
+            last: None,
+        };
+        let watching = async {
+            if screen.is_some() {
+                watch.draw(output).await
+            } else {
+                watch.print(output).await
+            }
+        };
+        tokio::select! {
+            result = watching => result?,
+            result = interrupted() => result?,
+        }
+        Ok(Answer::Yes)
+    })
+}
+
+struct Watch {
+    reader: Reader,
+    interval: Duration,
+    /// What was printed last.
+    last: Option<String>,
+}
+
+impl Watch {
+    /// Draws a page at each interval, without end. A server that is away is told of there.
+    async fn draw(&mut self, output: &mut Output) -> Result<(), Error> {
+        let mut ticks = ticks(self.interval);
+        let mut latest = None;
+        loop {
+            ticks.tick().await;
+            let read = self.reader.read().await;
+            Screen::clear()?;
+            let failed = match read {
+                Ok(reading) => {
+                    latest = Some(Report::of(&reading)?);
+                    None
+                }
+                Err(error) => Some(error),
+            };
+            if let Some(report) = &latest {
+                report.write(output)?;
+            }
+            if let Some(error) = failed {
+                error.report();
+            }
+            let every = format!("{:?}", self.interval);
+            writeln!(output, "{DIM}every {every}; Ctrl-C ends{DIM:#}")?;
+            output.flush()?;
+        }
+    }
+
+    /// Prints each change, without end. A server that is away is told of once, on stderr.
+    async fn print(&mut self, output: &mut Output) -> Result<(), Error> {
+        let mut ticks = ticks(self.interval);
+        let mut is_away = false;
+        loop {
+            ticks.tick().await;
+            match self.reader.read().await {
+                Ok(reading) => {
+                    is_away = false;
+                    self.print_change(&Report::of(&reading)?, output)?;
+                }
+                Err(error) if !is_away => {
+                    is_away = true;
+                    error.report();
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn print_change(&mut self, report: &Report, output: &mut Output) -> Result<(), Error> {
+        let line = line(report);
+        if self.last.as_ref() == Some(&line) {
+            return Ok(());
+        }
+        if output.is_json() {
+            output.document(report)?;
+        } else {
+            writeln!(output, "{} {line}", time(report.now_ms, report.now_ms))?;
+        }
+        output.flush()?;
+        self.last = Some(line);
+        Ok(())
+    }
+}
+
+/// What is used, without times: `api 10/1s 3, 120/1m 120 full`.
+fn line(report: &Report) -> String {
+    let policies = report.policies.iter().map(|policy| {
+        if policy.error.is_some() {
+            return format!("{} unreadable", policy.policy);
+        }
+        if policy.rules.is_empty() {
+            return format!("{} nothing", policy.policy);
+        }
+        let rules = policy.rules.iter().map(|rule| {
+            let full = if rule.is_exceeded() { " full" } else { "" };
+            format!("{} {}{full}", rule.rule, grouped(rule.used))
+        });
+        format!("{} {}", policy.policy, rules.collect::<Vec<_>>().join(", "))
+    });
+    let line = policies.collect::<Vec<_>>().join("; ");
+    if line.is_empty() {
+        "nothing is stored".into()
+    } else {
+        line
+    }
+}
+
+fn ticks(every: Duration) -> tokio::time::Interval {
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
+/// Waits for Ctrl-C, or for whatever ends programs.
+async fn interrupted() -> Result<(), Error> {
+    let failed = |error| Error::usage(format_args!("Ctrl-C cannot be noticed: {error}"));
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminated = signal(SignalKind::terminate()).map_err(failed)?;
+        let mut hung_up = signal(SignalKind::hangup()).map_err(failed)?;
+        tokio::select! {
+            result = tokio::signal::ctrl_c() => result.map_err(failed),
+            _ = terminated.recv() => Ok(()),
+            _ = hung_up.recv() => Ok(()),
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c().await.map_err(failed)
+}
+
+/// The terminal's other page, without a cursor; left when dropped.
+///
+/// Written past [`Output`], which takes everything out that a terminal obeys where colours are not wanted.
+struct Screen;
+
+impl Screen {
+    fn enter() -> Result<Self, Error> {
+        write(b"\x1b[?1049h\x1b[?25l")?;
+        Ok(Self)
+    }
+
+    fn clear() -> Result<(), Error> {
+        write(b"\x1b[H\x1b[J")
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = write(b"\x1b[?25h\x1b[?1049l");
+    }
+}
+
+fn write(bytes: &[u8]) -> Result<(), Error> {
+    let mut stdout = io::stdout();
+    stdout.write_all(bytes)?;
+    Ok(stdout.flush()?)
+}

@@ -1,0 +1,71 @@
+//! [`decide`]: what the script would answer.
+
+use super::StoredValue;
+use crate::{
+    check::Check,
+    decision::Decision,
+    error::StoreError,
+    rule::Rule,
+    window::{StepQueue, StepSpec},
+};
+
+/// Answers what a check would be answered at this time, of the store's clock, without charging anything.
+///
+/// `values` are what is stored for the charges of the check, in their order. Shadows are not looked at. The answer is
+/// the script's, to the millisecond; another request may come first.
+///
+/// # Errors
+///
+/// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when there are more or fewer values than charges.
+pub fn decide(
+    check: &Check,
+    now_ms: u64,
+    values: &[Option<&StoredValue>],
+) -> Result<Decision, StoreError> {
+    if values.len() != check.charges().len() {
+        return Err(StoreError::invalid_request(
+            "each charge of a check needs what is stored for it",
+        ));
+    }
+    let now_ms = now_ms.min(super::value::MAX_TIME_MS);
+    let (mut counts, mut charged) = (Vec::new(), Vec::new());
+    let mut fits = true;
+    for (charge, value) in check.charges().iter().zip(values) {
+        for rule in charge.policy().rules() {
+            let mut queue = queue(*value, rule);
+            let count = queue.look(now_ms, rule.limit(), charge.cost());
+            let room = rule.limit().checked_sub(charge.cost());
+            fits &= room.is_some_and(|room| count.used <= room);
+            counts.push(count);
+            charged.push(if fits && charge.cost() > 0 {
+                queue.charge(now_ms, charge.cost());
+                queue.kept()
+            } else {
+                count
+            });
+        }
+    }
+    Decision::new(check, fits, now_ms, if fits { &charged } else { &counts })
+}
+
+fn queue(value: Option<&StoredValue>, rule: &Rule) -> StepQueue {
+    let section = value.and_then(|value| value.section(rule));
+    section.map_or_else(
+        || StepQueue::new(StepSpec::of(rule)),
+        |section| section.queue().clone(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{charge::Charge, key::Key, policy::Policy};
+
+    #[test]
+    fn each_charge_needs_its_value() {
+        let policy = Policy::parse("p", "1/1s").unwrap();
+        let check = Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
+        assert!(decide(&check, 1_000, &[]).is_err());
+        assert!(decide(&check, 1_000, &[None]).unwrap().is_allowed());
+    }
+}

@@ -1,0 +1,164 @@
+//! Reads what a [`RedisStore`] has stored, without writing anything: for operators' tools.
+//!
+//! No command but `GET`, `TIME`, `SCAN` and `DBSIZE` is sent, on a cluster also `CLUSTER SLOTS`. No script is run.
+//!
+//! ```no_run
+//! use sluicegate::{Key, RedisStore};
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let inspector = RedisStore::connect("redis://127.0.0.1/").await?.inspector();
+//! let alice = Key::new("user", "alice");
+//! let now_ms = inspector.now_ms(&alice).await?;
+//! if let Some(value) = inspector.read(&inspector.name(&alice, "api")).await?? {
+//!     for section in value.sections() {
+//!         println!("{} in {:?}", section.used(now_ms), section.rule(0).window());
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod blocks;
+mod decide;
+mod name;
+mod server;
+mod value;
+
+use std::time::Duration;
+
+use redis::{Cmd, RedisError, RedisResult, Value};
+
+use super::{
+    RedisStore,
+    connection::within,
+    error::{code, store_error},
+};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    key::Key,
+};
+
+pub use blocks::StoredBlock;
+pub use decide::decide;
+pub use name::StoredName;
+pub use server::{Selection, Server};
+pub use value::{Section, Step, StoredValue, UnreadableValue};
+
+/// What is read of one key: its value, `None` if it holds nothing; or why that cannot be read.
+pub type StoredResult = Result<Option<StoredValue>, UnreadableValue>;
+
+/// How long each reply is waited for, unless it is said.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Reads what a store has stored. Cheap to clone; made by [`RedisStore::inspector`].
+#[derive(Clone, Debug)]
+pub struct Inspector {
+    store: RedisStore,
+    timeout: Duration,
+}
+
+impl RedisStore {
+    /// A reader of what is stored, over the same connection, with the same prefix and secret.
+    #[must_use]
+    pub fn inspector(&self) -> Inspector {
+        let inspector = Inspector {
+            store: self.clone(),
+            timeout: TIMEOUT,
+        };
+        inspector.timeout(TIMEOUT)
+    }
+}
+
+impl Inspector {
+    /// Sets how long each reply is waited for. The default is two seconds.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.store.transport.raise_timeout(timeout);
+        self.timeout = timeout;
+        self
+    }
+
+    /// The time of the server that keeps this identity, in ms since the Unix epoch.
+    ///
+    /// # Errors
+    ///
+    /// When the server does not answer in time, or with an error. A proxy such as twemproxy hangs up.
+    pub async fn now_ms(&self, key: &Key) -> Result<u64, StoreError> {
+        #[cfg(feature = "test-util")]
+        if let Some(clock) = &self.store.clock {
+            return Ok(clock.now_ms());
+        }
+        let name = self.store.names.name("", key);
+        let time = self.send(&redis::cmd("TIME"), &name).await;
+        milliseconds(time).map_err(|error| not_of_a_proxy(&error))
+    }
+
+    /// The name of the key that holds the counts of an identity under the policy of this name.
+    #[must_use]
+    pub fn name(&self, key: &Key, policy: &str) -> StoredName {
+        StoredName::write(&self.store.names, key, policy)
+    }
+
+    /// Reads one key.
+    ///
+    /// # Errors
+    ///
+    /// The outer when the server does not answer in time, or with an error; the inner when what it keeps cannot be
+    /// read.
+    pub async fn read(&self, name: &StoredName) -> Result<StoredResult, StoreError> {
+        let name = name.as_bytes();
+        stored(self.send(redis::cmd("GET").arg(name), name).await)
+    }
+
+    /// The servers that keep keys: the server, or each primary of a cluster.
+    ///
+    /// # Errors
+    ///
+    /// When a cluster cannot be reached; and over a connection of your own that is of a cluster.
+    pub async fn servers(&self) -> Result<Vec<Server>, StoreError> {
+        let servers = within(self.timeout, self.store.transport.servers()).await;
+        let servers = servers.map_err(|error| store_error(&error))?.into_iter();
+        Ok(servers.map(|to| Server::new(self, to)).collect())
+    }
+
+    async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
+        within(self.timeout, self.store.transport.send(cmd, routing_key)).await
+    }
+}
+
+fn milliseconds(time: RedisResult<Value>) -> RedisResult<u64> {
+    let (seconds, micros): (u64, u64) = redis::from_redis_value(time?)?;
+    Ok(seconds.saturating_mul(1_000).saturating_add(micros / 1_000))
+}
+
+/// What a `GET` of a key with counts has answered.
+fn stored(value: RedisResult<Value>) -> Result<StoredResult, StoreError> {
+    let value = string(value)?;
+    Ok(value.and_then(|value| value.map(|value| StoredValue::read(&value)).transpose()))
+}
+
+/// What a `GET` has answered.
+fn string(
+    value: RedisResult<Value>,
+) -> Result<Result<Option<Vec<u8>>, UnreadableValue>, StoreError> {
+    match value {
+        Ok(Value::Nil) => Ok(Ok(None)),
+        Ok(Value::BulkString(value)) => Ok(Ok(Some(value))),
+        Ok(_) => Err(StoreError::protocol(
+            "the Redis server's reply cannot be read",
+        )),
+        Err(error) if code(&error) == Some("WRONGTYPE") => Ok(Err(UnreadableValue::WrongType)),
+        Err(error) => Err(store_error(&error)),
+    }
+}
+
+/// The error of a command that proxies do not know.
+fn not_of_a_proxy(error: &RedisError) -> StoreError {
+    if !error.is_connection_dropped() {
+        return store_error(error);
+    }
+    StoreError::new(
+        StoreErrorKind::Unavailable,
+        "the connection was lost: a proxy such as twemproxy hangs up on TIME, SCAN and DBSIZE",
+    )
+}

@@ -1,0 +1,97 @@
+//! [`StoredName`]: the name of a key, read.
+
+use crate::{key::Key, store::redis::names::Names};
+
+/// The name of a key that a server keeps: of whom, and under which policy.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StoredName {
+    name: Box<str>,
+    identity: std::ops::Range<usize>,
+}
+
+impl StoredName {
+    pub(super) fn write(names: &Names, key: &Key, policy: &str) -> Self {
+        let identity = names.name("", key);
+        let start = names.text().len() + ":{".len();
+        let end = identity.len() - "}:".len();
+        let name = String::from_utf8_lossy(&identity).into_owned() + policy;
+        Self {
+            name: name.into(),
+            identity: start..end,
+        }
+    }
+
+    /// `None` for a name that this store does not give.
+    pub(super) fn read(names: &Names, name: Vec<u8>) -> Option<Self> {
+        let name = String::from_utf8(name).ok()?;
+        let rest = name.strip_prefix(names.text())?.strip_prefix(":{")?;
+        let (identity, policy) = rest.split_once("}:")?;
+        // Contributors stand under a longer name.
+        let is_policy = !policy.is_empty() && !policy.contains(':');
+        if !identity.contains('=') || !is_policy || name.chars().any(char::is_control) {
+            return None;
+        }
+        let start = name.len() - rest.len();
+        let identity = start..start + identity.len();
+        let name = name.into_boxed_str();
+        Some(Self { name, identity })
+    }
+
+    /// Who is limited, as the name has it: `ip=203.0.113.7`, or `api-key=#` and a hash where the value is long, strange
+    /// or secret.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        &self.name[self.identity.clone()]
+    }
+
+    /// The name of the policy.
+    #[must_use]
+    pub fn policy(&self) -> &str {
+        &self.name[self.identity.end + 2..]
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        self.name.as_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut names = Names::new("shop");
+        names.prefix("shop[1]*");
+        for (key, identity) in [
+            (Key::new("ip", "2001:db8::/64"), "ip=2001:db8::/64"),
+            (Key::new("user", "a:b"), "user=a:b"),
+            (Key::secret("api-key", "x"), "api-key=#"),
+        ] {
+            let read = StoredName::read(&names, names.name("api.v1", &key)).unwrap();
+            assert!(read.identity().starts_with(identity), "{read:?}");
+            assert_eq!(read.policy(), "api.v1");
+            assert_eq!(read, StoredName::write(&names, &key, "api.v1"));
+        }
+    }
+
+    #[test]
+    fn other_names_are_none() {
+        let names = Names::new("shop");
+        for other in [
+            "",
+            "shop",
+            "shop:{ip=1}",
+            "shop:{ip=1}:",
+            "shop:{ip}:api",
+            "shop2:{ip=1}:api",
+            "shop:{ip=1}:a\x1bpi",
+        ] {
+            assert_eq!(StoredName::read(&names, other.into()), None, "{other}");
+        }
+        assert_eq!(
+            StoredName::read(&names, b"shop:{ip=\xff}:api".to_vec()),
+            None
+        );
+    }
+}

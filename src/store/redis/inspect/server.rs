@@ -1,0 +1,146 @@
+//! [`Server`]: one server, and all keys that it keeps.
+
+use std::time::Duration;
+
+use redis::{Pipeline, RedisError, RedisResult, Value};
+
+use super::{Inspector, StoredName, StoredResult, milliseconds, not_of_a_proxy, stored};
+use crate::{
+    error::StoreError,
+    key::Key,
+    store::redis::{
+        RedisStore,
+        connection::within,
+        error::{code, store_error},
+        transport::SingleServer,
+    },
+};
+
+/// One server that keeps keys: see [`Inspector::servers`].
+#[derive(Debug)]
+pub struct Server {
+    store: RedisStore,
+    to: SingleServer,
+    timeout: Duration,
+}
+
+/// Which keys a [scan](Server::scan) is to find.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    pattern: Vec<u8>,
+}
+
+impl Inspector {
+    /// All keys of the store, or those under the policy of this name.
+    #[must_use]
+    pub fn all(&self, policy: Option<&str>) -> Selection {
+        let pattern = self.store.names.pattern(None, policy);
+        Selection { pattern }
+    }
+
+    /// The keys of one identity, under whatever policies.
+    #[must_use]
+    pub fn all_of(&self, key: &Key) -> Selection {
+        let pattern = self.store.names.pattern(Some(key), None);
+        Selection { pattern }
+    }
+}
+
+impl Server {
+    pub(super) fn new(inspector: &Inspector, to: SingleServer) -> Self {
+        Self {
+            store: inspector.store.clone(),
+            to,
+            timeout: inspector.timeout,
+        }
+    }
+
+    /// The server's time, in ms since the Unix epoch.
+    ///
+    /// # Errors
+    ///
+    /// When the server does not answer in time, or with an error. A proxy such as twemproxy hangs up.
+    pub async fn now_ms(&self) -> Result<u64, StoreError> {
+        #[cfg(feature = "test-util")]
+        if let Some(clock) = &self.store.clock {
+            return Ok(clock.now_ms());
+        }
+        milliseconds(self.send(&redis::cmd("TIME")).await).map_err(|error| not_of_a_proxy(&error))
+    }
+
+    /// How many keys the server keeps, those of others among them.
+    ///
+    /// # Errors
+    ///
+    /// As [`now_ms`](Self::now_ms).
+    pub async fn key_count(&self) -> Result<u64, StoreError> {
+        let count = self.send(&redis::cmd("DBSIZE")).await;
+        let count = count.and_then(|count| Ok(redis::from_redis_value(count)?));
+        count.map_err(|error| not_of_a_proxy(&error))
+    }
+
+    /// Looks at about `count` keys, and answers with those that are selected, and the cursor to go on with: 0 in the
+    /// beginning and in the end.
+    ///
+    /// A key that is there from the beginning to the end is found, possibly more than once.
+    ///
+    /// # Errors
+    ///
+    /// As [`now_ms`](Self::now_ms).
+    pub async fn scan(
+        &self,
+        cursor: u64,
+        selection: &Selection,
+        count: u32,
+    ) -> Result<(u64, Vec<StoredName>), StoreError> {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor)
+            .arg("MATCH")
+            .arg(&selection.pattern)
+            .arg("COUNT")
+            .arg(count);
+        let found = self.send(&scan).await;
+        let found = found.and_then(|found| Ok(redis::from_redis_value(found)?));
+        let (next, found): (u64, Vec<Vec<u8>>) = found.map_err(|error| not_of_a_proxy(&error))?;
+        let names = &self.store.names;
+        let found = found
+            .into_iter()
+            .filter_map(|name| StoredName::read(names, name));
+        Ok((next, found.collect()))
+    }
+
+    /// Reads these keys, in one pipeline. One that has moved to another node of a cluster meanwhile holds nothing.
+    ///
+    /// # Errors
+    ///
+    /// When the server does not answer in time, or with an error that is not about a key.
+    pub async fn read(&self, names: &[StoredName]) -> Result<Vec<StoredResult>, StoreError> {
+        let replies = self.get_all(names).await?;
+        replies.into_iter().map(stored).collect()
+    }
+
+    pub(super) async fn get_all(
+        &self,
+        names: &[StoredName],
+    ) -> Result<Vec<RedisResult<Value>>, StoreError> {
+        let mut gets = Pipeline::with_capacity(names.len());
+        for name in names {
+            gets.cmd("GET").arg(name.as_bytes());
+        }
+        let replies = within(self.timeout, self.to.send_all(&gets, names.len())).await;
+        let replies = replies.map_err(|error| store_error(&error))?.into_iter();
+        let replies = replies.map(|reply| match reply {
+            Err(error) if has_moved(&error) => Ok(Value::Nil),
+            reply => reply,
+        });
+        Ok(replies.collect())
+    }
+
+    async fn send(&self, cmd: &redis::Cmd) -> RedisResult<Value> {
+        within(self.timeout, self.to.send(cmd)).await
+    }
+}
+
+fn has_moved(error: &RedisError) -> bool {
+    matches!(code(error), Some("MOVED" | "ASK" | "TRYAGAIN"))
+}

@@ -1,0 +1,264 @@
+//! [`StoredValue`]: what the script stores for one (policy, key), read as `lua/README.md` describes it.
+
+use std::{error::Error, fmt, time::Duration};
+
+use crate::{
+    decision::Count,
+    rule::{MAX_UNITS, Rule},
+    store::redis::script::VERSION,
+    window::{StepQueue, StepSpec},
+};
+
+/// The bytes of one label: step and retention.
+const LABEL: usize = 12;
+
+/// No time of a server is later, in ms: later ones could not be stored.
+pub(super) const MAX_TIME_MS: u64 = 1 << 48;
+
+/// What is stored for one key under one policy, in a section for each rule.
+///
+/// A value holds no limits: these are the caller's, and may differ from one process to another during a rollout. For
+/// the same reason it may hold sections for other rules than those that you know.
+#[derive(Clone, Debug)]
+pub struct StoredValue {
+    sections: Vec<Section>,
+    expires_ms: u64,
+}
+
+/// What is stored for one rule: the units of its steps.
+///
+/// All times are in ms of the store's clock; what counts is asked for a time, which should be
+/// [the server's](super::Inspector::now_ms).
+#[derive(Clone, Debug)]
+pub struct Section {
+    queue: StepQueue,
+}
+
+/// The units that were charged in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The first millisecond after the step.
+    pub end_ms: u64,
+    /// How many were charged in it, after settlements.
+    pub units: u64,
+    /// The first millisecond at which they no longer count.
+    pub release_ms: u64,
+}
+
+/// Why the value of a key cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UnreadableValue {
+    /// It is no string, so this crate has not written it.
+    WrongType,
+    /// It was written by another version of this crate, with this version of the layout; or not by this crate.
+    OtherVersion(u8),
+    /// It is not what this crate writes.
+    Malformed,
+}
+
+impl StoredValue {
+    /// Reads a value.
+    ///
+    /// # Errors
+    ///
+    /// When it is not what this version of the script writes.
+    pub fn read(value: &[u8]) -> Result<Self, UnreadableValue> {
+        match value.split_last() {
+            Some((&VERSION, sections)) => read(sections).ok_or(UnreadableValue::Malformed),
+            Some((&version, _)) => Err(UnreadableValue::OtherVersion(version)),
+            None => Err(UnreadableValue::Malformed),
+        }
+    }
+
+    /// The sections: first those of the process that wrote last, in the order of its rules; then those of others that
+    /// still counted.
+    #[must_use]
+    pub fn sections(&self) -> &[Section] {
+        &self.sections
+    }
+
+    /// The section of this rule, whatever its limit.
+    #[must_use]
+    pub fn section(&self, rule: &Rule) -> Option<&Section> {
+        self.sections.iter().find(|section| section.is_of(rule))
+    }
+
+    /// When the key expires, in ms of the store's clock: when nothing counts any more, or up to a minute later.
+    #[must_use]
+    pub const fn expires_ms(&self) -> u64 {
+        self.expires_ms
+    }
+}
+
+impl Section {
+    /// Whether this section holds the counts of this rule.
+    #[must_use]
+    pub fn is_of(&self, rule: &Rule) -> bool {
+        StepSpec::of(rule) == self.queue.spec()
+    }
+
+    /// The rule that this section holds the counts of, with this limit.
+    #[must_use]
+    pub const fn rule(&self, limit: u64) -> Rule {
+        let StepSpec {
+            step_ms,
+            retention_ms,
+        } = self.queue.spec();
+        let step = Duration::from_millis(step_ms);
+        if retention_ms == 0 {
+            Rule::new(limit, step).fixed()
+        } else {
+            Rule::new(limit, Duration::from_millis(retention_ms)).precision(step)
+        }
+    }
+
+    /// The steps that count at this time, oldest first.
+    ///
+    /// While the clock shows less than the start of the newest, time stands still: what counted then counts.
+    #[must_use]
+    pub fn steps(&self, now_ms: u64) -> Vec<Step> {
+        let spec = self.queue.spec();
+        let steps = self.queue.counting(now_ms.min(MAX_TIME_MS)).into_iter();
+        let steps = steps.map(|(end_ms, units)| Step {
+            end_ms,
+            units,
+            release_ms: spec.release(end_ms),
+        });
+        steps.collect()
+    }
+
+    /// How many units count at this time.
+    #[must_use]
+    pub fn used(&self, now_ms: u64) -> u64 {
+        self.count(now_ms, MAX_UNITS, 0).used
+    }
+
+    /// What counts at this time, and when `cost` fits under `limit`, if it is not above it and does not fit yet.
+    #[must_use]
+    pub fn count(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
+        self.queue.look(now_ms.min(MAX_TIME_MS), limit, cost)
+    }
+
+    /// The end of the newest step that is stored, also of one that does not count; 0 when there is none.
+    #[must_use]
+    pub fn newest_end_ms(&self) -> u64 {
+        self.queue.kept().newest_end_ms
+    }
+
+    pub(super) const fn queue(&self) -> &StepQueue {
+        &self.queue
+    }
+}
+
+fn read(mut bytes: &[u8]) -> Option<StoredValue> {
+    let count = usize::try_from(number(&mut bytes, 1)?).ok()?;
+    let used: Vec<u64> = numbers(&mut bytes, count, 7)?;
+    let _since = number(&mut bytes, 6)?;
+    let expires_ms = number(&mut bytes, 6)?;
+    let _dues = numbers(&mut bytes, count, 7)?;
+    let labels_at = bytes.len().checked_sub(count * LABEL)?;
+    let (mut bodies, mut labels) = bytes.split_at(labels_at);
+    let mut sections = Vec::with_capacity(count);
+    for used in used {
+        let spec = spec(&mut labels)?;
+        let queue = queue(spec, used, &mut bodies)?;
+        sections.push(Section { queue });
+    }
+    (count > 0 && bodies.is_empty()).then_some(StoredValue {
+        sections,
+        expires_ms,
+    })
+}
+
+/// Reads a label.
+fn spec(bytes: &mut &[u8]) -> Option<StepSpec> {
+    let step_ms = number(bytes, 6)?;
+    let retention_ms = number(bytes, 6)?;
+    let is_of_a_rule = step_ms > 0 && (retention_ms == 0 || retention_ms >= step_ms);
+    is_of_a_rule.then_some(StepSpec {
+        step_ms,
+        retention_ms,
+    })
+}
+
+/// Reads a head and its queue, with the steps of a section that uses so many units.
+fn queue(spec: StepSpec, used: u64, bytes: &mut &[u8]) -> Option<StepQueue> {
+    let newest_ms = number(bytes, 6)?;
+    let first_ms = number(bytes, 6)?;
+    let base = number(bytes, 7)?;
+    let length = usize::try_from(number(bytes, 4)?).ok()?;
+    let room = usize::try_from(number(bytes, 4)?).ok()?;
+    let width = number(bytes, 1)?;
+    let (queue, rest) = bytes.split_at_checked(room)?;
+    *bytes = rest;
+    let mut entries = queue.get(..length)?;
+    if used == 0 {
+        return Some(StepQueue::new(spec));
+    }
+    let is_step = newest_ms > 0 && newest_ms % spec.step_ms == 0 && used <= MAX_UNITS;
+    is_step.then_some(())?;
+
+    // Both numbers of an entry are counted modulo `wrap`: those of steps from the newest, totals from the base.
+    let (half, wrap) = entry_format(width)?;
+    let newest = newest_ms / spec.step_ms;
+    let mut steps: Vec<(u64, u64)> = Vec::new();
+    let mut total_before = 0;
+    while !entries.is_empty() {
+        let step = number(&mut entries, half)?;
+        let total = modulo(number(&mut entries, half)?, base, wrap);
+        let end_ms = newest.checked_sub(modulo(newest, step, wrap))? * spec.step_ms;
+        let units = total.checked_sub(total_before).filter(|units| *units > 0)?;
+        let follows = steps.last().is_none_or(|(last_ms, _)| *last_ms < end_ms);
+        (follows && 0 < end_ms && end_ms < newest_ms).then_some(())?;
+        steps.push((end_ms, units));
+        total_before = total;
+    }
+    let units = used.checked_sub(total_before).filter(|units| *units > 0)?;
+    steps.push((newest_ms, units));
+    (steps[0].0 == first_ms).then(|| StepQueue::from_steps(spec, steps))
+}
+
+/// The bytes of each of the two numbers of an entry, and what they are counted modulo.
+const fn entry_format(width: u64) -> Option<(usize, u64)> {
+    match width {
+        0 | 1 => Some((2, 1 << 16)),
+        2 => Some((4, 1 << 32)),
+        3 => Some((7, 1 << 53)),
+        _ => None,
+    }
+}
+
+/// How far a number is ahead of an origin.
+const fn modulo(number: u64, origin: u64, wrap: u64) -> u64 {
+    number.wrapping_sub(origin) % wrap
+}
+
+fn numbers(bytes: &mut &[u8], count: usize, size: usize) -> Option<Vec<u64>> {
+    (0..count).map(|_| number(bytes, size)).collect()
+}
+
+/// A whole number of so many bytes, at most eight, the lowest first.
+fn number(bytes: &mut &[u8], size: usize) -> Option<u64> {
+    let (number, rest) = bytes.split_at_checked(size)?;
+    *bytes = rest;
+    let number = number.iter().rev();
+    Some(number.fold(0, |number, byte| number << 8 | u64::from(*byte)))
+}
+
+impl fmt::Display for UnreadableValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WrongType => f.write_str("a value of another type, not written by this crate"),
+            Self::OtherVersion(version) => write!(
+                f,
+                "a value of version {version}, written by another version of this crate or not by it"
+            ),
+            Self::Malformed => {
+                f.write_str("a value that cannot be read, not written by this crate")
+            }
+        }
+    }
+}
+
+impl Error for UnreadableValue {}

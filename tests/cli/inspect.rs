@@ -1,0 +1,178 @@
+use sluicegate::{Charge, Key, Policy};
+
+use crate::site::Site;
+
+#[tokio::test]
+async fn what_was_charged_is_shown_and_what_is_left() {
+    let site = Site::start().await;
+    site.charge("api", "alice", 7).await;
+    site.charge("login", "alice", 3).await;
+    site.charge("api", "bob", 1).await;
+
+    let said = site.json("inspect user=alice --policies policies.toml", 0);
+    assert_eq!(said["identity"], "user=alice");
+    let now_ms = said["now_ms"].as_u64().unwrap();
+    let api = &said["policies"][0];
+    assert_eq!(api["policy"], "api");
+    for (rule, text, left, window_ms) in [
+        (0, "10/1d", 3, 86_400_000_u64),
+        (1, "100/2d", 93, 172_800_000),
+    ] {
+        let rule = &api["rules"][rule];
+        assert_eq!(rule["rule"], text);
+        assert_eq!(
+            (rule["used"].as_u64(), rule["left"].as_u64()),
+            (Some(7), Some(left))
+        );
+        assert_eq!(rule["window_ms"], window_ms);
+        assert!(rule["fits_ms"].is_null());
+        let step = &rule["steps"][0];
+        let end_ms = step["end_ms"].as_u64().unwrap();
+        assert!((now_ms + 1..=now_ms + window_ms / 60).contains(&end_ms));
+        assert_eq!(
+            (step["units"].as_u64(), step["release_ms"].as_u64()),
+            (Some(7), Some(end_ms + window_ms))
+        );
+        assert_eq!(rule["free_ms"], step["release_ms"]);
+    }
+    let login = &said["policies"][1]["rules"][0];
+    assert_eq!(
+        (login["fixed"].as_bool(), login["left"].as_u64()),
+        (Some(true), Some(0))
+    );
+    assert_eq!(login["fits_ms"], login["free_ms"]);
+    assert!(said["policies"][2]["expires_ms"].is_null());
+
+    let text = site.text("inspect user=alice --policies policies.toml");
+    for part in [
+        "user=alice",
+        "10/1d",
+        "93",
+        "3/1d@fixed",
+        "█",
+        "nothing is stored under rehearsal",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 80),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn policies_are_found_where_none_are_named() {
+    let site = Site::start().await;
+    for user in ["alice", "alice2", "al*"] {
+        site.charge("api", user, 2).await;
+    }
+    site.charge("login", "alice", 1).await;
+    let names = |args| {
+        let said = site.json(args, 0);
+        let policies = said["policies"].as_array().unwrap().iter();
+        policies
+            .map(|it| it["policy"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names("inspect user=alice"), ["api", "login"]);
+    assert_eq!(names("inspect user=alice --policy login"), ["login"]);
+    assert_eq!(names("inspect user=al*"), ["api"]);
+    assert_eq!(names("inspect user=nobody"), [""; 0]);
+    assert!(
+        site.text("inspect user=nobody")
+            .contains("Nothing is stored.")
+    );
+
+    let text = site.text("inspect user=alice");
+    assert!(
+        text.contains("?/1d") && text.contains("no file tells it"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn what_a_process_with_other_rules_counts_is_shown_without_a_limit() {
+    let site = Site::start().await;
+    let other = Policy::parse("api", "10/1d,9/3d@1h").unwrap();
+    let charge = Charge::new(&other, Key::new("user", "alice"), 4);
+    site.limiter.check([charge]).await.unwrap();
+    site.charge("api", "alice", 1).await;
+    let said = site.json(
+        "inspect user=alice --policies policies.toml --policy api",
+        0,
+    );
+    let rules = said["policies"][0]["rules"].as_array().unwrap().iter();
+    let rules: Vec<_> = rules
+        .map(|rule| {
+            (
+                rule["rule"].as_str().unwrap(),
+                rule["used"].as_u64().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(rules, [("10/1d", 5), ("100/2d", 1), ("?/3d@1h", 4)]);
+}
+
+#[tokio::test]
+async fn a_value_that_cannot_be_read_is_told_and_the_others_are_shown() {
+    let site = Site::start().await;
+    site.charge("login", "alice", 1).await;
+    for (command, why) in [
+        ("SET sluicegate:{user=alice}:api garbage", "version 101"),
+        ("SET sluicegate:{user=alice}:api \x01\x01", "cannot be read"),
+        ("DEL sluicegate:{user=alice}:api", "another type"),
+    ] {
+        let () = site.server.run(command);
+        if why == "another type" {
+            let () = site.server.run("LPUSH sluicegate:{user=alice}:api 1");
+        }
+        let said = site.json("inspect user=alice", 0);
+        let error = said["policies"][0]["error"].as_str().unwrap();
+        assert!(error.contains(why), "{error}");
+        assert_eq!(said["policies"][1]["rules"][0]["used"], 1);
+        assert!(site.text("inspect user=alice").contains(why));
+    }
+}
+
+#[tokio::test]
+async fn a_secret_is_read_from_stdin_and_shown_as_its_hash() {
+    let site = Site::start().await;
+    let key = sluicegate::Header::new("x-api-key").key("s3cret");
+    let charge = Charge::new(&crate::site::policy("api"), key, 5);
+    site.limiter.check([charge]).await.unwrap();
+    let said = site
+        .tool
+        .run_with("inspect header:x-api-key=- --policy api", b"s3cret\n");
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(
+        said.stdout.contains("=#") && said.stdout.contains(" 5 "),
+        "{said:?}"
+    );
+    assert!(!said.stdout.contains("s3cret"));
+}
+
+#[tokio::test]
+async fn what_cannot_be_asked_is_an_error_of_its_kind() {
+    let site = Site::start().await;
+    for (args, code, why) in [
+        ("inspect alice", 2, "KIND=VALUE"),
+        (
+            "inspect user=alice --policies policies.toml --policy nope",
+            2,
+            "no policy `nope`",
+        ),
+        ("inspect user=alice --policies nope.toml", 2, "nope.toml"),
+        (
+            "inspect user=alice --redis redis://127.0.0.1:1",
+            3,
+            "does not accept connections",
+        ),
+    ] {
+        let said = site.tool.run(args);
+        assert_eq!(said.code, code, "{args}: {said:?}");
+        assert!(
+            said.stderr.contains(why) && said.stdout.is_empty(),
+            "{args}: {said:?}"
+        );
+    }
+}

@@ -1,0 +1,112 @@
+//! Not only one server: a cluster, sentinels, a proxy.
+
+use std::time::Duration;
+
+use sluicegate::{Charge, Key, Limiter, RedisStore};
+
+use crate::{
+    common::{
+        cluster::Cluster,
+        sentinel::{Group, NAME},
+        twemproxy::Twemproxy,
+    },
+    site::{POLICIES, policy},
+    tool::Tool,
+};
+
+async fn charge(store: RedisStore, users: u32) {
+    let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
+    for user in 0..users {
+        let key = Key::new("user", user.to_string());
+        let charge = Charge::new(&policy("api"), key, 1 + u64::from(user % 10));
+        assert!(limiter.check([charge]).await.unwrap().is_allowed());
+    }
+}
+
+fn tool(server: &str) -> Tool {
+    let tool = Tool::new();
+    tool.write("sluicegate.toml", server);
+    tool.write("policies.toml", POLICIES);
+    tool
+}
+
+fn json(tool: &Tool, args: &str) -> serde_json::Value {
+    let said = tool.run(&format!("{args} --json"));
+    assert!(said.code < 2, "{args}: {said:?}");
+    serde_json::from_str(&said.stdout).unwrap()
+}
+
+/// 60 users were charged, the last ten of them 1, 2, … 10.
+fn everything_is_seen(tool: &Tool) {
+    let top = json(tool, "top --policies policies.toml --load 100%");
+    assert_eq!(
+        (&top["keys"], &top["read"], &top["full"]),
+        (&60.into(), &60.into(), &6.into())
+    );
+    for user in 50..60 {
+        for args in ["", "--policies policies.toml", "--policy api"] {
+            let said = json(tool, &format!("inspect user={user} {args}"));
+            assert_eq!(said["policies"][0]["rules"][0]["used"], user - 49, "{args}");
+        }
+    }
+    let said = json(tool, "explain user=59 --policies policies.toml");
+    assert_eq!(said["passes"], false);
+    let said = json(tool, "reset user=59 --yes");
+    assert_eq!(said["deleted"][0], "api");
+    let said = json(tool, "explain user=59 --policies policies.toml");
+    assert_eq!(said["passes"], true);
+}
+
+#[tokio::test]
+async fn all_primaries_of_a_cluster_are_read() {
+    let cluster = Cluster::start(Duration::from_secs(5));
+    charge(RedisStore::cluster(cluster.urls()).await.unwrap(), 60).await;
+    // One node is enough; it may be a replica.
+    everything_is_seen(&tool(&format!("cluster = [\"{}\"]", cluster.urls()[4])));
+}
+
+#[tokio::test]
+async fn the_primary_is_found_by_sentinels() {
+    let group = Group::start(&[]);
+    let urls = group.urls();
+    charge(
+        RedisStore::sentinel(urls.iter().map(String::as_str), NAME)
+            .await
+            .unwrap(),
+        60,
+    )
+    .await;
+    everything_is_seen(&tool(&format!(
+        "sentinel = [\"{}\"]\nprimary = \"{NAME}\"",
+        urls.join("\", \"")
+    )));
+}
+
+#[tokio::test]
+async fn behind_a_proxy_that_lacks_commands_it_says_so() {
+    let proxy = Twemproxy::start("{}");
+    charge(RedisStore::connect(proxy.url()).await.unwrap(), 10).await;
+    let tool = tool(&format!("redis = \"{}\"", proxy.url()));
+    for args in [
+        "inspect user=9 --policies policies.toml",
+        "inspect user=9",
+        "top",
+        "reset user=9 --yes",
+    ] {
+        let said = tool.run(args);
+        assert_eq!(said.code, 3, "{args}: {said:?}");
+        assert!(said.stderr.contains("twemproxy"), "{args}: {said:?}");
+    }
+    let said = json(
+        &tool,
+        "inspect user=9 --policies policies.toml --local-clock",
+    );
+    assert_eq!(said["policies"][0]["rules"][0]["used"], 10);
+    let said = json(
+        &tool,
+        "explain user=9 --policies policies.toml --local-clock",
+    );
+    assert_eq!(said["passes"], false);
+    let said = json(&tool, "reset user=9 --policy api --local-clock --yes");
+    assert_eq!(said["deleted"][0], "api");
+}

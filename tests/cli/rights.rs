@@ -1,0 +1,97 @@
+//! The rights that the tool's page names are enough for each verb, and none of them can be left out.
+
+use crate::{common::served::limited, site::Site};
+
+/// A verb, and the rights that it needs.
+const NEEDS: [(&str, &[&str]); 7] = [
+    ("inspect user=alice --policies policies.toml", &READ),
+    ("inspect user=alice", &SCAN),
+    ("explain user=alice --policies policies.toml", &READ),
+    ("top", &SCAN),
+    ("top --policies policies.toml", &SCAN),
+    ("reset user=alice --policy api --yes", &RESET),
+    ("reset user=alice --yes", &RESET_FOUND),
+];
+
+const READ: [&str; 3] = ["~sluicegate:*", "+get", "+time"];
+const SCAN: [&str; 5] = ["~sluicegate:*", "+get", "+time", "+scan", "+dbsize"];
+const RESET: [&str; 6] = [
+    "~sluicegate:*",
+    "+get",
+    "+time",
+    "+evalsha",
+    "+eval",
+    "+del",
+];
+const RESET_FOUND: [&str; 8] = [
+    "~sluicegate:*",
+    "+get",
+    "+time",
+    "+scan",
+    "+dbsize",
+    "+evalsha",
+    "+eval",
+    "+del",
+];
+
+#[tokio::test]
+async fn each_verb_does_with_its_rights_and_with_no_fewer() {
+    for (verb, rights) in NEEDS {
+        for missing in std::iter::once(None).chain(rights.iter().map(Some)) {
+            // A server that has not seen the script.
+            let site = Site::start().await;
+            let given: Vec<&str> = rights
+                .iter()
+                .filter(|it| Some(*it) != missing)
+                .copied()
+                .collect();
+            let url = limited(&site.server, &given);
+            site.charge("api", "alice", 1).await;
+            let () = site.server.run("SCRIPT FLUSH");
+            let said = site.tool.run(&format!("{verb} --redis {url}"));
+            let code = if missing.is_none() { 0 } else { 3 };
+            assert_eq!(said.code, code, "{verb} without {missing:?}: {said:?}");
+            if missing.is_some() {
+                assert!(
+                    said.stderr.contains("lacks rights"),
+                    "{verb} without {missing:?}: {said:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_page_names_these() {
+    let page = include_str!("../../src/bin/sluicegate/README.md");
+    for rights in [&READ[..], &SCAN, &RESET, &RESET_FOUND] {
+        let rights = rights[1..].join(" ");
+        assert!(page.contains(&format!("`{rights}`")), "{rights}");
+    }
+}
+
+#[tokio::test]
+async fn verbs_that_read_write_nothing_and_run_no_script() {
+    let site = Site::start().await;
+    site.charge("api", "alice", 1).await;
+    let before: Vec<u8> = site.server.run("GET sluicegate:{user=alice}:api");
+    let () = site.server.run("CONFIG RESETSTAT");
+    for verb in [
+        "inspect user=alice",
+        "inspect user=alice --policies policies.toml",
+        "explain user=alice --policies policies.toml",
+        "top --policies policies.toml",
+        "reset user=bob --yes",
+    ] {
+        site.text(verb);
+    }
+    let info: String = site.server.run("INFO commandstats");
+    let called = info
+        .lines()
+        .filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next());
+    let mut called: Vec<&str> = called.filter(|it| !it.starts_with("config")).collect();
+    called.sort_unstable();
+    assert_eq!(called, ["dbsize", "get", "ping", "scan", "time"]);
+    let after: Vec<u8> = site.server.run("GET sluicegate:{user=alice}:api");
+    assert_eq!(before, after);
+}

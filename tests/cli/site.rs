@@ -1,0 +1,65 @@
+//! A server that a service has used, and the tool beside it.
+
+use serde_json::Value;
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
+
+use crate::{
+    common::redis::Server,
+    tool::{Said, Tool},
+};
+
+/// The service's policies. Their windows are so long that nothing is released while a test runs.
+pub(crate) const POLICIES: &str = "\
+api = \"10/1d,100/2d\"
+login = \"3/1d@fixed\"
+rehearsal = { rules = \"2/1d\", shadow = true }
+";
+
+pub(crate) struct Site {
+    pub(crate) server: Server,
+    pub(crate) tool: Tool,
+    pub(crate) limiter: Limiter,
+}
+
+impl Site {
+    /// The tool's configuration names the server, but not the policies, which stand in `policies.toml`.
+    pub(crate) async fn start() -> Self {
+        let server = Server::start();
+        let tool = Tool::new();
+        tool.write("sluicegate.toml", format!("redis = \"{}\"", server.url()));
+        tool.write("policies.toml", POLICIES);
+        let limiter = Limiter::new(RedisStore::connect(server.url()).await.unwrap());
+        Self {
+            server,
+            tool,
+            limiter,
+        }
+    }
+
+    /// Charges `user=NAME`.
+    pub(crate) async fn charge(&self, policy: &str, user: &str, cost: u64) {
+        let charge = Charge::new(&self::policy(policy), Key::new("user", user), cost);
+        assert!(self.limiter.check([charge]).await.unwrap().is_allowed());
+    }
+
+    /// What it says, which must be JSON, with this exit code.
+    pub(crate) fn json(&self, args: &str, code: i32) -> Value {
+        let said = self.tool.run(&format!("{args} --json"));
+        assert_eq!(said.code, code, "{said:?}");
+        serde_json::from_str(&said.stdout).unwrap()
+    }
+
+    /// What it says to a person, with exit code 0.
+    pub(crate) fn text(&self, args: &str) -> String {
+        let said: Said = self.tool.run(args);
+        assert_eq!(said.code, 0, "{said:?}");
+        assert!(!said.stdout.contains('\x1b'), "{said:?}");
+        said.stdout
+    }
+}
+
+/// A policy of [`POLICIES`].
+pub(crate) fn policy(name: &str) -> Policy {
+    let policies: sluicegate::policies::Policies = toml::from_str(POLICIES).unwrap();
+    policies.get(name).unwrap().clone()
+}

@@ -1,0 +1,94 @@
+//! Proves that what the script stores is read as it means it, without a server: by the script in Lua 5.4.
+
+use crate::common::{
+    history::{History, few_cases, large, steady, wild},
+    lua::LuaServer,
+    stored::{answers_as_the_memory_store, foretells_the_script, has_the_steps_of_the_model},
+};
+use proptest::prelude::*;
+use sluicegate::{
+    Charge, Key, Limiter, Policy, RedisStore,
+    store::redis::inspect::{StoredValue, UnreadableValue},
+    test_util::TestClock,
+};
+
+fn on_each(
+    config: &ProptestConfig,
+    histories: impl Strategy<Value = History>,
+    holds: &impl AsyncFn(&RedisStore, &TestClock, &History),
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    proptest!(config.clone(), |(history in histories)| {
+        let clock = TestClock::new(0);
+        let store = RedisStore::from_connection(LuaServer::new()).clock(clock.clone());
+        runtime.block_on(holds(&store, &clock, &history));
+    });
+}
+
+#[test]
+fn a_stored_value_has_the_steps_of_the_model() {
+    on_each(
+        &ProptestConfig::default(),
+        steady(),
+        &has_the_steps_of_the_model,
+    );
+}
+
+#[test]
+fn a_stored_value_answers_all_callers_as_the_memory_store_does_whatever_happens() {
+    on_each(&few_cases(), wild(), &answers_as_the_memory_store);
+}
+
+#[test]
+fn a_stored_value_answers_as_the_memory_store_does_however_much_is_charged() {
+    on_each(&few_cases(), large(), &answers_as_the_memory_store);
+}
+
+#[test]
+fn what_is_read_foretells_what_the_script_decides() {
+    on_each(&ProptestConfig::default(), wild(), &foretells_the_script);
+}
+
+/// A value of two rules, whose steps are in queues of entries.
+async fn written() -> (Vec<u8>, u64) {
+    let (server, clock) = (LuaServer::new(), TestClock::new(1_700_000_000_000));
+    let limiter = Limiter::new(RedisStore::from_connection(server.clone()).clock(clock.clone()));
+    let policy = Policy::parse("p", "100/1m,1000/1d@fixed").unwrap();
+    for _ in 0..5 {
+        clock.advance(std::time::Duration::from_secs(3));
+        let charge = Charge::new(&policy, Key::new("user", "alice"), 2);
+        limiter.check([charge]).await.unwrap();
+    }
+    let value = server.value("sluicegate:{user=alice}:p").unwrap();
+    (value, clock.now_ms())
+}
+
+#[tokio::test]
+async fn what_no_script_of_this_version_writes_cannot_be_read() {
+    let (value, now_ms) = written().await;
+    let read = StoredValue::read(&value).unwrap();
+    let used: Vec<u64> = read.sections().iter().map(|it| it.used(now_ms)).collect();
+    assert_eq!(used, [10, 10]);
+    assert_eq!(read.sections()[0].steps(now_ms).len(), 5);
+    assert!(read.expires_ms() > now_ms);
+
+    let mut other = value.clone();
+    *other.last_mut().unwrap() = 2;
+    assert_eq!(
+        StoredValue::read(&other).unwrap_err(),
+        UnreadableValue::OtherVersion(2)
+    );
+    for cut in 0..value.len() {
+        let mut short = value[..cut].to_vec();
+        assert!(StoredValue::read(&short).is_err(), "{cut}");
+        short.extend_from_slice(&value[cut + 1..]);
+        assert!(StoredValue::read(&short).is_err(), "without {cut}");
+    }
+    assert_eq!(
+        StoredValue::read(b"").unwrap_err(),
+        UnreadableValue::Malformed
+    );
+}
