@@ -247,7 +247,7 @@ impl RuleReport {
         let fits = match (self.fits, self.fits_ms) {
             (true, _) => Cell::new("now"),
             (false, None) => Cell::new("never").fg(Color::Red),
-            (false, Some(ms)) => Cell::new(format!("at {}", time(ms, now_ms))).fg(Color::Red),
+            (false, Some(ms)) => Cell::new(time(ms, now_ms)).fg(Color::Red),
         };
         vec![
             Cell::new(policy),
@@ -284,7 +284,7 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
     for policy in &used {
         for (index, rule) in policy.rules.iter().enumerate() {
             let name = match (index, policy.shadow) {
-                (0, true) => format!("{} (shadow)", policy.policy),
+                (0, true) => format!("{}*", policy.policy),
                 (0, false) => policy.policy.clone(),
                 _ => String::new(),
             };
@@ -298,6 +298,9 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
     }
     if !used.is_empty() {
         output.write_table(&table)?;
+    }
+    if used.iter().any(|policy| policy.shadow) {
+        writeln!(output, "{DIM}*: a shadow, which denies no request{DIM:#}")?;
     }
     if !empty.is_empty() {
         let empty: Vec<&str> = empty.iter().map(|it| it.policy.as_str()).collect();

@@ -26,7 +26,8 @@ impl StoredName {
         let name = String::from_utf8(name).ok()?;
         let rest = name.strip_prefix(names.text())?.strip_prefix(":{")?;
         let (identity, policy) = rest.split_once("}:")?;
-        if !identity.contains('=') || policy.is_empty() || name.chars().any(char::is_control) {
+        let is_plain = name.bytes().all(|byte| byte.is_ascii_graphic());
+        if !identity.contains('=') || policy.is_empty() || !is_plain {
             return None;
         }
         let start = name.len() - rest.len();
@@ -84,6 +85,7 @@ mod tests {
             "shop:{ip}:api",
             "shop2:{ip=1}:api",
             "shop:{ip=1}:a\x1bpi",
+            "shop:{ip=1}:ä",
         ] {
             assert_eq!(StoredName::read(&names, other.into()), None, "{other}");
         }
