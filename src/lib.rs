@@ -103,6 +103,7 @@
 //! | `redis` | yes | [`RedisStore`](store::redis) |
 //! | `bb8` | yes | `RedisStore` over a `bb8_redis` pool |
 //! | `cluster` | | [`RedisStore`](store::redis::deployment#cluster) over a Redis Cluster |
+//! | `cli` | | the [tool] `sluicegate` for operators: `cargo install sluicegate --features cli`; not for services |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo`; [rejections](RateLimitLayer::reject_with) that are `IntoResponse` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
 //! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis::deployment#sentinel-and-replication) |
@@ -111,6 +112,8 @@
 //! | `tonic` | | gRPC: `RetryInfo` in [rejections](middleware::Grpc), and `PeerIp` reads tonic's `TcpConnectInfo` |
 //! | `tracing` | yes | warnings about a misconfigured service and about the store, and `TracingObserver`: spans and events of the crate `tracing` |
 //! | `test-util` | | a clock that tests move |
+//!
+//! [tool]: https://docs.rs/crate/sluicegate/latest/source/src/bin/sluicegate/README.md
 //!
 //! # What this does not do
 //!

@@ -9,6 +9,7 @@ mod inspect;
 #[cfg(target_os = "linux")]
 mod picture;
 mod places;
+mod readme;
 mod reset;
 mod rights;
 mod scaffold;

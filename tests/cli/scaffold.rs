@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::tool::Tool;
+use crate::tool::{Tool, said};
 
 #[test]
 fn help_names_every_verb_and_every_exit_code() {
@@ -17,7 +17,20 @@ fn help_names_every_verb_and_every_exit_code() {
     ] {
         assert!(said.stdout.contains(part), "{part}: {}", said.stdout);
     }
-    assert!(said.stdout.lines().all(|line| line.chars().count() <= 120));
+    for args in [
+        "--help",
+        "-h",
+        "check --help",
+        "simulate --help",
+        "completions --help",
+    ] {
+        let help = Tool::new().run(args).stdout;
+        let widest = help
+            .lines()
+            .max_by_key(|line| line.chars().count())
+            .unwrap();
+        assert!(widest.chars().count() <= 80, "{args}: {widest}");
+    }
 }
 
 #[test]
@@ -56,4 +69,79 @@ fn a_closed_pipe_ends_quietly() {
         (output.status.code(), output.stderr.as_slice()),
         (Some(0), &b""[..])
     );
+}
+
+/// Fails before any server is asked: `simulate` reads the settings, and no log is there.
+fn settings(tool: &Tool, environment: &[(&str, &str)], args: &[&str]) -> (i32, String) {
+    let mut command = tool.command();
+    command
+        .args(["simulate", "nowhere.toml"])
+        .args(args)
+        .envs(environment.iter().copied());
+    let said = said(&mut command, b"");
+    (said.code, said.stderr)
+}
+
+#[test]
+fn a_wrong_setting_is_told_with_its_place_and_without_the_secret() {
+    let tool = Tool::new();
+    for (text, expected) in [
+        (
+            "redis = 'redis://:hunter2@h'\nsecrets = 'hunter2'\n",
+            "sluicegate.toml:2:1: unknown field `secrets`",
+        ),
+        (
+            "secret = 'hunter2'\ntimeout = '1 s'\n",
+            "sluicegate.toml:2:11: write a time as",
+        ),
+        ("secret = 'hunter2' x\n", "sluicegate.toml:1:20: "),
+        (
+            "ipv6_prefix = 16\n",
+            "sluicegate.toml:1:15: the prefix of an IPv6 network",
+        ),
+        (
+            "redis = 'redis://:hunter2@h'\ncluster = []\n",
+            "the configuration file names several of",
+        ),
+    ] {
+        tool.write("sluicegate.toml", text);
+        let (code, stderr) = settings(&tool, &[], &[]);
+        assert_eq!(code, 2, "{stderr}");
+        assert!(
+            stderr.starts_with(&format!("error: {expected}")),
+            "{stderr}"
+        );
+        assert!(!stderr.contains("hunter2"), "{stderr}");
+    }
+}
+
+#[test]
+fn the_environment_is_read_and_its_secret_is_never_shown() {
+    let tool = Tool::new();
+    for (name, value, expected) in [
+        (
+            "SLUICEGATE_TIMEOUT",
+            "soon",
+            "SLUICEGATE_TIMEOUT: write a time",
+        ),
+        (
+            "SLUICEGATE_IPV6_PREFIX",
+            "129",
+            "SLUICEGATE_IPV6_PREFIX: the prefix",
+        ),
+        ("SLUICEGATE_CONFIG", "other.toml", "other.toml: "),
+    ] {
+        let (code, stderr) = settings(&tool, &[(name, value)], &[]);
+        assert_eq!(code, 2, "{stderr}");
+        assert!(
+            stderr.starts_with(&format!("error: {expected}")),
+            "{stderr}"
+        );
+    }
+    let mut command = tool.command();
+    command.arg("--help").envs([
+        ("SLUICEGATE_SECRET", "hunter2"),
+        ("SLUICEGATE_REDIS", "redis://:hunter2@h"),
+    ]);
+    assert!(!said(&mut command, b"").stdout.contains("hunter2"));
 }

@@ -57,7 +57,7 @@ fn hits(seed: u64) -> Vec<Hit> {
                     _ => format!("203.0.113.{client}"),
                 },
                 user: random.bool().then(|| format!("user{}", random.u8(..4))),
-                path: *random.choice(["/", "/api/a", "/login"]).as_ref().unwrap(),
+                path: random.choice(["/", "/api/a", "/login"]).unwrap(),
             }
         })
         .collect()

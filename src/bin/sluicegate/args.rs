@@ -32,7 +32,7 @@ where NO_COLOR is set.";
 
 /// See, explain and rehearse what sluicegate limits.
 #[derive(Parser)]
-#[command(name = "sluicegate", version, propagate_version = false, after_long_help = AFTER_HELP)]
+#[command(name = "sluicegate", version, max_term_width = 80, after_long_help = AFTER_HELP)]
 #[command(after_help = "`sluicegate --help` says more: settings, and what the exit codes mean.")]
 pub(crate) struct Cli {
     #[command(subcommand)]

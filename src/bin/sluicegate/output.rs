@@ -24,6 +24,7 @@ const COLUMNS: u16 = 80;
 /// Where results go. Colours are taken out of what is written unless stdout is a terminal that wants them.
 pub(crate) struct Output {
     json: bool,
+    is_terminal: bool,
     styled: bool,
     stdout: AutoStream<StdoutLock<'static>>,
 }
@@ -33,6 +34,7 @@ impl Output {
         let styled = AutoStream::choice(&io::stdout()) != ColorChoice::Never;
         Self {
             json,
+            is_terminal: io::stdout().is_terminal(),
             styled,
             stdout: AutoStream::auto(io::stdout().lock()),
         }
@@ -45,13 +47,14 @@ impl Output {
 
     /// Whether a person looks at stdout.
     pub(crate) fn is_terminal(&self) -> bool {
-        io::stdout().is_terminal()
+        self.is_terminal
     }
 
     /// How many columns a line may have.
     pub(crate) fn width(&self) -> u16 {
-        let width = Table::new().width();
-        width.filter(|columns| *columns > 0).unwrap_or(COLUMNS) // a terminal may not know
+        let width = self.is_terminal.then(|| Table::new().width());
+        let width = width.flatten().filter(|columns| *columns > 0); // a terminal may not know
+        width.unwrap_or(COLUMNS)
     }
 
     /// Writes one JSON document: pretty for a person who looks at it, else on one line.

@@ -185,3 +185,45 @@ fn ipv6_prefix<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>,
         _ => Err(D::Error::custom(IPV6_PREFIX)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> Settings {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn the_command_line_beats_the_environment_and_that_the_file() {
+        let args = Settings {
+            prefix: Some("args".into()),
+            ..Settings::default()
+        };
+        let get = |name: &str| match name {
+            "SLUICEGATE_PREFIX" | "SLUICEGATE_SECRET" => Some("environment".into()),
+            "SLUICEGATE_CLUSTER" => Some("redis://a,redis://b".into()),
+            "SLUICEGATE_PRIMARY" => Some(String::new()),
+            _ => None,
+        };
+        let environment = Settings::from_environment(get).ok().unwrap();
+        let file = file(
+            "prefix = 'file'\nsecret = 'file'\ntimeout = '7s'\nredis = 'redis://c'\nprimary = 'file'\nipv6_prefix = 56",
+        );
+        let all = args.or(environment).or(file);
+        assert_eq!(all.prefix.as_deref(), Some("args"));
+        assert_eq!(all.secret.as_deref(), Some("environment"));
+        assert_eq!(all.timeout(), Duration::from_secs(7));
+        assert_eq!(all.primary.as_deref(), Some("file"));
+        assert_eq!(all.ipv6_prefix(), 56);
+        // One server, however it is named.
+        assert_eq!(all.cluster.unwrap(), ["redis://a", "redis://b"]);
+        assert!(all.redis.is_none());
+    }
+
+    #[test]
+    fn what_nobody_sets_has_a_default() {
+        let none = Settings::default();
+        assert_eq!((none.timeout(), none.ipv6_prefix()), (DEFAULT_TIMEOUT, 64));
+    }
+}

@@ -21,21 +21,25 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 
 /// A time of the store's or a log's clock, in UTC: `2026-11-22 14:00:05`.
 pub(crate) fn date(ms: u64) -> String {
-    let timestamp = i64::try_from(ms)
-        .ok()
-        .and_then(|ms| Timestamp::from_millisecond(ms).ok());
-    timestamp.map_or_else(
-        || format!("{ms} ms"),
-        |it| it.strftime("%Y-%m-%d %H:%M:%S").to_string(),
-    )
+    formatted(ms, "%Y-%m-%d %H:%M:%S")
 }
 
-/// The same for programs: RFC 3339.
+/// The same where there is little room: `22 Nov 14:00:05`.
+pub(crate) fn short_date(ms: u64) -> String {
+    formatted(ms, "%d %b %H:%M:%S")
+}
+
+/// The same for programs, RFC 3339: `2026-11-22T14:00:05.123Z`.
 pub(crate) fn rfc3339(ms: u64) -> String {
+    formatted(ms, "%Y-%m-%dT%H:%M:%S%.fZ")
+}
+
+/// As `strftime` has it.
+pub(crate) fn formatted(ms: u64, format: &str) -> String {
     let timestamp = i64::try_from(ms)
         .ok()
         .and_then(|ms| Timestamp::from_millisecond(ms).ok());
-    timestamp.map_or_else(|| format!("{ms} ms"), |it| it.to_string())
+    timestamp.map_or_else(|| format!("{ms} ms"), |it| it.strftime(format).to_string())
 }
 
 /// A place in a text: line and column, both from 1. Columns are characters.
@@ -94,6 +98,15 @@ mod tests {
         for text in ["", "2", "1m@fixed", "-1s", "0s", " 1s", "1s ", "1w"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn times_are_told_in_utc() {
+        assert_eq!(date(1_795_298_400_123), "2026-11-21 22:00:00");
+        assert_eq!(short_date(1_795_298_400_123), "21 Nov 22:00:00");
+        assert_eq!(rfc3339(1_795_298_400_123), "2026-11-21T22:00:00.123Z");
+        assert_eq!(rfc3339(1_795_298_400_000), "2026-11-21T22:00:00Z");
+        assert_eq!(date(u64::MAX), "18446744073709551615 ms");
     }
 
     #[test]

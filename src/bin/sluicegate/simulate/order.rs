@@ -23,7 +23,9 @@ pub(super) struct Order {
     /// By the second.
     held: BTreeMap<u64, Vec<Request>>,
     count: usize,
+    /// The latest second that two lines in a row have reached: one line with a wrong date must not end the waiting.
     newest: u64,
+    last: u64,
     /// The first second that has not been replayed.
     next: u64,
     /// How many came too late for their time.
@@ -39,6 +41,7 @@ impl Order {
             held: BTreeMap::new(),
             count: 0,
             newest: 0,
+            last: 0,
             next: 0,
             late: 0,
         }
@@ -52,7 +55,8 @@ impl Order {
             request.ms = second * SECOND_MS;
             request.is_whole = false;
         }
-        self.newest = self.newest.max(second);
+        self.newest = self.newest.max(second.min(self.last));
+        self.last = second;
         self.held.entry(second).or_default().push(request);
         self.count += 1;
     }
@@ -114,21 +118,15 @@ mod tests {
     #[test]
     fn requests_are_put_in_order_within_the_time_that_is_waited() {
         let mut order = Order::new(Duration::from_secs(2), true);
-        let times = [
-            (5_000, false),
-            (4_500, false),
-            (7_999, false),
-            (5_100, false),
-            (8_000, false),
-            (4_000, false),
-        ];
+        let times = [5_000, 4_500, 7_999, 5_100, 8_000, 8_001, 4_000].map(|ms| (ms, false));
         let expected = [
             (2, 4_500),
             (1, 5_000),
             (4, 5_100),
-            (6, 6_000),
+            (7, 6_000),
             (3, 7_999),
             (5, 8_000),
+            (6, 8_001),
         ];
         assert_eq!(replayed(&mut order, &times), expected);
         assert_eq!(order.late, 1);
@@ -153,6 +151,31 @@ mod tests {
             replayed(&mut Order::new(Duration::from_secs(5), false), &times),
             as_it_stands
         );
+    }
+
+    #[test]
+    fn one_line_with_a_wrong_date_disturbs_no_other() {
+        let mut order = Order::new(Duration::from_secs(2), true);
+        let times = [
+            (5_000, true),
+            (99_000_000, true),
+            (5_000, true),
+            (1_000, true),
+            (6_000, true),
+            (9_000, true),
+            (9_000, true),
+        ];
+        let expected = [
+            (4, 1_000),
+            (1, 5_000),
+            (3, 5_500),
+            (5, 6_000),
+            (6, 9_000),
+            (7, 9_500),
+            (2, 99_000_000),
+        ];
+        assert_eq!(replayed(&mut order, &times), expected);
+        assert_eq!(order.late, 0);
     }
 
     #[test]

@@ -2,10 +2,16 @@
 
 use std::error::Error;
 
-use jiff::Timestamp;
-use plotters::prelude::*;
+use plotters::{
+    coord::combinators::WithKeyPoints,
+    coord::types::{RangedCoordu64, RangedCoordusize},
+    prelude::*,
+};
 
-use super::{super::text::grouped, result::OverTime};
+use super::{
+    super::text::{formatted, grouped},
+    result::{OverTime, TimeSpan},
+};
 
 const SIZE: (u32, u32) = (1_000, 260);
 
@@ -21,7 +27,7 @@ type Plot = Result<String, Box<dyn Error>>;
 
 /// Requests, and in front of them those that were refused.
 pub(super) fn requests(over_time: &OverTime) -> Plot {
-    let counts = |it: &super::result::TimeSpan| (it.requests, it.refused);
+    let counts = |it: &TimeSpan| (it.requests, it.refused);
     let most = over_time
         .spans
         .iter()
@@ -62,11 +68,8 @@ pub(super) fn refusals(over_time: &OverTime, rules: &[(usize, usize)]) -> Plot {
     })
 }
 
-type Chart<'a, 'b> = ChartContext<
-    'a,
-    SVGBackend<'b>,
-    Cartesian2d<plotters::coord::types::RangedCoordusize, plotters::coord::types::RangedCoordu64>,
->;
+type Chart<'a, 'b> =
+    ChartContext<'a, SVGBackend<'b>, Cartesian2d<WithKeyPoints<RangedCoordusize>, RangedCoordu64>>;
 
 fn draw(
     over_time: &OverTime,
@@ -82,7 +85,10 @@ fn draw(
             .margin_right(40)
             .x_label_area_size(26)
             .y_label_area_size(70)
-            .build_cartesian_2d(0..over_time.spans.len(), 0..top)?;
+            .build_cartesian_2d(
+                (0..over_time.spans.len()).with_key_points(ticks(over_time)),
+                0..top,
+            )?;
         let label = |index: &usize| time(over_time, *index);
         chart
             .configure_mesh()
@@ -103,6 +109,24 @@ fn draw(
     Ok(svg)
 }
 
+/// The spans whose beginnings are told: at round times, as many as there is room for.
+fn ticks(over_time: &OverTime) -> Vec<usize> {
+    let all = over_time.seconds * over_time.spans.len() as u64;
+    let between = ROUND
+        .iter()
+        .find(|it| all / **it <= 10)
+        .unwrap_or(&31_536_000);
+    let starts = over_time.spans.iter().enumerate();
+    let round = starts.filter(|(_, span)| span.from.is_multiple_of(*between));
+    round.map(|(index, _)| index).collect()
+}
+
+/// In s.
+const ROUND: [u64; 17] = [
+    1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400, 172_800,
+    864_000, 2_592_000,
+];
+
 /// When a span begins, as short as the whole allows.
 fn time(over_time: &OverTime, index: usize) -> String {
     let Some(first) = over_time.spans.first() else {
@@ -116,8 +140,5 @@ fn time(over_time: &OverTime, index: usize) -> String {
         (_, 60..) => "%H:%M",
         _ => "%H:%M:%S",
     };
-    let timestamp = i64::try_from(seconds)
-        .ok()
-        .and_then(|it| Timestamp::from_second(it).ok());
-    timestamp.map_or_else(String::new, |it| it.strftime(format).to_string())
+    formatted(seconds * 1_000, format)
 }

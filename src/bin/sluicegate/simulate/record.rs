@@ -16,6 +16,10 @@ use super::stamp::Stamp;
 /// The fields of a line that are looked at; what follows is not.
 const MAX_FIELDS: usize = 24;
 
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one at a time, on the stack"
+)]
 pub(super) enum Record<'a> {
     Common(Common<'a>),
     Json(Value),

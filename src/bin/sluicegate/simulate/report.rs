@@ -127,7 +127,7 @@ fn summary(page: &mut String, outcome: &Outcome) -> fmt::Result {
     if let (Some(from), Some(to)) = (&outcome.from, &outcome.to) {
         writeln!(
             page,
-            "<p>Requests logged from {} to {}, replayed.</p>",
+            "<p>Requests logged from {} to {}, replayed. All times are UTC.</p>",
             Escaped(from),
             Escaped(to)
         )?;
@@ -219,10 +219,7 @@ fn other_limits(page: &mut String, outcome: &Outcome) -> fmt::Result {
         } else {
             (outcome.refused, outcome.requests)
         };
-        let others = rule.other_limits.iter().map(|it| (it.limit, it.refused));
-        let mut limits: Vec<(u64, u64)> = others.chain([(rule.limit, now)]).collect();
-        limits.sort_unstable();
-        for (limit, refused) in limits {
+        for (limit, refused) in rule.limits(now) {
             let class = if limit == rule.limit {
                 "number now"
             } else {

@@ -11,7 +11,7 @@ use super::{
 };
 
 /// As many spans as a plot shows.
-const MOST_SPANS: u64 = 180;
+const MOST_SPANS: u64 = 240;
 
 /// As many as a chart of text shows.
 const FEW_SPANS: u64 = 24;
@@ -64,6 +64,16 @@ pub(super) struct RuleOutcome {
     pub(super) limit: u64,
     /// All refusals of requests if this rule had another limit; of a shadow, those that it would have refused.
     pub(super) other_limits: Vec<OtherLimit>,
+}
+
+impl RuleOutcome {
+    /// The limit itself, with the refusals of now, among the others: each with the refusals that there would be.
+    pub(super) fn limits(&self, now: u64) -> Vec<(u64, u64)> {
+        let others = self.other_limits.iter().map(|it| (it.limit, it.refused));
+        let mut limits: Vec<_> = others.chain([(self.limit, now)]).collect();
+        limits.sort_unstable();
+        limits
+    }
 }
 
 #[derive(Serialize)]

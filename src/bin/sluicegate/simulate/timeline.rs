@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 const MAX_SPANS: usize = 512;
 
 /// Lengths of a span in s; each divides all that follow it but the next few, so spans are added up anew from the first.
-const LENGTHS: [u64; 20] = [
+const LENGTHS: [u64; 21] = [
     1,
     5,
     10,
@@ -26,6 +26,7 @@ const LENGTHS: [u64; 20] = [
     2_764_800,
     27_648_000,
     276_480_000,
+    5_529_600_000,
 ];
 
 #[derive(Clone, Debug, Default)]

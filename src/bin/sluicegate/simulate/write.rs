@@ -8,7 +8,7 @@ use super::{
     super::{
         error::Error,
         output::{BAD, BOLD, DIM, Output, WARN},
-        text::{date, grouped},
+        text::{date, grouped, short_date},
     },
     result::{Outcome, OverTime, PolicyOutcome},
 };
@@ -100,7 +100,7 @@ fn policies(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
         "rule",
         "requests",
         "refused",
-        "by it alone",
+        "alone",
         "nobody at",
     ]);
     for policy in &outcome.policies {
@@ -126,7 +126,7 @@ fn policies(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
     }
     writeln!(
         output,
-        "\n{BOLD}Refusals by rule{BOLD:#}; `nobody at`: the limit under which nobody would be refused"
+        "\n{BOLD}Refusals by rule{BOLD:#}; nobody at: the limit that would refuse nobody"
     )?;
     output.write_table(&table)
 }
@@ -155,19 +155,20 @@ fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
         } else {
             (outcome.refused, outcome.requests)
         };
-        for (index, other) in rule.other_limits.iter().enumerate() {
-            let change = match other.refused.checked_sub(now) {
+        for (index, (limit, refused)) in rule.limits(now).into_iter().enumerate() {
+            let change = match refused.checked_sub(now) {
+                Some(_) if limit == rule.limit => "now".to_owned(),
                 Some(0) => "=".to_owned(),
                 Some(more) => format!("+{}", grouped(more)),
-                None => format!("−{}", grouped(now - other.refused)),
+                None => format!("−{}", grouped(now - refused)),
             };
             let first = |text: &str| Cell::new(if index == 0 { text } else { "" });
             table.add_row([
                 first(&policy.name),
                 first(&rule.rule),
-                number(other.limit),
-                refusals(other.refused),
-                Cell::new(share(other.refused, requests)).set_alignment(CellAlignment::Right),
+                number(limit),
+                refusals(refused),
+                Cell::new(share(refused, requests)).set_alignment(CellAlignment::Right),
                 Cell::new(change).set_alignment(CellAlignment::Right),
             ]);
         }
@@ -233,8 +234,8 @@ fn hardest_hit(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
             Cell::new(&it.identity),
             refusals(it.refused),
             Cell::new(share(it.refused, outcome.refused)).set_alignment(CellAlignment::Right),
-            Cell::new(date(it.first_ms)),
-            Cell::new(date(it.last_ms)),
+            Cell::new(short_date(it.first_ms)),
+            Cell::new(short_date(it.last_ms)),
         ]);
     }
     let identities = match outcome.identities_refused {
