@@ -34,8 +34,8 @@ Examples:
   sluicegate top --json | jq -r '.top[].identity'
 
 Looks at all keys of the server, or of each primary of a cluster: SCAN in small batches, and pauses between them, so that
-the server is busy with it for at most the share of time that --load says. The default takes about a minute for a
-million keys. Memory does not grow with their number.
+the server is busy with it for at most the share of time that --load says. The default takes three minutes or more
+for a million keys. Memory does not grow with their number.
 
 With the service's policies, by the share of a limit that is used, whatever the rule; and it says who would be denied a
 request that costs 1. Without them, by units: limits are not stored.
