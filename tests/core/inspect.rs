@@ -15,7 +15,7 @@ use sluicegate::{
 fn on_each(
     config: &ProptestConfig,
     histories: impl Strategy<Value = History>,
-    holds: impl AsyncFn(&RedisStore, &TestClock, &History),
+    holds: &impl AsyncFn(&RedisStore, &TestClock, &History),
 ) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -33,23 +33,23 @@ fn a_stored_value_has_the_steps_of_the_model() {
     on_each(
         &ProptestConfig::default(),
         steady(),
-        has_the_steps_of_the_model,
+        &has_the_steps_of_the_model,
     );
 }
 
 #[test]
 fn a_stored_value_answers_all_callers_as_the_memory_store_does_whatever_happens() {
-    on_each(&few_cases(), wild(), answers_as_the_memory_store);
+    on_each(&few_cases(), wild(), &answers_as_the_memory_store);
 }
 
 #[test]
 fn a_stored_value_answers_as_the_memory_store_does_however_much_is_charged() {
-    on_each(&few_cases(), large(), answers_as_the_memory_store);
+    on_each(&few_cases(), large(), &answers_as_the_memory_store);
 }
 
 #[test]
 fn what_is_read_foretells_what_the_script_decides() {
-    on_each(&ProptestConfig::default(), wild(), foretells_the_script);
+    on_each(&ProptestConfig::default(), wild(), &foretells_the_script);
 }
 
 /// A value of two rules, whose steps are in queues of entries.
