@@ -30,10 +30,11 @@ use super::{
 const EXAMPLES: &str = "\
 Examples:
   sluicegate explain user=alice --policies policies.toml
-  sluicegate explain ip=203.0.113.7 --policies policies.toml --policy login --cost 5
+  sluicegate explain ip=203.0.113.7 --policies policies.toml --cost 5
 
-Answers what the service would be answered if it charged the identity under all policies of the file, or those that are
-named. What fits is told by the policies of the file: it has to be that of the service. Nothing is charged.
+Answers what the service would be answered if it charged the identity under
+all policies of the file, or those that are named. What fits is told by the
+policies of the file: it has to be that of the service. Nothing is charged.
 
 Exit codes: 0 the request would pass, 1 it would be denied.
 
