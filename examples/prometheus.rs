@@ -10,6 +10,8 @@
 //!     curl -i localhost:3000            # 429
 //!     curl -s localhost:3000/metrics    # sluicegate_decisions_total{policy="ip",outcome="denied"} 1
 //!
+//! `examples/grafana` has a dashboard of what is counted, and alert rules.
+//!
 //! In a crate of your own:
 //!
 //!     cargo add axum metrics-exporter-prometheus tokio -F tokio/full

@@ -1,8 +1,9 @@
 -- Pass 2 of a key that is charged and where something counts. Nothing is written to the server here.
 --
--- A *task* is what an argument asks to be done with a key, a table: at [1] how many rules, then their limits, or in a
--- settlement the ends of the charged steps; `units`, below 0 where a settlement takes them; `labels` of the rules, as
--- they stand at the end of a value; and two formats, `front` of the front of a value and `counts` of its beginning.
+-- A *task* is what an argument asks to be done with a key, an array, since names would cost more: at [1] the units,
+-- below 0 where a settlement takes them; at [2] the labels of the rules, as they stand at the end of a value; two
+-- formats, at [3] that of the front of a value, at [4] that of its beginning; at [5] how many rules, then their limits,
+-- or in a settlement the ends of the charged steps.
 --
 -- A *state* is what a key holds, a table: `task`; `value`, false where nothing counts; the numbers of the value's
 -- front: at [1] how many sections, then what each uses, since, expires, and when each is due. Pass 2 adds what is to
@@ -18,7 +19,7 @@ local function charge(now, state, units)
   local spread = table.unpack or unpack
   local struct, sub, task, value, sections, is_whole = struct, string.sub, state.task, state.value, state[1], state.is_whole
   local pack, unpack = struct.pack, struct.unpack
-  local rules, labels = task[1], task.labels
+  local labels, rules = task[2], task[5]
   local since, expires, dues = state[sections + 2], state[sections + 3], sections + 3
   local release, window = expires, 0
   local at, reached = 14 + sections * 14, 1 -- the section whose head begins there
@@ -76,7 +77,7 @@ local function charge(now, state, units)
   end
 
   if head == '' and not is_whole then -- nothing was due: only what is used changes
-    state.written = pack(task.counts, spread(state, 1, rules + 1))
+    state.written = pack(task[4], spread(state, 1, rules + 1))
     return false
   end
   if release > expires then
@@ -88,7 +89,7 @@ local function charge(now, state, units)
     state.expires = expires
   end
   state[sections + 2], state[dues] = since, expires
-  local format = task.front
+  local format = task[3]
   if sections ~= rules then format = seldom().slow_path().front_format(sections) end
   local front = pack(format, spread(state, 1, sections * 2 + 3))
   if is_whole then

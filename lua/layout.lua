@@ -143,7 +143,7 @@ end
 -- task   of the caller
 -- Returns a state. Raises an error if the value cannot be read.
 local function relayout(now, value, task)
-  value = compose(now, arrange(now, value and parse(value) or {}, task.labels))
+  value = compose(now, arrange(now, value and parse(value) or {}, task[2]))
   return {
     task = task, value = value, written = false, is_whole = true, unpack(front_format(string.byte(value)), value),
   }

@@ -11,6 +11,15 @@ local reply, admitted = nil, 0
 
 while KEYS[i] do
   if reply then replies[#replies + 1] = reply end
+  local block -- the latest block of an identity that the operation is about
+  if ARGV[i + 1] == '\5' then
+    local place = 0
+    repeat
+      local held = redis.pcall('GET', KEYS[i])
+      if held then block = seldom().slow_path().later_block(now, block, place, held) end
+      place, i = place + 1, i + 1
+    until ARGV[i + 1] ~= '\13'
+  end
   local first, count, asked, kind = i, nil, nil, nil
   local state, states, is_last -- of the newest key; of all, where there are several
 
@@ -27,18 +36,19 @@ while KEYS[i] do
         front = counts .. 'I6I6' .. each
       end
       if action % 8 == 3 then units = -units end -- of a settlement that takes
-      task = { units = units, labels = sub(arg, 14 + rules * 7), front = front, counts = counts, unpack(counts, arg, 13) }
+      task = { units, sub(arg, 14 + rules * 7), front, counts, unpack(counts, arg, 13) }
     end
     if i == first then
-      kind, count = action, action == 1 and admitted or times
+      kind, count = action % 8, action == 1 and admitted or times
+      if block then count = 0 end
       asked = count
     end
 
-    local rules, labels, units = task[1], task.labels, task.units
+    local units, labels, rules = task[1], task[2], task[5]
     local value = asked > 0 and redis.pcall('GET', KEYS[i])
     state = nil
     if value and sub(value, -#labels) == labels then
-      state = { task = task, value = value, written = false, is_whole = false, unpack(task.front, value) }
+      state = { task = task, value = value, written = false, is_whole = false, unpack(task[3], value) }
       if state[1] ~= rules or state[rules + 2] > now then state = nil end
     end
     if value and not state then
@@ -49,7 +59,7 @@ while KEYS[i] do
     end
 
     for k = 2, rules + 1 do
-      if count > 1 or units > task[k] - (state[k] or 0) then
+      if count > 1 or units > task[k + 4] - (state[k] or 0) then
         local is_known = count == 1 and (not state.value or state[state[1] + k + 2] > now) -- nothing is released
         count = is_known and 0 or seldom().fitting(now, state, count)
         break
@@ -66,7 +76,13 @@ while KEYS[i] do
   -- Pass 2: charges every key, or explains of every key why it does not fit.
   if asked == 0 then
     reply = kind == 4 and '\1' or '\2'
-    if kind == 4 then state.is_gone = true end
+    if block then
+      reply = '\3' .. block
+    elseif kind == 4 then
+      state.is_gone = true
+    elseif kind > 4 then
+      reply = seldom().slow_path().block(now, KEYS[first], arg, state)
+    end
     admitted = 0
   elseif kind > 1 then
     states = states or { state } -- some may be replaced
@@ -76,17 +92,17 @@ while KEYS[i] do
     reply = count == 1 and '\1\1\0\0\0' or '\1' .. struct.pack('<I4', count)
     for key = 1, i - first do
       state = states and states[key] or state
-      local units, stepped_back = state.task.units * count, false
+      local units, stepped_back = state.task[1] * count, false
       if units > 0 and state.value then
         stepped_back = charge(now, state, units)
       elseif units > 0 then
         seldom().create(now, state, units)
       end
       if count == asked and units > 0 and not stepped_back then
-        reply = reply .. '\2' .. sub(state.written, 1, 1 + state.task[1] * 7)
+        reply = reply .. '\2' .. sub(state.written, 1, 1 + state.task[5] * 7)
       else
         local told = state.written and seldom().slow_path().after(state) or state
-        reply = reply .. seldom().explain(now, told, count < asked and state.task.units or 0)
+        reply = reply .. seldom().explain(now, told, count < asked and state.task[1] or 0)
       end
     end
     admitted = count

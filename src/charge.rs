@@ -10,7 +10,9 @@
 //! # Ok::<(), sluicegate::error::PolicyError>(())
 //! ```
 
-use crate::{key::Key, policy::Policy, rule::MAX_UNITS};
+use std::sync::Arc;
+
+use crate::{contributors::label, key::Key, policy::Policy, rule::MAX_UNITS};
 
 /// One policy, one key, one cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +20,7 @@ pub struct Charge {
     policy: Policy,
     key: Key,
     cost: u64,
+    label: Option<Arc<Key>>,
 }
 
 impl Charge {
@@ -30,7 +33,24 @@ impl Charge {
             policy: policy.clone(),
             key,
             cost: cost.min(MAX_UNITS + 1),
+            label: None,
         }
+    }
+
+    /// Names who contributes to what is charged to the key, so that it can be told [who used the limit
+    /// up](crate::contributors). It changes nothing about the decision.
+    ///
+    /// Of a value longer than 48 bytes, the beginning and a hash are kept.
+    #[must_use]
+    pub fn by(mut self, contributor: Key) -> Self {
+        self.label = Some(label::bounded(contributor));
+        self
+    }
+
+    /// The same for a label that is bounded.
+    pub(crate) fn by_label(mut self, label: Option<Arc<Key>>) -> Self {
+        self.label = label;
+        self
     }
 
     /// The policy whose rules apply.
@@ -51,12 +71,28 @@ impl Charge {
         self.cost
     }
 
+    /// Who contributes, in bounded room.
+    #[must_use]
+    pub fn contributor(&self) -> Option<&Key> {
+        self.label.as_deref()
+    }
+
+    pub(crate) const fn label(&self) -> Option<&Arc<Key>> {
+        self.label.as_ref()
+    }
+
     pub(crate) fn with_cost(&self, cost: u64) -> Self {
-        Self::new(&self.policy, self.key.clone(), cost)
+        Self {
+            label: self.label.clone(),
+            ..Self::new(&self.policy, self.key.clone(), cost)
+        }
     }
 
     pub(crate) fn with_policy(&self, policy: &Policy) -> Self {
-        Self::new(policy, self.key.clone(), self.cost)
+        Self {
+            label: self.label.clone(),
+            ..Self::new(policy, self.key.clone(), self.cost)
+        }
     }
 
     /// Whether both charge the same stored count: a policy of the same name, and the same key.

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::{charge::Charge, error::StoreError, policy::Policy, rule::Rule};
+use crate::{charge::Charge, error::StoreError, key::Key, policy::Policy, rule::Rule};
 
 /// More than one request needs; the time that a check takes grows with them.
 pub(crate) const MAX_CHARGES: usize = 64;
 
 /// One or more charges that are decided together, all or nothing; cheap to clone.
+///
+/// Charges with the same policy and key become one, [by](Charge::by) whom the first of them is.
 ///
 /// Charges under a [shadow](Policy::shadow) are kept apart from those that count: they are decided after them, only if
 /// the check is allowed, and all or nothing among themselves.
@@ -31,6 +33,9 @@ pub struct Check {
     all: Arc<[Charge]>,
     /// How many of them count.
     counting: usize,
+    heeds_blocks: bool,
+    /// Whether a charge names who contributes.
+    has_contributors: bool,
 }
 
 impl Check {
@@ -68,10 +73,34 @@ impl Check {
         (!shadows.is_empty()).then(|| Self::counting(shadows.into()))
     }
 
-    /// The same policies and keys at no cost.
+    /// Whether a [block](crate::block) of one of its keys denies it, before anything is charged.
+    #[must_use]
+    pub const fn heeds_blocks(&self) -> bool {
+        self.heeds_blocks
+    }
+
+    /// The same check, which heeds blocks.
+    #[must_use]
+    pub fn with_blocks(mut self) -> Self {
+        self.heeds_blocks = true;
+        self
+    }
+
+    /// The keys of the charges that count, each once.
+    pub fn keys(&self) -> impl Iterator<Item = &Key> {
+        let charges = self.charges();
+        let keys = charges.iter().map(Charge::key).enumerate();
+        keys.filter(|(place, key)| charges[..*place].iter().all(|it| it.key() != *key))
+            .map(|(_, key)| key)
+    }
+
+    /// The same policies and keys at no cost. No block denies it.
     #[must_use]
     pub fn without_cost(&self) -> Self {
-        self.map(|charge| charge.with_cost(0))
+        Self {
+            heeds_blocks: false,
+            ..self.map(|charge| charge.with_cost(0))
+        }
     }
 
     /// The same keys and costs under other policies.
@@ -84,7 +113,10 @@ impl Check {
         if self.shadow_charges().is_empty() {
             self.clone()
         } else {
-            Self::counting(self.charges().into())
+            Self {
+                heeds_blocks: self.heeds_blocks,
+                ..Self::counting(self.charges().into())
+            }
         }
     }
 
@@ -93,11 +125,19 @@ impl Check {
         self.all.is_empty()
     }
 
+    /// Whether a charge names who [contributes](Charge::by).
+    pub(crate) const fn has_contributors(&self) -> bool {
+        self.has_contributors
+    }
+
     /// The counting charges at these places, and no shadows.
     #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, places: &[usize]) -> Self {
         let picked = places.iter().map(|place| self.charges()[*place].clone());
-        Self::counting(picked.collect())
+        Self {
+            heeds_blocks: self.heeds_blocks,
+            ..Self::counting(picked.collect())
+        }
     }
 
     /// The rules of the charges that count, each with the cost.
@@ -117,14 +157,26 @@ impl Check {
     fn counting(charges: Arc<[Charge]>) -> Self {
         Self {
             counting: charges.len(),
+            has_contributors: charges.iter().any(|it| it.label().is_some()),
             all: charges,
+            heeds_blocks: false,
         }
+    }
+
+    /// A check of one charge, which counts.
+    pub(crate) fn of_one(charge: Charge) -> Self {
+        Self::counting(Arc::new([charge]))
+    }
+
+    /// A check without charges.
+    pub(crate) fn nothing() -> Self {
+        Self::counting(Arc::new([]))
     }
 
     fn map(&self, change: impl Fn(&Charge) -> Charge) -> Self {
         Self {
             all: self.all.iter().map(change).collect(),
-            counting: self.counting,
+            ..*self
         }
     }
 }
@@ -138,6 +190,8 @@ pub(crate) struct CheckBuilder {
     others: Vec<Charge>,
     /// How many count, and how many are of shadows.
     counts: [usize; 2],
+    has_ban: bool,
+    has_contributors: bool,
 }
 
 impl CheckBuilder {
@@ -151,6 +205,7 @@ impl CheckBuilder {
 
     /// Fails as [`Check::new`] does.
     pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
+        self.has_contributors |= charge.label().is_some();
         let charges = self.first.iter_mut().chain(&mut self.others);
         if let Some(twin) = { charges }.find(|it| it.is_twin_of(&charge)) {
             if !twin.policy().is_same(charge.policy()) {
@@ -168,6 +223,7 @@ impl CheckBuilder {
             ));
         }
         *count += 1;
+        self.has_ban |= charge.policy().bans();
         if self.first.is_none() {
             self.first = Some(charge);
         } else {
@@ -178,6 +234,7 @@ impl CheckBuilder {
 
     pub(crate) fn build(self) -> Check {
         let [counting, shadows] = self.counts;
+        let has_contributors = self.has_contributors;
         let all: Arc<[Charge]> = match self.first {
             Some(charge) if self.others.is_empty() => Arc::new([charge]),
             first => {
@@ -188,7 +245,12 @@ impl CheckBuilder {
                 all.into()
             }
         };
-        Check { all, counting }
+        Check {
+            all,
+            counting,
+            heeds_blocks: self.has_ban,
+            has_contributors,
+        }
     }
 }
 

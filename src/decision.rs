@@ -12,10 +12,10 @@
 //!         let left: Vec<u64> = usage.rules().map(|rule| rule.remaining()).collect();
 //!         assert_eq!(left, [1, 3]);
 //!     }
-//!     Decision::Denied(_) => unreachable!(),
+//!     Decision::Denied(_) | Decision::Blocked(_) => unreachable!(),
 //! }
 //! match limiter.check([Charge::new(&policy, Key::new("user", "alice"), 4)]).await? {
-//!     Decision::Allowed(_) => unreachable!(),
+//!     Decision::Allowed(_) | Decision::Blocked(_) => unreachable!(),
 //!     Decision::Denied(denial) => {
 //!         assert_eq!(denial.policy().name(), "api");
 //!         assert_eq!(denial.rule().rule().to_string(), "12/1m");           // the rule with the longest wait
@@ -38,8 +38,11 @@ use std::{
 
 pub use crate::window::Count;
 use crate::{
+    block::{Block, BlockedBy},
+    charge::Charge,
     check::Check,
     error::StoreError,
+    key::Key,
     policy::Policy,
     rule::{Rule, millis},
     window::StepSpec,
@@ -52,6 +55,9 @@ pub enum Decision {
     Allowed(Usage),
     /// At least one charge does not fit, and none has been charged.
     Denied(Denial),
+    /// An identity is [blocked](crate::block), and nothing has been charged. Only checks that
+    /// [heed blocks](Check::heeds_blocks) are answered so.
+    Blocked(Blocked),
 }
 
 impl Decision {
@@ -61,7 +67,7 @@ impl Decision {
     pub fn with_shadow(self, shadow: Self) -> Self {
         match self {
             Self::Allowed(usage) => Self::Allowed(usage.with_shadow(shadow)),
-            Self::Denied(_) => self,
+            Self::Denied(_) | Self::Blocked(_) => self,
         }
     }
 
@@ -91,10 +97,16 @@ impl Decision {
     }
 
     fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
-        let usage = self.usage().moved(moved);
         match self {
-            Self::Allowed(_) => Self::Allowed(usage),
-            Self::Denied(denial) => Self::Denied(Denial { usage, ..*denial }),
+            Self::Allowed(usage) => Self::Allowed(usage.moved(moved)),
+            Self::Denied(denial) => Self::Denied(Denial {
+                usage: denial.usage.moved(moved),
+                ..*denial
+            }),
+            Self::Blocked(blocked) => Self::Blocked(Blocked {
+                retry_after_ms: blocked.retry_after_ms.map(moved),
+                ..blocked.clone()
+            }),
         }
     }
 
@@ -106,15 +118,20 @@ impl Decision {
                 usage: denial.usage.local(),
                 ..denial
             }),
+            Self::Blocked(blocked) => Self::Blocked(Blocked {
+                usage: blocked.usage.local(),
+                ..blocked
+            }),
         }
     }
 
-    /// What is left, allowed or not.
+    /// What is left, allowed or not. Of a blocked check, no policy is looked at.
     #[must_use]
     pub const fn usage(&self) -> &Usage {
         match self {
             Self::Allowed(usage) => usage,
             Self::Denied(denial) => &denial.usage,
+            Self::Blocked(blocked) => &blocked.usage,
         }
     }
 }
@@ -222,18 +239,21 @@ impl Decision {
 }
 
 /// How many of some identical checks were admitted, and the count under each rule after that.
-#[derive(Clone, Copy)]
 pub(crate) struct Filled<'a> {
     pub(crate) check: &'a Check,
     pub(crate) count: u16,
     pub(crate) admitted: u16,
     pub(crate) now_ms: u64,
     pub(crate) counts: &'a [Count],
+    pub(crate) blocked: Option<Blocked>,
 }
 
 impl Filled<'_> {
     /// The decision of a single check, and of its shadows. What went wrong with these is dropped.
     pub(crate) fn decision(self, shadows: Option<Filled<'_>>) -> Result<Decision, StoreError> {
+        if let Some(blocked) = self.blocked {
+            return Ok(Decision::Blocked(blocked));
+        }
         let is_admitted = self.admitted == 1;
         let decision = Decision::new(self.check, is_admitted, self.now_ms, self.counts)?;
         let shadows = shadows.filter(|_| is_admitted);
@@ -246,6 +266,9 @@ impl Filled<'_> {
         shadows: Option<Filled<'_>>,
     ) -> Result<Vec<Decision>, StoreError> {
         let Self { check, count, .. } = self;
+        if let Some(blocked) = self.blocked {
+            return Ok(vec![Decision::Blocked(blocked); count.into()]);
+        }
         let decisions = Decision::fill(check, count, self.admitted, self.now_ms, self.counts)?;
         let shadows = shadows.and_then(|it| it.decisions(None).ok());
         let mut shadows = shadows.into_iter().flatten();
@@ -552,7 +575,13 @@ impl Denial {
     /// The policy that denies for longest.
     #[must_use]
     pub fn policy(&self) -> &Policy {
-        self.usage.check().charges()[self.charge].policy()
+        self.charge().policy()
+    }
+
+    /// The charge that is denied for longest: the policy, the key and who [contributes](crate::contributors).
+    #[must_use]
+    pub fn charge(&self) -> &Charge {
+        &self.usage.check().charges()[self.charge]
     }
 
     /// The rule that denies for longest: the first of them if several are equal.
@@ -565,5 +594,65 @@ impl Denial {
     #[must_use]
     pub const fn usage(&self) -> &Usage {
         &self.usage
+    }
+}
+
+/// A check that was denied since an identity is blocked; nothing was charged.
+#[derive(Clone, Debug)]
+pub struct Blocked {
+    key: Key,
+    block: Block,
+    retry_after_ms: Option<u64>,
+    usage: Usage,
+}
+
+impl Blocked {
+    /// For stores: `key` is blocked, at this time of the store in ms since the Unix epoch.
+    #[must_use]
+    pub fn new(key: Key, block: Block, decided_at_ms: u64) -> Self {
+        let until = block.until_ms();
+        Self {
+            key,
+            block,
+            retry_after_ms: until.map(|until| until.saturating_sub(decided_at_ms)),
+            usage: Usage::of(&Check::nothing(), decided_at_ms, Vec::new(), false),
+        }
+    }
+
+    /// Who is blocked. Of several, the one whose block ends last.
+    #[must_use]
+    pub const fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// The block.
+    #[must_use]
+    pub const fn block(&self) -> Block {
+        self.block
+    }
+
+    /// What clients are told: how long a ban lasts, and nothing of an operator's block.
+    pub(crate) fn told_retry_after(&self) -> Option<Duration> {
+        self.retry_after().filter(|_| self.is_ban())
+    }
+
+    pub(crate) fn is_ban(&self) -> bool {
+        self.block.by() == BlockedBy::Ban
+    }
+
+    /// Of two answers to one check, the one whose block ends later.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn or_later(self, other: Self) -> Self {
+        if self.block.or_later(other.block) == self.block {
+            self
+        } else {
+            other
+        }
+    }
+
+    /// How long the block lasts from the decision on; `None` if it is for ever.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after_ms.map(Duration::from_millis)
     }
 }

@@ -52,6 +52,7 @@
 //! | who is limited, and how clients behind proxies are found | [`extract`], [`extract::forwarded`] |
 //! | how to limit without HTTP, and what happens when the store cannot decide | [`limiter`] |
 //! | how limits are changed while the service runs, or read from a file | [`policies`] |
+//! | who uses a shared limit up | [`contributors`] |
 //! | what is stored in Redis, and how the server is set up | [`store::redis`], [`store::redis::deployment`] |
 //! | what a service reports, as logs and metrics | [`observe`] |
 //! | how a limited service is tested | [`middleware::testing`] |
@@ -129,8 +130,10 @@
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod block;
 pub mod charge;
 mod check;
+pub mod contributors;
 pub mod decision;
 pub mod error;
 pub mod extract;
@@ -140,6 +143,11 @@ pub mod key;
 pub mod limiter;
 pub mod middleware;
 pub mod observe;
+pub mod operating {
+    //! Operating it: from the alarm to the cause, to what to do about it.
+    //!
+    #![doc = include_str!("operating.md")]
+}
 mod operation;
 pub mod policies;
 pub mod policy;

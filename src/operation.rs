@@ -1,6 +1,7 @@
 //! [`Operation`] and [`Reply`]: what a store is asked to do, and what it answers.
 
 use crate::{
+    block::{Block, BlockedBy, Until},
     check::Check,
     decision::{Decision, Usage},
     key::Key,
@@ -29,6 +30,20 @@ pub enum Operation {
         /// The key.
         key: Key,
     },
+    /// Block an identity, unless it is blocked for longer.
+    Block {
+        /// Who is blocked.
+        key: Key,
+        /// Until when.
+        until: Until,
+        /// Who asks for it.
+        by: BlockedBy,
+    },
+    /// End all blocks of an identity, and forget its strikes.
+    Unblock {
+        /// Who is no longer blocked.
+        key: Key,
+    },
 }
 
 /// What a store answers to an [`Operation`].
@@ -42,4 +57,8 @@ pub enum Reply {
     Settle(Usage),
     /// To [`Operation::Reset`].
     Reset,
+    /// To [`Operation::Block`]: the block that holds now.
+    Block(Block),
+    /// To [`Operation::Unblock`].
+    Unblock,
 }

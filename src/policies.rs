@@ -26,7 +26,8 @@
 //! # In a configuration file
 //!
 //! With the feature `serde`, `Policies` are a map from name to rules: one string, or a list of strings. Or to a map
-//! with `rules`, what to do [on failure](Policy::on_failure), and whether the policy is a [shadow](Policy::shadow):
+//! with `rules`, the `strikes` and the time of a [ban](Policy::ban), what to do [on failure](Policy::on_failure), and
+//! whether the policy is a [shadow](Policy::shadow):
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,10 +35,11 @@
 //! let policies: sluicegate::policies::Policies = toml::from_str(r#"
 //!     ip = "10/1s,120/1m"
 //!     user = ["600/1m", "100000/1d"]
-//!     login = { rules = "5/1m", on_failure = "closed" }
+//!     login = { rules = "5/1m", strikes = "5/10m", ban = "1h", on_failure = "closed" }
 //!     tenant = { rules = "5000/1m", shadow = true }
 //! "#)?;
 //! assert!(policies.get("tenant").unwrap().is_shadow());
+//! assert_eq!(policies.get("login").unwrap().banned_by(), Some("5/10m=1h".parse()?));
 //! assert_eq!(policies.get("user").unwrap().to_string(), "600/1m,100000/1d");
 //!
 //! let error = toml::from_str::<sluicegate::policies::Policies>(r#"ip = "10/1s,10""#).unwrap_err();

@@ -15,6 +15,7 @@
 use std::{error::Error, fmt, num::NonZeroU32, sync::Arc};
 
 use crate::{
+    block::{Ban, STRIKES},
     failure::FailurePolicy,
     rule::{Rule, RuleError},
 };
@@ -40,6 +41,7 @@ pub struct Policy {
 struct Inner {
     name: Box<str>,
     rules: Box<[Rule]>,
+    ban: Option<Ban>,
 }
 
 impl Policy {
@@ -81,6 +83,7 @@ impl Policy {
             inner: Arc::new(Inner {
                 name: name.into(),
                 rules,
+                ban: None,
             }),
             shadow: false,
             on_failure: None,
@@ -138,6 +141,44 @@ impl Policy {
         self.on_failure
     }
 
+    /// Blocks who is denied too often by this policy: see [bans](crate::block#bans). The default is nobody. A shadow bans
+    /// nobody.
+    #[must_use]
+    pub fn ban(self, ban: Ban) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                name: self.name().into(),
+                rules: self.rules().into(),
+                ban: Some(ban),
+            }),
+            ..self
+        }
+    }
+
+    /// The ban for who is denied too often by this policy.
+    #[must_use]
+    pub fn banned_by(&self) -> Option<Ban> {
+        self.inner.ban
+    }
+
+    /// Whether it blocks who is denied too often.
+    pub(crate) fn bans(&self) -> bool {
+        self.inner.ban.is_some() && !self.shadow
+    }
+
+    /// The policy under which the strikes of a ban are counted.
+    pub(crate) fn of_strikes(strikes: Rule) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                name: STRIKES.into(),
+                rules: [strikes].into(),
+                ban: None,
+            }),
+            shadow: false,
+            on_failure: None,
+        }
+    }
+
     /// The same policy with each limit divided by `of`: one of `of` processes that each count alone.
     pub(crate) fn share(&self, of: NonZeroU32) -> Self {
         let rules = self.rules().iter().map(|rule| rule.share(of));
@@ -145,6 +186,7 @@ impl Policy {
             inner: Arc::new(Inner {
                 name: self.name().into(),
                 rules: rules.collect(),
+                ban: self.inner.ban,
             }),
             ..*self
         }
@@ -195,6 +237,9 @@ impl fmt::Debug for Policy {
         }
         if let Some(policy) = self.on_failure {
             write!(f, ", {} on failure", policy.as_str())?;
+        }
+        if let Some(ban) = self.inner.ban {
+            write!(f, ", ban {ban}")?;
         }
         f.write_str(")")
     }

@@ -161,7 +161,7 @@ impl Rule {
 
     /// The window as in the text form.
     pub(crate) fn window_text(&self) -> String {
-        Text(self.window).to_string()
+        DurationText(self.window).to_string()
     }
 
     /// The rule with its limit divided by `of`, rounded down; a limit above 0 never becomes 0.
@@ -219,12 +219,12 @@ fn is_whole_ms(duration: Duration) -> bool {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.limit, Text(self.window))?;
+        write!(f, "{}/{}", self.limit, DurationText(self.window))?;
         match self.step {
             _ if self.fixed => f.write_str("@fixed"),
             step if step == default_step(self.window) => Ok(()),
             step if step == Duration::from_millis(1) => f.write_str("@exact"),
-            step => write!(f, "@{}", Text(step)),
+            step => write!(f, "@{}", DurationText(step)),
         }
     }
 }
@@ -274,7 +274,7 @@ fn parse_number(text: &str) -> Option<u64> {
         .then(|| text.parse().ok())?
 }
 
-fn parse_duration(text: &str) -> Option<Duration> {
+pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let number = if number.is_empty() {
@@ -295,9 +295,10 @@ const UNITS: [(&str, u64); 5] = [
     ("ms", 1),
 ];
 
-struct Text(Duration);
+/// Writes a duration as [`parse_duration`] reads it.
+pub(crate) struct DurationText(pub(crate) Duration);
 
-impl fmt::Display for Text {
+impl fmt::Display for DurationText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = millis(self.0);
         match UNITS

@@ -1,8 +1,8 @@
 //! Rules and policies in configuration files, through serde.
 //!
-//! A rule is its text. A policy's rules are one string, or a list of strings. A policy alone is `{name, rules,
-//! on_failure, shadow}`, the last two of which may be left out; a set is a map from name to rules, or to `{rules,
-//! on_failure, shadow}`.
+//! A rule is its text. A policy's rules are one string, or a list of strings. A policy alone is `{name, rules, strikes,
+//! ban, on_failure, shadow}`, of which all but the first two may be left out; a set is a map from name to rules, or to
+//! the same without the name.
 
 use std::{borrow::Cow, fmt};
 
@@ -11,7 +11,13 @@ use serde::{
     de::{Error, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use crate::{failure::FailurePolicy, policies::Policies, policy::Policy, rule::Rule};
+use crate::{
+    block::{Ban, BanError},
+    failure::FailurePolicy,
+    policies::Policies,
+    policy::Policy,
+    rule::Rule,
+};
 
 impl Serialize for Rule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -28,11 +34,20 @@ impl<'de> Deserialize<'de> for Rule {
 
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Fields {
+            rules,
+            strikes,
+            ban,
+            on_failure,
+            shadow,
+        } = Fields::of(self);
         let named = Named {
             name: self.name().into(),
-            rules: Rules(self.to_string()),
-            on_failure: self.failure_policy(),
-            shadow: self.is_shadow(),
+            rules,
+            strikes,
+            ban,
+            on_failure,
+            shadow,
         };
         named.serialize(serializer)
     }
@@ -44,7 +59,7 @@ impl<'de> Deserialize<'de> for Policy {
     }
 }
 
-const FIELDS: &[&str] = &["name", "rules", "on_failure", "shadow"];
+const FIELDS: &[&str] = &["name", "rules", "strikes", "ban", "on_failure", "shadow"];
 
 /// Makes the policy while the map is read, so that an error tells where it is.
 struct PolicyVisitor;
@@ -57,22 +72,23 @@ impl<'de> Visitor<'de> for PolicyVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Policy, A::Error> {
-        let it = Named::deserialize(MapAccessDeserializer::new(map))?;
-        policy(&it.name, &it.rules, it.on_failure, it.shadow)
+        let Named {
+            name,
+            rules,
+            strikes,
+            ban,
+            on_failure,
+            shadow,
+        } = Named::deserialize(MapAccessDeserializer::new(map))?;
+        let fields = Fields {
+            rules,
+            strikes,
+            ban,
+            on_failure,
+            shadow,
+        };
+        fields.policy(&name)
     }
-}
-
-fn policy<E: Error>(
-    name: &str,
-    rules: &Rules,
-    on_failure: Option<FailurePolicy>,
-    shadow: bool,
-) -> Result<Policy, E> {
-    let mut policy = Policy::parse(name, &rules.0).map_err(E::custom)?;
-    if let Some(on_failure) = on_failure {
-        policy = policy.on_failure(on_failure);
-    }
-    Ok(if shadow { policy.shadow() } else { policy })
 }
 
 impl Serialize for Policies {
@@ -95,6 +111,10 @@ struct Named {
     name: String,
     rules: Rules,
     #[serde(skip_serializing_if = "Option::is_none")]
+    strikes: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ban: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     on_failure: Option<FailurePolicy>,
     #[serde(default, skip_serializing_if = "is_false")]
     shadow: bool,
@@ -105,10 +125,52 @@ struct Named {
 #[serde(deny_unknown_fields)]
 struct Fields {
     rules: Rules,
+    /// Those of a ban, and its time: both, or neither.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    strikes: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ban: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     on_failure: Option<FailurePolicy>,
     #[serde(default, skip_serializing_if = "is_false")]
     shadow: bool,
+}
+
+impl Fields {
+    fn of(policy: &Policy) -> Self {
+        let ban = policy.banned_by();
+        Self {
+            rules: Rules(policy.to_string()),
+            strikes: ban.map(|it| it.strikes().to_string()),
+            ban: ban.map(|it| it.time_text()),
+            on_failure: policy.failure_policy(),
+            shadow: policy.is_shadow(),
+        }
+    }
+
+    fn policy<E: Error>(self, name: &str) -> Result<Policy, E> {
+        let mut policy = Policy::parse(name, &self.rules.0).map_err(E::custom)?;
+        let wrong = |why: &dyn fmt::Display| E::custom(format_args!("policy `{name}`: {why}"));
+        policy = match (self.strikes, self.ban) {
+            (None, None) => policy,
+            (Some(strikes), Some(time)) => {
+                let ban = Ban::from_parts(&strikes, &time);
+                policy.ban(ban.map_err(|why: BanError| wrong(&why))?)
+            }
+            (Some(_), None) => {
+                return Err(wrong(&"`strikes` needs `ban`: for how long, such as `1h`"));
+            }
+            (None, Some(_)) => {
+                return Err(wrong(
+                    &"`ban` needs `strikes`: after how many, such as `5/10m`",
+                ));
+            }
+        };
+        if let Some(on_failure) = self.on_failure {
+            policy = policy.on_failure(on_failure);
+        }
+        Ok(if self.shadow { policy.shadow() } else { policy })
+    }
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
@@ -126,21 +188,20 @@ enum Entry {
 
 impl Entry {
     fn of(policy: &Policy) -> Self {
-        let rules = Rules(policy.to_string());
-        match (policy.failure_policy(), policy.is_shadow()) {
-            (None, false) => Self::Rules(rules),
-            (on_failure, shadow) => Self::Fields(Fields {
-                rules,
-                on_failure,
-                shadow,
-            }),
+        let is_plain = policy.failure_policy().is_none()
+            && policy.banned_by().is_none()
+            && !policy.is_shadow();
+        if is_plain {
+            Self::Rules(Rules(policy.to_string()))
+        } else {
+            Self::Fields(Fields::of(policy))
         }
     }
 
     fn policy<E: Error>(self, name: &str) -> Result<Policy, E> {
         match self {
-            Self::Rules(rules) => policy(name, &rules, None, false),
-            Self::Fields(it) => policy(name, &it.rules, it.on_failure, it.shadow),
+            Self::Rules(rules) => Policy::parse(name, &rules.0).map_err(E::custom),
+            Self::Fields(it) => it.policy(name),
         }
     }
 }
@@ -157,7 +218,9 @@ impl<'de> Visitor<'de> for EntryVisitor {
     type Value = Entry;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("rules: `10/1s,120/1m`, a list of them, or `rules`, `on_failure` and `shadow`")
+        f.write_str(
+            "rules: `10/1s,120/1m`, a list of them, or `rules`, `strikes`, `ban`, `on_failure` and `shadow`",
+        )
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Entry, E> {
@@ -284,8 +347,56 @@ mod tests {
     }
 
     #[test]
+    fn a_ban_is_read_and_written_back() {
+        let text = r#"{"login":{"rules":"10/1m","strikes":"5/10m","ban":"1h"}}"#;
+        let policies: Policies = serde_json::from_str(text).unwrap();
+        let login = policies.get("login").unwrap();
+        assert_eq!(login.banned_by(), Some("5/10m=1h".parse().unwrap()));
+        assert_eq!(serde_json::to_string(&policies).unwrap(), text);
+        let toml = toml::to_string(&policies).unwrap();
+        assert_eq!(toml::from_str::<Policies>(&toml).unwrap(), policies);
+
+        let text = r#"{"name":"login","rules":"10/1m","strikes":"5/10m@exact","ban":"90s","on_failure":"closed","shadow":true}"#;
+        let policy: Policy = serde_json::from_str(text).unwrap();
+        assert_eq!(policy.banned_by(), Some("5/10m@exact=90s".parse().unwrap()));
+        assert!(policy.is_shadow());
+        assert_eq!(serde_json::to_string(&policy).unwrap(), text);
+        let text = r#"{"name":"login","rules":"10/1m","ban":"1h"}"#;
+        let error = serde_json::from_str::<Policy>(text).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.starts_with("policy `login`: `ban` needs `strikes`"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn a_wrong_entry_is_named_with_its_policy_and_rule() {
         for (text, expected) in [
+            (
+                r#"{"ip":{"rules":"1/1s","strikes":"5/10m"}}"#,
+                "policy `ip`: `strikes` needs `ban`: for how long",
+            ),
+            (
+                r#"{"ip":{"rules":"1/1s","ban":"1h"}}"#,
+                "policy `ip`: `ban` needs `strikes`: after how many",
+            ),
+            (
+                r#"{"ip":{"rules":"1/1s","strikes":"5","ban":"1h"}}"#,
+                "policy `ip`: strikes: rule `5`: write it as",
+            ),
+            (
+                r#"{"ip":{"rules":"1/1s","strikes":"5/10m","ban":"0s"}}"#,
+                "policy `ip`: the time of a ban is a number and a unit",
+            ),
+            (
+                r#"{"ip":{"rules":"1/1s","strikes":"0/10m","ban":"1h"}}"#,
+                "policy `ip`: a ban needs at least one strike",
+            ),
+            (
+                r#"{"ip":{"rules":"1/1s","strikes":5,"ban":"1h"}}"#,
+                "invalid type: integer `5`, expected a string",
+            ),
             (r#"{"ip":"10"}"#, "policy `ip`: rule `10`: write it as"),
             (
                 r#"{"ip":["1/1s","1/1d@"]}"#,
@@ -306,7 +417,7 @@ mod tests {
             ),
             (
                 r#"{"ip":{"rules":"1/1s","name":"ip"}}"#,
-                "unknown field `name`, expected one of `rules`, `on_failure`, `shadow`",
+                "unknown field `name`, expected one of `rules`, `strikes`, `ban`, `on_failure`, `shadow`",
             ),
             (r#"{"ip":{"shadow":true}}"#, "missing field `rules`"),
             (

@@ -42,3 +42,17 @@ pub(crate) fn breaker_closed() {
     #[cfg(feature = "tracing")]
     tracing::warn!(target: "sluicegate", "breaker closed: the store decides again");
 }
+
+/// The store was not told who contributes; it is told again with the next contributions, and the warning is then new.
+pub(crate) fn contributors_lost(error: &StoreError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        kind = error.kind().as_str(),
+        %error,
+        code = error.code(),
+        "the store does not keep who contributes to a limit; checks are not affected"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = error;
+}

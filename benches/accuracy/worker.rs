@@ -125,6 +125,7 @@ pub(crate) async fn ask(limiter: &Limiter, policy: &Policy, who: Key) -> (u64, A
         Decision::Allowed(_) => Answer::Admitted,
         Decision::Denied(denial) if denial.usage().is_local() => Answer::DeniedHere,
         Decision::Denied(denial) => Answer::Denied(denial.retry_after().unwrap()),
+        Decision::Blocked(_) => panic!("nobody is blocked"),
     };
     (clock.step_end_ms() - 1, answer)
 }

@@ -32,6 +32,7 @@ pub(crate) struct Limits {
     shadow: bool,
     redis: bool,
     may_reset: bool,
+    tells_contributors: bool,
 }
 
 struct Limit {
@@ -62,6 +63,14 @@ struct LimitReport {
     /// Whether this request is limited by it.
     applies: bool,
     rules: Vec<RuleText>,
+    /// The five who have used most of it, where that is counted and the caller may know.
+    contributors: Vec<ContributorText>,
+}
+
+#[derive(Serialize)]
+struct ContributorText {
+    label: String,
+    units: u64,
 }
 
 #[derive(Serialize)]
@@ -95,6 +104,7 @@ impl Limits {
             redis: !options.redis.is_empty(),
             // Behind a proxy, the listening address does not say who can reach the server.
             may_reset: options.listen.ip().is_loopback() && options.trusted_proxies.is_empty(),
+            tells_contributors: options.contributors.is_some(),
         })
     }
 
@@ -130,7 +140,10 @@ impl Limits {
             let applies = policies.any(|name| name == limit.policy);
             Some(LimitReport::new(limit, &self.policy(limit)?, applies))
         });
-        let limits = limits.collect();
+        let mut limits: Vec<LimitReport> = limits.collect();
+        if self.tells_contributors && self.may_reset {
+            self.add_contributors(&charges, &mut limits).await;
+        }
         let (answers, usage) = tokio::join!(self.answers(), self.limiter.peek(charges));
         Report {
             store: if self.redis { "redis" } else { "memory" },
@@ -140,6 +153,25 @@ impl Limits {
             may_reset: self.may_reset,
             limits,
             rules: usage.map_or_else(|_| Vec::new(), |it| report::rules(&it)),
+        }
+    }
+
+    async fn add_contributors(&self, charges: &[Charge], limits: &mut [LimitReport]) {
+        for charge in charges {
+            let policy = charge.policy();
+            let told = self.limiter.contributors(policy, charge.key()).await;
+            let limit = limits.iter_mut().find(|it| it.policy == policy.name());
+            let (Ok(told), Some(limit)) = (told, limit) else {
+                continue;
+            };
+            limit.contributors = told
+                .iter()
+                .take(5)
+                .map(|it| ContributorText {
+                    label: it.label().trim_start_matches("header=").to_owned(),
+                    units: it.units(),
+                })
+                .collect();
         }
     }
 
@@ -168,6 +200,7 @@ impl LimitReport {
             shadow: policy.is_shadow(),
             applies,
             rules: rules.collect(),
+            contributors: Vec::new(),
         }
     }
 }

@@ -97,6 +97,11 @@ fn layer(
             None => limit.policy.clone().into(),
         };
         layer = layer.limit(policy, extractor(&limit.who, options));
+        if let Some(name) = options.contributors.clone() {
+            let contributor =
+                move |head: &Parts| Some(Key::new("header", head.headers.get(&name)?));
+            layer = layer.contributors(contributor);
+        }
     }
     Ok(layer)
 }

@@ -2,6 +2,7 @@
 
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
+use axum::http::HeaderName;
 use lexopt::{
     Arg::{Long, Short},
     Parser, ValueExt,
@@ -46,6 +47,9 @@ cargo run --release --example server -- [options]
                            which headers tell what is left: RateLimit as in revision 11 of the draft (the default) or
                            in revision 7, RateLimit-Limit, -Remaining and -Reset (draft6), X-RateLimit-* with a reset
                            in seconds since 1970 (legacy), or none but Retry-After
+  --contributors header:NAME
+                           who contributes to a limit, by the value of this header: GET /limits and the page name the
+                           five who have used most of the caller's, where DELETE /limits is allowed
   --shadow                 never deny: count, and tell what would have been denied
   --help
 
@@ -74,6 +78,8 @@ pub(crate) struct Options {
     pub(crate) on_failure: FailurePolicy,
     pub(crate) replicas: u32,
     pub(crate) headers: HeaderStyle,
+    /// The header whose value names who contributes.
+    pub(crate) contributors: Option<HeaderName>,
     pub(crate) shadow: bool,
     pub(crate) help: bool,
 }
@@ -114,6 +120,7 @@ impl Options {
             on_failure: FailurePolicy::Open,
             replicas: 1,
             headers: HeaderStyle::DRAFT_11.with_shadows(),
+            contributors: None,
             shadow: false,
             help: false,
         };
@@ -152,6 +159,7 @@ impl Options {
             "on-failure" => self.on_failure = failure_policy(value)?,
             "replicas" => self.replicas = at_least_one(value, "process")?,
             "headers" => self.headers = header_style(value)?,
+            "contributors" => self.contributors = Some(header_name(value)?),
             _ => return Err("there is no such option".into()),
         }
         Ok(())
@@ -289,6 +297,14 @@ fn counted(value: &str) -> Result<Counted, String> {
         "all" => Ok(Counted::All),
         "failures" => Ok(Counted::Failures),
         _ => Err(format!("`{value}` is neither all nor failures")),
+    }
+}
+
+fn header_name(value: &str) -> Result<HeaderName, String> {
+    let name = value.strip_prefix("header:").map(str::parse);
+    match name {
+        Some(Ok(name)) => Ok(name),
+        _ => Err(format!("`{value}` is not header:NAME")),
     }
 }
 

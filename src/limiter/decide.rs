@@ -61,7 +61,10 @@ pin_project! {
 
 impl Limiter {
     /// Decides a check and charges it.
-    pub(crate) fn decide(&self, check: Check) -> DecisionFuture {
+    pub(crate) fn decide(&self, mut check: Check) -> DecisionFuture {
+        if self.inner.heeds_blocks {
+            check = check.with_blocks();
+        }
         DecisionFuture::new(self, CallKind::Check, check)
     }
 }
@@ -91,6 +94,9 @@ impl Future for DecisionFuture {
             Err(error) => limiter.fall_back(*this.kind, this.check, &error, timing),
         };
         if let Resolution::Decided(decision) = &resolution {
+            if this.check.has_contributors() {
+                limiter.record_contributors(decision, this.check);
+            }
             limiter.report_decision(*this.kind, decision, this.check, timing);
         }
         Poll::Ready(resolution)

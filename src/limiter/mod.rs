@@ -2,8 +2,10 @@
 //!
 #![doc = include_str!("limiter.md")]
 
+mod bans;
 mod breaker;
 mod call;
+mod contributors;
 mod decide;
 mod fallback;
 mod report;
@@ -15,6 +17,7 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 pub use crate::failure::FailurePolicy;
 use crate::{
+    block::{Block, BlockedBy, BlockedIdentity, Until},
     charge::Charge,
     check::Check,
     decision::{Decision, Usage},
@@ -23,7 +26,7 @@ use crate::{
     observe::{CallInfo, CallKind, Observer, RequestOutcome},
     policy::Policy,
     settlement::Settlement,
-    store::{MemoryStore, ScaledStore, Store},
+    store::{MemoryStore, ScaledStore, Store, StoreFuture},
 };
 use breaker::Breaker;
 use call::Answer;
@@ -56,6 +59,9 @@ struct Inner {
     failure_policy: FailurePolicy,
     observer: Option<Arc<dyn Observer>>,
     queues: Arc<wait_queue::WaitQueues>,
+    heeds_blocks: bool,
+    contributors: Arc<contributors::Tracker>,
+    strikes: Arc<bans::StrikeQueue>,
 }
 
 impl Limiter {
@@ -67,8 +73,10 @@ impl Limiter {
             Duration::ZERO
         };
         store.set_timeout(DEFAULT_TIMEOUT);
+        let store: Arc<dyn Store> = Arc::new(store);
         let inner = Inner {
-            store: Arc::new(store),
+            contributors: Arc::new(contributors::Tracker::new(store.clone())),
+            store,
             breaker: Arc::new(Breaker::new(interval)),
             local: ScaledStore {
                 store: MemoryStore::new(),
@@ -78,6 +86,8 @@ impl Limiter {
             failure_policy: FailurePolicy::default(),
             observer: None,
             queues: Arc::default(),
+            heeds_blocks: false,
+            strikes: Arc::default(),
         };
         Self {
             inner: Arc::new(inner),
@@ -150,6 +160,13 @@ impl Limiter {
         self.change(|inner| inner.breaker = Arc::new(Breaker::new(interval)))
     }
 
+    /// Denies who is [blocked](crate::block#blocks). By default blocks are heeded only under policies with a
+    /// [ban](Policy::ban), as it makes a check a little dearer.
+    #[must_use]
+    pub fn with_blocks(self) -> Self {
+        self.change(|inner| inner.heeds_blocks = true)
+    }
+
     /// Sets who is told of each decision and each failure. The default is nobody; a pair is told one after the other.
     #[must_use]
     pub fn observer(self, observer: impl Observer) -> Self {
@@ -175,7 +192,9 @@ impl Limiter {
         charges: impl IntoIterator<Item = Charge>,
     ) -> Result<Decision, StoreError> {
         let check = Check::new(charges)?;
-        self.decide(check).await.into_result()
+        let decision = self.decide(check).await.into_result()?;
+        self.count_strikes(&decision);
+        Ok(decision)
     }
 
     /// Decides these charges together and charges them if all fit; follows the failure policy if the store cannot
@@ -185,7 +204,13 @@ impl Limiter {
     /// admitted, whatever the failure policy.
     pub async fn try_acquire(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
         match Check::new(charges) {
-            Ok(check) => self.decide(check).await.passes(),
+            Ok(check) => {
+                let resolution = self.decide(check).await;
+                if let Resolution::Decided(decision) = &resolution {
+                    self.count_strikes(decision);
+                }
+                resolution.passes()
+            }
             Err(_) => false,
         }
     }
@@ -205,7 +230,9 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Decision, StoreError> {
         let check = Check::new(charges)?;
-        self.wait(&check, max_wait).await.into_result()
+        let decision = self.wait(&check, max_wait).await.into_result()?;
+        self.count_strikes(&decision);
+        Ok(decision)
     }
 
     /// When a store that has failed may be back, at the earliest.
@@ -270,6 +297,55 @@ impl Limiter {
         }
         // Also where it has failed: it may have been done.
         self.inner.queues.wake(policy, key);
+        result
+    }
+
+    /// Blocks an identity until a time, unless it is blocked for longer; answers the block that holds now. See
+    /// [blocks](crate::block#blocks).
+    ///
+    /// # Errors
+    ///
+    /// When the store could not answer within the timeout, or keeps no blocks.
+    pub async fn block(&self, key: &Key, until: impl Into<Until>) -> Result<Block, StoreError> {
+        let until = until.into();
+        let begin = |store: &dyn Store| store.block(key, until, BlockedBy::Operator);
+        self.change_blocks(CallKind::Block, begin).await
+    }
+
+    /// Ends all blocks of an identity, bans among them, and forgets its strikes.
+    ///
+    /// # Errors
+    ///
+    /// When the store could not answer within the timeout, or keeps no blocks.
+    pub async fn unblock(&self, key: &Key) -> Result<(), StoreError> {
+        self.inner.strikes.forget(key);
+        self.change_blocks(CallKind::Unblock, |store| store.unblock(key))
+            .await
+    }
+
+    /// Lists who is blocked: at most so many, in no order.
+    ///
+    /// Redis has to look at all keys of the server for it, in small steps with pauses between them: this takes about two
+    /// seconds for a million keys, and the limiter's timeout does not apply. For operators, not for requests.
+    ///
+    /// # Errors
+    ///
+    /// When the store does not answer, keeps no blocks, or keeps one that cannot be read.
+    pub async fn blocks(&self, most: usize) -> Result<Vec<BlockedIdentity>, StoreError> {
+        self.inner.store.blocks(most).await
+    }
+
+    async fn change_blocks<T>(
+        &self,
+        kind: CallKind,
+        begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
+    ) -> Result<T, StoreError> {
+        let info = || CallInfo::of(kind, &[]);
+        let Answer { result, timing } = self.call(info, begin).await;
+        match &result {
+            Ok(_) => self.report_completion(info(), false, timing),
+            Err(error) => self.report_error(info(), error, RequestOutcome::Failed, timing),
+        }
         result
     }
 }

@@ -6,14 +6,15 @@ use crate::{
     decision::Decision,
     error::{ExtractError, StoreError},
     observe::{
-        Blocked, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
-        Observer, RequestOutcome, Timing,
+        BlockEvent, BlockSource, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent,
+        MissingKey, Observer, RequestOutcome, Timing,
     },
     policy::Policy,
 };
 
 impl Limiter {
-    /// Tells of a decision, and of what the shadows of its check decided; of a peek, that it was answered.
+    /// Tells of a decision, and of what the shadows of its check decided; of a peek and of a blocked check, that it was
+    /// answered.
     pub(super) fn report_decision(
         &self,
         kind: CallKind,
@@ -28,6 +29,11 @@ impl Limiter {
         if kind != CallKind::Check {
             let local = decision.usage().is_local();
             return self.report_completion(call, local, Some(timing));
+        }
+        if let Decision::Blocked(blocked) = decision {
+            let (policy, source) = (None, blocked.block().by().into());
+            observer.on_blocked(&BlockEvent { policy, source });
+            return self.report_completion(call, false, Some(timing));
         }
         let counting = !check.charges().is_empty();
         if counting {
@@ -100,7 +106,8 @@ impl Limiter {
     /// Tells of a request on a deny list.
     pub(crate) fn report_blocked(&self, policy: Option<&Policy>) {
         if let Some(observer) = &self.inner.observer {
-            observer.on_blocked(&Blocked { policy });
+            let source = BlockSource::List;
+            observer.on_blocked(&BlockEvent { policy, source });
         }
     }
 

@@ -31,7 +31,10 @@ impl Limiter {
         for (index, (settlement, result)) in settlements.iter().zip(&results).enumerate() {
             let call = info(settlement).shared(index > 0);
             match result {
-                Ok(_) => self.report_completion(call, local, timing),
+                Ok(_) => {
+                    self.record_settled_contributors(settlement);
+                    self.report_completion(call, local, timing);
+                }
                 Err(error) => self.report_error(call, error, RequestOutcome::Failed, timing),
             }
             // Also where it has failed: it may have been done.

@@ -4,7 +4,9 @@ use http::{request::Parts, response};
 use tower_layer::Layer;
 
 use super::{
-    HeaderStyle, PolicySelector, ProblemJson, RateLimit, decide::AccessLists, shared::Shared,
+    HeaderStyle, PolicySelector, ProblemJson, RateLimit,
+    decide::{AccessLists, Limit},
+    shared::Shared,
 };
 use crate::{
     charge::Charge,
@@ -75,7 +77,9 @@ impl<R> RateLimitLayer<R> {
         let policy = self.without_twin(policy.into())?;
         Ok(self.change(|shared| {
             shared.plan.reads_peer |= extractor.reads_peer();
-            shared.plan.limits.push((policy, Arc::new(extractor)));
+            let limit = Limit::new(policy, Arc::new(extractor) as _);
+            shared.plan.limits.push(limit);
+            shared.plan.newest_is_look_up = false;
         }))
     }
 
@@ -105,7 +109,70 @@ impl<R> RateLimitLayer<R> {
         extractor: impl AsyncKeyExtractor,
     ) -> Result<Self, PolicyError> {
         let policy = self.without_twin(policy.into())?;
-        Ok(self.change(|shared| shared.plan.look_ups.push((policy, Arc::new(extractor)))))
+        Ok(self.change(|shared| {
+            let limit = Limit::new(policy, Arc::new(extractor) as _);
+            shared.plan.look_ups.push(limit);
+            shared.plan.newest_is_look_up = true;
+        }))
+    }
+
+    /// Names who contributes to the limit that was added last, so that [`Limiter::contributors`] can tell who used it
+    /// up: see [`contributors`](crate::contributors).
+    ///
+    /// The label is the first key that `extractor` finds; a request without one is counted without a label. It changes
+    /// no decision, and clients are told nothing of it. Of a [`Header`](crate::Header) or a cookie, which are
+    /// [secret](Key::secret), a hash is told: where operators may read the value, take a closure. What is looked up with
+    /// [`charge_async`](Self::charge_async) names contributors by [`Charge::by`].
+    ///
+    /// ```
+    /// use http::{Request, Response, request::Parts};
+    /// use sluicegate::{Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// let policy = Policy::parse("api", "3/1h")?;
+    /// let layer = RateLimitLayer::new(limiter.clone())
+    ///     .limit(policy.clone(), Header::new("x-account"))
+    ///     .contributors(|head: &Parts| Some(Key::new("user", head.headers.get("x-user")?)));
+    ///
+    /// let service = layer.layer(service_fn(async |_: Request<String>| {
+    ///     Ok::<_, std::convert::Infallible>(Response::new(String::new()))
+    /// }));
+    /// for user in ["alice", "bob", "alice", "bob"] {
+    ///     let request = Request::get("/").header("x-account", "acme").header("x-user", user);
+    ///     service.clone().oneshot(request.body(String::new())?).await?;
+    /// }
+    /// let account = Header::new("x-account").key("acme");
+    /// let contributors = limiter.contributors(&policy, &account).await?;
+    /// let first = contributors.iter().next().unwrap();
+    /// assert_eq!((first.label(), first.units()), ("user=alice", 2));         // bob's second one was denied
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// When no limit was added before.
+    #[must_use]
+    #[track_caller]
+    pub fn contributors(self, extractor: impl KeyExtractor) -> Self {
+        assert!(
+            self.shared.plan.selectors().next().is_some(),
+            "`contributors` is about the limit before it, and there is none"
+        );
+        self.change(|shared| {
+            let plan = &mut shared.plan;
+            let newest = if plan.newest_is_look_up {
+                plan.look_ups.last_mut().map(|it| &mut it.contributor)
+            } else {
+                plan.limits.last_mut().map(|it| &mut it.contributor)
+            };
+            if let Some(contributor) = newest {
+                *contributor = Some(Arc::new(extractor));
+            }
+        })
     }
 
     /// Adds a limit whose policy, key and cost have to be looked up, such as the tier of a user that is in a database.
@@ -214,7 +281,7 @@ impl<R> RateLimitLayer<R> {
     /// Rejects requests with a 403, before any key is extracted or anything is charged.
     ///
     /// It goes before [`skip`](Self::skip). The response is made from
-    /// [`Rejection::Blocked`](super::Rejection::Blocked).
+    /// [`Rejection::OnDenyList`](super::Rejection::OnDenyList).
     #[must_use]
     pub fn block(self, blocks: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.except(|lists| lists.blocked.push(Arc::new(blocks)))

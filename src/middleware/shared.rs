@@ -101,11 +101,14 @@ impl<R> Shared<R> {
     {
         let decision = match &rejection {
             Rejection::Denied(denial) => Some(Decision::Denied(denial.clone())),
+            Rejection::Blocked(blocked) => Some(Decision::Blocked(blocked.clone())),
             _ => None,
         };
         let told = decision.as_ref().map(|decision| self.told(decision));
-        if let Some(Cow::Owned(Decision::Denied(denial))) = &told {
-            rejection = Rejection::Denied(denial.clone());
+        match &told {
+            Some(Cow::Owned(Decision::Denied(it))) => rejection = Rejection::Denied(it.clone()),
+            Some(Cow::Owned(Decision::Blocked(it))) => rejection = Rejection::Blocked(it.clone()),
+            _ => {}
         }
         let mut response = self.rejection.make_rejection(&rejection, head);
         response

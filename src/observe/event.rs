@@ -5,6 +5,7 @@ use std::{fmt, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
+    block::{Block, BlockedBy},
     charge::Charge,
     check::Check,
     decision::{Decision, PolicyUsage, RuleUsage},
@@ -24,10 +25,14 @@ pub enum CallKind {
     Settle,
     /// To reset a key.
     Reset,
+    /// To block an identity.
+    Block,
+    /// To end its blocks.
+    Unblock,
 }
 
 impl CallKind {
-    /// In one lower-case word: `check`, `peek`, `settle`, `reset`.
+    /// In one lower-case word: `check`, `peek`, `settle`, `reset`, `block`, `unblock`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -35,6 +40,8 @@ impl CallKind {
             Self::Peek => "peek",
             Self::Settle => "settle",
             Self::Reset => "reset",
+            Self::Block => "block",
+            Self::Unblock => "unblock",
         }
     }
 }
@@ -263,7 +270,7 @@ impl<'a> DecisionEvent<'a> {
     #[must_use]
     pub fn denied_by(&self) -> Option<(&'a Policy, &'a RuleUsage)> {
         match self.decision {
-            Decision::Allowed(_) => None,
+            Decision::Allowed(_) | Decision::Blocked(_) => None,
             Decision::Denied(denial) => Some((denial.policy(), denial.rule())),
         }
     }
@@ -393,16 +400,78 @@ impl<'a> MissingKey<'a> {
     }
 }
 
-/// A request, or one of its keys, was on a deny list, and the request was rejected.
-#[derive(Clone, Copy, Debug)]
-pub struct Blocked<'a> {
-    pub(crate) policy: Option<&'a Policy>,
+/// What a request was blocked by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BlockSource {
+    /// A deny list of a layer.
+    List,
+    /// An operator's [block](crate::block).
+    Operator,
+    /// A [ban](crate::block#bans).
+    Ban,
 }
 
-impl<'a> Blocked<'a> {
-    /// The policy whose key is on the list; `None` when that is unknown, or when the request is on a list as a whole.
+impl BlockSource {
+    /// In one lower-case word: `list`, `operator`, `ban`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::List => "list",
+            Self::Operator => "operator",
+            Self::Ban => "ban",
+        }
+    }
+}
+
+impl From<BlockedBy> for BlockSource {
+    fn from(by: BlockedBy) -> Self {
+        match by {
+            BlockedBy::Operator => Self::Operator,
+            BlockedBy::Ban => Self::Ban,
+        }
+    }
+}
+
+/// A request, or one of its keys, was on a deny list or is blocked in the store, and the request was rejected.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockEvent<'a> {
+    pub(crate) policy: Option<&'a Policy>,
+    pub(crate) source: BlockSource,
+}
+
+impl<'a> BlockEvent<'a> {
+    /// What it was blocked by.
+    #[must_use]
+    pub const fn source(&self) -> BlockSource {
+        self.source
+    }
+
+    /// The policy whose key is on a list; `None` when that is unknown, when the request is on a list as a whole, or when
+    /// an identity is blocked.
     #[must_use]
     pub const fn policy(&self) -> Option<&'a Policy> {
         self.policy
+    }
+}
+
+/// An identity was [banned](crate::block#bans).
+#[derive(Clone, Copy, Debug)]
+pub struct BanEvent<'a> {
+    pub(crate) policy: &'a Policy,
+    pub(crate) block: Block,
+}
+
+impl<'a> BanEvent<'a> {
+    /// The policy that denied it too often.
+    #[must_use]
+    pub const fn policy(&self) -> &'a Policy {
+        self.policy
+    }
+
+    /// The block that holds now: the ban, or one that ends later.
+    #[must_use]
+    pub const fn block(&self) -> Block {
+        self.block
     }
 }

@@ -11,8 +11,8 @@ use metrics::{
 use tokio::time::{Duration, Instant};
 
 use super::{
-    Blocked, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
-    Observer, Timing, event::distinct,
+    BanEvent, BlockEvent, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent,
+    MissingKey, Observer, Timing, event::distinct,
 };
 use crate::{error::StoreErrorKind, policy::Policy, rule::Rule};
 
@@ -24,6 +24,7 @@ const SWITCHES: &str = "sluicegate_breaker_switches_total";
 const OPEN: &str = "sluicegate_breakers_open";
 const MISSING_KEYS: &str = "sluicegate_missing_keys_total";
 const BLOCKED: &str = "sluicegate_blocked_total";
+const BANS: &str = "sluicegate_bans_total";
 const LATENCY: &str = "sluicegate_store_seconds";
 
 /// Counts and measures, with the recorder of the crate `metrics` (feature `metrics`).
@@ -33,11 +34,12 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// | `sluicegate_decisions_total` | counter | `policy`, `outcome`: `allowed`, `denied`, `shadow_denied` | checks; a denied one counts only under the policies that deny |
 /// | `sluicegate_local_decisions_total` | counter | the same | those of them that the memory of this process has decided |
 /// | `sluicegate_denials_total` | counter | `policy`, `rule` (`10/1s`), `shadow`: `true`, `false` | every rule that denies a check |
-/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`; `kind`: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `invalid_request`; `outcome`: `passed`, `local`, `rejected`, `failed` | calls without an answer, and what became of the request |
+/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`, `block`, `unblock`; `kind`: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `invalid_request`; `outcome`: `passed`, `local`, `rejected`, `failed` | calls without an answer, and what became of the request |
 /// | `sluicegate_breaker_switches_total` | counter | `state`: `open`, `closed` | how often the breaker before the store has opened and closed |
 /// | `sluicegate_breakers_open` | gauge | | breakers that are open: one for each limiter of this process that cannot use its store |
 /// | `sluicegate_missing_keys_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `unauthenticated`, `malformed`, `unavailable`, `misconfigured`; `outcome`: `passed`, `rejected` | limits that found no key in a request |
-/// | `sluicegate_blocked_total` | counter | `policy`, empty when the request is on a list as a whole | requests on a deny list |
+/// | `sluicegate_blocked_total` | counter | `policy`, empty but for keys on a list; `by`: `list`, `operator`, `ban` | requests on a deny list, and of blocked identities |
+/// | `sluicegate_bans_total` | counter | `policy` | bans |
 /// | `sluicegate_store_seconds` | histogram | `call` | how long a call of the store took, answered or not |
 ///
 /// The labels are bounded by the policies and the rules of the service: nothing that a client sends becomes one.
@@ -101,7 +103,14 @@ impl MetricsObserver {
         describe_counter!(SWITCHES, "How often the breaker has opened and closed");
         describe_gauge!(OPEN, "Breakers that are open");
         describe_counter!(MISSING_KEYS, "Limits that found no key in a request");
-        describe_counter!(BLOCKED, "Requests on a deny list");
+        describe_counter!(
+            BLOCKED,
+            "Requests on a deny list, and of blocked identities"
+        );
+        describe_counter!(
+            BANS,
+            "Identities that were blocked, since they were denied too often"
+        );
         describe_histogram!(LATENCY, Unit::Seconds, "How long the store took");
         Self {
             handles: Arc::new(RwLock::new(Handles::new(Instant::now()))),
@@ -265,9 +274,13 @@ impl Observer for MetricsObserver {
             .increment(1);
     }
 
-    fn on_blocked(&self, blocked: &Blocked<'_>) {
-        let policy = blocked.policy().map_or("", Policy::name).to_owned();
-        counter!(BLOCKED, "policy" => policy).increment(1);
+    fn on_blocked(&self, event: &BlockEvent<'_>) {
+        let policy = event.policy().map_or("", Policy::name).to_owned();
+        counter!(BLOCKED, "policy" => policy, "by" => event.source().as_str()).increment(1);
+    }
+
+    fn on_ban(&self, event: &BanEvent<'_>) {
+        counter!(BANS, "policy" => event.policy().name().to_owned()).increment(1);
     }
 }
 

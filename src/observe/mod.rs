@@ -40,11 +40,12 @@
 //! | what happened | method |
 //! |---|---|
 //! | a check was allowed or denied | [`on_decision`](Observer::on_decision) |
-//! | a call that decides nothing was answered | [`on_completion`](Observer::on_completion) |
+//! | a call that decides nothing was answered, or a check of who is [blocked](crate::block) | [`on_completion`](Observer::on_completion) |
 //! | the store could not answer in time, or at all | [`on_error`](Observer::on_error) |
 //! | the [breaker](crate::limiter#when-the-store-cannot-decide) has opened or closed | [`on_breaker`](Observer::on_breaker) |
 //! | a limit found no key in a request | [`on_missing_key`](Observer::on_missing_key) |
-//! | a request was rejected, since it, or one of its keys, was on a deny list | [`on_blocked`](Observer::on_blocked) |
+//! | a request was rejected, since it, or one of its keys, was on a deny list or is [blocked](crate::block) | [`on_blocked`](Observer::on_blocked) |
+//! | an identity was [banned](crate::block#bans) | [`on_ban`](Observer::on_ban) |
 //!
 //! What [shadows](crate::Policy::shadow) decided is an event of its own, after that of the policies that count. A
 //! check that the memory of this process decides, since the store could not, causes two events: `on_error`, and then
@@ -60,8 +61,8 @@ use std::sync::Arc;
 
 pub(crate) use event::Timing;
 pub use event::{
-    Blocked, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent,
-    MissingKey, RequestOutcome,
+    BanEvent, BlockEvent, BlockSource, BreakerEvent, CallInfo, CallKind, CompletionEvent,
+    DecisionEvent, ErrorEvent, MissingKey, RequestOutcome,
 };
 
 #[cfg(feature = "metrics")]
@@ -85,7 +86,7 @@ pub trait Observer: Send + Sync + 'static {
         let _ = event;
     }
 
-    /// A call that decides nothing was answered: a peek, a settlement, a reset.
+    /// A call that decides nothing was answered: a peek, a settlement, a reset, a block; or a check was blocked.
     fn on_completion(&self, event: &CompletionEvent<'_>) {
         let _ = event;
     }
@@ -108,9 +109,14 @@ pub trait Observer: Send + Sync + 'static {
         let _ = missing;
     }
 
-    /// A request was rejected, since it, or one of its keys, was on a deny list.
-    fn on_blocked(&self, blocked: &Blocked<'_>) {
-        let _ = blocked;
+    /// A request was rejected, since it, or one of its keys, was on a deny list or is blocked in the store.
+    fn on_blocked(&self, event: &BlockEvent<'_>) {
+        let _ = event;
+    }
+
+    /// An identity was banned, since it was denied too often.
+    fn on_ban(&self, event: &BanEvent<'_>) {
+        let _ = event;
     }
 }
 
@@ -143,8 +149,12 @@ macro_rules! notify {
             $($observer.on_missing_key(missing);)+
         }
 
-        fn on_blocked(&$self, blocked: &Blocked<'_>) {
-            $($observer.on_blocked(blocked);)+
+        fn on_blocked(&$self, event: &BlockEvent<'_>) {
+            $($observer.on_blocked(event);)+
+        }
+
+        fn on_ban(&$self, event: &BanEvent<'_>) {
+            $($observer.on_ban(event);)+
         }
     };
 }

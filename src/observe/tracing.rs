@@ -7,7 +7,8 @@ use tokio::time::{Duration, Instant};
 use tracing::{Level, debug, debug_span, event_enabled, trace, warn};
 
 use super::{
-    Blocked, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey, Observer, PollScope,
+    BanEvent, BlockEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
+    Observer, PollScope,
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -26,7 +27,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// | event `allowed` | trace | `policies`, `shadow`, `local`, `latency_us` |
 /// | event `denied`, of the rule that denies for longest | debug | `policy`, `rule`, `shadow`, `local`, `retry_after_ms` (none for never), `latency_us` |
 /// | event `missing key` | debug | `policy`, `shadow`, `kind`, `error`, `outcome` |
-/// | event `blocked` | debug | `policy` (none when the request is on a list as a whole) |
+/// | event `blocked` | debug | `policy` (none but for keys on a list), `by`: `list`, `operator`, `ban` |
+/// | event `banned` | debug | `policy`, `until_ms` |
 /// | event `failed` | warn | `call`, `policies`, `shadow`, `kind`, `error`, `cause`, `outcome`, `latency_us`, `suppressed` |
 ///
 /// That the breaker [has opened or closed](crate::limiter#when-the-store-cannot-decide) is written without an
@@ -177,11 +179,21 @@ impl Observer for TracingObserver {
         );
     }
 
-    fn on_blocked(&self, blocked: &Blocked<'_>) {
+    fn on_blocked(&self, event: &BlockEvent<'_>) {
         debug!(
             target: "sluicegate",
-            policy = blocked.policy().map(Policy::name),
+            policy = event.policy().map(Policy::name),
+            by = event.source().as_str(),
             "blocked"
+        );
+    }
+
+    fn on_ban(&self, event: &BanEvent<'_>) {
+        debug!(
+            target: "sluicegate",
+            policy = event.policy().name(),
+            until_ms = event.block().until_ms(),
+            "banned"
         );
     }
 }

@@ -62,17 +62,19 @@ use std::{
     time::Duration,
 };
 
+use crate::{
+    block::{Block, BlockedBy, BlockedIdentity, Until},
+    contributors::{Contribution, Contributors, Kept},
+    decision::{Decision, Usage},
+    error::StoreError,
+    key::Key,
+    policy::Policy,
+};
 pub use crate::{
     check::Check,
     decision::Count,
     operation::{Operation, Reply},
     settlement::Settlement,
-};
-use crate::{
-    decision::{Decision, Usage},
-    error::StoreError,
-    key::Key,
-    policy::Policy,
 };
 
 mod memory;
@@ -109,6 +111,32 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Forgets everything that was charged to this key under this policy.
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()>;
 
+    /// Blocks an identity, unless it is blocked for longer, and answers the block that holds. Checks that
+    /// [heed blocks](Check::heeds_blocks) are then answered [`Decision::Blocked`], if one of their
+    /// [keys](Check::keys) is blocked at the store's time, with the latest of their blocks.
+    ///
+    /// The default is an error: the store keeps no blocks.
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        let _ = (key, until, by);
+        StoreFuture::ready(Err(NO_BLOCKS))
+    }
+
+    /// Ends all blocks of an identity, and forgets the strikes of its [bans](crate::block#bans).
+    ///
+    /// The default is an error: the store keeps no blocks.
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        let _ = key;
+        StoreFuture::ready(Err(NO_BLOCKS))
+    }
+
+    /// Lists who is blocked now: at most so many, in no order. It may have to look at all that the store keeps.
+    ///
+    /// The default is an error: the store keeps no blocks.
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        let _ = most;
+        StoreFuture::ready(Err(NO_BLOCKS))
+    }
+
     /// Does several operations, in this order, each all or nothing on its own and answered on its own.
     ///
     /// An error of the call as a whole means that nothing is known of any of them: each may or may not have been done.
@@ -133,11 +161,33 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         true
     }
 
+    /// Adds what processes have admitted, by [those who contributed](crate::contributors). Answers one by one, in their
+    /// order.
+    ///
+    /// Of the labels of one account in one sixth of a window, those are kept that have most. What cannot be added is
+    /// lost, and no check waits for it. The default is an error: the store keeps no contributors.
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        let _ = contributions;
+        StoreFuture::ready(Err(keeps_no_contributors()))
+    }
+
+    /// Tells who has contributed most to what was charged to this key under this policy, in the current window. The
+    /// default is an error: the store keeps no contributors.
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        let _ = (policy, key);
+        StoreFuture::ready(Err(keeps_no_contributors()))
+    }
+
     /// Tells how long a [`Limiter`](crate::Limiter) over this store waits for one call, so that timeouts of the store's
     /// own are no shorter. The default does nothing.
     fn set_timeout(&self, timeout: Duration) {
         let _ = timeout;
     }
+}
+
+const NO_BLOCKS: StoreError = StoreError::invalid_request("the store keeps no blocks");
+const fn keeps_no_contributors() -> StoreError {
+    StoreError::invalid_request("this store keeps no contributors")
 }
 
 /// One operation by the method for it.
@@ -156,6 +206,8 @@ fn call_one(store: &(impl Store + ?Sized), operation: &Operation) -> StoreFuture
         }
         Operation::Settle(settlement) => store.settle(settlement).map(Reply::Settle),
         Operation::Reset { policy, key } => store.reset(policy, key).map(|()| Reply::Reset),
+        Operation::Block { key, until, by } => store.block(key, *until, *by).map(Reply::Block),
+        Operation::Unblock { key } => store.unblock(key).map(|()| Reply::Unblock),
     }
 }
 
@@ -173,8 +225,28 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).reset(policy, key)
     }
 
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        (**self).block(key, until, by)
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        (**self).unblock(key)
+    }
+
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        (**self).blocks(most)
+    }
+
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         (**self).call(operations)
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        (**self).contribute(contributions)
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        (**self).contributors(policy, key)
     }
 
     fn single_failure_domain(&self) -> bool {
@@ -188,6 +260,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
 /// The future of a call: a result for each of its operations, in their order.
 pub type CallFuture = StoreFuture<Vec<Result<Reply, StoreError>>>;
+
+/// The future of [`Store::contribute`]: what was kept of each contribution, in their order.
+pub type ContributeFuture = StoreFuture<Vec<Result<Kept, StoreError>>>;
 
 /// The future of a store's answer: known at once, or to be waited for.
 ///

@@ -2,9 +2,11 @@
 
 use std::num::NonZeroU32;
 
-use super::{CallFuture, MemoryStore, Operation, Store, StoreFuture};
+use super::{CallFuture, ContributeFuture, MemoryStore, Operation, Store, StoreFuture};
 use crate::{
+    block::{Block, BlockedBy, BlockedIdentity, Until},
     check::Check,
+    contributors::{Contribution, Contributors},
     decision::{Decision, Usage},
     key::Key,
     policy::Policy,
@@ -44,6 +46,18 @@ impl Store for ScaledStore {
         self.store.reset(policy, key)
     }
 
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        self.store.block(key, until, by)
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        self.store.unblock(key)
+    }
+
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        self.store.blocks(most)
+    }
+
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         let scaled = operations.into_iter().map(|operation| match operation {
             Operation::Check(check) => Operation::Check(self.scaled(&check)),
@@ -54,5 +68,13 @@ impl Store for ScaledStore {
             other => other,
         });
         self.store.call(scaled.collect())
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        self.store.contribute(contributions)
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        self.store.contributors(policy, key)
     }
 }

@@ -28,6 +28,7 @@ async fn what_is_said_is_what_the_service_is_answered() {
                     "{round}: {said:?}"
                 );
             }
+            Decision::Blocked(_) => panic!("nobody is blocked"),
             Decision::Denied(denial) => {
                 assert_eq!(
                     (said.code, &document["passes"]),

@@ -4,7 +4,9 @@
 mod common;
 
 mod check;
+mod contributors;
 mod explain;
+mod guide;
 mod inspect;
 #[cfg(target_os = "linux")]
 mod picture;

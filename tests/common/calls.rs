@@ -139,7 +139,7 @@ pub(crate) async fn operations_are_answered_one_by_one_in_their_order(
             }
             Reply::Fill(decisions) => format!("{} of {}", admitted(decisions), decisions.len()),
             Reply::Reset => "reset".to_owned(),
-            Reply::Settle(_) => panic!("nothing was settled"),
+            other => panic!("not asked for: {other:?}"),
         })
         .collect();
     assert_eq!(

@@ -114,6 +114,7 @@ fn retry_after(decision: &Decision) -> Option<u64> {
     match decision {
         Decision::Allowed(_) => panic!("it was allowed"),
         Decision::Denied(denial) => denial.retry_after().map(ms),
+        Decision::Blocked(blocked) => blocked.retry_after().map(ms),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Random histories, and what plays them: two stores that must agree, or a store and the model.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use proptest::{
     collection::vec,
@@ -9,6 +9,7 @@ use proptest::{
 };
 use sluicegate::{
     Charge, Decision, Key, Policy, Rule, Store, Usage,
+    block::{Block, BlockedBy, Until},
     rule::MAX_UNITS,
     store::{Check, Operation, Reply, Settlement},
     test_util::TestClock,
@@ -55,11 +56,13 @@ pub(crate) enum Act {
 /// A part of a call.
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
-    /// A check that is not a fill.
-    Check(Vec<(usize, usize, u64)>),
-    Fill(Vec<(usize, usize, u64)>, u16),
+    /// A check that is not a fill; and whether it heeds blocks.
+    Check(Vec<(usize, usize, u64)>, bool),
+    Fill(Vec<(usize, usize, u64)>, u16, bool),
     Settle(Index, Vec<u64>),
     Reset(usize, usize),
+    Block(usize, Until, BlockedBy),
+    Unblock(usize),
 }
 
 /// Why a value cannot be read.
@@ -76,6 +79,8 @@ pub(crate) enum Answer {
     Decided(Vec<(Outcome, Option<Outcome>)>),
     Settled(Outcome),
     Reset,
+    Block(Block),
+    Unblocked,
     Failed,
 }
 
@@ -152,11 +157,26 @@ fn calls_of(others: BoxedStrategy<Option<Act>>) -> impl Strategy<Value = History
 fn parts() -> impl Strategy<Value = Part> {
     let charges = || vec((0..3_usize, 0..3_usize, costs()), 1..=4);
     let counts = prop_oneof![12 => 0..=20_u16, 1 => Just(70)];
+    let by = prop_oneof![Just(BlockedBy::Operator), Just(BlockedBy::Ban)];
     prop_oneof![
-        6 => charges().prop_map(Part::Check),
-        6 => (charges(), counts).prop_map(|(charges, count)| Part::Fill(charges, count)),
+        6 => (charges(), any::<bool>()).prop_map(|(charges, heeds)| Part::Check(charges, heeds)),
+        6 => (charges(), counts, any::<bool>())
+            .prop_map(|(charges, count, heeds)| Part::Fill(charges, count, heeds)),
+        3 => (0..3_usize, ends(), by).prop_map(|(key, until, by)| Part::Block(key, until, by)),
+        1 => (0..3_usize).prop_map(Part::Unblock),
         4 => (any::<Index>(), vec(costs(), 1..=3)).prop_map(|(check, costs)| Part::Settle(check, costs)),
         1 => (0..3_usize, 0..3_usize).prop_map(|(policy, key)| Part::Reset(policy, key)),
+    ]
+}
+
+/// When blocks end: soon, mostly, and some of them have.
+fn ends() -> impl Strategy<Value = Until> {
+    let time = |ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
+    prop_oneof![
+        8 => (0..=2_000_u64).prop_map(|ms| Until::After(Duration::from_millis(ms))),
+        4 => (0..=100_000_u64).prop_map(move |ms| Until::At(time(START_MS + ms))),
+        1 => (0..=2_000_u64).prop_map(move |ms| Until::At(time(ms))),
+        1 => Just(Until::ForEver),
     ]
 }
 
@@ -399,6 +419,15 @@ impl<'a> Player<'a> {
         Check::new(charges).unwrap()
     }
 
+    fn check_in(&self, charges: &[(usize, usize, u64)], heeds_blocks: bool) -> Check {
+        let check = self.check_of(charges);
+        if heeds_blocks {
+            check.with_blocks()
+        } else {
+            check
+        }
+    }
+
     async fn check(&mut self, charges: &[(usize, usize, u64)]) -> Outcome {
         let check = self.check_of(charges);
         let decision = self.store.check(&check).await.unwrap();
@@ -445,6 +474,8 @@ impl<'a> Player<'a> {
             Some(Reply::Fill(decisions)) => self.decided(&decisions),
             Some(Reply::Settle(usage)) => Answer::Settled(Outcome::from(&usage)),
             Some(Reply::Reset) => Answer::Reset,
+            Some(Reply::Block(block)) => Answer::Block(block),
+            Some(Reply::Unblock) => Answer::Unblocked,
             None => Answer::Failed,
         });
         answers.collect()
@@ -452,11 +483,17 @@ impl<'a> Player<'a> {
 
     fn operation(&mut self, part: &Part) -> Option<Operation> {
         Some(match part {
-            Part::Check(charges) => Operation::Check(self.check_of(charges)),
-            Part::Fill(charges, count) => Operation::Fill {
-                check: self.check_of(charges),
+            Part::Check(charges, heeds) => Operation::Check(self.check_in(charges, *heeds)),
+            Part::Fill(charges, count, heeds) => Operation::Fill {
+                check: self.check_in(charges, *heeds),
                 count: *count,
             },
+            Part::Block(key, until, by) => Operation::Block {
+                key: key_of(*key),
+                until: *until,
+                by: *by,
+            },
+            Part::Unblock(key) => Operation::Unblock { key: key_of(*key) },
             Part::Settle(check, costs) => Operation::Settle(self.settlement(*check, costs)?),
             Part::Reset(policy, key) => Operation::Reset {
                 policy: self.policy(*policy).clone(),
@@ -496,15 +533,35 @@ impl<'a> Player<'a> {
                 self.spoiled.retain(|it| !is_it(it));
                 Reply::Reset
             }
+            Operation::Block { key, until, by } => {
+                Reply::Block(self.store.block(&key, until, by).await.unwrap())
+            }
+            Operation::Unblock { key } => {
+                self.store.unblock(&key).await.unwrap();
+                Reply::Unblock
+            }
         })
     }
 
     async fn check_alone(&self, check: &Check) -> Option<Decision> {
-        self.can_read(check.charges()).then_some(())?;
+        if !self.can_read(check.charges()) {
+            // Of a blocked check no count is looked at.
+            let look = check.without_cost();
+            let look = if check.heeds_blocks() {
+                look.with_blocks()
+            } else {
+                look
+            };
+            let decision = self.store.check(&look).await.unwrap();
+            return Some(decision).filter(|it| matches!(it, Decision::Blocked(_)));
+        }
         if self.can_read(check.shadow_charges()) {
             return Some(self.store.check(check).await.unwrap());
         }
-        let counting = Check::new(check.charges().iter().cloned()).unwrap();
+        let mut counting = Check::new(check.charges().iter().cloned()).unwrap();
+        if check.heeds_blocks() {
+            counting = counting.with_blocks();
+        }
         let mut decision = self.store.check(&counting).await.unwrap();
         if let Decision::Allowed(usage) = &mut decision {
             assert!(usage.shadow().is_none());

@@ -8,8 +8,8 @@ use std::{
 use sluicegate::{
     Policy,
     observe::{
-        Blocked, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
-        Observer,
+        BanEvent, BlockEvent, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent,
+        MissingKey, Observer,
     },
 };
 
@@ -82,8 +82,13 @@ impl Observer for Log {
         self.add(it, format!("{policy} {kind} {outcome}"));
     }
 
-    fn on_blocked(&self, it: &Blocked<'_>) {
+    fn on_blocked(&self, it: &BlockEvent<'_>) {
         let policy = it.policy().map_or("?", Policy::name);
-        self.add(it, format!("{policy} blocked"));
+        self.add(it, format!("{policy} blocked by {}", it.source().as_str()));
+    }
+
+    fn on_ban(&self, it: &BanEvent<'_>) {
+        let (policy, until) = (it.policy().name(), it.block().until_ms());
+        self.add(it, format!("{policy} bans until {until:?}"));
     }
 }

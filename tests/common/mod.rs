@@ -2,11 +2,15 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 #[cfg(feature = "test-util")]
+pub(crate) mod blocks;
+#[cfg(feature = "test-util")]
 pub(crate) mod calls;
 #[cfg(feature = "cluster")]
 pub(crate) mod cluster;
 #[cfg(feature = "test-util")]
 pub(crate) mod contract;
+#[cfg(feature = "test-util")]
+pub(crate) mod contributors;
 pub(crate) mod example;
 #[cfg(feature = "test-util")]
 pub(crate) mod history;

@@ -149,6 +149,7 @@ impl<'a> Model<'a> {
         Outcome {
             usage: usage.collect(),
             denied,
+            blocked: None,
         }
     }
 

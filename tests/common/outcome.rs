@@ -1,13 +1,14 @@
 //! All that a decision says, in a form that can be compared: with a vector, with the model, with another store.
 
-use sluicegate::{Decision, Denial, Usage};
+use sluicegate::{Decision, Denial, Key, Usage, block::Block};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     /// For each charge, what is left under each rule.
     pub(crate) usage: Vec<Vec<Left>>,
-    /// `None` when it was allowed.
+    /// `None` when it was allowed, or blocked.
     pub(crate) denied: Option<Denied>,
+    pub(crate) blocked: Option<(Key, Block)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,12 +27,14 @@ pub(crate) struct Denied {
 
 impl From<&Decision> for Outcome {
     fn from(decision: &Decision) -> Self {
-        let denied = match decision {
-            Decision::Allowed(_) => None,
-            Decision::Denied(denial) => Some(denied(denial)),
+        let (denied, blocked) = match decision {
+            Decision::Allowed(_) => (None, None),
+            Decision::Denied(denial) => (Some(denied(denial)), None),
+            Decision::Blocked(it) => (None, Some((it.key().clone(), it.block()))),
         };
         Self {
             denied,
+            blocked,
             ..Self::from(decision.usage())
         }
     }
@@ -49,6 +52,7 @@ impl From<&Usage> for Outcome {
         Self {
             usage: left.collect(),
             denied: None,
+            blocked: None,
         }
     }
 }

@@ -7,7 +7,9 @@ use std::{
 
 use sluicegate::{
     Decision, Key, Policy, RedisStore, Store, Usage,
-    store::{CallFuture, Check, Operation, Settlement, StoreFuture},
+    block::{Block, BlockedBy, Until},
+    contributors::{Contribution, Contributors},
+    store::{CallFuture, Check, ContributeFuture, Operation, Settlement, StoreFuture},
     test_util::TestClock,
 };
 
@@ -31,11 +33,24 @@ pub(crate) const LEAST_RIGHTS: [&str; 8] = [
     "+del",
 ];
 
+/// What it grants him besides, where charges name who contributes.
+pub(crate) const CONTRIBUTORS_RIGHTS: [&str; 4] =
+    ["+pexpire", "+zincrby", "+zrange", "+zremrangebyrank"];
+
 impl Served {
     /// Like [`start`](Self::start), as a user who has no other than the least rights.
     pub(crate) async fn start_with_least_rights() -> (Self, TestClock) {
+        Self::start_with(&LEAST_RIGHTS).await
+    }
+
+    /// The same, with those that contributors need.
+    pub(crate) async fn start_with_contributors_rights() -> (Self, TestClock) {
+        Self::start_with(&[&LEAST_RIGHTS[..], &CONTRIBUTORS_RIGHTS].concat()).await
+    }
+
+    async fn start_with(rights: &[&str]) -> (Self, TestClock) {
         let server = Server::start();
-        let url = limited(&server, &LEAST_RIGHTS);
+        let url = limited(&server, rights);
         let clock = TestClock::new(0);
         let store = RedisStore::connect(url).await.unwrap();
         let served = Self {
@@ -101,7 +116,23 @@ impl<T: fmt::Debug + Send + Sync + 'static> Store for Served<T> {
         self.store.reset(policy, key)
     }
 
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        self.store.block(key, until, by)
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        self.store.unblock(key)
+    }
+
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         self.store.call(operations)
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        self.store.contribute(contributions)
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        self.store.contributors(policy, key)
     }
 }

@@ -1,19 +1,30 @@
 //! Replays the vectors: histories with the right answer for each step.
 
-use std::{collections::BTreeMap, env, fs, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::Path,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use serde::Deserialize;
 use sluicegate::{
-    Charge, Decision, Key, Policy, Rule, Store, Usage,
+    Charge, Decision, Key, Limiter, Policy, Rule, Store, Usage,
+    block::{Block, BlockedBy, Until},
     store::{Check, Operation, Reply, Settlement},
     test_util::TestClock,
 };
 
-use super::outcome::{Denied, Left, Outcome};
+use super::{
+    contract::patient,
+    outcome::{Denied, Left, Outcome},
+};
 
 #[derive(Deserialize)]
 struct File {
     policies: BTreeMap<String, Vec<RuleText>>,
+    /// Of policies, for a limiter.
+    bans: Option<BTreeMap<String, String>>,
     steps: Vec<Step>,
 }
 
@@ -38,7 +49,26 @@ struct Step {
     settle: Option<usize>,
     #[serde(default)]
     costs: Vec<u64>,
+    #[serde(default)]
+    heeds_blocks: bool,
+    #[serde(default)]
     expect: Expect,
+    block: Option<String>,
+    by: Option<String>,
+    for_ms: Option<u64>,
+    /// Without it, and without `for_ms`, a block is for ever.
+    until_ms: Option<u64>,
+    /// The block that holds then; none if that is over already.
+    holds: Option<BlockText>,
+    unblock: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BlockText {
+    key: String,
+    until_ms: Option<u64>,
+    by: String,
 }
 
 #[derive(Deserialize)]
@@ -49,8 +79,8 @@ struct ChargeText {
     cost: u64,
 }
 
-/// Of a check or a settlement, `usage`; of a fill, `decisions`.
-#[derive(Deserialize)]
+/// Of a check or a settlement, `usage` or `blocked`; of a fill, `decisions`.
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Expect {
     allowed: Option<bool>,
@@ -58,6 +88,7 @@ struct Expect {
     usage: Vec<UsageText>,
     retry_after_ms: Option<u64>,
     refused_by: Option<DeniedBy>,
+    blocked: Option<BlockText>,
     shadow: Option<Box<Self>>,
     #[serde(default)]
     decisions: Vec<Self>,
@@ -96,6 +127,12 @@ pub(crate) async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, TestClock)) 
     }
 }
 
+/// The vectors of blocks and bans, in a store that keeps them.
+pub(crate) async fn replay_blocks<S: Store>(new: impl AsyncFn() -> (S, TestClock)) {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/blocks");
+    replay_folder(&own, &new).await;
+}
+
 /// Replays every `*.json` of a folder, each against a store of its own; fails if there is none.
 async fn replay_folder<S: Store>(folder: &Path, new: impl AsyncFn() -> (S, TestClock)) {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
@@ -106,8 +143,12 @@ async fn replay_folder<S: Store>(folder: &Path, new: impl AsyncFn() -> (S, TestC
             .is_some_and(|extension| extension == "json")
         {
             let (store, clock) = new().await;
-            let file = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-            replay(&store, &clock, &file, &path.display().to_string()).await;
+            let file: File = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            let name = path.display().to_string();
+            match &file {
+                File { bans: None, .. } => replay(&store, &clock, &file, &name).await,
+                _ => replay_limiter(&patient(store), &clock, &file, &name).await,
+            }
             replayed += 1;
         }
     }
@@ -120,7 +161,17 @@ async fn replay(store: &dyn Store, clock: &TestClock, file: &File, name: &str) {
     for (index, step) in file.steps.iter().enumerate() {
         clock.set(step.at_ms);
         let at = format!("{name}, step {index}");
-        if let Some(settled) = step.settle {
+        if let Some(key) = &step.unblock {
+            store.unblock(&key_of(key)).await.unwrap();
+        } else if let Some(key) = &step.block {
+            let until = step.until();
+            let block = store.block(&key_of(key), until, by(step.by.as_deref().unwrap()));
+            let block = block.await.unwrap();
+            match &step.holds {
+                Some(holds) => assert_eq!(block, holds.block(), "{at}"),
+                None => assert!(block.until_ms().unwrap() <= step.at_ms, "{at}"),
+            }
+        } else if let Some(settled) = step.settle {
             let costs = step.costs.iter().copied();
             let settlement = Settlement::new(&usages[&settled], costs).unwrap();
             let usage = store.settle(&settlement).await.unwrap();
@@ -139,6 +190,29 @@ async fn replay(store: &dyn Store, clock: &TestClock, file: &File, name: &str) {
         }
     }
     assert!(!usages.is_empty(), "{name} has no steps");
+}
+
+/// The strikes of a denial are counted before the next step.
+async fn replay_limiter(limiter: &Limiter, clock: &TestClock, file: &File, name: &str) {
+    let mut policies = policies(file);
+    for (name, ban) in file.bans.iter().flatten() {
+        let policy = policies.get_mut(name.as_str()).unwrap();
+        *policy = policy.clone().ban(ban.parse().unwrap());
+    }
+    for (index, step) in file.steps.iter().enumerate() {
+        clock.set(step.at_ms);
+        let at = format!("{name}, step {index}");
+        if let Some(key) = &step.unblock {
+            limiter.unblock(&key_of(key)).await.unwrap();
+        } else if let Some(key) = &step.block {
+            limiter.block(&key_of(key), step.until()).await.unwrap();
+        } else {
+            let charges = step.check(&policies).charges().to_vec();
+            let decision = limiter.check(charges).await.unwrap();
+            assert_decision(&decision, &step.expect, &at);
+            limiter.strikes_counted().await;
+        }
+    }
 }
 
 async fn fill(store: &dyn Store, check: Check, count: u16) -> Vec<Decision> {
@@ -176,9 +250,8 @@ fn policies(file: &File) -> BTreeMap<&str, Policy> {
 
 impl Step {
     fn check(&self, policies: &BTreeMap<&str, Policy>) -> Check {
-        let charge = |text: &ChargeText, policy: &Policy| {
-            Charge::new(policy, Key::new("key", &text.key), text.cost)
-        };
+        let charge =
+            |text: &ChargeText, policy: &Policy| Charge::new(policy, key_of(&text.key), text.cost);
         let charges = self
             .charges
             .iter()
@@ -187,8 +260,39 @@ impl Step {
             .shadows
             .iter()
             .map(|it| charge(it, &policies[&*it.policy].clone().shadow()));
-        Check::new(charges.chain(shadows)).unwrap()
+        let check = Check::new(charges.chain(shadows)).unwrap();
+        if self.heeds_blocks {
+            check.with_blocks()
+        } else {
+            check
+        }
     }
+
+    fn until(&self) -> Until {
+        match (self.for_ms, self.until_ms) {
+            (Some(ms), _) => Until::After(Duration::from_millis(ms)),
+            (_, Some(ms)) => Until::At(UNIX_EPOCH + Duration::from_millis(ms)),
+            _ => Until::ForEver,
+        }
+    }
+}
+
+impl BlockText {
+    fn block(&self) -> Block {
+        Block::new(self.until_ms.unwrap_or(u64::MAX), by(&self.by))
+    }
+}
+
+fn by(text: &str) -> BlockedBy {
+    match text {
+        "operator" => BlockedBy::Operator,
+        "ban" => BlockedBy::Ban,
+        other => panic!("nobody blocks as {other}"),
+    }
+}
+
+fn key_of(text: &str) -> Key {
+    Key::new("key", text)
 }
 
 fn expected(expect: &Expect) -> Outcome {
@@ -208,10 +312,14 @@ fn expected(expect: &Expect) -> Outcome {
             retry_after_ms: expect.retry_after_ms,
         }
     });
-    assert_eq!(expect.allowed.unwrap_or(true), denied.is_none());
+    let blocked = expect.blocked.as_ref();
+    let blocked = blocked.map(|it| (key_of(&it.key), it.block()));
+    let is_allowed = denied.is_none() && blocked.is_none();
+    assert_eq!(expect.allowed.unwrap_or(true), is_allowed);
     Outcome {
         usage: usage.collect(),
         denied,
+        blocked,
     }
 }
 

@@ -7,6 +7,8 @@ mod memory {
 
     crate::contract!(new);
     crate::calls!(new);
+    crate::contributors!(new);
+    crate::blocks!(new);
 
     async fn new() -> (MemoryStore, TestClock) {
         let clock = TestClock::new(0);

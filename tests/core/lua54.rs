@@ -7,7 +7,7 @@ use crate::common::{
     },
     lua::LuaServer,
     outcome::Outcome,
-    vectors::replay_all,
+    vectors::{replay_all, replay_blocks},
 };
 use proptest::prelude::*;
 use sluicegate::{
@@ -25,6 +25,7 @@ fn store() -> (RedisStore, TestClock) {
 #[tokio::test]
 async fn the_script_agrees_with_the_vectors() {
     replay_all(async || store()).await;
+    replay_blocks(async || store()).await;
 }
 
 #[tokio::test]
@@ -139,7 +140,7 @@ fn told(result: &Result<Reply, StoreError>) -> Vec<(Outcome, Option<Outcome>)> {
     let decisions = match result.as_ref().unwrap() {
         Reply::Check(decision) => std::slice::from_ref(decision),
         Reply::Fill(decisions) => decisions,
-        Reply::Settle(_) | Reply::Reset => &[],
+        _ => &[],
     };
     let told = decisions.iter().map(|decision| {
         let shadow = decision.usage().shadow().map(Outcome::from);

@@ -4,9 +4,11 @@
 mod common;
 
 mod acquire;
+mod blocks;
 mod breaker;
 mod chart;
 mod contract;
+mod contributors;
 mod fuzzed;
 mod histories;
 #[cfg(feature = "cli")]

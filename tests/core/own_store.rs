@@ -1,6 +1,12 @@
 //! Proves that the documentation's own store answers calls as it has to: by the default of `Store::call`.
 
-use sluicegate::test_util::TestClock;
+use sluicegate::{
+    Key, Limiter,
+    block::Until,
+    error::StoreErrorKind,
+    store::{Operation, Store},
+    test_util::TestClock,
+};
 
 #[path = "../../examples/own_store.rs"]
 mod example;
@@ -16,4 +22,21 @@ async fn new() -> (MapStore, TestClock) {
         move || clock.now_ms()
     };
     (MapStore::new(now_ms), clock)
+}
+
+#[tokio::test]
+async fn a_store_that_keeps_no_blocks_says_so() {
+    let (store, _) = new().await;
+    let alice = Key::new("user", "alice");
+    let unblock = Operation::Unblock { key: alice.clone() };
+    let replies = store.call(vec![unblock]).await.unwrap();
+    let limiter = Limiter::new(store).with_blocks();
+    for error in [
+        limiter.block(&alice, Until::ForEver).await.unwrap_err(),
+        limiter.unblock(&alice).await.unwrap_err(),
+        replies.into_iter().next().unwrap().unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
+        assert_eq!(error.to_string(), "the store keeps no blocks");
+    }
 }

@@ -175,6 +175,35 @@ async fn the_limits_of_the_caller_are_told_at_no_cost_and_to_the_denied_too() {
 }
 
 #[tokio::test]
+async fn who_has_used_a_limit_up_is_told_where_it_is_counted_and_to_nobody_else() {
+    let limits = ["--limit", "ip=5/1d", "--contributors", "header:X-User"];
+    let (server, browser) = (Example::start(&limits), Browser::new());
+    for user in ["bob", "alice", "alice", "carol", "alice", "bob"] {
+        let (_, headers, body) = browser.ask(&server, "/", &[("x-user", user)]).await;
+        let told = format!("{headers:?}{body}");
+        assert!(!told.contains("alice") && !told.contains("bob"), "{told}");
+    }
+    let said = json(&browser, &server, "/limits").await;
+    let contributors = &said["limits"][0]["contributors"];
+    assert_eq!(contributors.as_array().unwrap().len(), 3);
+    for (place, label, units) in [(0, "alice", 3), (1, "bob", 1), (2, "carol", 1)] {
+        assert_eq!(contributors[place]["label"], label);
+        assert_eq!(contributors[place]["units"], units);
+    }
+
+    let beside_a_proxy = [&limits[..], &["--trusted-proxy", "10.0.0.0/8"]].concat();
+    for limits in [&["--limit", "ip=5/1d"][..], &beside_a_proxy] {
+        let server = Example::start(limits);
+        browser.ask(&server, "/", &[("x-user", "alice")]).await;
+        let said = json(&browser, &server, "/limits").await;
+        assert_eq!(
+            said["limits"][0]["contributors"].as_array().unwrap().len(),
+            0
+        );
+    }
+}
+
+#[tokio::test]
 async fn the_limits_of_shadows_are_told_too() {
     let (server, browser) = (
         Example::start(&["--limit", "ip=1/1d", "--shadow"]),
@@ -724,6 +753,10 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
         (&["--replicas", "0"], "--replicas: needs at least one"),
         (&["--replicas", "few"], "--replicas: `few` is not"),
         (&["--headers", "all"], "--headers: `all` is none of"),
+        (
+            &["--contributors", "user"],
+            "--contributors: `user` is not header:NAME",
+        ),
         (&["127.0.0.1:80"], "\"127.0.0.1:80\""),
     ] {
         let output = Example::output(args);
@@ -753,6 +786,7 @@ fn help_names_every_option() {
         "on-failure",
         "replicas",
         "headers",
+        "contributors",
         "shadow",
     ];
     for option in options {

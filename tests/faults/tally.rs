@@ -56,7 +56,7 @@ impl Tally {
                     }
                 }
             }
-            Ok(Decision::Denied(_)) => self.denied += 1,
+            Ok(_) => self.denied += 1,
             Err(error) => {
                 *self
                     .errors

@@ -5,6 +5,8 @@ mod common;
 
 mod answers;
 mod combine;
+mod contributors;
+mod dashboard;
 mod drop_in;
 mod extract;
 mod forwarded;

@@ -223,6 +223,26 @@ async fn an_observer_is_told_of_requests_without_an_identity() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_observer_is_told_of_requests_with_too_many_keys() {
+    let log = Log::default();
+    let limiter = Limiter::new(Scripted::allowing()).observer(log.clone());
+    let layer = RateLimitLayer::new(limiter);
+    let many = |_: &http::request::Parts| {
+        (0..100)
+            .map(|n| Key::new("n", n.to_string()))
+            .collect::<sluicegate::extract::Keys>()
+    };
+    ask(&layer.clone().limit(policy("api", "1/1s"), many)).await;
+    ask(&layer.limit(policy("trial", "1/1s").shadow(), many)).await;
+    let told = log.lines();
+    assert_eq!(told[0], "check api invalid_request rejected in 0ns");
+    assert_eq!(
+        told[1], "shadow check trial invalid_request passed in 0ns",
+        "{told:?}"
+    );
+}
+
 #[tokio::test]
 async fn an_observer_is_told_of_requests_on_a_deny_list() {
     let log = Log::default();

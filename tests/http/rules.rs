@@ -520,7 +520,7 @@ async fn a_user_may_answer_to_what_is_blocked_in_words_of_its_own() {
     let limits = layer()
         .block(|_| true)
         .rejection(|rejection: &Rejection, _: &Parts| match rejection {
-            Rejection::Blocked => http::Response::new(Body::from("go away")),
+            Rejection::OnDenyList => http::Response::new(Body::from("go away")),
             _ => unreachable!(),
         });
     let site = Site::start(Router::new().route("/", hello()).layer(limits)).await;

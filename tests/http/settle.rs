@@ -5,7 +5,7 @@ use std::{
     future::pending,
     panic::AssertUnwindSafe,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -24,6 +24,7 @@ use sluicegate::{
     Usage,
     error::StoreErrorKind,
     middleware::{ActualCost, Decisions, HeaderStyle},
+    observe::{CallInfo, CallKind, CompletionEvent, ErrorEvent, Observer},
     store::{CallFuture, Check, Operation, Settlement, StoreFuture},
 };
 use tokio::{
@@ -349,6 +350,57 @@ async fn what_shadows_charged_is_settled_in_the_same_call() {
             assert!(field.contains(left), "{field}");
         }
     }
+}
+
+/// Writes down what each settlement has come to, and whether another one stands for the call that both came in.
+#[derive(Clone, Default)]
+struct Settlements(Arc<Mutex<Vec<String>>>);
+
+impl Settlements {
+    fn add(&self, call: &CallInfo<'_>, result: &str) {
+        if call.kind() == CallKind::Settle {
+            let shared = call.shares_call();
+            let line = format!("{} {result}, shared: {shared}", call.names());
+            self.0.lock().unwrap().push(line);
+        }
+    }
+}
+
+impl Observer for Settlements {
+    fn on_completion(&self, it: &CompletionEvent<'_>) {
+        self.add(it.call(), "done");
+    }
+
+    fn on_error(&self, it: &ErrorEvent<'_>) {
+        self.add(it.call(), "failed");
+    }
+}
+
+#[tokio::test]
+async fn of_settlements_in_one_call_each_is_told_by_itself_and_the_call_once() {
+    let store = Watched::new({
+        let begun = AtomicUsize::new(0);
+        move |settle| match begun.fetch_add(1, Ordering::SeqCst) {
+            0 => StoreFuture::ready(Err(StoreError::new(
+                StoreErrorKind::Unavailable,
+                "told to fail",
+            ))),
+            _ => settle,
+        }
+    });
+    let told = Settlements::default();
+    let service = RateLimitLayer::new(Limiter::new(store).observer(told.clone()))
+        .limit(policy("now", "9/1d"), everybody())
+        .limit(policy("soon", "5/1d").shadow(), everybody())
+        .settle(|_, _| 0)
+        .layer(service_fn(async |_: Request<String>| {
+            Ok::<_, Infallible>(Response::new(String::new()))
+        }));
+    service.oneshot(Request::default()).await.unwrap();
+    assert_eq!(
+        *told.0.lock().unwrap(),
+        ["now failed, shared: false", "soon done, shared: true"]
+    );
 }
 
 #[tokio::test]

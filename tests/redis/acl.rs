@@ -2,11 +2,13 @@
 
 mod least_rights {
     crate::contract!(crate::common::served::Served::start_with_least_rights);
+    crate::contributors!(crate::common::served::Served::start_with_contributors_rights);
+    crate::blocks!(crate::common::served::Served::start_with_least_rights);
 }
 
 use crate::common::{
     redis::Server,
-    served::{LEAST_RIGHTS, limited},
+    served::{CONTRIBUTORS_RIGHTS, LEAST_RIGHTS, limited},
 };
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
 
@@ -60,6 +62,28 @@ async fn with_all_of_them_everything_works() {
 fn the_documentation_names_these() {
     let page = include_str!("../../src/store/redis/deployment.md");
     assert!(page.contains(&format!(">PASSWORD {}\n", LEAST_RIGHTS.join(" "))));
+    assert!(page.contains(&format!("- `{}` where", CONTRIBUTORS_RIGHTS.join(" "))));
+}
+
+#[tokio::test]
+async fn contributors_need_four_more_and_without_them_checks_work_all_the_same() {
+    let policy = Policy::parse("api", "10/1d").unwrap();
+    let acme = Key::new("account", "acme");
+    for missing in CONTRIBUTORS_RIGHTS {
+        let server = Server::start();
+        let rights = LEAST_RIGHTS.into_iter().chain(CONTRIBUTORS_RIGHTS);
+        let rights: Vec<_> = rights.filter(|&it| it != missing).collect();
+        let url = limited(&server, &rights);
+        let store = RedisStore::connect(url).await.unwrap();
+        everything(&store).await.expect(missing);
+        let limiter = Limiter::new(store);
+        let charge = Charge::new(&policy, acme.clone(), 1).by(Key::new("user", "alice"));
+        assert!(limiter.check([charge]).await.unwrap().is_allowed());
+        let told = limiter.contributors(&policy, &acme).await;
+        let error = told.expect_err(missing);
+        assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{missing}");
+        assert_eq!(error.code(), Some("NOPERM"), "{missing}");
+    }
 }
 
 #[tokio::test]

@@ -103,6 +103,8 @@ mod contract {
 
     crate::contract!(apart fresh);
     crate::calls!(fresh);
+    crate::contributors!(fresh);
+    crate::blocks!(fresh);
 
     /// A store that has counted nothing yet, and its clock.
     async fn fresh() -> (Served<Arc<Cluster>>, TestClock) {
@@ -716,7 +718,7 @@ async fn the_operations_of_a_call_are_answered_one_by_one_and_in_order() {
             assert_eq!(usage.rules().next().unwrap().remaining(), 0);
             vec![]
         }
-        Reply::Reset => panic!("nothing was reset"),
+        other => panic!("not asked for: {other:?}"),
     });
     let told: Vec<Vec<bool>> = told.collect();
     assert_eq!(told[0], [true]);

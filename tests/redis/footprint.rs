@@ -74,7 +74,7 @@ fn ttl(server: &Server, name: &str) -> u64 {
 fn allowed(decision: Result<Decision, StoreError>) -> Usage {
     match decision.unwrap() {
         Decision::Allowed(usage) => usage,
-        Decision::Denied(_) => panic!("it was denied"),
+        other => panic!("not admitted: {other:?}"),
     }
 }
 

@@ -7,6 +7,7 @@ mod acl;
 mod cluster;
 mod connections;
 mod contract;
+mod contributors;
 mod footprint;
 mod histories;
 mod observe;

@@ -8,7 +8,7 @@ use crate::common::{
     redis::Server,
     served::Served,
     twemproxy::Twemproxy,
-    vectors::replay_all,
+    vectors::{replay_all, replay_blocks},
 };
 use futures::future::join_all;
 use proptest::prelude::*;
@@ -20,6 +20,8 @@ use sluicegate::{
 
 mod contract {
     crate::contract!(super::together);
+    crate::contributors!(super::together);
+    crate::blocks!(super::together);
 }
 
 /// All keys of one store are on one server, so that it may charge any of them together: its prefix is their hash tag.
@@ -73,6 +75,7 @@ async fn charge_all(limiter: &Limiter) -> Vec<StoreErrorKind> {
 async fn the_store_agrees_with_the_vectors() {
     let proxy = Twemproxy::start(BY_PREFIX);
     replay_all(async || fresh(&proxy).await).await;
+    replay_blocks(async || fresh(&proxy).await).await;
 }
 
 #[test]

@@ -1,9 +1,19 @@
 //! Proves that a `RedisStore` gives the right answer, to the millisecond, at each step of the recorded histories.
 
-use crate::common::{redis::Server, served::fresh, vectors::replay_all};
+use crate::common::{
+    redis::Server,
+    served::fresh,
+    vectors::{replay_all, replay_blocks},
+};
 
 #[tokio::test]
 async fn the_redis_store_agrees_with_the_vectors() {
     let server = Server::start();
     replay_all(async || fresh(&server).await).await;
+}
+
+#[tokio::test]
+async fn the_redis_store_agrees_with_the_vectors_of_blocks_and_bans() {
+    let server = Server::start();
+    replay_blocks(async || fresh(&server).await).await;
 }

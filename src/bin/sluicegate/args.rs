@@ -5,8 +5,18 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use super::{
-    check::CheckArgs, completions::CompletionsArgs, explain::ExplainArgs, inspect::InspectArgs,
-    reset::ResetArgs, settings::Settings, simulate::SimulateArgs, top::TopArgs, watch::WatchArgs,
+    block::{BlockArgs, UnblockArgs},
+    blocks::BlocksArgs,
+    check::CheckArgs,
+    completions::CompletionsArgs,
+    contributors::ContributorsArgs,
+    explain::ExplainArgs,
+    inspect::InspectArgs,
+    reset::ResetArgs,
+    settings::Settings,
+    simulate::SimulateArgs,
+    top::TopArgs,
+    watch::WatchArgs,
 };
 
 const AFTER_HELP: &str = "\
@@ -66,8 +76,16 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Show what an identity has used, live
     Watch(WatchArgs),
+    /// Deny an identity whatever it asks, for a time
+    Block(BlockArgs),
+    /// End all blocks of an identity
+    Unblock(UnblockArgs),
+    /// List who is blocked
+    Blocks(BlocksArgs),
     /// Delete what an identity has used
     Reset(ResetArgs),
+    /// Show who has used a shared limit up
+    Contributors(ContributorsArgs),
     /// Check a file of policies: errors with line and column, and warnings
     Check(CheckArgs),
     /// Replay access logs against policies: who would have been refused, when, and by which rule

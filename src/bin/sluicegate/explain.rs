@@ -16,6 +16,7 @@ use sluicegate::{
 
 use super::{
     Answer,
+    block::BlockReport,
     error::Error,
     identity::IdentityArgs,
     inspect::StepReport,
@@ -62,6 +63,8 @@ struct Report {
     now_ms: u64,
     cost: u64,
     passes: bool,
+    /// The block of the identity: null when none holds.
+    blocked: Option<BlockReport>,
     /// When the same request passes, if no other comes first: null when it passes now or never does.
     passes_ms: Option<u64>,
     /// What denies it for longest; null when it passes.
@@ -136,12 +139,19 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report, Error> {
         now_ms: reading.now_ms,
         cost,
         passes: true,
+        blocked: None,
         passes_ms: None,
         denied_by: None,
         policies: Vec::new(),
     };
-    // Blocks of the identity belong here: a blocked one passes nothing.
     let mut longest = 0;
+    if let Some(block) = BlockReport::of(reading.block, reading.now_ms)? {
+        // Nothing beats for ever.
+        longest = block.until_ms.unwrap_or(u64::MAX);
+        report.passes = false;
+        report.passes_ms = block.until_ms;
+        report.blocked = Some(block);
+    }
     for entry in &reading.entries {
         let Some(policy) = &entry.policy else {
             continue;
@@ -311,7 +321,15 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
             empty.join(", ")
         )?;
     }
+    if let Some(block) = &report.blocked {
+        let text = block.text(now_ms);
+        writeln!(
+            output,
+            "{BAD}It is denied, where blocks are heeded: {text}.{BAD:#}"
+        )?;
+    }
     match (&report.denied_by, report.passes_ms) {
+        (None, _) if report.blocked.is_some() => {}
         (None, _) => writeln!(output, "{GOOD}It passes.{GOOD:#}")?,
         (Some(by), None) => writeln!(
             output,

@@ -12,9 +12,10 @@ use sluicegate::{
 
 use super::{
     Answer,
+    block::BlockReport,
     error::Error,
     identity::IdentityArgs,
-    output::{BOLD, DIM, Output},
+    output::{BAD, BOLD, DIM, Output},
     reading::{Entry, ReadArgs, Reading},
     server,
     settings::Settings,
@@ -59,6 +60,8 @@ pub(crate) struct Report {
     pub(crate) identity: String,
     /// The server's clock, in ms since the Unix epoch, as all times.
     pub(crate) now_ms: u64,
+    /// The block that holds now; null when none does.
+    pub(crate) blocked: Option<BlockReport>,
     pub(crate) policies: Vec<PolicyReport>,
 }
 
@@ -114,7 +117,7 @@ pub(crate) fn run(
             .read()
             .await
     })?;
-    let report = Report::of(&reading);
+    let report = Report::of(&reading)?;
     if output.is_json() {
         output.document(&report)?;
     } else {
@@ -124,15 +127,16 @@ pub(crate) fn run(
 }
 
 impl Report {
-    pub(crate) fn of(reading: &Reading) -> Self {
+    pub(crate) fn of(reading: &Reading) -> Result<Self, Error> {
         let policies = reading.entries.iter();
-        Self {
+        Ok(Self {
             identity: reading.identity.clone(),
             now_ms: reading.now_ms,
+            blocked: BlockReport::of(reading.block, reading.now_ms)?,
             policies: policies
                 .map(|entry| PolicyReport::of(entry, reading.now_ms))
                 .collect(),
-        }
+        })
     }
 
     /// For a person.
@@ -143,11 +147,13 @@ impl Report {
             "{BOLD}{}{BOLD:#}  {DIM}{time}{DIM:#}",
             self.identity
         )?;
+        if let Some(block) = &self.blocked {
+            writeln!(output, "{BAD}{}{BAD:#}", block.text(self.now_ms))?;
+        }
         if self.policies.is_empty() {
             writeln!(output, "Nothing is stored.")?;
             return Ok(());
         }
-        // Blocks of the identity belong here, before what it has used.
         let empty = self.policies.iter().filter(|it| it.is_empty());
         let empty: Vec<&str> = empty.map(|it| it.policy.as_str()).collect();
         if empty.len() < self.policies.len() {

@@ -52,9 +52,8 @@ impl Output {
 
     /// How many columns a line may have.
     pub(crate) fn width(&self) -> u16 {
-        let width = self.is_terminal.then(|| Table::new().width());
-        let width = width.flatten().filter(|columns| *columns > 0); // a terminal may not know
-        width.unwrap_or(COLUMNS)
+        let width = self.is_terminal.then(|| Table::new().width()).flatten();
+        width.filter(|columns| *columns > 0).unwrap_or(COLUMNS) // a terminal may not know
     }
 
     /// Writes one JSON document: pretty for a person who looks at it, else on one line.

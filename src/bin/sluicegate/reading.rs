@@ -6,7 +6,7 @@ use clap::Args;
 use sluicegate::{
     Key, Policy,
     policies::Policies,
-    store::redis::inspect::{Inspector, StoredResult},
+    store::redis::inspect::{Inspector, StoredBlock, StoredResult},
 };
 
 use super::{
@@ -42,6 +42,8 @@ pub(crate) struct Reading {
     pub(crate) identity: String,
     /// The server's clock.
     pub(crate) now_ms: u64,
+    /// Whether the identity is blocked, whatever it has used.
+    pub(crate) block: StoredBlock,
     pub(crate) entries: Vec<Entry>,
 }
 
@@ -131,6 +133,7 @@ impl Reader {
         Ok(Reading {
             identity: self.inspector.name(&self.key, "").identity().to_owned(),
             now_ms,
+            block: self.inspector.block(&self.key).await?,
             entries,
         })
     }

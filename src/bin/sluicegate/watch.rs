@@ -100,7 +100,7 @@ impl Watch {
             Screen::clear()?;
             let failed = match read {
                 Ok(reading) => {
-                    latest = Some(Report::of(&reading));
+                    latest = Some(Report::of(&reading)?);
                     None
                 }
                 Err(error) => Some(error),
@@ -126,7 +126,7 @@ impl Watch {
             match self.reader.read().await {
                 Ok(reading) => {
                     is_away = false;
-                    self.print_change(&Report::of(&reading), output)?;
+                    self.print_change(&Report::of(&reading)?, output)?;
                 }
                 Err(error) if !is_away => {
                     is_away = true;

@@ -19,7 +19,7 @@ impl AccessLists {
     /// Whether the request passes at once, without a key, a charge or a header. What is blocked is not skipped.
     pub(super) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
         if any(&self.blocked, head) {
-            return Err(Rejection::Blocked);
+            return Err(Rejection::OnDenyList);
         }
         Ok(any(&self.skipped, head))
     }
@@ -36,7 +36,7 @@ impl AccessLists {
 
     fn filtered(&self, keys: Keys) -> Result<Keys, Rejection> {
         if keys.iter().any(|key| any(&self.blocked_keys, key)) {
-            return Err(Rejection::Blocked);
+            return Err(Rejection::OnDenyList);
         }
         let keys = keys.into_iter();
         Ok(keys.filter(|key| !any(&self.skipped_keys, key)).collect())
@@ -45,7 +45,7 @@ impl AccessLists {
     /// Whether a key is to be charged. What is blocked is not skipped.
     pub(super) fn charges(&self, key: &Key) -> Result<bool, Rejection> {
         if any(&self.blocked_keys, key) {
-            return Err(Rejection::Blocked);
+            return Err(Rejection::OnDenyList);
         }
         Ok(!any(&self.skipped_keys, key))
     }

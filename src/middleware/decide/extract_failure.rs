@@ -37,11 +37,11 @@ impl ExtractFailure<'_> {
                 shadow
             }
             // A deny list is no policy, and applies beside shadows, too.
-            Rejection::Blocked => {
+            Rejection::OnDenyList => {
                 limiter.report_blocked(policy);
                 false
             }
-            Rejection::Denied(_) => false,
+            Rejection::Denied(_) | Rejection::Blocked(_) => false,
         };
         if passes { Ok(()) } else { Err(rejection) }
     }

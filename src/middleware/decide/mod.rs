@@ -10,7 +10,7 @@ mod step;
 mod warnings;
 
 pub(super) use access_lists::AccessLists;
-pub(super) use plan::Plan;
+pub(super) use plan::{Limit, Plan};
 pub use policy_selector::{IntoPolicy, PolicySelector};
 pub use routes::{Route, Routes};
 pub(super) use step::Step;

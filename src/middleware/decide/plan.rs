@@ -13,8 +13,10 @@ use super::{
 use crate::{
     charge::Charge,
     check::{Check, CheckBuilder},
+    contributors::label,
     error::{ExtractError, ExtractErrorKind},
     extract::{AsyncKeyExtractor, ChargesFuture, KeyExtractor, Keys},
+    key::Key,
     limiter::Limiter,
     middleware::Rejection,
     policies::PoliciesRead,
@@ -27,8 +29,10 @@ type LookUpCharges = dyn Fn(&Parts) -> ChargesFuture + Send + Sync;
 #[derive(Clone)]
 pub(in crate::middleware) struct Plan {
     pub(in crate::middleware) limiter: Limiter,
-    pub(in crate::middleware) limits: Vec<(PolicySelector, Arc<dyn KeyExtractor>)>,
-    pub(in crate::middleware) look_ups: Vec<(PolicySelector, Arc<dyn AsyncKeyExtractor>)>,
+    pub(in crate::middleware) limits: Vec<Limit<dyn KeyExtractor>>,
+    pub(in crate::middleware) look_ups: Vec<Limit<dyn AsyncKeyExtractor>>,
+    /// Which of these two the limit that was added last is of.
+    pub(in crate::middleware) newest_is_look_up: bool,
     /// Of those, policy, key and cost are looked up.
     pub(in crate::middleware) charge_look_ups: Vec<Arc<LookUpCharges>>,
     pub(in crate::middleware) cost: Option<Arc<Cost>>,
@@ -39,6 +43,40 @@ pub(in crate::middleware) struct Plan {
     /// Whether a limit is by the peer's address.
     pub(in crate::middleware) reads_peer: bool,
     pub(super) warnings: Warnings,
+}
+
+/// One limit: the policy, who is limited, and who contributes to it, if that is to be told.
+pub(in crate::middleware) struct Limit<E: ?Sized> {
+    selector: PolicySelector,
+    extractor: Arc<E>,
+    pub(in crate::middleware) contributor: Option<Arc<dyn KeyExtractor>>,
+}
+
+impl<E: ?Sized> Limit<E> {
+    pub(in crate::middleware) const fn new(selector: PolicySelector, extractor: Arc<E>) -> Self {
+        Self {
+            selector,
+            extractor,
+            contributor: None,
+        }
+    }
+
+    /// Who contributes to the limit by this request; nobody where the extractor finds no key.
+    fn contributor(&self, head: &Parts) -> Option<Arc<Key>> {
+        let keys = self.contributor.as_ref()?.extract(head).ok()?;
+        keys.into_iter().next().map(label::bounded)
+    }
+}
+
+// Not derived: that would want an extractor that can be cloned.
+impl<E: ?Sized> Clone for Limit<E> {
+    fn clone(&self) -> Self {
+        Self {
+            selector: self.selector.clone(),
+            extractor: Arc::clone(&self.extractor),
+            contributor: self.contributor.clone(),
+        }
+    }
 }
 
 /// The check of one request while it is being made.
@@ -61,6 +99,7 @@ impl Plan {
             limiter,
             limits: Vec::new(),
             look_ups: Vec::new(),
+            newest_is_look_up: false,
             charge_look_ups: Vec::new(),
             cost: None,
             access_lists: AccessLists::default(),
@@ -73,8 +112,8 @@ impl Plan {
 
     /// In the order in which their policies are charged.
     pub(in crate::middleware) fn selectors(&self) -> impl Iterator<Item = &PolicySelector> {
-        let limits = self.limits.iter().map(|(selector, _)| selector);
-        limits.chain(self.look_ups.iter().map(|(selector, _)| selector))
+        let limits = self.limits.iter().map(|it| &it.selector);
+        limits.chain(self.look_ups.iter().map(|it| &it.selector))
     }
 
     /// Whether every policy is known before the first request.
@@ -104,9 +143,9 @@ impl Plan {
             read: PoliciesRead::default(),
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
         };
-        for (selector, extractor) in &self.limits {
-            let found = extractor.extract(head);
-            self.charge(&mut draft, selector, found, head)?;
+        for limit in &self.limits {
+            let found = limit.extractor.extract(head);
+            self.charge(&mut draft, limit, found, head)?;
         }
         Ok(draft)
     }
@@ -118,7 +157,7 @@ impl Plan {
 
     pub(super) fn look_up(&self, head: &Parts) -> LookUps {
         let keys = self.look_ups.iter();
-        let keys = keys.map(|(_, extractor)| extractor.extract(head));
+        let keys = keys.map(|limit| limit.extractor.extract(head));
         let charges = self.charge_look_ups.iter().map(|look_up| look_up(head));
         LookUps::new(keys, charges, self.limiter.timeout_of_calls())
     }
@@ -130,8 +169,8 @@ impl Plan {
         found: Found,
         head: &Parts,
     ) -> Result<(), Rejection> {
-        for ((selector, _), keys) in self.look_ups.iter().zip(found.keys) {
-            self.charge(draft, selector, keys, head)?;
+        for (limit, keys) in self.look_ups.iter().zip(found.keys) {
+            self.charge(draft, limit, keys, head)?;
         }
         for charges in found.charges {
             self.charge_as_found(draft, charges)?;
@@ -140,13 +179,14 @@ impl Plan {
     }
 
     /// Charges what one limit has found. The policy is chosen once, and only where the limit may apply.
-    fn charge(
+    fn charge<E: ?Sized>(
         &self,
         draft: &mut Draft,
-        selector: &PolicySelector,
+        limit: &Limit<E>,
         found: Result<Keys, ExtractError>,
         head: &Parts,
     ) -> Result<(), Rejection> {
+        let selector = &limit.selector;
         let keys = match self.access_lists.charged(found) {
             Ok(keys) if keys.is_empty() => return Ok(()),
             Ok(keys) => keys,
@@ -163,8 +203,10 @@ impl Plan {
             policy
         };
         let cost = draft.cost.saturating_mul(weight);
+        let contributor = limit.contributor(head);
         for key in keys {
-            self.add(draft, &policy, Charge::new(&policy, key, cost))?;
+            let charge = Charge::new(&policy, key, cost).by_label(contributor.clone());
+            self.add(draft, &policy, charge)?;
         }
         Ok(())
     }

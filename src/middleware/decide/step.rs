@@ -87,10 +87,12 @@ impl Step {
                     }
                 }
                 StepProj::Waiting { resolution } => {
-                    return resolution.as_mut().poll(cx).map(admission);
+                    let resolution = ready!(resolution.as_mut().poll(cx));
+                    return Poll::Ready(admission(plan, resolution));
                 }
                 StepProj::Deciding { resolution } => {
-                    return resolution.poll(cx).map(admission);
+                    let resolution = ready!(resolution.poll(cx));
+                    return Poll::Ready(admission(plan, resolution));
                 }
             };
             self.set(next);
@@ -114,11 +116,13 @@ impl Step {
 
     /// The policies of a shadow layer reject nothing; its deny lists do.
     fn reject(plan: &Plan, rejection: Rejection) -> Self {
-        Self::known(if plan.shadow && !matches!(rejection, Rejection::Blocked) {
-            Ok(None)
-        } else {
-            Err(rejection)
-        })
+        Self::known(
+            if plan.shadow && !matches!(rejection, Rejection::OnDenyList) {
+                Ok(None)
+            } else {
+                Err(rejection)
+            },
+        )
     }
 
     const fn known(admission: Admission) -> Self {
@@ -128,9 +132,13 @@ impl Step {
     }
 }
 
-fn admission(resolution: Resolution) -> Admission {
+fn admission(plan: &Plan, resolution: Resolution) -> Admission {
+    if let Resolution::Decided(decision) = &resolution {
+        plan.limiter.count_strikes(decision);
+    }
     match resolution {
         Resolution::Decided(Decision::Denied(denial)) => Err(Rejection::Denied(denial)),
+        Resolution::Decided(Decision::Blocked(blocked)) => Err(Rejection::Blocked(blocked)),
         Resolution::Decided(decision) => Ok(Some(decision).filter(decides_something)),
         Resolution::Open(_) => Ok(None),
         Resolution::Closed(error) => Err(Rejection::Undecided(error)),

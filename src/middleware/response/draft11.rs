@@ -219,5 +219,6 @@ fn tightest<'a>(decision: &'a Decision, policy: &Policy, index: usize) -> Option
         Decision::Denied(denial) => of_policy(denial.usage())
             .filter(|it| it.is_exceeded())
             .max_by_key(|it| (it.retry_after().is_none(), it.retry_after())),
+        Decision::Blocked(_) => None,
     }
 }

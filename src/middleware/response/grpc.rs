@@ -32,7 +32,8 @@ const UNAUTHENTICATED: u16 = 16;
 /// |---|---|---|
 /// | denied | `RESOURCE_EXHAUSTED` | `grpc-retry-pushback-ms`, negative if it can never pass; with the feature `tonic`, `RetryInfo` in the details |
 /// | no key | `UNAUTHENTICATED`; if malformed, `INVALID_ARGUMENT`; if misconfigured, `INTERNAL` | |
-/// | blocked | `PERMISSION_DENIED` | |
+/// | on a deny list, or blocked | `PERMISSION_DENIED` | |
+/// | banned | `RESOURCE_EXHAUSTED` | as denied |
 /// | could not be decided, failing closed | `UNAVAILABLE` | |
 /// | the layer made a check that no store can decide | `INTERNAL` | |
 ///
@@ -99,8 +100,12 @@ pub(super) fn answer(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
     headers.insert(header::CONTENT_TYPE, content_type);
     headers.insert(STATUS, HeaderValue::from(status));
     headers.insert(MESSAGE, HeaderValue::from_static(message));
-    if let Rejection::Denied(denial) = rejection {
-        let wait = denial.retry_after();
+    let wait = match rejection {
+        Rejection::Denied(denial) => Some(denial.retry_after()),
+        Rejection::Blocked(blocked) => Some(blocked.told_retry_after()),
+        _ => None,
+    };
+    if let Some(wait) = wait {
         headers.insert(PUSHBACK, pushback(wait));
         #[cfg(feature = "tonic")]
         add_retry_info(&mut headers, message, wait);
@@ -128,6 +133,7 @@ fn status(rejection: &Rejection) -> (u16, &'static str) {
         (Rejection::MissingKey(error), _) if error.kind() == ExtractErrorKind::Missing => {
             (UNAUTHENTICATED, "the request does not identify its client")
         }
+        (_, StatusCode::TOO_MANY_REQUESTS) => (RESOURCE_EXHAUSTED, "blocked for a time"),
         (_, StatusCode::UNAUTHORIZED) => (UNAUTHENTICATED, "the client has to authenticate"),
         (_, StatusCode::BAD_REQUEST) => (INVALID_ARGUMENT, "the identity cannot be read"),
         (_, StatusCode::FORBIDDEN) => (PERMISSION_DENIED, "not allowed"),

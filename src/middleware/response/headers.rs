@@ -246,28 +246,32 @@ impl Headers {
         if let Some(told) = told {
             response.extensions_mut().insert(told);
         }
-        if let Decision::Denied(denial) = decision {
-            let headers = response.headers_mut();
-            match denial.retry_after() {
-                Some(wait) => headers.insert(header::RETRY_AFTER, retry_after(wait)),
-                None => headers.remove(header::RETRY_AFTER),
-            };
-        }
+        let wait = match decision {
+            Decision::Allowed(_) => return,
+            Decision::Denied(denial) => denial.retry_after(),
+            Decision::Blocked(blocked) => blocked.told_retry_after(),
+        };
+        let headers = response.headers_mut();
+        match wait {
+            Some(wait) => headers.insert(header::RETRY_AFTER, retry_after(wait)),
+            None => headers.remove(header::RETRY_AFTER),
+        };
     }
 
     fn tells(&self, status: StatusCode, decision: &Decision) -> bool {
         // Of a layer without headers, those of a layer further in tell nothing either.
         let has_headers = self.draft11.is_some() || self.single != SingleRule::NONE;
         let redirects = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
+        let blocked = matches!(decision, Decision::Blocked(_));
         let wanted = || self.below.is_none_or(|percent| is_below(percent, decision));
-        has_headers && !redirects && wanted()
+        has_headers && !redirects && !blocked && wanted()
     }
 }
 
 /// Whether the decision is a denial, or leaves less than this share under some rule.
 fn is_below(percent: u8, decision: &Decision) -> bool {
     match decision {
-        Decision::Denied(_) => true,
+        Decision::Denied(_) | Decision::Blocked(_) => true,
         Decision::Allowed(usage) => usage
             .rules()
             .any(|it| it.remaining() * 100 < it.rule().limit() * u64::from(percent)),

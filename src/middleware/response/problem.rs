@@ -133,6 +133,11 @@ fn problem(rejection: &Rejection, status: StatusCode, uris: &str) -> String {
     if let Rejection::Denied(denial) = rejection {
         push_violated(&mut json, denial);
     }
+    if let Rejection::Blocked(blocked) = rejection
+        && blocked.is_ban()
+    {
+        json.push_str(r#","detail":"Blocked for a time, after too many requests were denied.""#);
+    }
     json.push('}');
     json
 }

@@ -2,7 +2,7 @@ use http::{Response, StatusCode, request::Parts};
 
 use super::grpc;
 use crate::{
-    decision::Denial,
+    decision::{Blocked, Denial},
     error::{ExtractError, ExtractErrorKind, StoreError, StoreErrorKind},
 };
 
@@ -19,15 +19,18 @@ pub enum Rejection {
     /// No key could be extracted from the request: it does not identify its client, the service could not find out and
     /// the failure policy is not `Open`, or the service is misconfigured.
     MissingKey(ExtractError),
-    /// The request, or one of its keys, is blocked by a list:
+    /// The request, or one of its keys, is on a deny list of the layer:
     /// [`block`](crate::RateLimitLayer::block), [`block_keys`](crate::RateLimitLayer::block_keys).
-    Blocked,
+    OnDenyList,
+    /// An identity is [blocked](crate::block) in the store.
+    Blocked(Blocked),
     /// The store could not decide and the failure policy is `Closed`, or an extractor answered too many keys.
     Undecided(StoreError),
 }
 
 impl Rejection {
-    /// 429 when a limit denied it, 413 when its cost can never fit a limit, 403 when a list blocked it, 400 when it does
+    /// 429 when a limit or a ban denied it, 413 when its cost can never fit a limit, 403 when a deny list or an operator's
+    /// block did, 400 when it does
     /// not identify its client, 401 when the client has to authenticate for that, 503 when the service cannot identify
     /// the client or decide, 500 when the service is [misconfigured](ExtractErrorKind::Misconfigured), or the layer made
     /// a check that no store can decide.
@@ -39,7 +42,8 @@ impl Rejection {
         match self {
             Self::Denied(denial) if denial.retry_after().is_none() => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Denied(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Blocked => StatusCode::FORBIDDEN,
+            Self::Blocked(blocked) if blocked.is_ban() => StatusCode::TOO_MANY_REQUESTS,
+            Self::Blocked(_) | Self::OnDenyList => StatusCode::FORBIDDEN,
             Self::MissingKey(error) => match error.kind() {
                 ExtractErrorKind::Missing | ExtractErrorKind::Malformed => StatusCode::BAD_REQUEST,
                 ExtractErrorKind::Unauthenticated => StatusCode::UNAUTHORIZED,

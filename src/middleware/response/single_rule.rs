@@ -112,6 +112,7 @@ impl Told {
                     }
                 }),
             Decision::Denied(denial) => Some(told(denial.rule(), denial.retry_after())),
+            Decision::Blocked(_) => None,
         }
     }
 

@@ -12,7 +12,9 @@ use std::{
 };
 
 use self::{
+    blocks::Blocks,
     clock::Clock,
+    contributors::ContributorTables,
     locked::{Locked, by_charge},
     shard::Shard,
     token::{Token, Tokens},
@@ -20,17 +22,21 @@ use self::{
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
+    block::{Block, BlockedBy, BlockedIdentity, STRIKES, Until},
     check::Check,
+    contributors::{Contribution, Contributors},
     decision::{Count, Decision, Filled, Usage},
     error::StoreError,
     key::Key,
     operation::{Operation, Reply},
     policy::Policy,
     settlement::Settlement,
-    store::{CallFuture, Store, StoreFuture},
+    store::{CallFuture, ContributeFuture, Store, StoreFuture},
 };
 
+mod blocks;
 mod clock;
+mod contributors;
 mod entry;
 mod locked;
 mod shard;
@@ -92,6 +98,8 @@ struct Inner {
     clock: Clock,
     tokens: Tokens,
     shards: Box<[Mutex<Shard>]>,
+    blocks: Blocks,
+    contributors: ContributorTables,
 }
 
 impl MemoryStore {
@@ -150,6 +158,8 @@ impl MemoryStore {
                 clock,
                 tokens: Tokens::default(),
                 shards: shards.collect(),
+                blocks: Blocks::new(keys),
+                contributors: ContributorTables::default(),
             }),
         }
     }
@@ -167,6 +177,20 @@ impl Inner {
         count: u16,
         answer: impl FnOnce(Filled<'_>, Option<Filled<'_>>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
+        if check.heeds_blocks() {
+            let now_ms = self.clock.now_ms();
+            if let Some(blocked) = self.blocks.blocked(check, now_ms) {
+                let filled = Filled {
+                    check,
+                    count,
+                    admitted: 0,
+                    now_ms,
+                    counts: &[],
+                    blocked: Some(blocked),
+                };
+                return answer(filled, None);
+            }
+        }
         let shadows = check.shadow_check();
         self.with_tokens(check, |tokens, counts| {
             let mut shards = Locked::new(&self.shards, tokens, &self.clock);
@@ -183,6 +207,7 @@ impl Inner {
                 admitted,
                 now_ms,
                 counts,
+                blocked: None,
             };
             let shadows = shadows.as_ref().map(|check| Filled {
                 check,
@@ -190,6 +215,7 @@ impl Inner {
                 admitted: shadow_admitted,
                 now_ms,
                 counts: shadow_counts,
+                blocked: None,
             });
             answer(filled, shadows)
         })
@@ -218,10 +244,22 @@ impl Inner {
         })
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) {
+    /// Forgets the counts of a key under the policy of this name.
+    fn forget(&self, policy: &str, key: &Key) {
         let token = self.tokens.token(policy, key);
         let mut shards = Locked::new(&self.shards, &[token], &self.clock);
         shards.shard(token).remove(token);
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> Result<Block, StoreError> {
+        let now_ms = self.clock.now_ms();
+        let block = Block::begin(until, by, now_ms);
+        self.blocks.block(key.clone(), block, now_ms)
+    }
+
+    fn unblock(&self, key: &Key) {
+        self.blocks.unblock(key);
+        self.forget(STRIKES, key);
     }
 
     fn call(&self, operation: &Operation) -> Result<Reply, StoreError> {
@@ -234,8 +272,13 @@ impl Inner {
             }
             Operation::Settle(settlement) => self.settle(settlement).map(Reply::Settle),
             Operation::Reset { policy, key } => {
-                self.reset(policy, key);
+                self.forget(policy.name(), key);
                 Ok(Reply::Reset)
+            }
+            Operation::Block { key, until, by } => self.block(key, *until, *by).map(Reply::Block),
+            Operation::Unblock { key } => {
+                self.unblock(key);
+                Ok(Reply::Unblock)
             }
         }
     }
@@ -249,7 +292,7 @@ impl Inner {
         let mut many = Vec::new();
         let tokens = room(&mut few, &mut many, charges().count());
         for (token, charge) in tokens.iter_mut().zip(charges()) {
-            *token = self.tokens.token(charge.policy(), charge.key());
+            *token = self.tokens.token(charge.policy().name(), charge.key());
         }
         let mut few = [Count::default(); FEW_COUNTS];
         let mut many = Vec::new();
@@ -281,13 +324,41 @@ impl Store for MemoryStore {
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.inner.reset(policy, key);
+        self.inner.forget(policy.name(), key);
         StoreFuture::ready(Ok(()))
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        StoreFuture::ready(self.inner.block(key, until, by))
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        self.inner.unblock(key);
+        StoreFuture::ready(Ok(()))
+    }
+
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        let now_ms = self.inner.clock.now_ms();
+        StoreFuture::ready(Ok(self.inner.blocks.list(most, now_ms)))
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         let replies = operations.iter().map(|it| self.inner.call(it));
         StoreFuture::ready(Ok(replies.collect()))
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        let now_ms = self.inner.clock.now_ms();
+        let tables = &self.inner.contributors;
+        let kept = contributions.iter();
+        let kept = kept.map(|it| Ok(tables.contribute(it, now_ms)));
+        StoreFuture::ready(Ok(kept.collect()))
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        let now_ms = self.inner.clock.now_ms();
+        let contributors = self.inner.contributors.contributors(policy, key, now_ms);
+        StoreFuture::ready(Ok(contributors))
     }
 }
 

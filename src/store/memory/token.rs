@@ -1,6 +1,6 @@
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 
-use crate::{key::Key, policy::Policy};
+use crate::key::Key;
 
 /// What stands for a policy's name and a key: 128 bits, so that no two meet, keyed so that nobody can aim at one, and
 /// useless outside this process.
@@ -19,11 +19,11 @@ pub(super) struct Tokens {
 impl Tokens {
     /// An identity that is short is put together first: hashing its parts one by one takes twice as long. An identity
     /// is always hashed in the same way, since which one depends on its length.
-    pub(super) fn token(&self, policy: &Policy, key: &Key) -> Token {
+    pub(super) fn token(&self, policy: &str, key: &Key) -> Token {
         let mut short = [0; SHORT];
-        match put_together(policy.name(), key, &mut short) {
+        match put_together(policy, key, &mut short) {
             Some(identity) => self.hash(identity),
-            None => self.hash((policy.name(), key)),
+            None => self.hash((policy, key)),
         }
     }
 

@@ -9,6 +9,7 @@ use super::{
     transport::Transport,
 };
 use crate::{
+    block::{Block, BlockedBy, Until},
     check::Check,
     decision::{Decision, Usage},
     error::StoreError,
@@ -41,6 +42,24 @@ impl RedisStore {
     pub(super) fn reset_one_slot(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         let (policy, key) = (policy.clone(), key.clone());
         self.execute_one(Operation::Reset { policy, key }, |_| Some(()))
+    }
+
+    pub(super) fn block_one_slot(
+        &self,
+        key: &Key,
+        until: Until,
+        by: BlockedBy,
+    ) -> StoreFuture<Block> {
+        let key = key.clone();
+        self.execute_one(Operation::Block { key, until, by }, |reply| match reply {
+            Reply::Block(block) => Some(block),
+            _ => None,
+        })
+    }
+
+    pub(super) fn unblock_one_slot(&self, key: &Key) -> StoreFuture<()> {
+        let key = key.clone();
+        self.execute_one(Operation::Unblock { key }, |_| Some(()))
     }
 
     fn execute_one<T: 'static>(

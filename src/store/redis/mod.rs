@@ -29,6 +29,11 @@
 //! key's value if that is short and plain; if it is long, has unusual characters or is [secret](Key::secret), a keyed
 //! hash of it.
 //!
+//! Who [contributes](crate::contributors) to an account is kept in up to seven sorted sets, one for each sixth of the
+//! window, beside its counts and in the same slot: `sluicegate:{account=acme}:api:by:<length>:<start>`, both in ms. A
+//! set holds 16 labels, `total`, and `total+error`, and takes about 1 KB. Only charges that name a contributor make
+//! any.
+//!
 //! Every key has a TTL that covers its longest live section. Give the limiter a server or database of its own, with
 //! `maxmemory-policy noeviction` or `volatile-ttl`: the limit of a key that is evicted starts anew.
 //!
@@ -43,12 +48,14 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
+    block::{Block, BlockedBy, BlockedIdentity, Until},
     check::Check,
+    contributors::{Contribution, Contributors},
     decision::{Decision, Usage},
     key::Key,
     policy::Policy,
     settlement::Settlement,
-    store::{CallFuture, Operation, Store, StoreFuture},
+    store::{CallFuture, ContributeFuture, Operation, Store, StoreFuture},
 };
 
 mod calls;
@@ -56,13 +63,13 @@ mod calls;
 mod cluster;
 mod connect;
 mod connection;
+mod contributors;
 pub mod deployment {
     //! How to run the server: rights, TLS, Sentinel and replication, a cluster, twemproxy.
     //!
     #![doc = include_str!("deployment.md")]
 }
 mod error;
-#[cfg(feature = "cli")]
 pub mod inspect;
 mod names;
 mod script;
@@ -150,12 +157,33 @@ impl Store for RedisStore {
         self.reset_one_slot(policy, key)
     }
 
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        self.block_one_slot(key, until, by)
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        self.unblock_one_slot(key)
+    }
+
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        let inspector = self.inspector();
+        StoreFuture::pending(async move { inspector.blocks(most).await })
+    }
+
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         #[cfg(feature = "cluster")]
         if self.transport.is_cluster() {
             return self.call_by_slot(operations);
         }
         self.call_one_slot(operations)
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        self.add_contributions(contributions)
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        self.read_contributors(policy, key)
     }
 
     fn single_failure_domain(&self) -> bool {

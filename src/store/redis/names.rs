@@ -6,7 +6,10 @@
 
 use std::fmt;
 
-use crate::key::Key;
+use crate::{
+    contributors::{Span, label},
+    key::Key,
+};
 
 /// The longest value that is written as it is; an IPv6 network takes 43 bytes.
 const MAX_PLAIN: usize = 48;
@@ -74,13 +77,12 @@ impl Names {
     }
 
     /// What all names begin with.
-    #[cfg(feature = "cli")]
     pub(super) fn text(&self) -> &str {
         &self.prefix
     }
 
-    /// The pattern of `SCAN` for the keys of anybody, or of `key`, under any policy or the one of this name.
-    #[cfg(feature = "cli")]
+    /// The pattern of `SCAN` for the keys of anybody, or of `key`, under any policy or the one of this name. Blocks
+    /// and strikes are under none.
     pub(super) fn pattern(&self, key: Option<&Key>, policy: Option<&str>) -> Vec<u8> {
         let mut pattern = Vec::new();
         let literal = match key {
@@ -96,12 +98,26 @@ impl Names {
         if key.is_none() {
             pattern.extend_from_slice(b":{*=*}:");
         }
-        pattern.extend_from_slice(policy.unwrap_or("*").as_bytes());
+        pattern.extend_from_slice(policy.unwrap_or("[^!]*").as_bytes());
         pattern
     }
 
+    /// The name of the set of those who contributed to an account in one span.
+    ///
+    /// No name of a policy has a colon, so it is no name of a count.
+    pub(super) fn contributors(&self, policy: &str, key: &Key, span: Span) -> Vec<u8> {
+        let mut name = self.name(policy, key);
+        let end = format!(":by:{}:{}", span.length_ms, span.start_ms);
+        name.extend_from_slice(end.as_bytes());
+        name
+    }
+
+    /// What stands for a contributor.
+    pub(super) fn label(&self, label: &Key) -> String {
+        label::text(label, |label| self.hash(label).to_hex()[..32].to_owned())
+    }
+
     /// The name by itself.
-    #[cfg(any(test, feature = "cluster"))]
     pub(super) fn name(&self, policy: &str, key: &Key) -> Vec<u8> {
         let mut name = Vec::new();
         self.write(&mut name, policy, key);
@@ -181,18 +197,17 @@ mod tests {
         assert_eq!(names.len(), keys.len());
     }
 
-    #[cfg(feature = "cli")]
     #[test]
     fn a_pattern_has_the_characters_of_names_for_themselves() {
         let mut names = Names::new("rl");
         let text = |pattern| String::from_utf8(pattern).unwrap();
-        assert_eq!(text(names.pattern(None, None)), "rl:{*=*}:*");
+        assert_eq!(text(names.pattern(None, None)), "rl:{*=*}:[^!]*");
         assert_eq!(text(names.pattern(None, Some("api"))), "rl:{*=*}:api");
         names.prefix("a*[?]\\");
         let alice = Key::new("user", "alice");
         assert_eq!(
             text(names.pattern(Some(&alice), None)),
-            "a\\*\\[\\?\\]\\\\:{user=alice}:*"
+            "a\\*\\[\\?\\]\\\\:{user=alice}:[^!]*"
         );
     }
 

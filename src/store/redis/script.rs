@@ -4,6 +4,5 @@ mod call;
 mod reply;
 
 pub(super) use call::Call;
-#[cfg(feature = "cli")]
 pub(super) use call::VERSION;
 pub(super) use reply::{no_reply, replies};

@@ -107,7 +107,6 @@ impl Transport {
 }
 
 /// One server of those that a [`Transport`] leads to.
-#[cfg(feature = "cli")]
 #[derive(Clone)]
 pub(super) enum SingleServer {
     Server(Arc<ReconnectingConnection>),
@@ -116,7 +115,6 @@ pub(super) enum SingleServer {
     Custom(Arc<dyn CustomConnection>),
 }
 
-#[cfg(feature = "cli")]
 impl Transport {
     /// The server, or each primary of a cluster.
     pub(super) async fn servers(&self) -> RedisResult<Vec<SingleServer>> {
@@ -137,7 +135,6 @@ impl Transport {
     }
 }
 
-#[cfg(feature = "cli")]
 impl SingleServer {
     /// Sends one command, once. Not bounded in time, like [`Transport::send`].
     pub(super) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
@@ -172,7 +169,6 @@ impl SingleServer {
     }
 }
 
-#[cfg(feature = "cli")]
 impl fmt::Debug for SingleServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SingleServer")

@@ -125,7 +125,8 @@ impl Tally {
             decisions.write(request, decision.as_ref())?;
         }
         match decision {
-            None => self.unlimited += 1,
+            // Nobody is blocked in a replay.
+            None | Some(Decision::Blocked(_)) => self.unlimited += 1,
             Some(Decision::Denied(denial)) => self.refuse(request, &denial),
             Some(Decision::Allowed(usage)) => {
                 // A shadow's refusals are told by policy and rule, and change nothing else.
@@ -250,7 +251,7 @@ impl Variant {
             Some(Decision::Allowed(usage)) => {
                 self.shadow && matches!(usage.shadow(), Some(Decision::Denied(_)))
             }
-            None => false,
+            None | Some(Decision::Blocked(_)) => false,
         };
         self.refused += u64::from(refused);
         Ok(())

@@ -6,6 +6,7 @@ use redis::cluster_routing::Slot;
 
 use super::{cross_slot, slots::too_late};
 use crate::{
+    block::BLOCKS,
     check::Check,
     decision::Decision,
     error::StoreError,
@@ -76,7 +77,7 @@ impl RedisStore {
             let mut decisions: Vec<Decision> = Vec::with_capacity(count.into());
             while decisions.len() < count.into() {
                 let decision = match decisions.last() {
-                    Some(denied @ Decision::Denied(_)) => denied.clone(),
+                    Some(denied) if !denied.is_allowed() => denied.clone(),
                     _ => store.check(&check).await?,
                 };
                 decisions.push(decision);
@@ -122,6 +123,9 @@ impl RedisStore {
                 Operation::Check(check) | Operation::Fill { check, .. } => self.slots_of(check),
                 Operation::Settle(settlement) => self.slots_of(settlement.check()),
                 Operation::Reset { policy, key } => vec![self.slot(policy.name(), key)],
+                Operation::Block { key, .. } | Operation::Unblock { key } => {
+                    vec![self.slot(BLOCKS, key)]
+                }
             };
             let uses = slots.iter().filter_map(|slot| last_uses.get(slot));
             let only_slot = match slots[..] {

@@ -21,7 +21,7 @@ use tokio::{
 use super::slots::{Slots, join_usages, too_late};
 use crate::{
     check::Check,
-    decision::{Decision, Usage},
+    decision::{Blocked, Decision, Usage},
     error::StoreError,
     settlement::Settlement,
     store::{StoreFuture, redis::RedisStore},
@@ -52,6 +52,7 @@ pub(super) fn check(store: RedisStore, check: Check, slots: Slots) -> StoreFutur
             deadline: None,
             failed: false,
             denied: false,
+            blocked: None,
         };
         tokio::spawn(check.run(events));
         answered.await.unwrap_or_else(|_| Err(too_late()))
@@ -72,6 +73,8 @@ struct CrossSlotCheck {
     /// Whether the check will not be admitted: everything is rolled back.
     failed: bool,
     denied: bool,
+    /// The latest block of those that were found.
+    blocked: Option<Blocked>,
 }
 
 /// What has come of the charges in one slot.
@@ -85,6 +88,8 @@ enum Part {
     /// Admitted, and not to be rolled back.
     Charged(Usage),
     Failed(StoreError),
+    /// Not decided, since an identity is blocked.
+    Blocked,
 }
 
 enum Event {
@@ -177,6 +182,14 @@ impl CrossSlotCheck {
                 self.denied = true;
                 self.fail();
             }
+            Event::Decided(part, Ok(Decision::Blocked(blocked))) => {
+                self.parts[part] = Part::Blocked;
+                self.blocked = match self.blocked.take() {
+                    Some(known) => Some(known.or_later(blocked)),
+                    None => Some(blocked),
+                };
+                self.fail();
+            }
             Event::Decided(part, Err(error)) => {
                 self.parts[part] = Part::Failed(error);
                 self.fail();
@@ -246,7 +259,9 @@ impl CrossSlotCheck {
         let Some(caller) = self.caller.take() else {
             return;
         };
-        let decision = if self.failed && !self.denied {
+        let decision = if let Some(blocked) = self.blocked.clone() {
+            Ok(Decision::Blocked(blocked))
+        } else if self.failed && !self.denied {
             Err(self.first_error())
         } else {
             self.join_parts()
@@ -284,7 +299,7 @@ impl Part {
             | Self::RollingBack(usage)
             | Self::Uncharged(usage)
             | Self::Charged(usage) => Some(usage.clone()),
-            Self::Waiting | Self::Asked | Self::Failed(_) => None,
+            Self::Waiting | Self::Asked | Self::Failed(_) | Self::Blocked => None,
         }
     }
 }

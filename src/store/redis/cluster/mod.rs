@@ -23,10 +23,7 @@ use redis::{
 };
 use tokio::time::sleep;
 
-#[cfg(feature = "cli")]
 pub(super) use node::Node;
-#[cfg(not(feature = "cli"))]
-use node::Node;
 use node::is_out_of_service;
 use nodes::Nodes;
 use refresh::TopologyRefresh;
@@ -111,7 +108,6 @@ impl Cluster {
     }
 
     /// The primaries of all slots that are served, as the topology is now.
-    #[cfg(feature = "cli")]
     pub(super) async fn primaries(self: &Arc<Self>) -> RedisResult<Vec<Arc<Node>>> {
         self.refresh().await?;
         Ok(self.nodes().owners())

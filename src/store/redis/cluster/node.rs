@@ -86,7 +86,6 @@ impl Node {
     }
 
     /// Sends these commands together. An error reply is one among the replies.
-    #[cfg(feature = "cli")]
     pub(in crate::store::redis) async fn send_all(
         &self,
         cmds: &redis::Pipeline,

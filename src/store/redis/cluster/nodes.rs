@@ -47,7 +47,6 @@ impl Nodes {
     }
 
     /// Those that own a slot, each once, in the order of their slots.
-    #[cfg(feature = "cli")]
     pub(super) fn owners(&self) -> Vec<Arc<Node>> {
         let mut owners: Vec<Arc<Node>> = Vec::new();
         for slot in (0..16_384).filter_map(Slot::new) {

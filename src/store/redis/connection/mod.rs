@@ -96,7 +96,6 @@ impl Connection {
     }
 
     /// Sends these commands together. An error reply is one among the replies.
-    #[cfg(feature = "cli")]
     async fn send_all(
         self: &Arc<Self>,
         cmds: &redis::Pipeline,

@@ -80,7 +80,6 @@ impl ReconnectingConnection {
     }
 
     /// Sends these commands together. An error reply is one among the replies.
-    #[cfg(feature = "cli")]
     pub(in crate::store::redis) async fn send_all(
         self: &Arc<Self>,
         cmds: &redis::Pipeline,

@@ -18,6 +18,7 @@
 //! # }
 //! ```
 
+mod blocks;
 mod decide;
 mod name;
 mod server;
@@ -37,6 +38,7 @@ use crate::{
     key::Key,
 };
 
+pub use blocks::StoredBlock;
 pub use decide::decide;
 pub use name::StoredName;
 pub use server::{Selection, Server};
@@ -129,11 +131,19 @@ fn milliseconds(time: RedisResult<Value>) -> RedisResult<u64> {
     Ok(seconds.saturating_mul(1_000).saturating_add(micros / 1_000))
 }
 
-/// What a `GET` has answered.
+/// What a `GET` of a key with counts has answered.
 fn stored(value: RedisResult<Value>) -> Result<StoredResult, StoreError> {
+    let value = string(value)?;
+    Ok(value.and_then(|value| value.map(|value| StoredValue::read(&value)).transpose()))
+}
+
+/// What a `GET` has answered.
+fn string(
+    value: RedisResult<Value>,
+) -> Result<Result<Option<Vec<u8>>, UnreadableValue>, StoreError> {
     match value {
         Ok(Value::Nil) => Ok(Ok(None)),
-        Ok(Value::BulkString(value)) => Ok(StoredValue::read(&value).map(Some)),
+        Ok(Value::BulkString(value)) => Ok(Ok(Some(value))),
         Ok(_) => Err(StoreError::protocol(
             "the Redis server's reply cannot be read",
         )),

@@ -27,7 +27,9 @@ impl StoredName {
         let rest = name.strip_prefix(names.text())?.strip_prefix(":{")?;
         let (identity, policy) = rest.split_once("}:")?;
         let is_plain = name.bytes().all(|byte| byte.is_ascii_graphic());
-        if !identity.contains('=') || policy.is_empty() || !is_plain {
+        // Contributors stand under a longer name.
+        let is_policy = !policy.is_empty() && !policy.contains(':');
+        if !identity.contains('=') || !is_policy || !is_plain {
             return None;
         }
         let start = name.len() - rest.len();

@@ -115,6 +115,14 @@ impl Server {
     ///
     /// When the server does not answer in time, or with an error that is not about a key.
     pub async fn read(&self, names: &[StoredName]) -> Result<Vec<StoredResult>, StoreError> {
+        let replies = self.get_all(names).await?;
+        replies.into_iter().map(stored).collect()
+    }
+
+    pub(super) async fn get_all(
+        &self,
+        names: &[StoredName],
+    ) -> Result<Vec<RedisResult<Value>>, StoreError> {
         let mut gets = Pipeline::with_capacity(names.len());
         for name in names {
             gets.cmd("GET").arg(name.as_bytes());
@@ -122,10 +130,10 @@ impl Server {
         let replies = within(self.timeout, self.to.send_all(&gets, names.len())).await;
         let replies = replies.map_err(|error| store_error(&error))?.into_iter();
         let replies = replies.map(|reply| match reply {
-            Err(error) if has_moved(&error) => Ok(Ok(None)),
-            reply => stored(reply),
+            Err(error) if has_moved(&error) => Ok(Value::Nil),
+            reply => reply,
         });
-        replies.collect()
+        Ok(replies.collect())
     }
 
     async fn send(&self, cmd: &redis::Cmd) -> RedisResult<Value> {

@@ -5,8 +5,14 @@ use std::sync::LazyLock;
 use redis::{Cmd, Script};
 
 use crate::{
-    check::Check, key::Key, operation::Operation, policy::Policy, rule::Rule,
-    settlement::Settlement, store::redis::names::Names, window::StepSpec,
+    block::{BLOCKS, BlockedBy, STRIKES, Until, UntilMs},
+    check::Check,
+    key::Key,
+    operation::Operation,
+    rule::Rule,
+    settlement::Settlement,
+    store::redis::names::Names,
+    window::StepSpec,
 };
 
 /// Hashed once.
@@ -24,6 +30,9 @@ const SHADOW: u8 = 1;
 const ADD: u8 = 2;
 const TAKE: u8 = 3;
 const RESET: u8 = 4;
+const REFUSE_BLOCKED: u8 = 5;
+const BLOCK_FOR: u8 = 6;
+const BLOCK_UNTIL: u8 = 7;
 const JOINED: u8 = 8;
 
 /// A call of the script: its keys, and what to do with each.
@@ -72,9 +81,11 @@ impl Call {
                 Operation::Check(check) => call.push_check(names, check, 1),
                 Operation::Fill { check, count } => call.push_check(names, check, *count),
                 Operation::Settle(settlement) => call.push_settlement(names, settlement),
-                Operation::Reset { policy, key } => {
-                    call.push_key(names, policy, key);
-                    call.push_task(RESET, 0, 0, policy, std::iter::empty());
+                Operation::Reset { policy, key } => call.push_reset(names, policy.name(), key),
+                Operation::Block { key, until, by } => call.push_block(names, key, *until, *by),
+                Operation::Unblock { key } => {
+                    call.push_reset(names, BLOCKS, key);
+                    call.push_reset(names, STRIKES, key);
                 }
             }
         }
@@ -114,14 +125,24 @@ impl Call {
         } else {
             SHADOW
         };
+        let mut blocks = 0;
+        if check.heeds_blocks() {
+            for key in check.keys() {
+                self.push_key(names, BLOCKS, key);
+                self.args.bytes.push(REFUSE_BLOCKED + joined(blocks));
+                self.args.end();
+                blocks += 1;
+            }
+        }
         for (action, charges) in [(CHECK, check.charges()), (shadow, check.shadow_charges())] {
             for (place, charge) in charges.iter().enumerate() {
-                self.push_key(names, charge.policy(), charge.key());
-                let rules = charge.policy().rules().iter();
-                let limits = rules.map(Rule::limit);
-                let action = action + joined(place);
-                self.push_task(action, count, charge.cost(), charge.policy(), limits);
+                self.push_key(names, charge.policy().name(), charge.key());
+                let rules = charge.policy().rules();
+                let limits = rules.iter().map(Rule::limit);
+                let action = action + joined(blocks + place);
+                self.push_task(action, count, charge.cost(), rules, limits);
             }
+            blocks = 0;
         }
     }
 
@@ -129,16 +150,35 @@ impl Call {
         let charges = settlement.check().charges().iter().enumerate();
         let charged = settlement.usage().policies().zip(settlement.costs());
         for ((place, charge), (usage, cost)) in charges.zip(charged) {
-            self.push_key(names, charge.policy(), charge.key());
+            self.push_key(names, charge.policy().name(), charge.key());
             let action = if *cost < charge.cost() { TAKE } else { ADD } + joined(place);
             let units = cost.abs_diff(charge.cost());
             let steps = usage.rules().iter().map(|rule| rule.step_end_ms());
-            self.push_task(action, 1, units, charge.policy(), steps);
+            self.push_task(action, 1, units, charge.policy().rules(), steps);
         }
     }
 
-    fn push_key(&mut self, names: &Names, policy: &Policy, key: &Key) {
-        names.write(&mut self.keys.bytes, policy.name(), key);
+    fn push_reset(&mut self, names: &Names, policy: &str, key: &Key) {
+        self.push_key(names, policy, key);
+        self.push_task(RESET, 0, 0, &[], std::iter::empty());
+    }
+
+    fn push_block(&mut self, names: &Names, key: &Key, until: Until, by: BlockedBy) {
+        let (action, ms) = match until.ms() {
+            UntilMs::After(ms) => (BLOCK_FOR, ms),
+            UntilMs::At(ms) => (BLOCK_UNTIL, ms),
+        };
+        self.push_key(names, BLOCKS, key);
+        let arg = &mut self.args.bytes;
+        arg.push(action);
+        push_number(arg, 0, 4);
+        push_number(arg, ms, 7);
+        arg.extend([0, by.code(), VERSION]);
+        self.args.end();
+    }
+
+    fn push_key(&mut self, names: &Names, policy: &str, key: &Key) {
+        names.write(&mut self.keys.bytes, policy, key);
         self.keys.end();
     }
 
@@ -148,21 +188,18 @@ impl Call {
         action: u8,
         count: u16,
         units: u64,
-        policy: &Policy,
+        rules: &[Rule],
         limits: impl Iterator<Item = u64>,
     ) {
         let arg = &mut self.args.bytes;
         arg.push(action);
         push_number(arg, count.into(), 4);
         push_number(arg, units, 7);
-        let rules_at = arg.len();
-        arg.push(0);
+        push_number(arg, rules.len() as u64, 1); // a policy has at most 16
         for limit in limits {
-            arg[rules_at] += 1; // a policy has at most 16
             push_number(arg, limit, 7);
         }
-        let rules = usize::from(arg[rules_at]);
-        for spec in policy.rules()[..rules].iter().map(StepSpec::of) {
+        for spec in rules.iter().map(StepSpec::of) {
             push_number(arg, spec.step_ms, 6);
             push_number(arg, spec.retention_ms, 6);
         }

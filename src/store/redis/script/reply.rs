@@ -3,8 +3,9 @@
 use redis::Value;
 
 use crate::{
+    block::{Block, BlockedBy},
     check::Check,
-    decision::{Count, Filled, Usage},
+    decision::{Blocked, Count, Filled, Usage},
     error::StoreError,
     operation::{Operation, Reply},
     window::StepSpec,
@@ -14,6 +15,7 @@ use crate::{
 const FAILED: u8 = 0;
 const DONE: u8 = 1;
 const NOT_ASKED: u8 = 2;
+const BLOCKED: u8 = 3;
 
 /// How the counts of a key begin: those of rules whose newest step is that of the time are told in brief.
 const LONG: u8 = 1;
@@ -21,6 +23,7 @@ const BRIEF: u8 = 2;
 
 /// Why an operation failed.
 const WRONG_TYPE: u8 = 1;
+const UNREADABLE: u8 = 2;
 const OTHER_VERSION: u8 = 3;
 
 /// The reply to a call that was not sent, since it has no keys.
@@ -70,6 +73,14 @@ impl Reader<'_> {
                 Usage::settled(&check, self.now_ms, &counts).map(Reply::Settle)
             }
             Operation::Reset { .. } => self.done().map(|()| Reply::Reset),
+            Operation::Block { .. } => {
+                self.done()?;
+                self.block().map(Reply::Block)
+            }
+            Operation::Unblock { .. } => {
+                let (block, strikes) = (self.done(), self.done());
+                block.and(strikes).map(|()| Reply::Unblock)
+            }
         }
     }
 
@@ -96,10 +107,16 @@ impl Reader<'_> {
         count: u16,
         counts: &'a mut Vec<Count>,
     ) -> Result<Filled<'a>, StoreError> {
+        let mut blocked = None;
         let admitted = match self.bytes {
             _ if check.charges().is_empty() => count,
             [NOT_ASKED, rest @ ..] => {
                 self.bytes = rest;
+                0
+            }
+            [BLOCKED, rest @ ..] => {
+                self.bytes = rest;
+                blocked = Some(self.blocked(check)?);
                 0
             }
             _ => {
@@ -115,7 +132,25 @@ impl Reader<'_> {
             admitted,
             now_ms: self.now_ms,
             counts,
+            blocked,
         })
+    }
+
+    /// Reads which key of a check is blocked, and how.
+    fn blocked(&mut self, check: &Check) -> Result<Blocked, StoreError> {
+        let (place, block) = (self.byte()?, self.block()?);
+        match check.keys().nth(place.into()) {
+            Some(key) => Ok(Blocked::new(key.clone(), block, self.now_ms)),
+            None => Err(self.garbled()),
+        }
+    }
+
+    fn block(&mut self) -> Result<Block, StoreError> {
+        let (until_ms, by, _version) = (self.number(6)?, self.byte()?, self.byte()?);
+        match BlockedBy::of_code(by) {
+            Some(by) => Ok(Block::new(until_ms, by)),
+            None => Err(failure(UNREADABLE)),
+        }
     }
 
     /// Reads that an operation was done, or why not.

@@ -1,0 +1,37 @@
+-- Blocks: what a key named `!block` holds. Part of the slow path.
+
+local VERSION = 1
+
+-- When a block ends, in ms, and who made it.
+local function read_block(held)
+  if #held ~= 8 then error('not a block') end
+  local stop, by, version = unpack('<I6I1I1', held)
+  if version ~= VERSION then error('a value of another version') end
+  return stop, by
+end
+
+-- The later of two blocks, as it is replied: which of the operation's blocks it is, and what its key holds.
+-- block  the one that was found before, or nil
+-- Returns nil if neither holds.
+local function later_block(now, block, place, held)
+  local stop = read_block(held)
+  if stop <= now or block and read_block(sub(block, 2)) >= stop then return block end
+  return pack('<I1', place) .. held
+end
+
+-- Blocks an identity until a time or for a time, unless it is blocked for longer.
+-- name, arg  of the key, and what is asked for
+-- state      of the key; gets what is to be written
+-- Returns what is to be replied: the block that holds.
+local function block(now, name, arg, state)
+  local action, _, stop, _, by = unpack('<I1I4I7I1I1', arg)
+  if action == 6 then stop = math.min(now + stop, 281474976710655) end -- 2^48 - 1 is for ever
+  local held = redis.pcall('GET', name)
+  if held then
+    local held_until = read_block(held)
+    if held_until > now and held_until >= stop then return '\1' .. held end
+  end
+  held = pack('<I6I1I1', stop, by, VERSION)
+  if stop > now then state.written, state.expires = held, stop end
+  return '\1' .. held
+end

@@ -1,0 +1,315 @@
+//! `sluicegate block` and `unblock`.
+
+use std::io::Write;
+
+use clap::Args;
+use jiff::{Span, SpanRelativeTo, Timestamp, civil::DateTime, tz::TimeZone};
+use serde::Serialize;
+use sluicegate::{
+    block::{Block, Until},
+    store::redis::inspect::StoredBlock,
+};
+
+use super::{
+    Answer,
+    error::Error,
+    identity::IdentityArgs,
+    output::{BAD, BOLD, DIM, Output},
+    server,
+    settings::Settings,
+    time::{date_time, span},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate block ip=203.0.113.7 --for 2h
+  sluicegate block user=alice --until 2026-12-01T08:00:00+01:00
+  sluicegate block header:x-api-key=- --forever < key.txt
+
+The identity is denied whatever it asks, from its next request on, by every replica whose limiter heeds blocks
+(`Limiter::with_blocks`) or whose policy has a ban. Of two blocks the later end holds: to shorten one, unblock first.
+Times without an offset are UTC.
+
+Rights: those of the service (GET, SET, EVALSHA, EVAL and TIME).";
+
+const UNBLOCK_EXAMPLES: &str = "\
+Examples:
+  sluicegate unblock ip=203.0.113.7
+
+Ends every block of the identity, bans among them, for all replicas at once, and forgets its strikes. What it has used
+stays: `sluicegate reset` deletes that.
+
+Exit codes: 0 done, 1 it was not blocked; strikes are forgotten all the same.
+
+Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME).";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct BlockArgs {
+    #[command(flatten)]
+    identity: IdentityArgs,
+
+    #[command(flatten)]
+    until: UntilArgs,
+}
+
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct UntilArgs {
+    /// For how long: 90s, 2h, 7d, 1h30m
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_span)]
+    span: Option<std::time::Duration>,
+
+    /// Until when: 2026-12-01T08:00:00+01:00, or without an offset in UTC
+    #[arg(long, value_name = "DATE", value_parser = parse_date)]
+    until: Option<Timestamp>,
+
+    /// Until it is unblocked
+    #[arg(long = "forever", alias = "for-ever")]
+    for_ever: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = UNBLOCK_EXAMPLES)]
+pub(crate) struct UnblockArgs {
+    #[command(flatten)]
+    identity: IdentityArgs,
+}
+
+/// A block as JSON; fields are only ever added.
+#[derive(Serialize)]
+pub(crate) struct BlockReport {
+    /// In ms since the Unix epoch; null for ever.
+    pub(crate) until_ms: Option<u64>,
+    /// `operator` or `ban`.
+    pub(crate) by: &'static str,
+}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+struct Report {
+    identity: String,
+    /// The server's clock, in ms since the Unix epoch.
+    now_ms: u64,
+    /// The block that holds now; null when none does.
+    blocked: Option<BlockReport>,
+}
+
+impl From<Block> for BlockReport {
+    fn from(block: Block) -> Self {
+        Self {
+            until_ms: block.until_ms(),
+            by: block.by().as_str(),
+        }
+    }
+}
+
+impl BlockReport {
+    /// The block that holds at this time, of what is stored.
+    pub(crate) fn of(stored: StoredBlock, now_ms: u64) -> Result<Option<Self>, Error> {
+        let block = stored.map_err(|error| {
+            Error::server(format_args!(
+                "the block of the identity: {error}. No check that heeds it can be decided: the service's failure policy \
+                 applies. `sluicegate unblock` deletes it"
+            ))
+        })?;
+        Ok(block.map(Self::from).filter(|it| it.holds(now_ms)))
+    }
+
+    fn holds(&self, now_ms: u64) -> bool {
+        self.until_ms.is_none_or(|until| until > now_ms)
+    }
+
+    /// `blocked by an operator until 2026-11-22 16:40:03.123 UTC (1h 59m)`
+    pub(crate) fn text(&self, now_ms: u64) -> String {
+        let by = if self.by == "ban" {
+            "banned"
+        } else {
+            "blocked by an operator"
+        };
+        match self.until_ms {
+            None => format!("{by} for ever"),
+            Some(until) => {
+                let left = span(until.saturating_sub(now_ms));
+                format!("{by} until {} ({left})", date_time(until))
+            }
+        }
+    }
+}
+
+impl UntilArgs {
+    fn get(&self) -> Until {
+        match (self.span, self.until) {
+            (Some(span), _) => Until::After(span),
+            (None, Some(date)) => Until::At(date.into()),
+            (None, None) => Until::ForEver,
+        }
+    }
+}
+
+pub(crate) fn block(
+    args: &BlockArgs,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<Answer, Error> {
+    let key = args.identity.key(settings.ipv6_prefix())?;
+    let (report, asked) = server::block_on(async {
+        let inspector = server::connect(settings).await?.inspector();
+        let inspector = inspector.timeout(settings.timeout());
+        let now_ms = inspector.now_ms(&key).await?;
+        let until = args.until.get();
+        if let Until::At(date) = until
+            && Timestamp::try_from(date).is_ok_and(|date| is_past(date, now_ms))
+        {
+            return Err(Error::usage(
+                "this time has passed by the server's clock: nobody was blocked",
+            ));
+        }
+        let limiter = server::limiter(settings).await?;
+        let block = limiter.block(&key, until).await?;
+        let report = Report {
+            identity: inspector.name(&key, "").identity().to_owned(),
+            now_ms,
+            blocked: Some(block.into()),
+        };
+        Ok((report, until))
+    })?;
+    if output.is_json() {
+        output.document(&report)?;
+    } else if let Some(block) = &report.blocked {
+        let text = block.text(report.now_ms);
+        writeln!(
+            output,
+            "{BOLD}{}{BOLD:#} is {BAD}{text}{BAD:#}.",
+            report.identity
+        )?;
+        if block.is_other_than(asked, report.now_ms) {
+            writeln!(
+                output,
+                "{DIM}That block ends later than what was asked for, and so it holds.{DIM:#}"
+            )?;
+        }
+    }
+    Ok(Answer::Yes)
+}
+
+impl BlockReport {
+    /// Whether a block that ends later was there before. The server counted a span from its own time, a little later.
+    fn is_other_than(&self, asked: Until, now_ms: u64) -> bool {
+        const ROUND_TRIP_MS: u64 = 10_000;
+        let asked_ms = match asked {
+            Until::ForEver => None,
+            Until::After(span) => u64::try_from(span.as_millis())
+                .ok()
+                .map(|ms| now_ms.saturating_add(ms)),
+            Until::At(date) => Timestamp::try_from(date)
+                .ok()
+                .and_then(|it| u64::try_from(it.as_millisecond()).ok()),
+        };
+        match (self.until_ms, asked_ms) {
+            (Some(held), Some(asked)) => held > asked.saturating_add(ROUND_TRIP_MS),
+            (held, asked) => held != asked,
+        }
+    }
+}
+
+pub(crate) fn unblock(
+    args: &UnblockArgs,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<Answer, Error> {
+    let key = args.identity.key(settings.ipv6_prefix())?;
+    let (identity, now_ms, was_blocked) = server::block_on(async {
+        let inspector = server::connect(settings).await?.inspector();
+        let inspector = inspector.timeout(settings.timeout());
+        let now_ms = inspector.now_ms(&key).await?;
+        let held = inspector.block(&key).await?;
+        server::limiter(settings).await?.unblock(&key).await?;
+        let was_blocked = BlockReport::of(held, now_ms).is_ok_and(|it| it.is_some());
+        Ok((
+            inspector.name(&key, "").identity().to_owned(),
+            now_ms,
+            was_blocked,
+        ))
+    })?;
+    if output.is_json() {
+        output.document(&Report {
+            identity,
+            now_ms,
+            blocked: None,
+        })?;
+    } else if was_blocked {
+        writeln!(output, "{BOLD}{identity}{BOLD:#} is no longer blocked.")?;
+    } else {
+        writeln!(output, "{BOLD}{identity}{BOLD:#} was not blocked.")?;
+    }
+    Ok(if was_blocked { Answer::Yes } else { Answer::No })
+}
+
+fn is_past(date: Timestamp, now_ms: u64) -> bool {
+    u64::try_from(date.as_millisecond()).unwrap_or(0) <= now_ms
+}
+
+fn parse_span(text: &str) -> Result<std::time::Duration, String> {
+    let error = || "write a time such as 90s, 2h, 7d or 1h30m".to_owned();
+    let span: Span = text.parse().map_err(|_| error())?;
+    let span = span
+        .to_duration(SpanRelativeTo::days_are_24_hours())
+        .map_err(|_| error())?;
+    let span = std::time::Duration::try_from(span).map_err(|_| error())?;
+    if span.is_zero() {
+        Err(error())
+    } else {
+        Ok(span)
+    }
+}
+
+fn parse_date(text: &str) -> Result<Timestamp, String> {
+    if let Ok(time) = text.parse() {
+        return Ok(time);
+    }
+    let civil = text
+        .parse::<DateTime>()
+        .and_then(|it| it.to_zoned(TimeZone::UTC));
+    civil
+        .map(|it| it.timestamp())
+        .map_err(|_| "write a date such as 2026-12-01T08:00:00+01:00".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_people_write_them() {
+        for (text, seconds) in [
+            ("90s", 90),
+            ("2h", 7_200),
+            ("7d", 604_800),
+            ("1h30m", 5_400),
+            ("2 hours", 7_200),
+        ] {
+            assert_eq!(
+                parse_span(text).map(|it| it.as_secs()),
+                Ok(seconds),
+                "{text}"
+            );
+        }
+        for text in ["", "0s", "-1h", "2", "h", "soon"] {
+            assert!(parse_span(text).is_err(), "{text}");
+        }
+        for text in [
+            "2026-12-01T08:00:00+01:00",
+            "2026-12-01T07:00:00Z",
+            "2026-12-01 07:00",
+            "2026-12-01T07:00:00",
+        ] {
+            assert_eq!(
+                parse_date(text).map(|it| it.as_second()),
+                Ok(1_796_108_400),
+                "{text}"
+            );
+        }
+        assert!(parse_date("tomorrow").is_err());
+    }
+}

@@ -1,0 +1,133 @@
+//! `sluicegate blocks`: who is blocked.
+
+use std::{collections::BTreeMap, io::Write};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{
+    Answer,
+    block::BlockReport,
+    error::Error,
+    output::Output,
+    scan::{Scan, Share},
+    server,
+    settings::Settings,
+    time::{date_time, span},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate blocks
+  sluicegate blocks --json | jq -r '.blocks[] | select(.by == \"ban\") | .identity'
+
+Looks at all keys of the server for those of blocks: slowly, so as not to be in the way. A secret is shown as its hash.
+
+Rights: GET of the keys `PREFIX:*`, TIME, SCAN and DBSIZE. Nothing is written.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct BlocksArgs {
+    /// List at most so many
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    most: usize,
+
+    /// How busy a server may be kept
+    #[arg(long, value_name = "PERCENT", value_parser = Share::parse, default_value = "10%")]
+    load: Share,
+}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+struct Report {
+    /// By identity.
+    blocks: Vec<Row>,
+    /// How many blocks there are.
+    total: usize,
+}
+
+#[derive(Serialize)]
+struct Row {
+    identity: String,
+    #[serde(flatten)]
+    block: BlockReport,
+    #[serde(skip)]
+    now_ms: u64,
+}
+
+pub(crate) fn run(
+    args: &BlocksArgs,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<Answer, Error> {
+    let report = server::block_on(find(args, settings))?;
+    if output.is_json() {
+        output.document(&report)?;
+        return Ok(Answer::Yes);
+    }
+    if report.blocks.is_empty() {
+        writeln!(output, "Nobody is blocked.")?;
+        return Ok(Answer::Yes);
+    }
+    let mut table = output.table(["identity", "by", "until", "left"]);
+    for Row {
+        identity,
+        block,
+        now_ms,
+    } in &report.blocks
+    {
+        let (until, left) = match block.until_ms {
+            None => ("for ever".to_owned(), String::new()),
+            Some(ms) => (date_time(ms), span(ms.saturating_sub(*now_ms))),
+        };
+        table.add_row([identity.as_str(), block.by, &until, &left]);
+    }
+    output.write_table(&table)?;
+    let more = report.total - report.blocks.len();
+    if more > 0 {
+        writeln!(
+            output,
+            "and {more} more: list them with --most {}",
+            report.total
+        )?;
+    }
+    Ok(Answer::Yes)
+}
+
+/// Keeps so many as are listed, and counts the others, one that comes twice possibly twice.
+async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report, Error> {
+    let inspector = server::connect(settings).await?.inspector();
+    let inspector = inspector.timeout(settings.timeout());
+    let mut rows = BTreeMap::new();
+    let mut dropped = 0;
+    let scan = Scan::new(&inspector, args.load).await?;
+    scan.run(&inspector.all_blocks(), async |server, names| {
+        let now_ms = server.now_ms().await?;
+        let blocks = server.blocks(&names).await?;
+        for (name, block) in names.iter().zip(blocks) {
+            let Some(block) = BlockReport::of(block, now_ms)? else {
+                continue;
+            };
+            let identity = name.identity().to_owned();
+            rows.insert(
+                identity.clone(),
+                Row {
+                    identity,
+                    block,
+                    now_ms,
+                },
+            );
+            if rows.len() > args.most {
+                rows.pop_last();
+                dropped += 1;
+            }
+        }
+        Ok(())
+    })
+    .await?;
+    let blocks: Vec<Row> = rows.into_values().collect();
+    Ok(Report {
+        total: blocks.len() + dropped,
+        blocks,
+    })
+}

@@ -1,0 +1,162 @@
+//! `sluicegate contributors`: who has used a shared limit up.
+
+use std::{io::Write, path::PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+use sluicegate::{Policy, Rule, contributors::Contributors};
+
+use super::{
+    Answer,
+    error::Error,
+    identity::IdentityArgs,
+    output::{BOLD, DIM, Output},
+    policies_file, server,
+    settings::Settings,
+    text::{grouped, millis, printable},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sluicegate contributors account=acme --policy api --policies policies.toml
+  sluicegate contributors account=acme --policy api --window 1h
+  sluicegate contributors account=acme --policy api --window 1d@fixed --json | jq -r '.contributors[0].label'
+
+Only limits for which the service names who contributes (`Charge::by`, or `contributors` of the layer) have any. Of
+several rules the longest window counts: the last window, and up to a sixth of it more. The service tells the server
+once a second. Units are never too high; the next column tells how many they may be.
+
+Exit codes: 0 done, 1 nobody is known.
+
+Rights: EVALSHA, EVAL, TIME, GET and ZRANGE. Nothing is written.";
+
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ContributorsArgs {
+    #[command(flatten)]
+    identity: IdentityArgs,
+
+    /// The name of the policy
+    #[arg(long, value_name = "NAME")]
+    policy: String,
+
+    /// The policies of the service, which tell the window; default: the file that sluicegate.toml names
+    #[arg(long, value_name = "FILE", conflicts_with = "window")]
+    policies: Option<PathBuf>,
+
+    /// The longest window of the policy, in place of a file: 1m, 1h, 1d@fixed
+    #[arg(long, value_name = "TIME", value_parser = parse_window)]
+    window: Option<Rule>,
+
+    /// How many are shown
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    top: usize,
+}
+
+/// The answer as JSON; fields are only ever added.
+#[derive(Serialize)]
+struct Report {
+    policy: String,
+    window_ms: u64,
+    /// Of all contributors, those that are not listed among them.
+    total: u64,
+    contributors: Vec<ContributorReport>,
+}
+
+#[derive(Serialize)]
+struct ContributorReport {
+    label: String,
+    units: u64,
+    at_most: u64,
+}
+
+pub(crate) fn run(
+    args: &ContributorsArgs,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<Answer, Error> {
+    let key = args.identity.key(settings.ipv6_prefix())?;
+    let policy = policy(args, settings)?;
+    let told = server::block_on(async {
+        let limiter = server::limiter(settings).await?;
+        Ok(limiter.contributors(&policy, &key).await?)
+    })?;
+    let report = report(&policy, &told, args.top);
+    if output.is_json() {
+        output.document(&report)?;
+    } else {
+        write(&report, output)?;
+    }
+    let is_known = !report.contributors.is_empty();
+    Ok(if is_known { Answer::Yes } else { Answer::No })
+}
+
+/// The policy of the service, or one with this window: its limit does not matter here.
+fn policy(args: &ContributorsArgs, settings: &Settings) -> Result<Policy, Error> {
+    if let Some(rule) = args.window {
+        return Policy::new(&args.policy, [rule]).map_err(Error::usage);
+    }
+    let file = args.policies.as_ref().or(settings.policies.as_ref());
+    let Some(file) = file else {
+        return Err(Error::usage(
+            "the window is needed: give --policies FILE or --window TIME, or write `policies = \"FILE\"` into \
+             sluicegate.toml",
+        ));
+    };
+    let policies = policies_file::load(file)?;
+    policies.get(&args.policy).cloned().ok_or_else(|| {
+        let (file, name) = (file.display(), printable(args.policy.as_bytes()));
+        Error::usage(format_args!("{file} has no policy `{name}`"))
+    })
+}
+
+fn parse_window(text: &str) -> Result<Rule, String> {
+    let rule = format!("1/{text}").parse::<Rule>();
+    rule.map_err(|_| "write a time as 1m, 1h or 1d, or of a fixed window 1d@fixed".into())
+}
+
+fn report(policy: &Policy, told: &Contributors, top: usize) -> Report {
+    let windows = policy.rules().iter().map(|rule| millis(rule.window()));
+    let contributors = told.iter().take(top).map(|it| ContributorReport {
+        label: it.label().to_owned(),
+        units: it.units(),
+        at_most: it.units().saturating_add(told.error()),
+    });
+    Report {
+        policy: policy.name().to_owned(),
+        window_ms: windows.max().unwrap_or(0),
+        total: told.total(),
+        contributors: contributors.collect(),
+    }
+}
+
+fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
+    let policy = &report.policy;
+    if report.contributors.is_empty() {
+        writeln!(
+            output,
+            "Nobody is known to have contributed under `{policy}`."
+        )?;
+        return Ok(());
+    }
+    let total = grouped(report.total);
+    writeln!(output, "{BOLD}{total}{BOLD:#} units under `{policy}`\n")?;
+    let mut table = output.table(["contributor", "units", "at most", "share"]);
+    for it in &report.contributors {
+        let share = it.units.saturating_mul(100) / report.total.max(1);
+        table.add_row([
+            printable(it.label.as_bytes()),
+            grouped(it.units),
+            grouped(it.at_most),
+            format!("{share} %"),
+        ]);
+    }
+    output.write_table(&table)?;
+    let listed: u64 = report.contributors.iter().map(|it| it.units).sum();
+    let others = grouped(report.total.saturating_sub(listed));
+    writeln!(
+        output,
+        "\n{DIM}{others} units are of others, or not known whose.{DIM:#}"
+    )?;
+    Ok(())
+}

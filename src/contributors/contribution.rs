@@ -1,0 +1,99 @@
+//! What the limiter tells a store of contributors, and what the store answers.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::Span;
+use crate::{key::Key, policy::Policy};
+
+/// What was contributed to one account in one sixth of a window since the last time: differences to be added. For
+/// stores; see [`Store::contribute`](crate::Store::contribute).
+#[derive(Clone)]
+pub struct Contribution {
+    pub(crate) policy: Policy,
+    pub(crate) key: Key,
+    pub(crate) span: Span,
+    /// The time of the newest decision that is in it, by the store's clock.
+    pub(crate) latest_ms: u64,
+    pub(crate) units: Vec<(Arc<Key>, i64)>,
+    pub(crate) total: i64,
+    pub(crate) error: i64,
+}
+
+impl Contribution {
+    /// The policy of the account.
+    #[must_use]
+    pub const fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The key of the account.
+    #[must_use]
+    pub const fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// When the sixth of the window begins, in ms since the Unix epoch, by the store's clock.
+    #[must_use]
+    pub const fn start_ms(&self) -> u64 {
+        self.span.start_ms
+    }
+
+    /// For how long it is still needed.
+    #[must_use]
+    pub const fn expires_in(&self) -> Duration {
+        let left_ms = self.span.release_ms().saturating_sub(self.latest_ms);
+        // What is told within the second counts as told at its end.
+        Duration::from_millis(left_ms.saturating_add(1_000))
+    }
+
+    /// The contributors, and the units to add to each; below 0 where some were given back.
+    #[must_use]
+    pub fn units(&self) -> impl ExactSizeIterator<Item = (&Key, i64)> {
+        self.units.iter().map(|(label, units)| (&**label, *units))
+    }
+
+    /// What to add to the sum of all contributors, those that are not named among them.
+    #[must_use]
+    pub const fn total(&self) -> i64 {
+        self.total
+    }
+
+    /// What to add to how much a contributor's units may be too low.
+    #[must_use]
+    pub const fn error(&self) -> i64 {
+        self.error
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.units.is_empty() && self.total == 0 && self.error == 0
+    }
+}
+
+/// Without the keys of clients.
+impl fmt::Debug for Contribution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Contribution")
+            .field("policy", &self.policy.name())
+            .field("start_ms", &self.start_ms())
+            .field("labels", &self.units.len())
+            .field("total", &self.total)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a store has kept of a [`Contribution`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    pub(crate) units: Vec<u64>,
+    pub(crate) floor: u64,
+}
+
+impl Kept {
+    /// Creates the answer: the units of each label of the contribution after it was added, in their order, with those of
+    /// other processes; 0 for a label that was dropped. `floor` is the least that a label must have to be kept, and 0
+    /// while there is room.
+    #[must_use]
+    pub const fn new(units: Vec<u64>, floor: u64) -> Self {
+        Self { units, floor }
+    }
+}

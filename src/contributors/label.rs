@@ -1,0 +1,109 @@
+//! What stands for a contributor: short, and nothing that a client could choose to grow or to merge.
+
+use std::{borrow::Cow, sync::Arc};
+
+use crate::key::Key;
+
+/// The longest label. Sixteen of them are below the 1 KB that a sorted set may take.
+pub(crate) const MAX_LABEL: usize = 44;
+
+/// The longest value that a process keeps as it is. Whatever is longer is hashed by the store.
+const MAX_VALUE: usize = 48;
+
+/// How much of the kind is told beside a hash.
+const MAX_HASHED_KIND: usize = 10;
+
+/// A key that takes a bounded room: of a long value the beginning, and a hash of the whole.
+///
+/// Whoever finds two values with the same beginning and hash hides one of his labels behind another of his own.
+pub(crate) fn bounded(label: Key) -> Arc<Key> {
+    let value = label.value();
+    if value.len() <= MAX_VALUE {
+        return Arc::new(label);
+    }
+    let hash = value.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    let mut short = value[..MAX_VALUE - 16].to_vec();
+    short.extend_from_slice(format!("{hash:016x}").as_bytes());
+    Arc::new(if label.is_secret() {
+        Key::secret(label.kind(), short)
+    } else {
+        Key::new(label.kind(), short)
+    })
+}
+
+/// `kind=value`, or `kind=#hash` where the value is long, unusual or secret; `hash` makes 32 characters.
+pub(crate) fn text(label: &Key, hash: impl FnOnce(&Key) -> String) -> String {
+    let kind = if is_plain(label.kind().as_bytes(), b"-_.") {
+        label.kind()
+    } else {
+        ""
+    };
+    let value = std::str::from_utf8(label.value()).unwrap_or_default();
+    let fits = kind.len() + 1 + value.len() <= MAX_LABEL;
+    let value =
+        if fits && !kind.is_empty() && !label.is_secret() && is_plain(value.as_bytes(), b"-_.:/@+")
+        {
+            Cow::Borrowed(value)
+        } else {
+            Cow::Owned(format!("#{}", hash(label)))
+        };
+    let kind = match value {
+        Cow::Borrowed(_) => kind,
+        Cow::Owned(_) => &kind[..kind.len().min(MAX_HASHED_KIND)],
+    };
+    format!("{kind}={value}")
+}
+
+fn is_plain(text: &[u8], also: &[u8]) -> bool {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || also.contains(byte);
+    !text.is_empty() && text.iter().all(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text_of(label: Key) -> String {
+        text(&bounded(label), |_| "0".repeat(32))
+    }
+
+    #[test]
+    fn plain_labels_can_be_read_and_all_others_are_hashed_and_short() {
+        let uuid = "6d1c4e52-3a0e-4a43-9f6e-0d4cf6a4a1b2";
+        assert_eq!(
+            text_of(Key::new("account", uuid)),
+            format!("account={uuid}")
+        );
+        assert_eq!(text_of(Key::new("ip", "2001:db8::/64")), "ip=2001:db8::/64");
+        let long = "x".repeat(65_536);
+        for value in [
+            "",
+            "#0",
+            "a=b",
+            "a b",
+            "ü",
+            "a\nb",
+            "{a}",
+            &long,
+            &long[..40],
+        ] {
+            let text = text_of(Key::new("user", value));
+            assert_eq!(text, format!("user=#{}", "0".repeat(32)), "{value:?}");
+        }
+        assert!(text_of(Key::secret("api-key", "abc")).starts_with("api-key=#"));
+        assert!(text_of(Key::new("a b", "c")).starts_with("=#"));
+        let widest = text_of(Key::secret("a-very-long-kind-of-label", "x"));
+        assert!(widest.len() <= MAX_LABEL, "{widest}");
+    }
+
+    #[test]
+    fn long_values_are_cut_and_still_told_apart() {
+        let long = "x".repeat(65_536);
+        let [a, b] = ["a", "b"].map(|end| bounded(Key::new("user", format!("{long}{end}"))));
+        assert_ne!(a, b);
+        assert_eq!(a.value().len(), MAX_VALUE);
+        assert!(bounded(Key::secret("user", &long)).is_secret());
+    }
+}

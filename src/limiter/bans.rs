@@ -1,0 +1,261 @@
+//! Strikes are counted, and bans made, by one task of the limiter, apart from the requests.
+//!
+//! ```text
+//! denial ──▶ waiting strikes ──▶ task: charge them in the store ──▶ too many: block, and forget the strikes
+//! ```
+
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    mem,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::{runtime::Handle, task::JoinSet, time::timeout};
+
+use super::Limiter;
+use crate::{
+    block::{Ban, BlockedBy},
+    charge::Charge,
+    check::Check,
+    decision::{Decision, Denial},
+    key::Key,
+    observe::BanEvent,
+    operation::{Operation, Reply},
+    policy::Policy,
+    window::StepSpec,
+};
+
+/// How many identities can wait: one that is attacked by many more has to count what it can.
+const MAX_WAITING: usize = 1_024;
+
+/// How many identities are counted at a time.
+const MAX_TOGETHER: usize = 32;
+
+/// The strikes that wait to be counted. At most one task works on them.
+#[derive(Debug, Default)]
+pub(super) struct StrikeQueue {
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    by_identity: HashMap<Key, Vec<Strikes>>,
+    has_task: bool,
+}
+
+/// How often an identity was denied under one ban.
+#[derive(Debug)]
+struct Strikes {
+    ban: Ban,
+    /// The one that denied first.
+    policy: Policy,
+    count: u64,
+    denied_at_ms: u64,
+}
+
+impl Limiter {
+    /// Counts a strike for each identity that a policy with a ban denies.
+    pub(crate) fn count_strikes(&self, decision: &Decision) {
+        if let Decision::Denied(denial) = decision
+            && !denial.usage().is_local()
+            && self.inner.strikes.add(denial)
+        {
+            self.start_counting();
+        }
+    }
+
+    /// Waits until the strikes of all denials so far are counted, and the bans that follow are made.
+    #[cfg(feature = "test-util")]
+    pub async fn strikes_counted(&self) {
+        while self.inner.strikes.lock().has_task {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    }
+
+    #[cold]
+    fn start_counting(&self) {
+        // Outside of a runtime nothing can be counted apart from the request.
+        match Handle::try_current() {
+            Ok(runtime) => {
+                let task = Counting {
+                    limiter: self.clone(),
+                    is_done: false,
+                };
+                drop(runtime.spawn(task.run()));
+            }
+            Err(_) => *self.inner.strikes.lock() = Waiting::default(),
+        }
+    }
+}
+
+impl StrikeQueue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets the strikes of an identity that were not counted yet.
+    pub(super) fn forget(&self, key: &Key) {
+        self.lock().by_identity.remove(key);
+    }
+
+    /// Answers whether a task has to be started.
+    fn add(&self, denial: &Denial) -> bool {
+        let struck = struck(denial);
+        if struck.is_empty() {
+            return false;
+        }
+        let mut waiting = self.lock();
+        for (charge, ban) in struck {
+            waiting.add(charge, ban, denial.usage().decided_at_ms());
+        }
+        !mem::replace(&mut waiting.has_task, true)
+    }
+
+    /// What waits. The task ends when nothing does.
+    fn take(&self) -> Option<HashMap<Key, Vec<Strikes>>> {
+        let mut waiting = self.lock();
+        if waiting.by_identity.is_empty() {
+            *waiting = Waiting::default();
+            return None;
+        }
+        Some(mem::take(&mut waiting.by_identity))
+    }
+}
+
+/// Whom a denial strikes, and under which ban. It is one strike, however many policies deny: where their strikes count
+/// together, it is one under the ban that comes first.
+fn struck(denial: &Denial) -> Vec<(&Charge, Ban)> {
+    let usage = denial.usage();
+    let charges = usage.check().charges().iter().zip(usage.policies());
+    let all = charges.filter_map(|(charge, it)| {
+        let ban = charge.policy().banned_by()?;
+        let denies = it.rules().iter().any(|rule| rule.is_exceeded());
+        denies.then_some((charge, ban))
+    });
+    let mut all: Vec<_> = all.collect();
+    all.sort_by_key(|(_, ban)| (ban.strikes().limit(), Reverse(ban.time())));
+    let mut struck: Vec<(&Charge, Ban)> = Vec::new();
+    for (charge, ban) in all {
+        let spec = StepSpec::of(&ban.strikes());
+        let is_known = struck.iter().any(|(other, known)| {
+            other.key() == charge.key() && StepSpec::of(&known.strikes()) == spec
+        });
+        if !is_known {
+            struck.push((charge, ban));
+        }
+    }
+    struck
+}
+
+impl Waiting {
+    fn add(&mut self, charge: &Charge, ban: Ban, denied_at_ms: u64) {
+        let is_full = self.by_identity.len() >= MAX_WAITING;
+        if is_full && !self.by_identity.contains_key(charge.key()) {
+            return;
+        }
+        let all = self.by_identity.entry(charge.key().clone()).or_default();
+        if let Some(strikes) = all.iter_mut().find(|it| it.ban == ban) {
+            strikes.count += 1;
+            strikes.denied_at_ms = strikes.denied_at_ms.max(denied_at_ms);
+        } else {
+            all.push(Strikes {
+                ban,
+                policy: charge.policy().clone(),
+                count: 1,
+                denied_at_ms,
+            });
+        }
+    }
+}
+
+/// The task. When it is ended from outside, the next strike starts another.
+struct Counting {
+    limiter: Limiter,
+    is_done: bool,
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        if !self.is_done {
+            *self.limiter.inner.strikes.lock() = Waiting::default();
+        }
+    }
+}
+
+impl Counting {
+    async fn run(mut self) {
+        while let Some(waiting) = self.limiter.inner.strikes.take() {
+            let mut tasks = JoinSet::new();
+            for (key, strikes) in waiting {
+                if tasks.len() == MAX_TOGETHER {
+                    tasks.join_next().await;
+                }
+                tasks.spawn(count(self.limiter.clone(), key, strikes));
+            }
+            while tasks.join_next().await.is_some() {}
+        }
+        self.is_done = true;
+    }
+}
+
+/// Counts strikes of an identity, and blocks it if it has too many. What the store cannot do is not tried again: the next
+/// denial is a strike, too. No call is about two identities: a proxy may have their keys on two servers.
+async fn count(limiter: Limiter, key: Key, strikes: Vec<Strikes>) {
+    let checks = strikes.iter().map(|it| it.check(&key));
+    let replies = call(&limiter, checks.collect()).await;
+    let counted = strikes.iter().zip(replies);
+    let banned = counted.filter_map(|(it, reply)| match reply {
+        Some(Reply::Check(decision)) if is_last_strike(&decision) => Some(it),
+        _ => None,
+    });
+    let banned: Vec<&Strikes> = banned.collect();
+    let Some(last) = banned.last() else {
+        return;
+    };
+    let policy = Policy::of_strikes(last.ban.strikes());
+    let blocks = banned.iter().map(|it| Operation::Block {
+        key: key.clone(),
+        until: it.ban.until(it.denied_at_ms),
+        by: BlockedBy::Ban,
+    });
+    let mut operations: Vec<Operation> = blocks.collect();
+    operations.push(Operation::Reset { policy, key });
+    let replies = call(&limiter, operations).await;
+    let Some(observer) = &limiter.inner.observer else {
+        return;
+    };
+    for (strikes, reply) in banned.iter().zip(replies) {
+        if let Some(Reply::Block(block)) = reply {
+            let policy = &strikes.policy;
+            observer.on_ban(&BanEvent { policy, block });
+        }
+    }
+}
+
+/// Without the breaker: strikes come from denials, and so from a store that answers.
+async fn call(limiter: &Limiter, operations: Vec<Operation>) -> Vec<Option<Reply>> {
+    let limiter = &limiter.inner;
+    let call = timeout(limiter.timeout, limiter.store.call(operations));
+    let replies = call.await.ok().and_then(Result::ok).unwrap_or_default();
+    replies.into_iter().map(Result::ok).collect()
+}
+
+impl Strikes {
+    /// Charges them. More than are needed are as good as as many.
+    fn check(&self, key: &Key) -> Operation {
+        let strikes = self.ban.strikes();
+        let cost = self.count.min(strikes.limit());
+        let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), cost);
+        Operation::Check(Check::of_one(charge))
+    }
+}
+
+/// Where so many do not fit any more, there are too many in any case.
+fn is_last_strike(decision: &Decision) -> bool {
+    match decision {
+        Decision::Allowed(usage) => usage.rules().any(|it| it.remaining() == 0),
+        Decision::Denied(_) => true,
+        Decision::Blocked(_) => false,
+    }
+}

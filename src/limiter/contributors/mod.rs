@@ -1,0 +1,225 @@
+//! [`Tracker`]: counts contributors in this process, and tells the store of them.
+//!
+//! ```text
+//!  decision ──▶ record ──▶ account ──▶ sketch          on the request's path: a lock, no waiting
+//!                             │
+//!               flush, once a second ──▶ Store::contribute ──▶ what was kept ──▶ sketch
+//! ```
+
+mod account;
+mod flush;
+mod sketch;
+
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use super::Limiter;
+use crate::{
+    charge::Charge,
+    check::Check,
+    contributors::{Contribution, Contributors, Kept},
+    decision::{Decision, Usage},
+    error::StoreError,
+    key::Key,
+    observe::{CallInfo, CallKind, RequestOutcome},
+    policy::Policy,
+    settlement::Settlement,
+    store::Store,
+};
+use account::Account;
+use flush::Flusher;
+use sketch::Label;
+
+/// Enough for threads to seldom meet.
+const SHARDS: usize = 16;
+
+/// How many accounts are kept; beyond it those go that were not used for the longest time.
+const MAX_ACCOUNTS: usize = 1_024;
+
+/// The accounts of one limiter and its clones.
+pub(super) struct Tracker {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    store: Arc<dyn Store>,
+    hasher: RandomState,
+    shards: [Mutex<Accounts>; SHARDS],
+    flusher: Flusher,
+    /// How often was flushed.
+    flushes: AtomicU64,
+}
+
+/// By a keyed hash of policy and key. The second of two accounts of one hash, of 2^64, is not counted.
+type Accounts = HashMap<u64, Account>;
+
+impl Tracker {
+    pub(super) fn new(store: Arc<dyn Store>) -> Self {
+        let shared = Shared {
+            store,
+            hasher: RandomState::new(),
+            shards: Default::default(),
+            flusher: Flusher::default(),
+            flushes: AtomicU64::new(0),
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// Counts what was admitted, by those who contributed.
+    fn record(&self, charges: &[Charge], usage: &Usage) {
+        let at_ms = usage.decided_at_ms();
+        for charge in charges {
+            self.add(charge, at_ms, charge.cost().cast_signed());
+        }
+    }
+
+    fn add(&self, charge: &Charge, at_ms: u64, units: i64) {
+        let Some(label) = charge.label().filter(|_| units != 0) else {
+            return;
+        };
+        self.shared.add(charge, label, at_ms, units);
+        self.shared.flusher.ensure_running(&self.shared);
+    }
+}
+
+impl Shared {
+    fn add(&self, charge: &Charge, label: &Arc<Key>, at_ms: u64, units: i64) {
+        let (policy, key) = (charge.policy(), charge.key());
+        let now = self.flushes.load(Relaxed);
+        let label = self.label(label);
+        let hash = self.hash(policy, key);
+        let mut accounts = self.shard(hash);
+        let account = match accounts.get_mut(&hash) {
+            Some(account) => account,
+            None => {
+                make_room(&mut accounts);
+                let new = Account::new(policy, key, at_ms);
+                accounts.entry(hash).or_insert(new)
+            }
+        };
+        if account.is(policy, key) {
+            account.used = now;
+            account.add(policy, label, at_ms, units);
+        }
+    }
+
+    /// Notes what the store has kept of what it was told.
+    fn note(&self, told: &Contribution, kept: &Kept) {
+        let hash = self.hash(&told.policy, &told.key);
+        if let Some(account) = self.shard(hash).get_mut(&hash)
+            && account.is(&told.policy, &told.key)
+        {
+            let labels = told.units.iter().map(|(key, _)| self.label(key));
+            account.note(told, labels, kept);
+        }
+    }
+
+    fn label<'a>(&self, key: &'a Arc<Key>) -> Label<'a> {
+        Label {
+            key,
+            hash: self.hasher.hash_one(key.value()),
+        }
+    }
+
+    fn hash(&self, policy: &Policy, key: &Key) -> u64 {
+        self.hasher
+            .hash_one((policy.name(), key.kind(), key.value()))
+    }
+
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Accounts> {
+        lock(&self.shards[(hash & 0xFFFF) as usize % SHARDS])
+    }
+}
+
+fn lock(accounts: &Mutex<Accounts>) -> MutexGuard<'_, Accounts> {
+    accounts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Drops the account that was not used for the longest time, where there is no room.
+fn make_room(accounts: &mut Accounts) {
+    if accounts.len() >= MAX_ACCOUNTS / SHARDS {
+        let oldest = accounts.iter().min_by_key(|(_, account)| account.used);
+        if let Some(hash) = oldest.map(|(hash, _)| *hash) {
+            accounts.remove(&hash);
+        }
+    }
+}
+
+impl Limiter {
+    /// Tells who has contributed most to what was charged to `key` under `policy`, in the current window and by all
+    /// processes: see [`contributors`](crate::contributors).
+    ///
+    /// This process tells the store of its newest contributions first; those of the others are up to about a second
+    /// old. An observer is notified of a [peek](crate::observe::CallKind::Peek).
+    ///
+    /// # Errors
+    ///
+    /// When the store could not answer within the timeout;
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when it is one that keeps no contributors.
+    pub async fn contributors(
+        &self,
+        policy: &Policy,
+        key: &Key,
+    ) -> Result<Contributors, StoreError> {
+        let charges = [Charge::new(policy, key.clone(), 0)];
+        let info = || CallInfo::of(CallKind::Peek, &charges);
+        let shared = Arc::clone(&self.inner.contributors.shared);
+        let ask = |_: &dyn Store| flush::contributors(shared, policy.clone(), key.clone());
+        let answer = self.call(info, ask).await;
+        match &answer.result {
+            Ok(_) => self.report_completion(info(), false, answer.timing),
+            Err(error) => self.report_error(info(), error, RequestOutcome::Failed, answer.timing),
+        }
+        answer.result
+    }
+
+    /// Counts what the store has admitted, by those who contributed.
+    pub(super) fn record_contributors(&self, decision: &Decision, check: &Check) {
+        let Decision::Allowed(usage) = decision else {
+            return;
+        };
+        if usage.is_local() {
+            return;
+        }
+        let tracker = &self.inner.contributors;
+        tracker.record(check.charges(), usage);
+        if let Some(Decision::Allowed(shadow)) = usage.shadow() {
+            tracker.record(check.shadow_charges(), shadow);
+        }
+    }
+
+    /// Counts the difference that a settlement has made, in the span that was charged.
+    pub(super) fn record_settled_contributors(&self, settlement: &Settlement) {
+        let usage = settlement.usage();
+        if !settlement.check().has_contributors() || usage.is_local() {
+            return;
+        }
+        let charges = settlement.check().charges().iter();
+        for (charge, cost) in charges.zip(settlement.costs()) {
+            let difference = cost.cast_signed() - charge.cost().cast_signed();
+            let at_ms = usage.decided_at_ms();
+            self.inner.contributors.add(charge, at_ms, difference);
+        }
+    }
+}
+
+impl Drop for Tracker {
+    fn drop(&mut self) {
+        self.shared.flusher.flush_last(&self.shared);
+    }
+}
+
+impl fmt::Debug for Tracker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tracker").finish_non_exhaustive()
+    }
+}

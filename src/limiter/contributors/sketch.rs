@@ -1,0 +1,148 @@
+//! [`Sketch`]: the greatest contributors to one account in one span, in bounded memory.
+//!
+//! Space-saving (Metwally et al., 2005): a label that is not among the counters takes the place of the least, and with
+//! it its count, as how wrong it may be. What is certain of a label is its count without that error: this is what is
+//! told, so that what a store adds up is never too high.
+
+use std::sync::Arc;
+
+use crate::{contributors::Kept, key::Key};
+
+/// How many labels are counted. What is not known of a label is at most such a part of all units.
+const COUNTERS: usize = 40;
+
+/// A label, and its hash.
+#[derive(Clone, Copy)]
+pub(super) struct Label<'a> {
+    pub(super) key: &'a Arc<Key>,
+    pub(super) hash: u64,
+}
+
+/// What has to be told: see [`Contribution`](crate::contributors::Contribution).
+#[derive(Default)]
+pub(super) struct Unsent {
+    pub(super) units: Vec<(Arc<Key>, i64)>,
+    pub(super) total: i64,
+    pub(super) error: i64,
+}
+
+#[derive(Default)]
+pub(super) struct Sketch {
+    /// Beside the counters: what is searched lies together.
+    hashes: Vec<u64>,
+    counters: Vec<Counter>,
+    /// The greatest count that a label has lost: what any label had that is not counted, at most.
+    lost: u64,
+    total: i64,
+    /// What the store was told of the total and of the error.
+    sent: (i64, i64),
+    /// What the store wants of a label to keep it.
+    floor: u64,
+}
+
+struct Counter {
+    label: Arc<Key>,
+    /// Since it is counted; at least 0.
+    units: u64,
+    /// What it may have had before.
+    error: u64,
+    /// What the store has of these units, at most.
+    sent: u64,
+}
+
+impl Counter {
+    const fn count(&self) -> u64 {
+        self.units.saturating_add(self.error)
+    }
+
+    const fn unsent(&self) -> i64 {
+        self.units.cast_signed() - self.sent.cast_signed()
+    }
+
+    /// Whether the store has kept it, as far as is known.
+    const fn is_kept(&self) -> bool {
+        self.sent > 0
+    }
+}
+
+impl Sketch {
+    /// Adds units, at most 2^53, or takes them back where they are below 0.
+    pub(super) fn add(&mut self, label: Label<'_>, units: i64) {
+        self.total = self.total.saturating_add(units);
+        let added = units.unsigned_abs();
+        match self.find(label) {
+            Some(counter) if units < 0 => counter.units = counter.units.saturating_sub(added),
+            Some(counter) => counter.units = counter.units.saturating_add(added),
+            None if units > 0 => self.enter(label, added),
+            None => {}
+        }
+    }
+
+    /// What the store was not told yet, and marks it as told. Labels that the store would not keep wait.
+    pub(super) fn take_unsent(&mut self) -> Unsent {
+        let (floor, mut waiting) = (self.floor, 0);
+        let mut units = Vec::new();
+        for counter in &mut self.counters {
+            let unsent = counter.unsent();
+            if unsent == 0 {
+                continue;
+            }
+            if counter.is_kept() || unsent.unsigned_abs() > floor {
+                counter.sent = counter.units;
+                units.push((Arc::clone(&counter.label), unsent));
+            } else {
+                waiting = waiting.max(unsent.unsigned_abs());
+            }
+        }
+        let error = self.lost.saturating_add(waiting).cast_signed();
+        let sent = std::mem::replace(&mut self.sent, (self.total, error));
+        Unsent {
+            units,
+            total: self.total - sent.0,
+            error: error - sent.1,
+        }
+    }
+
+    /// Notes what the store has of the labels that it was told last. Less than it should have been means that it has
+    /// dropped a label, or what it was told: then the difference is told again.
+    pub(super) fn note<'a>(&mut self, labels: impl Iterator<Item = Label<'a>>, kept: &Kept) {
+        self.floor = kept.floor;
+        for (label, units) in labels.zip(&kept.units) {
+            if let Some(counter) = self.find(label) {
+                counter.sent = counter.sent.min(*units);
+            }
+        }
+    }
+
+    fn find(&mut self, label: Label<'_>) -> Option<&mut Counter> {
+        let mut places = self.hashes.iter().enumerate();
+        let place = places.find(|(_, hash)| **hash == label.hash)?.0;
+        let counter = &mut self.counters[place];
+        // Two labels of one hash, which is keyed, share a counter as long as the first has one.
+        Some(counter)
+    }
+
+    fn enter(&mut self, label: Label<'_>, units: u64) {
+        let mut counter = Counter {
+            label: Arc::clone(label.key),
+            units,
+            error: self.lost,
+            sent: 0,
+        };
+        if self.counters.len() < COUNTERS {
+            self.hashes.push(label.hash);
+            self.counters.push(counter);
+            return;
+        }
+        let counts = self.counters.iter().map(Counter::count).enumerate();
+        if let Some((place, least)) = counts.min_by_key(|(_, count)| *count) {
+            self.lost = self.lost.max(least);
+            counter.error = self.lost;
+            self.hashes[place] = label.hash;
+            self.counters[place] = counter;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! `sluicegate contributors`.
+
+use serde_json::{Value, json};
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
+
+use crate::{
+    common::redis::Server,
+    tool::{Said, Tool},
+};
+
+const POLICIES: &str = "api = ['100/1m', '1000/1h']";
+
+/// A server that knows who has used the account `acme`.
+async fn server() -> Server {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let limiter = Limiter::new(store);
+    let (policy, acme) = (policy(), Key::new("account", "acme"));
+    for (user, cost) in [("alice", 60), ("bob", 10), ("alice", 5), ("carol", 25)] {
+        let charge = Charge::new(&policy, acme.clone(), cost).by(Key::new("user", user));
+        assert!(limiter.check([charge]).await.unwrap().is_allowed());
+    }
+    limiter.contributors(&policy, &acme).await.unwrap();
+    server
+}
+
+fn policy() -> Policy {
+    Policy::parse("api", "100/1m,1000/1h").unwrap()
+}
+
+fn run(server: &Server, args: &str) -> Said {
+    let tool = Tool::new();
+    tool.write("policies.toml", POLICIES);
+    let url = server.url();
+    tool.run(&format!("contributors {args} --redis {url}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_used_most_comes_first() {
+    let server = server().await;
+    let said = run(
+        &server,
+        "account=acme --policy api --policies policies.toml",
+    );
+    assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
+    let expected = "100 units under `api`
+
+  contributor   units   at most   share
+─────────────────────────────────────────
+  user=alice    65      65        65 %
+  user=carol    25      25        25 %
+  user=bob      10      10        10 %
+
+0 units are of others, or not known whose.
+";
+    assert_eq!(said.stdout, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_gets_json_and_as_many_as_it_wants() {
+    let server = server().await;
+    let said = run(
+        &server,
+        "account=acme --policy api --window 1h --top 1 --json",
+    );
+    assert_eq!(said.code, 0, "{said:?}");
+    let report: Value = serde_json::from_str(&said.stdout).unwrap();
+    let expected = json!({
+        "policy": "api",
+        "window_ms": 3_600_000,
+        "total": 100,
+        "contributors": [{ "label": "user=alice", "units": 65, "at_most": 65 }],
+    });
+    assert_eq!(report, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_known_of_another_account_or_another_window() {
+    let server = server().await;
+    for args in [
+        "account=globex --policy api --window 1h",
+        "account=acme --policy other --window 1h",
+        "account=acme --policy api --window 1m",
+    ] {
+        let said = run(&server, args);
+        assert_eq!(said.code, 1, "{args}: {said:?}");
+        assert!(said.stdout.starts_with("Nobody is known"), "{args}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rights_that_it_names_are_enough() {
+    let server = server().await;
+    let rights = "~sluicegate:* +evalsha +eval +time +get +zrange";
+    server.run::<()>(&format!("ACL SETUSER reader reset on >sesame {rights}"));
+    let url = server.url().replace("//", "//reader:sesame@");
+    let args = "contributors account=acme --policy api --window 1h --redis";
+    let said = Tool::new().run(&format!("{args} {url}"));
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.stdout.contains("user=alice"), "{said:?}");
+}
+
+#[test]
+fn what_is_missing_or_wrong_is_named() {
+    let tool = Tool::new();
+    tool.write("policies.toml", POLICIES);
+    for (args, expected) in [
+        ("account=acme --policy api", "the window is needed"),
+        ("account=acme --policy api --window 1w", "write a time as"),
+        (
+            "account=acme --policy other --policies policies.toml",
+            "policies.toml has no policy `other`",
+        ),
+        ("account=acme --window 1h", "--policy <NAME>"),
+        ("acme --policy api --window 1h", "write KIND=VALUE"),
+    ] {
+        let said = tool.run(&format!("contributors {args} --redis redis://127.0.0.1:1"));
+        assert_eq!(said.code, 2, "{args}: {said:?}");
+        assert!(said.stderr.contains(expected), "{args}: {said:?}");
+    }
+}

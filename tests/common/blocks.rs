@@ -1,0 +1,571 @@
+//! What every store that keeps blocks has to do: tests made by [`blocks!`](crate::blocks).
+
+use std::{
+    slice,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use sluicegate::{
+    Charge, Decision, Key, Limiter, Policy, Store,
+    block::{Block, BlockedBy, Until},
+    decision::Blocked,
+    store::{Check, Operation, Reply, Settlement},
+    test_util::TestClock,
+};
+
+use super::{contract::patient, history::START_MS, outcome::ms};
+
+/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, TestClock)`.
+#[macro_export]
+macro_rules! blocks {
+    ($new:path) => {
+        $crate::blocks! { @each $new:
+            a_block_denies_until_exactly_its_time
+            a_block_until_a_time_ends_then
+            a_blocked_check_charges_nothing_to_anybody
+            of_two_blocks_the_later_end_holds
+            a_block_for_ever_is_one_for_ever
+            unblocking_ends_all_blocks
+            unblocking_forgets_the_strikes
+            checks_that_heed_no_blocks_are_not_denied
+            of_several_blocked_keys_the_latest_is_told
+            the_last_of_the_most_keys_is_told
+            a_blocked_fill_admits_none
+            shadows_are_no_reason_and_are_not_asked
+            a_look_at_no_cost_is_denied_and_a_peek_is_not
+            operations_with_blocks_are_done_in_their_order
+            a_block_holds_though_the_clock_steps_back
+            a_time_in_the_past_blocks_nobody
+            blocks_and_limits_of_one_identity_do_not_meet
+            secret_keys_are_blocked_apart_from_plain_ones
+            what_was_blocked_is_not_settled
+            a_ban_follows_the_last_strike_and_lasts_its_time
+        }
+    };
+    (@each $new:path: $($sentence:ident)*) => {
+        $(
+            #[tokio::test]
+            async fn $sentence() {
+                let (store, clock) = $new().await;
+                clock.set($crate::common::history::START_MS);
+                $crate::common::blocks::$sentence(std::sync::Arc::new(store), clock).await;
+            }
+        )*
+    };
+}
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn api() -> Policy {
+    Policy::parse("api", "5/1d").unwrap()
+}
+
+fn user(name: &str) -> Key {
+    Key::new("user", name)
+}
+
+/// A check of one unit for each of these users, which heeds blocks.
+fn check(users: &[&str]) -> Check {
+    let charges = users.iter().map(|it| Charge::new(&api(), user(it), 1));
+    Check::new(charges).unwrap().with_blocks()
+}
+
+async fn decide(store: &impl Store, users: &[&str]) -> Decision {
+    store.check(&check(users)).await.unwrap()
+}
+
+async fn block(store: &impl Store, key: &Key, until: impl Into<Until>, by: BlockedBy) -> Block {
+    store.block(key, until.into(), by).await.unwrap()
+}
+
+async fn block_user(store: &impl Store, name: &str, until: impl Into<Until>) -> Block {
+    block(store, &user(name), until, BlockedBy::Operator).await
+}
+
+fn blocked(decision: Decision) -> Blocked {
+    match decision {
+        Decision::Blocked(blocked) => blocked,
+        other => panic!("not blocked: {other:?}"),
+    }
+}
+
+async fn is_blocked(store: &impl Store, name: &str) -> bool {
+    matches!(decide(store, &[name]).await, Decision::Blocked(_))
+}
+
+/// What is left for each of these users.
+async fn left(store: &impl Store, users: &[&str]) -> Vec<u64> {
+    let usage = store.check(&check(users).without_cost()).await.unwrap();
+    assert!(usage.is_allowed());
+    usage.usage().rules().map(|it| it.remaining()).collect()
+}
+
+fn at(ms: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(ms)
+}
+
+pub(crate) async fn a_block_denies_until_exactly_its_time(
+    store: Arc<impl Store>,
+    clock: TestClock,
+) {
+    for span in [1, 2, 999, 86_400_000 * 365] {
+        let start = clock.now_ms();
+        let block = block_user(&store, "alice", Duration::from_millis(span)).await;
+        assert_eq!(block, Block::new(start + span, BlockedBy::Operator));
+        for gone in [0, span / 2, span - 1] {
+            clock.set(start + gone);
+            let blocked = blocked(decide(&store, &["alice"]).await);
+            assert_eq!(blocked.key(), &user("alice"));
+            assert_eq!(blocked.block(), block);
+            assert_eq!(blocked.retry_after().map(ms), Some(span - gone));
+        }
+        clock.set(start + span);
+        let decision = decide(&store, &["alice"]).await;
+        assert!(decision.is_allowed(), "{span}");
+        assert_eq!(decision.usage().decided_at_ms(), start + span);
+    }
+}
+
+pub(crate) async fn a_block_until_a_time_ends_then(store: Arc<impl Store>, clock: TestClock) {
+    block_user(&store, "alice", at(START_MS + 1_500)).await;
+    // What is between two milliseconds is rounded up.
+    let soon = at(START_MS + 1_499) + Duration::from_nanos(1);
+    block_user(&store, "bob", soon).await;
+    for name in ["alice", "bob"] {
+        clock.set(START_MS + 1_499);
+        assert!(is_blocked(&store, name).await);
+        clock.set(START_MS + 1_500);
+        assert!(!is_blocked(&store, name).await);
+    }
+}
+
+pub(crate) async fn a_blocked_check_charges_nothing_to_anybody(
+    store: Arc<impl Store>,
+    _: TestClock,
+) {
+    block_user(&store, "bob", HOUR).await;
+    for users in [&["bob"][..], &["alice", "bob"], &["bob", "carol"]] {
+        let decision = decide(&store, users).await;
+        assert_eq!(decision.usage().decided_at_ms(), START_MS);
+        assert_eq!(decision.usage().policies().count(), 0);
+        assert_eq!(blocked(decision).key(), &user("bob"));
+    }
+    assert_eq!(left(&store, &["alice", "bob", "carol"]).await, [5, 5, 5]);
+}
+
+pub(crate) async fn of_two_blocks_the_later_end_holds(store: Arc<impl Store>, clock: TestClock) {
+    use BlockedBy::{Ban, Operator};
+    let both = [(Operator, Ban), (Ban, Operator), (Operator, Operator)];
+    for (number, (early, late)) in both.into_iter().enumerate() {
+        let [first, second, third] = [1, 2, 3].map(|it| user(&format!("{number}-{it}")));
+        let (short, long) = (Duration::from_secs(1), Duration::from_secs(2));
+        let (short_block, long_block) = (
+            Block::new(START_MS + 1_000, early),
+            Block::new(START_MS + 2_000, late),
+        );
+        assert_eq!(block(&store, &first, short, early).await, short_block);
+        assert_eq!(block(&store, &first, long, late).await, long_block);
+        assert_eq!(block(&store, &second, long, late).await, long_block);
+        assert_eq!(block(&store, &second, short, early).await, long_block);
+        // Of two that end at the same time, the first.
+        assert_eq!(block(&store, &third, long, late).await, long_block);
+        assert_eq!(block(&store, &third, long, early).await, long_block);
+        for key in [first, second, third] {
+            let charges = [Charge::new(&api(), key, 1)];
+            let check = Check::new(charges).unwrap().with_blocks();
+            clock.set(START_MS + 1_999);
+            let decision = store.check(&check).await.unwrap();
+            assert_eq!(blocked(decision).block(), long_block);
+            clock.set(START_MS + 2_000);
+            assert!(store.check(&check).await.unwrap().is_allowed());
+            clock.set(START_MS);
+        }
+    }
+    // One that has ended is no block.
+    let ended = block_user(&store, "alice", Duration::from_secs(1)).await;
+    clock.set(START_MS + 1_000);
+    let next = block(&store, &user("alice"), Duration::from_millis(1), Ban).await;
+    assert_eq!(ended.until_ms(), Some(START_MS + 1_000));
+    assert_eq!(next, Block::new(START_MS + 1_001, Ban));
+    assert!(is_blocked(&store, "alice").await);
+    clock.set(START_MS + 1_001);
+    assert!(!is_blocked(&store, "alice").await);
+}
+
+pub(crate) async fn a_block_for_ever_is_one_for_ever(store: Arc<impl Store>, clock: TestClock) {
+    let block = block_user(&store, "alice", Until::ForEver).await;
+    assert_eq!(block.until_ms(), None);
+    block_user(&store, "bob", Duration::MAX).await;
+    for until in [Until::After(HOUR), Until::At(at(START_MS + 1))] {
+        assert_eq!(block_user(&store, "alice", until).await, block);
+    }
+    let years = START_MS + 1_000 * 365 * 86_400_000;
+    for time in [START_MS, years] {
+        clock.set(time);
+        for name in ["alice", "bob"] {
+            let blocked = blocked(decide(&store, &[name]).await);
+            assert_eq!(blocked.block().until_ms(), None);
+            assert_eq!(blocked.retry_after(), None);
+        }
+    }
+    store.unblock(&user("alice")).await.unwrap();
+    assert!(!is_blocked(&store, "alice").await);
+}
+
+pub(crate) async fn unblocking_ends_all_blocks(store: Arc<impl Store>, _: TestClock) {
+    block_user(&store, "alice", HOUR).await;
+    block(&store, &user("alice"), 2 * HOUR, BlockedBy::Ban).await;
+    block_user(&store, "bob", HOUR).await;
+    for _ in 0..2 {
+        store.unblock(&user("alice")).await.unwrap();
+        assert!(!is_blocked(&store, "alice").await);
+    }
+    store.unblock(&user("nobody")).await.unwrap();
+    assert!(is_blocked(&store, "bob").await);
+    assert_eq!(left(&store, &["alice"]).await, [3], "its counts stay");
+}
+
+/// A limiter, and what it decides about a user under a policy that denies all and bans for an hour.
+async fn strike(limiter: &Limiter, policy: &Policy, name: &str) -> Decision {
+    let charge = Charge::new(policy, user(name), 1);
+    let decision = limiter.check([charge]).await.unwrap();
+    limiter.strikes_counted().await;
+    decision
+}
+
+fn banning(strikes: &str) -> Policy {
+    let policy = Policy::parse("login", "0/1d").unwrap();
+    policy.ban(strikes.parse().unwrap())
+}
+
+pub(crate) async fn unblocking_forgets_the_strikes(store: Arc<impl Store>, _: TestClock) {
+    let (limiter, policy) = (patient(Arc::clone(&store)), banning("3/10m=1h"));
+    for _ in 0..2 {
+        for _ in 0..2 {
+            let decision = strike(&limiter, &policy, "alice").await;
+            assert!(matches!(decision, Decision::Denied(_)));
+        }
+        limiter.unblock(&user("alice")).await.unwrap();
+    }
+    for _ in 0..3 {
+        let decision = strike(&limiter, &policy, "alice").await;
+        assert!(matches!(decision, Decision::Denied(_)));
+    }
+    let decision = strike(&limiter, &policy, "alice").await;
+    assert!(matches!(decision, Decision::Blocked(_)));
+    limiter.unblock(&user("alice")).await.unwrap();
+    let decision = strike(&limiter, &policy, "alice").await;
+    assert!(matches!(decision, Decision::Denied(_)));
+}
+
+pub(crate) async fn a_ban_follows_the_last_strike_and_lasts_its_time(
+    store: Arc<impl Store>,
+    clock: TestClock,
+) {
+    // The strikes of both processes count together.
+    let limiters = [patient(Arc::clone(&store)), patient(Arc::clone(&store))];
+    let policy = banning("3/10s@1s=1m");
+    let decide = async |place: usize, at_ms: u64| {
+        clock.set(START_MS + at_ms);
+        strike(&limiters[place], &policy, "alice").await
+    };
+    for (place, at_ms) in [(0, 0), (1, 5_000), (1, 11_000), (0, 12_000)] {
+        // The first is released at 11 s; the second, the third and the fourth are three.
+        let decision = decide(place, at_ms).await;
+        assert!(matches!(decision, Decision::Denied(_)), "{at_ms}");
+    }
+    for (place, at_ms) in [(1, 12_000), (0, 71_999)] {
+        let blocked = blocked(decide(place, at_ms).await);
+        assert_eq!(
+            blocked.block(),
+            Block::new(START_MS + 72_000, BlockedBy::Ban)
+        );
+        assert_eq!(blocked.retry_after().map(ms), Some(72_000 - at_ms));
+    }
+    // It forgot the strikes, and what it denied was none.
+    for at_ms in [72_000, 72_001, 72_002] {
+        assert!(matches!(decide(0, at_ms).await, Decision::Denied(_)));
+    }
+    let blocked = blocked(decide(1, 72_003).await);
+    assert_eq!(blocked.block().until_ms(), Some(START_MS + 132_002));
+}
+
+pub(crate) async fn checks_that_heed_no_blocks_are_not_denied(
+    store: Arc<impl Store>,
+    _: TestClock,
+) {
+    block_user(&store, "alice", HOUR).await;
+    let plain = Check::new([Charge::new(&api(), user("alice"), 1)]).unwrap();
+    assert!(!plain.heeds_blocks());
+    assert!(store.check(&plain).await.unwrap().is_allowed());
+    let operations = vec![
+        Operation::Check(plain.clone()),
+        Operation::Check(plain.clone().with_blocks()),
+        Operation::Check(plain.clone()),
+    ];
+    let replies = store.call(operations).await.unwrap();
+    let told = replies.into_iter().map(|reply| match reply.unwrap() {
+        Reply::Check(decision) => decision,
+        other => panic!("not a decision: {other:?}"),
+    });
+    let told: Vec<_> = told.collect();
+    assert!(told[0].is_allowed() && told[2].is_allowed());
+    assert!(matches!(told[1], Decision::Blocked(_)));
+    assert_eq!(left(&store, &["alice"]).await, [2]);
+    // What heeds no block is denied by its limits, and what is blocked by the block.
+    for _ in 0..2 {
+        assert!(store.check(&plain).await.unwrap().is_allowed());
+    }
+    assert!(matches!(
+        store.check(&plain).await.unwrap(),
+        Decision::Denied(_)
+    ));
+    assert!(is_blocked(&store, "alice").await);
+}
+
+pub(crate) async fn of_several_blocked_keys_the_latest_is_told(
+    store: Arc<impl Store>,
+    _: TestClock,
+) {
+    let all = [("alice", 1), ("bob", 3), ("carol", 2), ("dave", 3)];
+    for (name, seconds) in all {
+        block_user(&store, name, Duration::from_secs(seconds)).await;
+    }
+    for (users, expected) in [
+        (&["alice", "bob", "carol"][..], "bob"),
+        (&["bob", "carol", "alice"], "bob"),
+        (&["zoe", "alice", "carol"], "carol"),
+        // An identity is asked for once.
+        (&["alice", "alice", "alice", "carol"], "carol"),
+    ] {
+        let blocked = blocked(decide(&store, users).await);
+        assert_eq!(blocked.key(), &user(expected), "{users:?}");
+    }
+    // Under several policies, too.
+    let names = ["a", "b", "c"];
+    let charges = ["alice", "bob"].iter().flat_map(|name| {
+        names.map(|it| Charge::new(&Policy::parse(it, "5/1d").unwrap(), user(name), 1))
+    });
+    let check = Check::new(charges).unwrap().with_blocks();
+    let blocked = blocked(store.check(&check).await.unwrap());
+    assert_eq!(blocked.key(), &user("bob"));
+    assert_eq!(blocked.retry_after(), Some(Duration::from_secs(3)));
+}
+
+pub(crate) async fn the_last_of_the_most_keys_is_told(store: Arc<impl Store>, _: TestClock) {
+    let names: Vec<String> = (0..64).map(|it| it.to_string()).collect();
+    let users: Vec<&str> = names.iter().map(String::as_str).collect();
+    block_user(&store, "63", HOUR).await;
+    let blocked = blocked(decide(&store, &users).await);
+    assert_eq!(blocked.key(), &user("63"));
+    assert_eq!(left(&store, &users).await, [5; 64]);
+    store.unblock(&user("63")).await.unwrap();
+    assert!(decide(&store, &users).await.is_allowed());
+}
+
+pub(crate) async fn a_blocked_fill_admits_none(store: Arc<impl Store>, _: TestClock) {
+    block_user(&store, "bob", HOUR).await;
+    for (users, count) in [(&["bob"][..], 3), (&["alice", "bob"], 7), (&["bob"], 0)] {
+        let check = check(users);
+        let operations = vec![
+            Operation::Fill { check, count },
+            Operation::Check(self::check(&["carol"])),
+        ];
+        let replies = store.call(operations).await.unwrap();
+        let Ok(Reply::Fill(decisions)) = &replies[0] else {
+            panic!("{replies:?}");
+        };
+        assert_eq!(decisions.len(), usize::from(count));
+        for decision in decisions {
+            assert_eq!(blocked(decision.clone()).key(), &user("bob"));
+        }
+        assert!(matches!(
+            &replies[1],
+            Ok(Reply::Check(Decision::Allowed(_)))
+        ));
+    }
+    assert_eq!(left(&store, &["alice", "bob", "carol"]).await, [5, 5, 2]);
+    // One that nobody is blocked in is filled.
+    let check = check(&["alice"]);
+    let replies = store.call(vec![Operation::Fill { check, count: 9 }]).await;
+    let Ok(Reply::Fill(decisions)) = &replies.unwrap()[0] else {
+        panic!("no fill");
+    };
+    let admitted = decisions.iter().filter(|it| it.is_allowed()).count();
+    assert_eq!(admitted, 5);
+}
+
+pub(crate) async fn shadows_are_no_reason_and_are_not_asked(store: Arc<impl Store>, _: TestClock) {
+    let trial = Policy::parse("trial", "5/1d").unwrap();
+    let with_shadow = |counting: &str, shadow: &str| {
+        let charges = [
+            Charge::new(&api(), user(counting), 1),
+            Charge::new(&trial.clone().shadow(), user(shadow), 1),
+        ];
+        Check::new(charges).unwrap().with_blocks()
+    };
+    block_user(&store, "bob", HOUR).await;
+    let decision = store.check(&with_shadow("alice", "bob")).await.unwrap();
+    assert!(decision.usage().shadow().unwrap().is_allowed());
+
+    let decision = store.check(&with_shadow("bob", "alice")).await.unwrap();
+    assert!(decision.usage().shadow().is_none());
+    blocked(decision);
+    let looks = ["alice", "bob"].map(|it| Charge::new(&trial, user(it), 0));
+    let usage = store.check(&Check::new(looks).unwrap()).await.unwrap();
+    let left: Vec<_> = usage.usage().rules().map(|it| it.remaining()).collect();
+    assert_eq!(left, [5, 4]);
+
+    // Of shadows alone, none counts.
+    let alone = [Charge::new(&trial.shadow(), user("bob"), 1)];
+    let alone = Check::new(alone).unwrap().with_blocks();
+    assert!(store.check(&alone).await.unwrap().is_allowed());
+}
+
+pub(crate) async fn a_look_at_no_cost_is_denied_and_a_peek_is_not(
+    store: Arc<impl Store>,
+    _: TestClock,
+) {
+    block_user(&store, "alice", HOUR).await;
+    let look = || [Charge::new(&api(), user("alice"), 0)];
+    let check = Check::new(look()).unwrap().with_blocks();
+    blocked(store.check(&check).await.unwrap());
+    let limiter = patient(Arc::clone(&store)).with_blocks();
+    blocked(limiter.check(look()).await.unwrap());
+    assert!(!limiter.try_acquire(look()).await);
+    let waited = limiter.acquire(look(), 2 * HOUR).await;
+    blocked(waited.unwrap());
+    let usage = limiter.peek(look()).await.unwrap();
+    assert_eq!(usage.rules().next().unwrap().remaining(), 5);
+}
+
+pub(crate) async fn operations_with_blocks_are_done_in_their_order(
+    store: Arc<impl Store>,
+    _: TestClock,
+) {
+    let alice = || Operation::Check(check(&["alice"]));
+    let operations = vec![
+        alice(),
+        Operation::Block {
+            key: user("alice"),
+            until: Until::After(HOUR),
+            by: BlockedBy::Ban,
+        },
+        alice(),
+        Operation::Check(check(&["bob"])),
+        Operation::Block {
+            key: user("alice"),
+            until: Until::After(HOUR / 2),
+            by: BlockedBy::Operator,
+        },
+        Operation::Unblock { key: user("alice") },
+        alice(),
+        Operation::Reset {
+            policy: api(),
+            key: user("alice"),
+        },
+        alice(),
+    ];
+    let replies = store.call(operations).await.unwrap();
+    let told = replies.into_iter().map(|reply| match reply.unwrap() {
+        Reply::Check(Decision::Allowed(usage)) => {
+            let left = usage.rules().next().unwrap().remaining();
+            format!("{left} left")
+        }
+        Reply::Check(Decision::Blocked(blocked)) => format!("{:?}", blocked.block()),
+        other => format!("{other:?}"),
+    });
+    let told: Vec<String> = told.collect();
+    let ban = Block::new(START_MS + ms(HOUR), BlockedBy::Ban);
+    let (denied, asked) = (format!("{ban:?}"), format!("Block({ban:?})"));
+    let expected = [
+        "4 left", &asked, &denied, "4 left", &asked, "Unblock", "3 left", "Reset", "4 left",
+    ];
+    assert_eq!(told, expected);
+}
+
+pub(crate) async fn a_block_holds_though_the_clock_steps_back(
+    store: Arc<impl Store>,
+    clock: TestClock,
+) {
+    block_user(&store, "alice", Duration::from_secs(60)).await;
+    clock.set(START_MS - 5_000);
+    let blocked = blocked(decide(&store, &["alice"]).await);
+    assert_eq!(blocked.retry_after(), Some(Duration::from_secs(65)));
+    // What ends earlier by the clock of now is no later block.
+    let block = block_user(&store, "alice", Duration::from_secs(64)).await;
+    assert_eq!(block.until_ms(), Some(START_MS + 60_000));
+    clock.set(START_MS + 59_999);
+    assert!(is_blocked(&store, "alice").await);
+    clock.set(START_MS + 60_000);
+    assert!(!is_blocked(&store, "alice").await);
+}
+
+pub(crate) async fn a_time_in_the_past_blocks_nobody(store: Arc<impl Store>, clock: TestClock) {
+    let past = [
+        Until::At(UNIX_EPOCH - HOUR),
+        Until::At(UNIX_EPOCH),
+        Until::At(at(START_MS - 1)),
+        Until::At(at(START_MS)),
+        Until::After(Duration::ZERO),
+    ];
+    for until in past {
+        let block = block_user(&store, "alice", until).await;
+        assert!(block.until_ms().unwrap() <= START_MS, "{until:?}");
+        assert!(decide(&store, &["alice"]).await.is_allowed());
+        clock.set(START_MS - 1);
+        assert!(!is_blocked(&store, "bob").await);
+        clock.set(START_MS);
+        store.reset(&api(), &user("alice")).await.unwrap();
+        store.reset(&api(), &user("bob")).await.unwrap();
+    }
+    // Nor does it end a block.
+    block_user(&store, "alice", HOUR).await;
+    for until in past {
+        let block = block_user(&store, "alice", until).await;
+        assert_eq!(block.until_ms(), Some(START_MS + ms(HOUR)), "{until:?}");
+        assert!(is_blocked(&store, "alice").await);
+    }
+}
+
+pub(crate) async fn blocks_and_limits_of_one_identity_do_not_meet(
+    store: Arc<impl Store>,
+    clock: TestClock,
+) {
+    assert!(decide(&store, &["alice"]).await.is_allowed());
+    block_user(&store, "alice", Duration::from_secs(1)).await;
+    assert_eq!(left(&store, &["alice"]).await, [4]);
+    store.reset(&api(), &user("alice")).await.unwrap();
+    assert!(is_blocked(&store, "alice").await, "a reset ends no block");
+    clock.advance(Duration::from_secs(1));
+    assert!(decide(&store, &["alice"]).await.is_allowed());
+    // An identity of another kind is another one.
+    block(&store, &Key::new("ip", "alice"), HOUR, BlockedBy::Operator).await;
+    assert!(!is_blocked(&store, "alice").await);
+}
+
+pub(crate) async fn secret_keys_are_blocked_apart_from_plain_ones(
+    store: Arc<impl Store>,
+    _: TestClock,
+) {
+    let (secret, plain) = (Key::secret("user", "alice"), user("alice"));
+    let long = Key::new("user", "a".repeat(2_000));
+    for (blocked_key, other) in [(&secret, &plain), (&plain, &secret), (&long, &plain)] {
+        block(&store, blocked_key, HOUR, BlockedBy::Operator).await;
+        for key in [blocked_key, other] {
+            let charge = Charge::new(&api(), key.clone(), 1);
+            let check = Check::new(slice::from_ref(&charge).iter().cloned()).unwrap();
+            let decision = store.check(&check.with_blocks()).await.unwrap();
+            assert_eq!(matches!(decision, Decision::Blocked(_)), key == blocked_key);
+        }
+        store.unblock(blocked_key).await.unwrap();
+    }
+}
+
+pub(crate) async fn what_was_blocked_is_not_settled(store: Arc<impl Store>, _: TestClock) {
+    block_user(&store, "alice", HOUR).await;
+    let decision = decide(&store, &["alice"]).await;
+    assert!(Settlement::new(decision.usage(), []).is_err());
+    assert!(Settlement::new(decision.usage(), [0]).is_err());
+}

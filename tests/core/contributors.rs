@@ -1,0 +1,343 @@
+//! Proves when the store is told who contributes, that nobody waits for it, and that it is bounded.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use allocation_counter::measure;
+use futures::{executor::block_on, future::pending};
+use sluicegate::{
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
+    contributors::{Contribution, Contributors},
+    error::StoreErrorKind,
+    store::{Check, ContributeFuture, Count, Settlement, StoreFuture},
+    test_util::TestClock,
+};
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    task::yield_now,
+    time::{Instant, advance},
+};
+
+/// A memory store that can be deaf when it is told of contributors, and counts how often it is.
+#[derive(Clone, Debug, Default)]
+struct Probe {
+    store: MemoryStore,
+    told: Arc<AtomicUsize>,
+    is_deaf: Arc<AtomicBool>,
+}
+
+impl Store for Probe {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.store.check(check)
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.store.reset(policy, key)
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        self.told.fetch_add(1, SeqCst);
+        if self.is_deaf.load(SeqCst) {
+            return StoreFuture::pending(pending());
+        }
+        self.store.contribute(contributions)
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        self.store.contributors(policy, key)
+    }
+}
+
+fn policy() -> Policy {
+    Policy::parse("api", "1000000000/1h").unwrap()
+}
+
+fn acme() -> Key {
+    Key::new("account", "acme")
+}
+
+async fn check(limiter: &Limiter, user: &str) {
+    let charge = Charge::new(&policy(), acme(), 1).by(Key::new("user", user));
+    assert!(limiter.check([charge]).await.unwrap().is_allowed());
+}
+
+/// What the store knows, without asking the limiter, which would tell it more.
+async fn known(store: &impl Store) -> u64 {
+    let contributors = store.contributors(&policy(), &acme()).await.unwrap();
+    contributors.total()
+}
+
+/// Lets time pass, and the tasks that wait for it do what they do.
+async fn pass(seconds: u64) {
+    for _ in 0..seconds * 2 {
+        advance(Duration::from_millis(500)).await;
+        for _ in 0..8 {
+            yield_now().await;
+        }
+    }
+}
+
+fn tasks() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_store_is_told_once_a_second_until_nothing_happens_any_more() {
+    let probe = Probe::default();
+    let limiter = Limiter::new(probe.clone());
+    check(&limiter, "alice").await;
+    yield_now().await;
+    assert_eq!((known(&probe).await, tasks()), (0, 1));
+    pass(2).await;
+    assert_eq!(known(&probe).await, 1);
+    for _ in 0..100 {
+        check(&limiter, "bob").await;
+    }
+    let told = probe.told.load(SeqCst);
+    pass(2).await;
+    assert_eq!((known(&probe).await, tasks()), (101, 1));
+    assert_eq!(probe.told.load(SeqCst), told + 1, "in one call");
+    pass(15).await;
+    assert_eq!(tasks(), 0, "nothing happens");
+    check(&limiter, "carol").await;
+    pass(2).await;
+    assert_eq!(known(&probe).await, 102);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_label_nothing_is_spawned_and_nothing_told() {
+    let probe = Probe::default();
+    let limiter = Limiter::new(probe.clone());
+    for _ in 0..10 {
+        let charge = [Charge::new(&policy(), acme(), 1)];
+        let decision = limiter.check(charge).await.unwrap();
+        limiter.settle(decision.usage(), [3]).await.unwrap();
+    }
+    pass(2).await;
+    assert_eq!((tasks(), probe.told.load(SeqCst)), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limiter_that_is_dropped_tells_the_rest_and_leaves_nothing() {
+    let probe = Probe::default();
+    let limiter = Limiter::new(probe.clone());
+    let clone = limiter.clone().timeout(Duration::from_secs(1));
+    check(&limiter, "alice").await;
+    check(&clone, "alice").await;
+    drop(limiter);
+    pass(1).await;
+    check(&clone, "alice").await;
+    drop(clone);
+    yield_now().await;
+    assert_eq!(known(&probe).await, 3);
+    pass(2).await;
+    assert_eq!((tasks(), Arc::strong_count(&probe.told)), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_does_not_answer_delays_no_check_and_loses_what_it_was_told() {
+    let probe = Probe::default();
+    let limiter = Limiter::new(probe.clone());
+    probe.is_deaf.store(true, SeqCst);
+    let start = Instant::now();
+    for round in 0..50 {
+        for user in 0..100 {
+            check(&limiter, &format!("{round}-{user}")).await;
+        }
+    }
+    assert_eq!(Instant::now(), start, "no check waits");
+    pass(4).await;
+    assert!(probe.told.load(SeqCst) >= 1);
+    probe.is_deaf.store(false, SeqCst);
+    pass(2).await;
+    check(&limiter, "alice").await;
+    pass(2).await;
+    assert_eq!(known(&probe).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_waits_no_longer_than_the_timeout() {
+    let probe = Probe::default();
+    let limiter = Limiter::new(probe.clone()).timeout(Duration::from_millis(70));
+    probe.is_deaf.store(true, SeqCst);
+    check(&limiter, "alice").await;
+    let start = Instant::now();
+    let error = limiter.contributors(&policy(), &acme()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Timeout);
+    assert!(start.elapsed() < Duration::from_millis(80));
+}
+
+fn runtime() -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_all().start_paused(true).build().unwrap()
+}
+
+#[test]
+fn a_task_that_was_aborted_with_its_runtime_is_spawned_again() {
+    let probe = Probe::default();
+    let limiter = Limiter::new(probe.clone());
+    for expected in [1, 2] {
+        runtime().block_on(async {
+            check(&limiter, "alice").await;
+            pass(2).await;
+            assert_eq!(known(&probe).await, expected);
+        });
+    }
+    drop(limiter);
+}
+
+#[test]
+fn outside_of_a_runtime_what_is_asked_for_is_told() {
+    let store = MemoryStore::new();
+    let limiter = Limiter::new(store.clone());
+    block_on(async {
+        check(&limiter, "alice").await;
+        assert_eq!(known(&store).await, 0);
+        let contributors = limiter.contributors(&policy(), &acme()).await.unwrap();
+        assert_eq!(contributors.iter().next().unwrap().label(), "user=alice");
+    });
+}
+
+#[tokio::test]
+async fn who_waits_contributes_when_admitted() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let policy = Policy::parse("api", "1/50ms@exact").unwrap();
+    for user in ["alice", "bob", "carol"] {
+        let charge = Charge::new(&policy, acme(), 1).by(Key::new("user", user));
+        let decision = limiter.acquire([charge], Duration::from_secs(9)).await;
+        assert!(decision.unwrap().is_allowed());
+    }
+    let contributors = limiter.contributors(&policy, &acme()).await.unwrap();
+    assert_eq!((contributors.iter().len(), contributors.total()), (3, 3));
+}
+
+/// Admits everything, and keeps nothing; it does not know contributors, as a store of a user's own.
+#[derive(Debug)]
+struct Admitting(TestClock);
+
+impl Store for Admitting {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        let decision = Decision::new(check, true, self.0.now_ms(), &[Count::default()]);
+        StoreFuture::ready(decision)
+    }
+
+    fn settle(&self, _: &Settlement) -> StoreFuture<Usage> {
+        unreachable!()
+    }
+
+    fn reset(&self, _: &Policy, _: &Key) -> StoreFuture<()> {
+        StoreFuture::ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_keeps_no_contributors_decides_and_says_so() {
+    let limiter = Limiter::new(Admitting(TestClock::new(1_000_000)));
+    check(&limiter, "alice").await;
+    let error: StoreError = limiter.contributors(&policy(), &acme()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
+    assert_eq!(error.to_string(), "this store keeps no contributors");
+}
+
+/// The bytes that a process keeps for each of so many accounts, after 120 labels of 48 bytes and a new span.
+fn bytes_for_each(accounts: u32) -> u64 {
+    let clock = TestClock::new(1_000_000_000);
+    let limiter = Limiter::new(Admitting(clock.clone()));
+    let policy = policy();
+    let fill = || {
+        for account in 0..accounts {
+            for label in 0..120 {
+                if label % 60 == 59 {
+                    clock.advance(Duration::from_secs(601));
+                }
+                let key = Key::new("account", format!("account-{account:08}"));
+                let label = Key::new("user", format!("{label:048}"));
+                let charge = Charge::new(&policy, key, 1).by(label);
+                block_on(limiter.check([charge])).unwrap();
+            }
+        }
+    };
+    let kept = u64::try_from(measure(fill).bytes_current).unwrap();
+    kept / u64::from(accounts.min(1_024))
+}
+
+#[test]
+fn a_process_keeps_at_most_8_kb_for_an_account_and_at_most_1024_accounts() {
+    let (few, many) = (bytes_for_each(16), bytes_for_each(1_500));
+    eprintln!("{few} bytes for each of 16 accounts, {many} for each of 1024 of 1500");
+    assert!(few <= 8_192 && many <= 8_192, "{few}, {many}");
+}
+
+/// Numbers from 0 on, the first of them most often: the nth 1/n^exponent as often as the first.
+struct Zipf(Vec<f64>);
+
+impl Zipf {
+    fn new(labels: u32, exponent: f64) -> Self {
+        let mut sum = 0.0;
+        let sums = (1..=labels).map(|n| {
+            sum += f64::from(n).powf(-exponent);
+            sum
+        });
+        Self(sums.collect())
+    }
+
+    fn next(&self, random: &mut fastrand::Rng) -> usize {
+        let at = random.f64() * self.0[self.0.len() - 1];
+        self.0.partition_point(|sum| *sum < at)
+    }
+}
+
+/// How many of the true top five are among the five that are told first, of four processes that tell the store after
+/// every hundred checks each.
+async fn recall(labels: u32, exponent: f64, seed: u64) -> usize {
+    let clock = TestClock::new(1_700_000_000_000);
+    let store = MemoryStore::new().clock(clock.clone());
+    let processes = [(); 4].map(|()| Limiter::new(store.clone()));
+    let (zipf, mut random) = (Zipf::new(labels, exponent), fastrand::Rng::with_seed(seed));
+    let mut truth = vec![0_u64; labels as usize];
+    for step in 1..=40_000 {
+        let (label, process) = (zipf.next(&mut random), &processes[random.usize(..4)]);
+        truth[label] += 1;
+        check(process, &label.to_string()).await;
+        if step % 400 == 0 {
+            clock.advance(Duration::from_secs(30));
+            for process in &processes {
+                process.contributors(&policy(), &acme()).await.unwrap();
+            }
+        }
+    }
+    let told = processes[0].contributors(&policy(), &acme()).await.unwrap();
+    assert_eq!(told.total(), 40_000);
+    let mut sorted = truth.clone();
+    sorted.sort_unstable_by(|a, b| b.cmp(a));
+    let mut right = 0;
+    for contributor in told.iter().take(5) {
+        let label: usize = contributor.label()[5..].parse().unwrap();
+        let (units, most) = (contributor.units(), contributor.units() + told.error());
+        assert!(
+            (units..=most).contains(&truth[label]),
+            "{units} {}",
+            truth[label]
+        );
+        right += usize::from(truth[label] >= sorted[4]);
+    }
+    right
+}
+
+#[tokio::test]
+async fn of_the_true_top_five_at_least_95_percent_are_found_over_four_processes() {
+    let mut right = 0;
+    for (labels, exponent) in [(1_000, 1.0), (10_000, 1.0), (1_000, 1.2), (10_000, 0.9)] {
+        right += recall(labels, exponent, 1).await + recall(labels, exponent, 2).await;
+    }
+    assert!(right >= 38, "{right} of 40");
+}

@@ -1,0 +1,218 @@
+//! The dashboard and the alert rules beside the examples ask for what is emitted, and show all of it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+};
+
+use crate::common::scripted::Scripted;
+use http::{Request, Response};
+use metrics_exporter_prometheus::PrometheusBuilder;
+use sluicegate::{
+    Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    observe::MetricsObserver,
+};
+use tower::{Layer, ServiceExt, service_fn};
+
+const DASHBOARD: &str = include_str!("../../examples/grafana/dashboard.json");
+const ALERTS: &str = include_str!("../../examples/grafana/alerts.yml");
+const SOURCE: &str = include_str!("../../src/observe/metrics.rs");
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+/// Requests that are allowed, denied, blocked, banned and without a key, and a store that fails until the breaker opens.
+async fn traffic() {
+    let limiter = Limiter::new(MemoryStore::new()).observer(MetricsObserver::new());
+    let layer = RateLimitLayer::new(limiter)
+        .limit(policy("api", "1/1d"), Header::new("x-user"))
+        .limit(policy("trial", "0/1d").shadow(), Header::new("x-user"))
+        .block(|head| head.headers.get("x-user").is_some_and(|it| it == "mallory"));
+    let inner =
+        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    let service = layer.layer(inner);
+    for user in [Some("alice"), Some("alice"), Some("mallory"), None] {
+        let mut request = Request::get("/");
+        if let Some(user) = user {
+            request = request.header("x-user", user);
+        }
+        let request = request.body(String::new()).unwrap();
+        service.clone().oneshot(request).await.unwrap();
+    }
+
+    let limiter = Limiter::new(MemoryStore::new()).observer(MetricsObserver::new());
+    let login = policy("login", "0/1d").ban("1/1d=1h".parse().unwrap());
+    for _ in 0..2 {
+        let charge = Charge::new(&login, Key::new("user", "mallory"), 1);
+        let _ = limiter.check([charge]).await;
+        limiter.strikes_counted().await;
+    }
+
+    let limiter = Limiter::new(Scripted::failing()).observer(MetricsObserver::new());
+    let limiter = limiter.on_failure(FailurePolicy::Local).replicas(1);
+    let charge = Charge::new(&policy("api", "1/1d"), Key::new("user", "bob"), 1);
+    for _ in 0..8 {
+        let _ = limiter.check([charge.clone()]).await;
+    }
+}
+
+/// The metrics of a page of the exporter, each with its labels.
+fn emitted() -> BTreeMap<String, BTreeSet<String>> {
+    let recorder = PrometheusBuilder::new()
+        .set_buckets(&[0.001, 0.01])
+        .unwrap()
+        .build_recorder();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    metrics::with_local_recorder(&recorder, || runtime.block_on(traffic()));
+    let page = recorder.handle().render();
+    let samples = page
+        .lines()
+        .filter(|it| !it.is_empty() && !it.starts_with('#'));
+    samples
+        .map(|sample| {
+            let selector = Selector::read(sample);
+            let labels = selector.matchers.into_iter().map(|it| it.label);
+            (selector.metric, labels.collect())
+        })
+        .collect()
+}
+
+/// What is asked of Prometheus, and what is written from its answer: `{{policy}}` in a legend.
+struct Query {
+    expression: String,
+    text: String,
+}
+
+fn queries() -> Vec<Query> {
+    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|it| it["targets"].as_array().unwrap());
+    let targets = targets.map(|it| Query {
+        expression: it["expr"].as_str().unwrap().to_owned(),
+        text: it["legendFormat"].as_str().unwrap().to_owned(),
+    });
+    let rules = ALERTS.split("- alert: ").skip(1).map(|rule| {
+        let (head, annotations) = rule.split_once("annotations:").unwrap();
+        let (_, expression) = head.split_once("expr: ").unwrap();
+        let (expression, _) = expression.split_once("labels:").unwrap();
+        Query {
+            expression: expression.to_owned(),
+            text: annotations.replace("$labels.", "").replace("$value", ""),
+        }
+    });
+    targets.chain(rules).collect()
+}
+
+impl Query {
+    fn selectors(&self) -> impl Iterator<Item = Selector> {
+        let starts = self.expression.match_indices("sluicegate_");
+        starts.map(|(start, _)| Selector::read(&self.expression[start..]))
+    }
+
+    /// The labels that the answer has.
+    fn grouped(&self) -> BTreeSet<&str> {
+        let groups = self.expression.split("by (").skip(1);
+        let groups = groups.map(|it| it.split_once(')').unwrap().0);
+        groups.flat_map(|it| it.split(", ")).collect()
+    }
+
+    /// The labels that are written.
+    fn written(&self) -> impl Iterator<Item = &str> {
+        let places = self.text.split("{{").skip(1);
+        let places = places.map(|it| it.split_once("}}").unwrap().0);
+        places
+            .map(|it| it.split('|').next().unwrap().trim())
+            .filter(|it| !it.is_empty())
+    }
+}
+
+/// `metric{label="value", ...}`
+struct Selector {
+    metric: String,
+    matchers: Vec<Matcher>,
+}
+
+struct Matcher {
+    label: String,
+    values: Vec<String>,
+}
+
+impl Selector {
+    fn read(text: &str) -> Self {
+        let end = text.find(|it: char| !it.is_ascii_alphanumeric() && it != '_');
+        let (metric, rest) = text.split_at(end.unwrap_or(text.len()));
+        let matchers = rest.strip_prefix('{').and_then(|it| it.split_once('}'));
+        let matchers = matchers.map_or("", |it| it.0).split(',');
+        let matchers = matchers.filter(|it| !it.is_empty()).map(|matcher| {
+            let (label, value) = matcher.split_once('=').unwrap();
+            let values = value.trim_matches(['~', '"']).split('|');
+            Matcher {
+                label: label.trim().trim_end_matches('!').to_owned(),
+                values: values.map(str::to_owned).collect(),
+            }
+        });
+        Self {
+            metric: metric.to_owned(),
+            matchers: matchers.collect(),
+        }
+    }
+}
+
+/// The metric that a sample of a histogram belongs to.
+fn family(metric: &str) -> &str {
+    let suffixes = ["_bucket", "_count", "_sum"];
+    suffixes
+        .iter()
+        .find_map(|it| metric.strip_suffix(it))
+        .unwrap_or(metric)
+}
+
+#[test]
+fn what_the_dashboard_and_the_alerts_ask_for_is_emitted() {
+    let emitted = emitted();
+    for query in queries() {
+        let expression = &query.expression;
+        assert_ne!(query.selectors().count(), 0, "{expression}");
+        for selector in query.selectors() {
+            let known = emitted.get(&selector.metric);
+            let known =
+                known.unwrap_or_else(|| panic!("{} is not emitted: {expression}", selector.metric));
+            for Matcher { label, values } in selector.matchers {
+                assert!(known.contains(&label), "{label} is no label: {expression}");
+                for value in values.iter().filter(|it| *it != "$policy") {
+                    let documented = SOURCE.contains(&format!("`{value}`"));
+                    assert!(documented, "{label} is never {value}: {expression}");
+                }
+            }
+            for label in query.grouped() {
+                assert!(known.contains(label), "{label} is no label: {expression}");
+            }
+        }
+        // Prometheus itself adds the instance, unless a sum drops it.
+        let instance = (!expression.contains("sum")).then_some("instance");
+        for label in query.written() {
+            let has = query.grouped().contains(label) || instance == Some(label);
+            assert!(has || label == query.text, "{label}: {expression}");
+        }
+    }
+}
+
+#[test]
+fn the_dashboard_shows_every_metric() {
+    let emitted = emitted();
+    let emitted: BTreeSet<&str> = emitted.keys().map(|it| family(it)).collect();
+    let dashboard = DASHBOARD.match_indices("sluicegate_");
+    let shown: BTreeSet<String> = dashboard
+        .map(|(start, _)| family(&Selector::read(&DASHBOARD[start..]).metric).to_owned())
+        .collect();
+    let named: BTreeSet<&str> = SOURCE
+        .split('"')
+        .filter(|it| it.starts_with("sluicegate_") && !it.contains(' '))
+        .collect();
+    assert_eq!(emitted, named, "the traffic of this test causes all");
+    assert!(shown.iter().eq(&emitted), "{shown:?} {emitted:?}");
+}

@@ -1,0 +1,248 @@
+//! Proves what Redis keeps of contributors, for how long, and what happens while it does not answer.
+
+use std::time::{Duration, Instant};
+
+use crate::common::{redis::Server, stores};
+use futures::future::join_all;
+use sluicegate::{
+    Charge, FailurePolicy, Key, Limiter, Policy, RedisStore, contributors::Contributors,
+    error::StoreErrorKind, test_util::TestClock,
+};
+
+fn policy() -> Policy {
+    Policy::parse("api", "1000000000/1h").unwrap()
+}
+
+fn acme() -> Key {
+    Key::new("account", "acme")
+}
+
+fn charge(user: &str, cost: u64) -> [Charge; 1] {
+    [Charge::new(&policy(), acme(), cost).by(Key::new("user", user))]
+}
+
+async fn limiter(server: &Server) -> Limiter {
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    Limiter::new(store).timeout(Duration::from_secs(30))
+}
+
+async fn told(limiter: &Limiter) -> Contributors {
+    limiter.contributors(&policy(), &acme()).await.unwrap()
+}
+
+fn sets(server: &Server) -> Vec<String> {
+    server.run("KEYS sluicegate:{account=acme}:api:by:*")
+}
+
+/// How many of the true top five are told first. Four processes, each with a connection of its own, admit a Zipf load
+/// at the same time, and tell the store when they do: once a second.
+async fn recall(server: &Server, account: &str, seed: u64) -> usize {
+    let mut sum = 0.0;
+    let sums = (0..=2_000).map(|n| {
+        sum += if n > 0 { 1.0 / f64::from(n) } else { 0.0 };
+        sum
+    });
+    let sums: Vec<f64> = sums.collect();
+    let (policy, key) = (policy(), Key::new("account", account));
+    let processes = join_all((0..4).map(|_| limiter(server))).await;
+    let loads = processes.iter().enumerate().map(|(process, limiter)| {
+        let (policy, key, sums) = (&policy, &key, &sums);
+        async move {
+            let mut random = fastrand::Rng::with_seed(seed * 4 + process as u64);
+            let mut truth = vec![0_u64; 2_000];
+            for round in 0..60 {
+                let checks = (0..50).map(|_| {
+                    let at = random.f64() * sums[2_000];
+                    let label = sums.partition_point(|sum| *sum < at).max(1) - 1;
+                    truth[label] += 1;
+                    let label = Key::new("user", label.to_string());
+                    limiter.check([Charge::new(policy, key.clone(), 1).by(label)])
+                });
+                for decision in join_all(checks).await {
+                    assert!(decision.unwrap().is_allowed());
+                }
+                if round % 10 == process {
+                    limiter.contributors(policy, key).await.unwrap();
+                }
+            }
+            limiter.contributors(policy, key).await.unwrap();
+            truth
+        }
+    });
+    let truths = join_all(loads).await;
+    let truth: Vec<u64> = (0..2_000)
+        .map(|label| truths.iter().map(|truth| truth[label]).sum())
+        .collect();
+    let told = processes[0].contributors(&policy, &key).await.unwrap();
+    assert_eq!(told.total(), 12_000);
+    let mut sorted = truth.clone();
+    sorted.sort_unstable_by(|a, b| b.cmp(a));
+    let labels = told
+        .iter()
+        .take(5)
+        .map(|it| it.label()[5..].parse::<usize>());
+    labels
+        .filter(|label| truth[*label.as_ref().unwrap()] >= sorted[4])
+        .count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_the_true_top_five_at_least_95_percent_are_found_over_four_processes() {
+    let server = Server::start();
+    let mut right = 0;
+    for account in 0..4 {
+        right += recall(&server, &account.to_string(), account).await;
+    }
+    assert!(right >= 19, "{right} of 20");
+}
+
+#[tokio::test]
+async fn an_account_takes_at_most_8_kb_and_every_set_expires_with_the_window() {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let limiter = Limiter::new(store.clock(clock.clone())).timeout(Duration::from_secs(30));
+    for _ in 0..7 {
+        for user in 0..40 {
+            // The longest label that is not hashed, and counts of 32 bits.
+            let user = format!("{user:039}");
+            limiter.check(charge(&user, 3_000_000)).await.unwrap();
+        }
+        told(&limiter).await;
+        clock.advance(Duration::from_secs(600));
+    }
+    let sets = sets(&server);
+    assert_eq!(sets.len(), 7);
+    let mut bytes = 0;
+    for set in &sets {
+        bytes += server.run::<usize>(&format!("MEMORY USAGE {set}"));
+        assert_eq!(server.run::<usize>(&format!("ZCARD {set}")), 18, "{set}");
+        let encoding: String = server.run(&format!("OBJECT ENCODING {set}"));
+        assert_eq!(encoding, "listpack");
+        let ttl: i64 = server.run(&format!("PTTL {set}"));
+        assert!((1..=7 * 600_000 + 1_000).contains(&ttl), "{set}: {ttl}");
+    }
+    eprintln!("{bytes} bytes in 7 sets");
+    assert!(bytes <= 8_192, "{bytes}");
+}
+
+#[tokio::test]
+async fn without_a_label_nothing_is_stored_but_the_counts() {
+    let server = Server::start();
+    let limiter = limiter(&server).await;
+    let charge = [Charge::new(&policy(), acme(), 1)];
+    limiter.check(charge).await.unwrap();
+    assert!(told(&limiter).await.iter().next().is_none());
+    let keys: Vec<String> = server.run("KEYS *");
+    assert_eq!(keys, ["sluicegate:{account=acme}:api"]);
+}
+
+#[tokio::test]
+async fn a_check_sends_nothing_more_and_the_rest_is_told_within_two_seconds() {
+    let server = Server::start();
+    let limiter = limiter(&server).await;
+    server.run::<()>("CONFIG RESETSTAT");
+    for _ in 0..100 {
+        limiter.check(charge("alice", 1)).await.unwrap();
+    }
+    assert!(
+        server.calls("zincrby") <= 6,
+        "it is told at most twice meanwhile"
+    );
+    let start = Instant::now();
+    let total = async || {
+        let store = RedisStore::connect(server.url()).await.unwrap();
+        Limiter::new(store)
+            .contributors(&policy(), &acme())
+            .await
+            .unwrap()
+            .total()
+    };
+    while total().await < 100 {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "nothing was told"
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn while_the_server_is_gone_checks_pass_and_afterwards_contributors_are_kept_again() {
+    let mut server = Server::start();
+    let limiter = limiter(&server).await.timeout(Duration::from_millis(300));
+    limiter.check(charge("alice", 5)).await.unwrap();
+    told(&limiter).await;
+    server.kill();
+    for _ in 0..50 {
+        assert!(limiter.try_acquire(charge("bob", 1)).await);
+    }
+    assert!(limiter.contributors(&policy(), &acme()).await.is_err());
+    server.restart();
+    let start = Instant::now();
+    while limiter.check(charge("alice", 1)).await.is_err() {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "it never decides again"
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // Nothing is known of what was kept before; the process tells again what it still knows.
+    limiter.check(charge("alice", 1)).await.unwrap();
+    told(&limiter).await;
+    let told = told(&limiter).await;
+    let list: Vec<_> = told.iter().map(|it| (it.label(), it.units())).collect();
+    assert_eq!(list, [("user=alice", 7)]);
+}
+
+#[tokio::test]
+async fn what_was_decided_locally_is_no_contribution() {
+    let mut server = Server::start();
+    let limiter = limiter(&server).await.timeout(Duration::from_millis(300));
+    let limiter = limiter.on_failure(FailurePolicy::Local);
+    server.kill();
+    let decision = limiter.check(charge("alice", 5)).await.unwrap();
+    assert!(decision.usage().is_local());
+    server.restart();
+    let start = Instant::now();
+    while limiter.contributors(&policy(), &acme()).await.is_err() {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "it never answers"
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(sets(&server).is_empty());
+}
+
+#[tokio::test]
+async fn a_set_that_was_not_written_by_this_crate_is_an_error_and_changes_no_check() {
+    let server = Server::start();
+    let limiter = limiter(&server).await;
+    limiter.check(charge("alice", 5)).await.unwrap();
+    told(&limiter).await;
+    for set in sets(&server) {
+        server.run::<()>(&format!("SET {set} x"));
+    }
+    assert!(
+        limiter
+            .check(charge("alice", 5))
+            .await
+            .unwrap()
+            .is_allowed()
+    );
+    let error = limiter.contributors(&policy(), &acme()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Protocol);
+}
+
+#[tokio::test]
+async fn it_works_over_every_kind_of_connection() {
+    let server = Server::start();
+    let mut stores = stores::all(&server).await;
+    stores.push(("manager", stores::manager(&server).await));
+    for (place, (name, store)) in (1..).zip(stores) {
+        let limiter = Limiter::new(store).timeout(Duration::from_secs(30));
+        limiter.check(charge("alice", 1)).await.unwrap();
+        assert_eq!(told(&limiter).await.total(), place, "{name}");
+    }
+}
