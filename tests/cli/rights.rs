@@ -61,6 +61,27 @@ async fn each_verb_does_with_its_rights_and_with_no_fewer() {
     }
 }
 
+/// Servers from Redis 7.0 on know rights to read keys.
+#[tokio::test]
+async fn to_read_the_right_to_read_keys_is_enough() {
+    let site = Site::start().await;
+    let info: String = site.server.run("INFO server");
+    if info.contains("redis_version:6.") {
+        return;
+    }
+    site.charge("api", "alice", 1).await;
+    let mut rights = SCAN;
+    rights[0] = "%R~sluicegate:*";
+    let url = limited(&site.server, &rights);
+    for verb in [
+        "inspect user=alice",
+        "explain user=alice --policies policies.toml",
+        "top",
+    ] {
+        site.text(&format!("{verb} --redis {url}"));
+    }
+}
+
 #[test]
 fn the_page_names_these() {
     let page = include_str!("../../src/bin/sluicegate/README.md");

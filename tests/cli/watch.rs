@@ -59,6 +59,14 @@ impl Watching {
     }
 }
 
+/// A test that fails leaves no program behind.
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 #[tokio::test]
 async fn in_a_pipe_there_is_a_line_for_each_change() {
     let site = Site::start().await;

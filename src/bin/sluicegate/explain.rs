@@ -31,10 +31,11 @@ use super::{
 const EXAMPLES: &str = "\
 Examples:
   sluicegate explain user=alice --policies policies.toml
-  sluicegate explain ip=203.0.113.7 --policies policies.toml --policy login --cost 5
+  sluicegate explain ip=203.0.113.7 --policies policies.toml --cost 5
 
-Answers what the service would be answered if it charged the identity under all policies of the file, or those that are
-named. What fits is told by the policies of the file: it has to be that of the service. Nothing is charged.
+Answers what the service would be answered if it charged the identity under
+all policies of the file, or those that are named. What fits is told by the
+policies of the file: it has to be that of the service. Nothing is charged.
 
 Exit codes: 0 the request would pass, 1 it would be denied.
 
@@ -257,7 +258,7 @@ impl RuleReport {
         let fits = match (self.fits, self.fits_ms) {
             (true, _) => Cell::new("now"),
             (false, None) => Cell::new("never").fg(Color::Red),
-            (false, Some(ms)) => Cell::new(format!("at {}", time(ms, now_ms))).fg(Color::Red),
+            (false, Some(ms)) => Cell::new(time(ms, now_ms)).fg(Color::Red),
         };
         vec![
             Cell::new(policy),
@@ -294,7 +295,7 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
     for policy in &used {
         for (index, rule) in policy.rules.iter().enumerate() {
             let name = match (index, policy.shadow) {
-                (0, true) => format!("{} (shadow)", policy.policy),
+                (0, true) => format!("{}*", policy.policy),
                 (0, false) => policy.policy.clone(),
                 _ => String::new(),
             };
@@ -308,6 +309,9 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
     }
     if !used.is_empty() {
         output.write_table(&table)?;
+    }
+    if used.iter().any(|policy| policy.shadow) {
+        writeln!(output, "{DIM}*: a shadow, which denies no request{DIM:#}")?;
     }
     if !empty.is_empty() {
         let empty: Vec<&str> = empty.iter().map(|it| it.policy.as_str()).collect();

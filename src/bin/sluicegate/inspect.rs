@@ -31,14 +31,18 @@ Examples:
   sluicegate inspect header:x-api-key=- < key.txt
   sluicegate inspect user=alice --json | jq '.policies[].rules[].used'
 
-Name the policies or give their file: the keys are then read by their names. Otherwise the tool looks at all keys of the
-server to find those of the identity: slowly, so as not to be in the way, and only the file tells the limits.
+Name the policies or give their file: the keys are then read by their names.
+Otherwise the tool looks at all keys of the server to find those of the
+identity: slowly, so as not to be in the way, and only the file tells the
+limits.
 
 `one more` is when one more unit fits, `empty` when nothing counts any more.
-The picture shows the window of the rule, the newest units at the right; its highest bar is full. A `?` stands for
-a limit that the file does not tell: of a process with other rules, or from before they were changed.
+The picture shows the window of the rule, the newest units at the right; its
+highest bar is full. A `?` stands for a limit that the file does not tell:
+of a process with other rules, or from before they were changed.
 
-Rights: GET and TIME of the keys `PREFIX:*`; without named policies SCAN and DBSIZE too. Nothing is written.";
+Rights: GET and TIME of the keys `PREFIX:*`; without named policies SCAN and
+DBSIZE too. Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

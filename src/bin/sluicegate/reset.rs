@@ -18,16 +18,18 @@ use super::{
 
 const EXAMPLES: &str = "\
 Examples:
-  sluicegate reset user=alice --policy api              asks first
+  sluicegate reset user=alice --policy api   asks first
   sluicegate reset user=alice --policies policies.toml --yes
-  sluicegate reset user=alice                           looks at all keys for hers, and asks
+  sluicegate reset user=alice                looks at all keys for hers, asks
 
-The identity starts anew under these policies, for all replicas of the service, with its next request. There is no way
-back. A value that cannot be read is deleted, too.
+The identity starts anew under these policies, for all replicas of the
+service, with its next request. There is no way back. A value that cannot be
+read is deleted, too.
 
 Exit codes: 0 done, 1 you said no.
 
-Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); without named policies SCAN and DBSIZE too.";
+Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); without
+named policies SCAN and DBSIZE too.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

@@ -2,13 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use sluicegate::store::redis::inspect::{Inspector, Selection, Server, StoredName};
 
 use super::error::Error;
 
 /// How many keys are looked at at a time: a server does nothing else meanwhile, for less than half a millisecond.
 const BATCH: u32 = 250;
+
+/// What is over so soon needs no bar.
+const NO_PROGRESS: Duration = Duration::from_millis(500);
 
 /// A share of a whole, above 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,7 +56,8 @@ impl Scan {
         let style = "{bar:30} {percent:>3}% of {human_len} keys, {elapsed} so far, {eta} to go";
         let style =
             ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
-        let progress = ProgressBar::new(total).with_style(style);
+        let progress = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
+        let progress = progress.with_style(style);
         Ok(Self {
             servers,
             load,
@@ -100,6 +104,9 @@ impl Scan {
         reason = "for a bar"
     )]
     fn progress(&self, cursor: u64, found: usize) {
+        if self.progress.is_hidden() && self.progress.elapsed() > NO_PROGRESS {
+            self.progress.set_draw_target(ProgressDrawTarget::stderr());
+        }
         if self.servers.len() > 1 {
             self.progress.inc(found as u64);
         } else {

@@ -25,12 +25,14 @@ const EXAMPLES: &str = "\
 Examples:
   sluicegate watch user=alice --policies policies.toml
   sluicegate watch user=alice --policy api --interval 200ms | tee alice.log
-  sluicegate watch user=alice --policies policies.toml --json | jq -c '.policies[].rules[].used'
+  sluicegate watch user=alice --json | jq -c '.policies[].rules[].used'
 
-At a terminal the page is drawn anew at each interval; in a pipe there is one line for each change, or one JSON document
-as of `inspect`. Ends with Ctrl-C.
+At a terminal the page is drawn anew at each interval; in a pipe there is
+one line for each change, or one JSON document as of `inspect`. Ends with
+Ctrl-C.
 
-Policies that are not named, nor in a file, are looked for once, in the beginning.
+Policies that are not named, nor in a file, are looked for once, in the
+beginning.
 
 Rights: as for `inspect`. Nothing is written.";
 

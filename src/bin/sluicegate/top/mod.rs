@@ -28,21 +28,25 @@ use super::{
 
 const EXAMPLES: &str = "\
 Examples:
-  sluicegate top --policies policies.toml           who is nearest to a limit, or over it
-  sluicegate top --policy api -n 50                 who has the most units
+  sluicegate top --policies policies.toml   who is nearest to a limit
+  sluicegate top --policy api -n 50         who has the most units
   sluicegate top --policies policies.toml --sample 1% --load 1%
   sluicegate top --json | jq -r '.top[].identity'
 
-Looks at all keys of the server, or of each primary of a cluster: SCAN in small batches, and pauses between them, so that
-the server is busy with it for at most the share of time that --load says. The default takes about a minute for a
-million keys. Memory does not grow with their number.
+Looks at all keys of the server, or of each primary of a cluster: SCAN in
+small batches, and pauses between them, so that the server is busy with it
+for at most the share of time that --load says. The default takes three
+minutes or more for a million keys. Memory does not grow with their number.
 
-With the service's policies, by the share of a limit that is used, whatever the rule; and it says who would be denied a
-request that costs 1. Without them, by units: limits are not stored.
+With the service's policies, by the share of a limit that is used, whatever
+the rule; and it says who would be denied a request that costs 1. Without
+them, by units: limits are not stored.
 
---sample reads so many of the keys, chosen by chance: for shares and numbers as a whole. It misses most single users.
+--sample reads so many of the keys, chosen by chance: for shares and numbers
+as a whole. It misses most single users.
 
-Rights: GET of the keys `PREFIX:*`, SCAN, DBSIZE and TIME. Nothing is written.";
+Rights: GET of the keys `PREFIX:*`, SCAN, DBSIZE and TIME. Nothing is
+written.";
 
 /// More rows are nobody's top.
 const MAX_ROWS: u16 = 1_000;

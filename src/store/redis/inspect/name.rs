@@ -26,9 +26,10 @@ impl StoredName {
         let name = String::from_utf8(name).ok()?;
         let rest = name.strip_prefix(names.text())?.strip_prefix(":{")?;
         let (identity, policy) = rest.split_once("}:")?;
+        let is_plain = name.bytes().all(|byte| byte.is_ascii_graphic());
         // Contributors stand under a longer name.
         let is_policy = !policy.is_empty() && !policy.contains(':');
-        if !identity.contains('=') || !is_policy || name.chars().any(char::is_control) {
+        if !identity.contains('=') || !is_policy || !is_plain {
             return None;
         }
         let start = name.len() - rest.len();
@@ -86,6 +87,7 @@ mod tests {
             "shop:{ip}:api",
             "shop2:{ip=1}:api",
             "shop:{ip=1}:a\x1bpi",
+            "shop:{ip=1}:ä",
         ] {
             assert_eq!(StoredName::read(&names, other.into()), None, "{other}");
         }
