@@ -4,6 +4,7 @@
 mod common;
 
 mod answers;
+mod blocks;
 mod combine;
 mod drop_in;
 mod extract;
