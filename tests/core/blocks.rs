@@ -207,6 +207,19 @@ async fn denials_of_a_burst_are_counted_together_and_the_ban_begins_with_the_las
 }
 
 #[tokio::test]
+async fn denials_of_a_burst_under_two_policies_of_one_window_are_counted_together() {
+    let (few, many) = (policy("few", "2/1m=1m"), policy("many", "3/1m=1h"));
+    for order in [[&few, &many], [&many, &few]] {
+        let (limiter, _) = memory();
+        for policy in order {
+            limiter.check([charge(policy, "alice")]).await.unwrap();
+        }
+        limiter.strikes_counted().await;
+        assert_eq!(blocked(&limiter, "alice").await, Some(60_000));
+    }
+}
+
+#[tokio::test]
 async fn unblocking_forgets_strikes_that_wait_to_be_counted() {
     let (limiter, _) = memory();
     let policy = policy("login", "2/1m=1h");
