@@ -70,7 +70,7 @@ impl Limiter {
     #[cfg(feature = "test-util")]
     pub async fn strikes_counted(&self) {
         while self.inner.strikes.lock().has_task {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 

@@ -191,6 +191,8 @@ pub(crate) async fn of_two_blocks_the_later_end_holds(store: Arc<impl Store>, cl
     assert!(is_blocked(&store, "alice").await);
     clock.set(START_MS + 1_001);
     assert!(!is_blocked(&store, "alice").await);
+    let past = block_user(&store, "alice", at(START_MS + 999)).await;
+    assert_eq!(past.until_ms(), Some(START_MS + 999));
 }
 
 pub(crate) async fn a_block_for_ever_is_one_for_ever(store: Arc<impl Store>, clock: TestClock) {
