@@ -4,6 +4,7 @@
 mod common;
 
 mod answers;
+#[cfg(feature = "test-util")]
 mod blocks;
 mod combine;
 mod drop_in;
