@@ -63,6 +63,7 @@ use std::{
 use crate::rule::{DurationText, Rule, RuleError, millis, parse_duration};
 
 /// What stands for a policy's name where blocks and strikes are kept: no policy can have such a name.
+#[cfg(feature = "redis")]
 pub(crate) const BLOCKS: &str = "!block";
 pub(crate) const STRIKES: &str = "!strikes";
 

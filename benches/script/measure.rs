@@ -16,6 +16,7 @@ use redis::aio::MultiplexedConnection;
 use redis_server::Server;
 use sluicegate::{
     Charge, Key, Policy, RedisStore, Rule, Store,
+    block::{BlockedBy, Until},
     store::{Check, Operation, Settlement},
     test_util::TestClock,
 };
@@ -61,9 +62,20 @@ enum Work {
     Checks {
         store: RedisStore,
         policies: Vec<Policy>,
+        blocks: Blocks,
     },
     /// As many checks, all of one key.
     Fill { store: RedisStore, policy: Policy },
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Blocks {
+    /// Not asked for.
+    Unheeded,
+    /// Asked for; nobody is blocked.
+    Heeded,
+    /// Everybody is blocked.
+    All,
 }
 
 #[derive(Clone, Copy)]
@@ -77,6 +89,9 @@ pub(crate) async fn run() -> Result<(), Error> {
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await?;
     let mut cases = cases(&store)?;
+    for case in &cases {
+        case.block_all().await?;
+    }
     for _ in 0..TURNS {
         for case in &mut cases {
             case.turn(&server).await?;
@@ -174,7 +189,30 @@ fn now(name: &str, rules: &[Rule]) -> Case {
 fn checks(store: &RedisStore, name: &str, checks: usize, rules: &[Rule]) -> Result<Case, Error> {
     let policies = vec![Policy::new("p", rules.iter().copied())?];
     let store = store.clone().prefix(&name.replace(' ', "_"));
-    Ok(case(name, checks, Work::Checks { store, policies }))
+    let blocks = Blocks::Unheeded;
+    Ok(case(
+        name,
+        checks,
+        Work::Checks {
+            store,
+            policies,
+            blocks,
+        },
+    ))
+}
+
+/// The same, heeding blocks.
+fn heeding(mut case: Case, how: Blocks) -> Case {
+    if let Work::Checks { store, blocks, .. } = &mut case.work {
+        case.name += if how == Blocks::All {
+            ", blocked"
+        } else {
+            ", heeding blocks"
+        };
+        *store = store.clone().prefix(&case.name.replace(' ', "_"));
+        *blocks = how;
+    }
+    case
 }
 
 /// A check of so many keys, each under three rules, admitted or denied by the last key.
@@ -189,7 +227,16 @@ fn keys(store: &RedisStore, count: usize, denied: bool) -> Result<Case, Error> {
         policies[count - 1] = Policy::new("p", denied_by_the_last())?;
     }
     let store = store.clone().prefix(&name.replace(' ', "_"));
-    Ok(case(name, 1, Work::Checks { store, policies }))
+    let blocks = Blocks::Unheeded;
+    Ok(case(
+        name,
+        1,
+        Work::Checks {
+            store,
+            policies,
+            blocks,
+        },
+    ))
 }
 
 fn fill(store: &RedisStore) -> Result<Case, Error> {
@@ -230,6 +277,16 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
         checks(store, "3 rules, 16 a call", 16, &plenty)?,
         fill(store)?,
     ];
+    for (name, count, rules) in [
+        ("1 rule", 1, &plenty[1..2]),
+        ("3 rules", 1, &plenty[..]),
+        ("1 rule, 16 a call", 16, &plenty[1..2]),
+        ("3 rules, 16 a call", 16, &plenty[..]),
+    ] {
+        for how in [Blocks::Heeded, Blocks::All] {
+            cases.push(heeding(checks(store, name, count, rules)?, how));
+        }
+    }
     for count in [2, 3, 8] {
         cases.push(keys(store, count, false)?);
         cases.push(keys(store, count, true)?);
@@ -238,6 +295,26 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
 }
 
 impl Case {
+    /// Where everybody is to be blocked.
+    async fn block_all(&self) -> Result<(), Error> {
+        let Work::Checks {
+            store,
+            policies,
+            blocks: Blocks::All,
+        } = &self.work
+        else {
+            return Ok(());
+        };
+        for user in 0..IDENTITIES {
+            for key in check_of(policies, user)?.keys() {
+                store
+                    .block(key, Until::ForEver, BlockedBy::Operator)
+                    .await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Calls as fast as it goes for a while, and reads the server's statistics.
     async fn turn(&mut self, server: &Server) -> Result<(), Error> {
         let connection = connect(server).await?;
@@ -273,8 +350,15 @@ impl Case {
                     }
                     invocation.invoke_async::<()>(&mut connection).await?;
                 }
-                Work::Checks { store, policies } => {
+                Work::Checks {
+                    store,
+                    policies,
+                    blocks,
+                } => {
                     let checks = (0..self.checks).map(|_| check_of(policies, user()));
+                    let heeds = *blocks != Blocks::Unheeded;
+                    let checks =
+                        checks.map(|it| it.map(|it| if heeds { it.with_blocks() } else { it }));
                     let operations = checks.map(|check| check.map(Operation::Check));
                     call(store, operations.collect::<Result<_, _>>()?).await?;
                 }
@@ -420,6 +504,18 @@ fn bars(cases: &[Case]) -> bool {
         ("2 keys, denied by the last", "2 keys", 1.0),
         ("3 keys, denied by the last", "3 keys", 1.0),
         ("8 keys, denied by the last", "8 keys", 1.0),
+        ("1 rule, heeding blocks", "1 rule", 1.15),
+        ("3 rules, heeding blocks", "3 rules", 1.15),
+        (
+            "1 rule, 16 a call, heeding blocks",
+            "1 rule, 16 a call",
+            1.15,
+        ),
+        (
+            "3 rules, 16 a call, heeding blocks",
+            "3 rules, 16 a call",
+            1.15,
+        ),
     ] {
         met &= bar(&format!("{one} / {other}"), ratio(one, other), most);
     }

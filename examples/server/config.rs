@@ -5,12 +5,16 @@
 //! ip = "10/1s,40/10s,120/1m"
 //! "header:x-api-key" = ["600/1m", "100000/1d"]
 //! "header:x-tenant" = { rules = "100/1s", shadow = true }     # decides and reports, and never denies
+//! "header:x-user" = { rules = "9/1s", strikes = "5/10m", ban = "1h" }     # who is denied five times is blocked
 //! ```
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
 use serde::Deserialize;
-use sluicegate::policies::{Policies, ReloadablePolicies};
+use sluicegate::{
+    block::{Ban, BanError},
+    policies::{Policies, ReloadablePolicies},
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::options::Limit;
@@ -24,7 +28,7 @@ struct Config {
 #[derive(Deserialize)]
 #[serde(
     untagged,
-    expecting = "write rules as \"10/1s,120/1m\", as a list of them, or as { rules = …, shadow = true }"
+    expecting = "write rules as \"10/1s,120/1m\", as a list of them, or as { rules = …, shadow = true, strikes = …, ban = … }"
 )]
 enum Entry {
     Rules(Rules),
@@ -37,6 +41,22 @@ struct Policy {
     rules: Rules,
     #[serde(default)]
     shadow: bool,
+    strikes: Option<String>,
+    ban: Option<String>,
+}
+
+impl Policy {
+    /// Of `strikes` and `ban`: both, or neither.
+    fn ban(&self) -> Result<Option<Ban>, String> {
+        match (&self.strikes, &self.ban) {
+            (None, None) => Ok(None),
+            (Some(strikes), Some(time)) => {
+                let ban = format!("{strikes}={time}").parse();
+                ban.map(Some).map_err(|error: BanError| error.to_string())
+            }
+            _ => Err("a ban needs both `strikes` and `ban`".to_owned()),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -55,9 +75,14 @@ pub(crate) fn read(file: &Path) -> Result<Vec<Limit>, String> {
         .limits
         .into_iter()
         .map(|(key, entry)| -> Result<Limit, String> {
-            let (rules, shadow) = match entry {
-                Entry::Rules(rules) => (rules, false),
-                Entry::Policy(policy) => (policy.rules, policy.shadow),
+            let (rules, shadow, ban) = match entry {
+                Entry::Rules(rules) => (rules, false, None),
+                Entry::Policy(policy) => {
+                    let ban = policy
+                        .ban()
+                        .map_err(|why| of_file(format!("{key}: {why}")))?;
+                    (policy.rules, policy.shadow, ban)
+                }
             };
             let rules = match rules {
                 Rules::Text(text) => text,
@@ -66,6 +91,9 @@ pub(crate) fn read(file: &Path) -> Result<Vec<Limit>, String> {
             let mut limit = Limit::read(&key, &rules).map_err(of_file)?;
             if shadow {
                 limit.policy = limit.policy.shadow();
+            }
+            if let Some(ban) = ban {
+                limit.policy = limit.policy.ban(ban);
             }
             Ok(limit)
         });

@@ -125,19 +125,25 @@ type Reject = fn(&Rejection, &Parts) -> Response;
 /// crate's own answer.
 fn reject(rejection: &Rejection, head: &Parts) -> Response {
     let mut response = match rejection {
-        Rejection::Denied(_) | Rejection::Undecided(_)
+        Rejection::Denied(_) | Rejection::Blocked(_) | Rejection::Undecided(_)
             if app::wants_page(&head.uri, &head.headers) =>
         {
             app::page()
         }
         Rejection::Denied(denial) if app::wants_json(&head.headers) => {
-            let decision = Decision::Denied(denial.clone());
-            (app::VARY, report::decision(Some(&decision))).into_response()
+            report(&Decision::Denied(denial.clone()))
+        }
+        Rejection::Blocked(blocked) if app::wants_json(&head.headers) => {
+            report(&Decision::Blocked(blocked.clone()))
         }
         _ => ProblemJson::default().make_rejection(rejection, head),
     };
     *response.status_mut() = rejection.status();
     response
+}
+
+fn report(decision: &Decision) -> Response {
+    (app::VARY, report::decision(Some(decision))).into_response()
 }
 
 /// A request that succeeded costs nothing in the end.
@@ -162,6 +168,11 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
         .timeout(options.timeout)
         .on_failure(options.on_failure)
         .replicas(options.replicas);
+    let limiter = if options.blocks {
+        limiter.with_blocks()
+    } else {
+        limiter
+    };
     if let Some(server) = options.redis.first() {
         greet(&limiter, server, options).await;
     }

@@ -10,6 +10,7 @@ use lexopt::{
 use redis::{ConnectionInfo, IntoConnectionInfo};
 use sluicegate::{
     FailurePolicy, Policy,
+    block::{Ban, BanError},
     extract::{Cidr, CidrError},
     middleware::HeaderStyle,
 };
@@ -29,6 +30,7 @@ cargo run --release --example server -- [options]
                              ip = '10/1s,120/1m'
                              'header:x-api-key' = ['600/1m', '100000/1d']
                              'header:x-tenant' = { rules = '9/1s', shadow = true }
+                             'header:x-user' = { rules = '9/1s', strikes = '5/10m', ban = '1h' }
   --count all|failures     which requests count: all (the default), or those that are answered with 400 or above
   --trusted-proxy CIDR     repeatable; ip is what proxies in these networks wrote into X-Forwarded-For; default: none,
                            and ip is whoever connects
@@ -50,6 +52,9 @@ cargo run --release --example server -- [options]
   --contributors header:NAME
                            who contributes to a limit, by the value of this header: GET /limits and the page name the
                            five who have used most of the caller's, where DELETE /limits is allowed
+  --blocks                 deny who is blocked in the store: 403; who was banned is, without this option, too
+  --ban STRIKES=TIME       block who is denied too often: 5/10m=1h, for five denials in ten minutes, and an hour; told as
+                           429. Not with --config, where a limit may have strikes = '5/10m', ban = '1h' beside its rules
   --shadow                 never deny: count, and tell what would have been denied
   --help
 
@@ -80,6 +85,8 @@ pub(crate) struct Options {
     pub(crate) headers: HeaderStyle,
     /// The header whose value names who contributes.
     pub(crate) contributors: Option<HeaderName>,
+    pub(crate) blocks: bool,
+    pub(crate) ban: Option<Ban>,
     pub(crate) shadow: bool,
     pub(crate) help: bool,
 }
@@ -121,6 +128,8 @@ impl Options {
             replicas: 1,
             headers: HeaderStyle::DRAFT_11.with_shadows(),
             contributors: None,
+            blocks: false,
+            ban: None,
             shadow: false,
             help: false,
         };
@@ -129,6 +138,7 @@ impl Options {
             match arg {
                 Long("help") | Short('h') => options.help = true,
                 Long("cluster") => options.cluster = true,
+                Long("blocks") => options.blocks = true,
                 Long("shadow") => options.shadow = true,
                 Long(name) => {
                     let name = name.to_owned();
@@ -158,6 +168,7 @@ impl Options {
             "timeout" => self.timeout = time(value)?,
             "on-failure" => self.on_failure = failure_policy(value)?,
             "replicas" => self.replicas = at_least_one(value, "process")?,
+            "ban" => self.ban = Some(value.parse().map_err(|it: BanError| it.to_string())?),
             "headers" => self.headers = header_style(value)?,
             "contributors" => self.contributors = Some(header_name(value)?),
             _ => return Err("there is no such option".into()),
@@ -204,10 +215,20 @@ impl Options {
             if !self.limits.is_empty() {
                 return Err("--config: leave out --limit, the limits stand in the file".into());
             }
+            if self.ban.is_some() {
+                return Err(
+                    "--config: leave out --ban, `strikes` and `ban` stand in the file".into(),
+                );
+            }
             self.limits = config::read(file).map_err(|why| format!("--config: {why}"))?;
         }
         if self.limits.is_empty() {
             self.add_limit(DEFAULT_LIMIT)?;
+        }
+        if let Some(ban) = self.ban {
+            for limit in &mut self.limits {
+                limit.policy = limit.policy.clone().ban(ban);
+            }
         }
         Ok(self)
     }

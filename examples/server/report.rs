@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::{Json, http::header, response::IntoResponse};
 use serde::Serialize;
-use sluicegate::{Decision, Usage, decision::RuleUsage};
+use sluicegate::{Decision, Usage, block::BlockedBy, decision::RuleUsage};
 
 /// The answer to a request that accepts JSON.
 #[derive(Serialize)]
@@ -13,6 +13,16 @@ struct DecisionReport {
     allowed: Option<bool>,
     local: bool,
     rules: Vec<RuleReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    blocked: Option<BlockReport>,
+}
+
+#[derive(Serialize)]
+struct BlockReport {
+    /// `operator` or `ban`.
+    by: &'static str,
+    /// How long a ban lasts; nobody is told so of an operator's block.
+    retry_after_ms: Option<u64>,
 }
 
 /// What is left under one rule.
@@ -39,8 +49,21 @@ pub(crate) fn decision(decision: Option<&Decision>) -> impl IntoResponse + use<>
         allowed: decision.map(Decision::is_allowed),
         local: decision.is_some_and(|it| it.usage().is_local()),
         rules: decision.map_or_else(Vec::new, |it| rules(it.usage())),
+        blocked: decision.and_then(blocked),
     };
     ([(header::CACHE_CONTROL, "no-store")], Json(report))
+}
+
+fn blocked(decision: &Decision) -> Option<BlockReport> {
+    let Decision::Blocked(blocked) = decision else {
+        return None;
+    };
+    let by = blocked.block().by();
+    let wait = blocked.retry_after().filter(|_| by == BlockedBy::Ban);
+    Some(BlockReport {
+        by: by.as_str(),
+        retry_after_ms: wait.map(millis),
+    })
 }
 
 /// What is left under each rule, those of shadows included.

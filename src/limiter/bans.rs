@@ -9,6 +9,7 @@ use std::{
     collections::HashMap,
     mem,
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use tokio::{runtime::Handle, task::JoinSet, time::timeout};
@@ -69,7 +70,7 @@ impl Limiter {
     #[cfg(feature = "test-util")]
     pub async fn strikes_counted(&self) {
         while self.inner.strikes.lock().has_task {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
@@ -134,7 +135,7 @@ fn struck(denial: &Denial) -> Vec<(&Charge, Ban)> {
         denies.then_some((charge, ban))
     });
     let mut all: Vec<_> = all.collect();
-    all.sort_by_key(|(_, ban)| (ban.strikes().limit(), Reverse(ban.time())));
+    all.sort_by_key(|(_, ban)| order(ban));
     let mut struck: Vec<(&Charge, Ban)> = Vec::new();
     for (charge, ban) in all {
         let spec = StepSpec::of(&ban.strikes());
@@ -146,6 +147,11 @@ fn struck(denial: &Denial) -> Vec<(&Charge, Ban)> {
         }
     }
     struck
+}
+
+/// Of the bans of one window, that of the fewest strikes comes first, and of these the longest.
+fn order(ban: &Ban) -> (u64, Reverse<Duration>) {
+    (ban.strikes().limit(), Reverse(ban.time()))
 }
 
 impl Waiting {
@@ -201,7 +207,9 @@ impl Counting {
 
 /// Counts strikes of an identity, and blocks it if it has too many. What the store cannot do is not tried again: the next
 /// denial is a strike, too. No call is about two identities: a proxy may have their keys on two servers.
-async fn count(limiter: Limiter, key: Key, strikes: Vec<Strikes>) {
+async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
+    // Where they count together, the ban that comes first sees those of all.
+    strikes.sort_by_key(|it| Reverse(order(&it.ban)));
     let checks = strikes.iter().map(|it| it.check(&key));
     let replies = call(&limiter, checks.collect()).await;
     let counted = strikes.iter().zip(replies);
@@ -242,11 +250,10 @@ async fn call(limiter: &Limiter, operations: Vec<Operation>) -> Vec<Option<Reply
 }
 
 impl Strikes {
-    /// Charges them. More than are needed are as good as as many.
+    /// Charges them.
     fn check(&self, key: &Key) -> Operation {
-        let strikes = self.ban.strikes();
-        let cost = self.count.min(strikes.limit());
-        let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), cost);
+        let policy = Policy::of_strikes(self.ban.strikes());
+        let charge = Charge::new(&policy, key.clone(), self.count);
         Operation::Check(Check::of_one(charge))
     }
 }

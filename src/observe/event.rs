@@ -32,6 +32,10 @@ pub enum CallKind {
 }
 
 impl CallKind {
+    /// How many there are.
+    #[cfg(feature = "metrics")]
+    pub(crate) const COUNT: usize = Self::Unblock as usize + 1;
+
     /// In one lower-case word: `check`, `peek`, `settle`, `reset`, `block`, `unblock`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

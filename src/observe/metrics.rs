@@ -11,8 +11,8 @@ use metrics::{
 use tokio::time::{Duration, Instant};
 
 use super::{
-    BanEvent, BlockEvent, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent,
-    MissingKey, Observer, Timing, event::distinct,
+    BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
+    ErrorEvent, MissingKey, Observer, Timing, event::distinct,
 };
 use crate::{error::StoreErrorKind, policy::Policy, rule::Rule};
 
@@ -71,8 +71,8 @@ pub struct MetricsObserver {
 /// They are dropped after a while: a recorder may be installed later, and may forget a counter that was idle.
 struct Handles {
     since: Instant,
-    /// By [`CallKind`](super::CallKind).
-    latency: [OnceLock<Histogram>; 4],
+    /// By [`CallKind`].
+    latency: [OnceLock<Histogram>; CallKind::COUNT],
     by_policy: HashMap<Box<str>, PolicyHandles>,
 }
 

@@ -10,7 +10,8 @@
 //! ```
 //! use std::sync::{Arc, atomic::{AtomicU64, Ordering::Relaxed}};
 //! use sluicegate::{
-//!     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, Usage, store::{Check, Settlement, StoreFuture},
+//!     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, Usage, block::{Block, BlockedBy, Until},
+//!     store::{Check, Settlement, StoreFuture},
 //! };
 //!
 //! /// Counts the checks.
@@ -27,6 +28,13 @@
 //!     }
 //!     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
 //!         self.0.reset(policy, key)
+//!     }
+//!     // Without these two, nobody can be blocked.
+//!     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+//!         self.0.block(key, until, by)
+//!     }
+//!     fn unblock(&self, key: &Key) -> StoreFuture<()> {
+//!         self.0.unblock(key)
 //!     }
 //! }
 //!

@@ -1,32 +1,69 @@
-//! Blocks and bans over the memory of a process.
+//! Bans, and blocks over the memory of a process.
 
-use std::time::Duration;
-
-use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, block::BlockedBy, test_util::TestClock,
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
-use crate::common::history::START_MS;
+use crate::common::{
+    history::START_MS,
+    log::Log,
+    scripted::{Scripted, denied, unavailable},
+};
+use sluicegate::{
+    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
+    block::{Block, BlockedBy, Until},
+    error::StoreErrorKind,
+    store::{CallFuture, Check, Operation, Settlement, StoreFuture},
+    test_util::TestClock,
+};
 
-fn alice() -> Key {
-    Key::new("user", "alice")
+const HOUR: Duration = Duration::from_secs(3_600);
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn user(name: &str) -> Key {
+    Key::new("user", name)
+}
+
+/// A policy that denies everything.
+fn policy(name: &str, ban: &str) -> Policy {
+    let policy = Policy::parse(name, "0/1d").unwrap();
+    policy.ban(ban.parse().unwrap())
+}
+
+fn memory() -> (Limiter, TestClock) {
+    let clock = TestClock::new(START_MS);
+    let store = MemoryStore::new().clock(clock.clone());
+    (Limiter::new(store), clock)
+}
+
+fn charge(policy: &Policy, name: &str) -> Charge {
+    Charge::new(policy, user(name), 1)
+}
+
+/// Decides, and waits until the strikes are counted.
+async fn check(limiter: &Limiter, charges: impl IntoIterator<Item = Charge>) -> Decision {
+    let decision = limiter.check(charges).await.unwrap();
+    limiter.strikes_counted().await;
+    decision
+}
+
+/// Until when a user is blocked, after the start.
+async fn blocked(limiter: &Limiter, name: &str) -> Option<u64> {
+    let look = Policy::parse("look", "9/1d").unwrap();
+    let look = Charge::new(&look, user(name), 0);
+    match check(&limiter.clone().with_blocks(), [look]).await {
+        Decision::Blocked(blocked) => Some(blocked.block().until_ms().unwrap() - START_MS),
+        _ => None,
+    }
 }
 
 #[tokio::test]
 async fn who_is_denied_too_often_is_banned_from_the_last_strike_on() {
-    let clock = TestClock::new(START_MS);
-    let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
-    let policy = Policy::parse("login", "1/1d")
-        .unwrap()
-        .ban("3/1m=1h".parse().unwrap());
-    let check = async || {
-        let decision = limiter
-            .check([Charge::new(&policy, alice(), 1)])
-            .await
-            .unwrap();
-        limiter.strikes_counted().await;
-        decision
-    };
+    let (limiter, clock) = memory();
+    let policy = Policy::parse("login", "1/1d").unwrap();
+    let policy = policy.ban("3/1m=1h".parse().unwrap());
+    let check = async || check(&limiter, [charge(&policy, "alice")]).await;
     assert!(check().await.is_allowed());
     for _ in 0..3 {
         assert!(matches!(check().await, Decision::Denied(_)));
@@ -35,7 +72,7 @@ async fn who_is_denied_too_often_is_banned_from_the_last_strike_on() {
         panic!("not banned");
     };
     assert_eq!(blocked.block().by(), BlockedBy::Ban);
-    assert_eq!(blocked.retry_after(), Some(Duration::from_secs(3600)));
+    assert_eq!(blocked.retry_after(), Some(HOUR));
     assert_eq!(blocked.block().until_ms(), Some(START_MS + 3_600_000));
 
     clock.set(START_MS + 3_599_999);
@@ -45,4 +82,440 @@ async fn who_is_denied_too_often_is_banned_from_the_last_strike_on() {
         matches!(check().await, Decision::Denied(_)),
         "the ban has ended, the limit has not"
     );
+}
+
+#[tokio::test]
+async fn a_denial_strikes_all_whom_a_policy_with_a_ban_denies_and_nobody_else() {
+    let (limiter, _) = memory();
+    let login = policy("login", "2/1m=1h");
+    let plain = Policy::parse("plain", "0/1d").unwrap();
+    let wide = Policy::parse("wide", "9/1d").unwrap();
+    let wide = wide.ban("1/1m=1h".parse().unwrap());
+    let charges = || {
+        [
+            charge(&login, "alice"),
+            charge(&login, "bob"),
+            charge(&plain, "carol"),
+            charge(&wide, "dave"),
+            charge(&login.clone().shadow(), "erin"),
+        ]
+    };
+    for _ in 0..2 {
+        assert!(matches!(
+            check(&limiter, charges()).await,
+            Decision::Denied(_)
+        ));
+    }
+    for (name, expected) in [
+        ("alice", Some(3_600_000)),
+        ("bob", Some(3_600_000)),
+        ("carol", None),
+        ("dave", None),
+        ("erin", None),
+    ] {
+        assert_eq!(blocked(&limiter, name).await, expected, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_denial_by_two_policies_of_one_window_is_one_strike_under_the_ban_that_comes_first() {
+    for bans in [
+        ["3/1m=1h", "3/1m=1h"],
+        ["3/1m=1h", "3/1m=1m"],
+        ["3/1m=1h", "9/1m=1d"],
+    ] {
+        for bans in [bans, [bans[1], bans[0]]] {
+            let (limiter, _) = memory();
+            let both = [policy("a", bans[0]), policy("b", bans[1])];
+            for strikes in 0..3 {
+                assert_eq!(
+                    blocked(&limiter, "alice").await,
+                    None,
+                    "{bans:?}: {strikes}"
+                );
+                check(&limiter, both.iter().map(|it| charge(it, "alice"))).await;
+            }
+            assert_eq!(
+                blocked(&limiter, "alice").await,
+                Some(3_600_000),
+                "{bans:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn strikes_under_two_policies_of_one_window_count_together() {
+    let (limiter, _) = memory();
+    let (few, many) = (policy("few", "2/1m=1m"), policy("many", "3/1m=1h"));
+    check(&limiter, [charge(&many, "alice")]).await;
+    check(&limiter, [charge(&many, "bob")]).await;
+    check(&limiter, [charge(&few, "alice")]).await;
+    assert_eq!(blocked(&limiter, "alice").await, Some(60_000));
+    // The ban has forgotten them, those of bob are his.
+    check(&limiter, [charge(&many, "bob")]).await;
+    assert_eq!(blocked(&limiter, "bob").await, None);
+    check(&limiter, [charge(&many, "bob")]).await;
+    assert_eq!(blocked(&limiter, "bob").await, Some(3_600_000));
+}
+
+#[tokio::test]
+async fn of_two_bans_that_begin_with_one_denial_the_later_end_holds() {
+    let (limiter, _) = memory();
+    let limiter = limiter.observer(Log::default());
+    let (short, long) = (policy("short", "2/1m=1m"), policy("long", "2/1h=1h"));
+    for both in [[&short, &long], [&long, &short]] {
+        for _ in 0..2 {
+            check(&limiter, both.map(|it| charge(it, "alice"))).await;
+        }
+        assert_eq!(blocked(&limiter, "alice").await, Some(3_600_000));
+        limiter.unblock(&user("alice")).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn strikes_are_released_as_the_rule_says() {
+    let (limiter, clock) = memory();
+    let policy = policy("login", "3/10s@exact=1h");
+    for (at, expected) in [
+        (0, None),
+        (1, None),
+        (10_001, None), // the first counts no more
+        (10_002, None), // nor does the second
+        (20_001, Some(20_001 + 3_600_000)),
+    ] {
+        clock.set(START_MS + at);
+        check(&limiter, [charge(&policy, "alice")]).await;
+        assert_eq!(blocked(&limiter, "alice").await, expected, "{at}");
+    }
+}
+
+#[tokio::test]
+async fn denials_of_a_burst_are_counted_together_and_the_ban_begins_with_the_last() {
+    let (limiter, clock) = memory();
+    let policy = policy("login", "3/1m=1h");
+    for at in 0..8 {
+        clock.set(START_MS + at);
+        let decision = limiter.check([charge(&policy, "alice")]).await.unwrap();
+        assert!(
+            matches!(decision, Decision::Denied(_)),
+            "the task has not run"
+        );
+    }
+    limiter.strikes_counted().await;
+    assert_eq!(blocked(&limiter, "alice").await, Some(7 + 3_600_000));
+}
+
+#[tokio::test]
+async fn denials_of_a_burst_under_two_policies_of_one_window_are_counted_together() {
+    let (few, many) = (policy("few", "2/1m=1m"), policy("many", "3/1m=1h"));
+    for order in [[&few, &many], [&many, &few]] {
+        let (limiter, _) = memory();
+        for policy in order {
+            limiter.check([charge(policy, "alice")]).await.unwrap();
+        }
+        limiter.strikes_counted().await;
+        assert_eq!(blocked(&limiter, "alice").await, Some(60_000));
+    }
+}
+
+#[tokio::test]
+async fn unblocking_forgets_strikes_that_wait_to_be_counted() {
+    let (limiter, _) = memory();
+    let policy = policy("login", "2/1m=1h");
+    for _ in 0..2 {
+        limiter.check([charge(&policy, "alice")]).await.unwrap();
+        limiter.check([charge(&policy, "bob")]).await.unwrap();
+    }
+    limiter.unblock(&user("alice")).await.unwrap();
+    limiter.strikes_counted().await;
+    assert_eq!(blocked(&limiter, "alice").await, None);
+    assert_eq!(blocked(&limiter, "bob").await, Some(3_600_000));
+}
+
+#[tokio::test]
+async fn what_a_block_denies_is_no_strike() {
+    let (limiter, clock) = memory();
+    let policy = policy("login", "2/1d=1h");
+    limiter.block(&user("alice"), MINUTE).await.unwrap();
+    for _ in 0..5 {
+        let decision = check(&limiter, [charge(&policy, "alice")]).await;
+        assert!(matches!(decision, Decision::Blocked(_)));
+    }
+    clock.advance(MINUTE);
+    check(&limiter, [charge(&policy, "alice")]).await;
+    assert_eq!(blocked(&limiter, "alice").await, None);
+}
+
+#[tokio::test]
+async fn a_ban_ends_no_longer_block() {
+    let (limiter, _) = memory();
+    let log = Log::default();
+    let limiter = limiter.observer(log.clone());
+    let policy = policy("login", "1/1d=1m");
+    // It is not heeded yet when the denial is on its way.
+    limiter.check([charge(&policy, "alice")]).await.unwrap();
+    limiter.block(&user("alice"), HOUR).await.unwrap();
+    limiter.strikes_counted().await;
+    assert_eq!(blocked(&limiter, "alice").await, Some(3_600_000));
+    let told = format!("login bans until {:?}", Some(START_MS + 3_600_000));
+    assert!(log.lines().contains(&told), "{:?}", log.lines());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_in_vain_is_struck_once() {
+    let (limiter, _) = memory();
+    let policy = Policy::parse("login", "1/1m").unwrap();
+    let policy = policy.ban("2/1d=1h".parse().unwrap());
+    assert!(
+        check(&limiter, [charge(&policy, "alice")])
+            .await
+            .is_allowed()
+    );
+    for expected in [None, Some(3_600_000)] {
+        let decision = limiter.acquire([charge(&policy, "alice")], Duration::from_secs(5));
+        assert!(matches!(decision.await.unwrap(), Decision::Denied(_)));
+        limiter.strikes_counted().await;
+        assert_eq!(blocked(&limiter, "alice").await, expected);
+    }
+    // One who is blocked does not wait.
+    let decision = limiter.acquire([charge(&policy, "alice")], 2 * HOUR);
+    assert!(matches!(decision.await.unwrap(), Decision::Blocked(_)));
+}
+
+#[tokio::test]
+async fn try_acquire_strikes_and_a_peek_does_not() {
+    let (limiter, _) = memory();
+    let policy = policy("login", "2/1d=1h");
+    for _ in 0..3 {
+        limiter.peek([charge(&policy, "alice")]).await.unwrap();
+    }
+    for expected in [None, Some(3_600_000)] {
+        assert!(!limiter.try_acquire([charge(&policy, "alice")]).await);
+        limiter.strikes_counted().await;
+        assert_eq!(blocked(&limiter, "alice").await, expected);
+    }
+}
+
+#[tokio::test]
+async fn local_decisions_strike_nobody() {
+    let store = Recording::new(|check| {
+        StoreFuture::ready(match check.heeds_blocks() {
+            true => Err(unavailable()),
+            false => denied(check, 1),
+        })
+    });
+    let limiter = Limiter::new(store.clone()).on_failure(FailurePolicy::Local);
+    for _ in 0..5 {
+        let decision = check(&limiter, [charge(&policy("login", "1/1d=1h"), "alice")]).await;
+        assert!(matches!(decision, Decision::Denied(_)));
+        assert!(decision.usage().is_local());
+    }
+    assert_eq!(store.calls(), 0);
+}
+
+/// Decides by itself, and counts the calls of several operations: strikes are one each.
+#[derive(Debug)]
+struct Recording {
+    scripted: Arc<Scripted>,
+    calls: Mutex<Vec<Vec<Operation>>>,
+    hangs: bool,
+}
+
+impl Recording {
+    fn new(script: impl Fn(&Check) -> StoreFuture<Decision> + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            scripted: Scripted::new(script),
+            calls: Mutex::default(),
+            hangs: false,
+        })
+    }
+
+    fn calls(&self) -> usize {
+        self.calls
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len()
+    }
+}
+
+impl Store for Recording {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.scripted.check(check)
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.scripted.settle(settlement)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.scripted.reset(policy, key)
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        self.calls.lock().unwrap().push(operations);
+        if self.hangs {
+            return StoreFuture::pending(std::future::pending());
+        }
+        StoreFuture::ready(Err(unavailable()))
+    }
+}
+
+#[tokio::test]
+async fn at_most_1024_identities_wait_and_those_that_do_are_struck_on() {
+    let store = Recording::new(|check| StoreFuture::ready(denied(check, 1)));
+    let limiter = Limiter::new(store.clone());
+    let policy = policy("login", "9/1d=1h");
+    for _ in 0..2 {
+        for name in 0..3_000 {
+            limiter
+                .check([charge(&policy, &name.to_string())])
+                .await
+                .unwrap();
+        }
+    }
+    limiter.strikes_counted().await;
+    let calls = store.calls.lock().unwrap();
+    assert_eq!(calls.len(), 1_024);
+    for call in &*calls {
+        let [Operation::Check(check)] = &call[..] else {
+            panic!("{call:?}");
+        };
+        assert_eq!(check.charges()[0].cost(), 2);
+        assert!(!check.heeds_blocks());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_cannot_count_costs_a_timeout_and_what_comes_later_is_counted() {
+    let store = Arc::new(Recording {
+        scripted: Scripted::denying_for(1),
+        calls: Mutex::default(),
+        hangs: true,
+    });
+    let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(1));
+    let policy = policy("login", "1/1d=1h");
+    for calls in 1..4 {
+        let start = tokio::time::Instant::now();
+        check(&limiter, [charge(&policy, "alice")]).await;
+        assert!(start.elapsed() < Duration::from_millis(1_100));
+        assert_eq!(store.calls(), calls);
+    }
+}
+
+#[test]
+fn without_a_runtime_nobody_is_struck_and_with_one_again_they_are() {
+    let (limiter, _) = memory();
+    let policy = policy("login", "2/1d=1h");
+    for _ in 0..5 {
+        let decision = futures::executor::block_on(limiter.check([charge(&policy, "alice")]));
+        assert!(matches!(decision.unwrap(), Decision::Denied(_)));
+    }
+    // A runtime that ends before its task has run leaves nothing behind.
+    for _ in 0..3 {
+        runtime().block_on(async {
+            limiter.check([charge(&policy, "alice")]).await.unwrap();
+        });
+    }
+    runtime().block_on(async {
+        limiter.strikes_counted().await;
+        check(&limiter, [charge(&policy, "alice")]).await;
+        assert_eq!(blocked(&limiter, "alice").await, None);
+        check(&limiter, [charge(&policy, "alice")]).await;
+        assert_eq!(blocked(&limiter, "alice").await, Some(3_600_000));
+    });
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
+}
+
+#[tokio::test]
+async fn clones_of_a_limiter_count_their_strikes_together_and_an_observer_hears_of_one_ban() {
+    let log = Log::default();
+    let (limiter, _) = memory();
+    let limiter = limiter.observer(log.clone());
+    let clone = limiter.clone();
+    let policy = policy("login", "4/1d=1h");
+    for limiter in [&limiter, &clone, &limiter, &clone] {
+        check(limiter, [charge(&policy, "alice")]).await;
+    }
+    let bans = log.lines().into_iter().filter(|it| it.contains("bans"));
+    let expected = format!("login bans until {:?}", Some(START_MS + 3_600_000));
+    assert_eq!(bans.collect::<Vec<_>>(), [expected]);
+}
+
+#[tokio::test]
+async fn a_store_without_blocks_bans_nobody_and_denies_on() {
+    let limiter = Limiter::new(Scripted::denying_for(1));
+    for _ in 0..3 {
+        let decision = check(&limiter, [charge(&policy("login", "1/1d=1h"), "alice")]).await;
+        assert!(matches!(decision, Decision::Denied(_)));
+    }
+}
+
+#[tokio::test]
+async fn a_store_full_of_blocks_says_so_and_has_room_when_one_has_ended() {
+    let clock = TestClock::new(START_MS);
+    let store = MemoryStore::new().capacity(3).clock(clock.clone());
+    let limiter = Limiter::new(store).with_blocks();
+    for (name, span) in [("alice", MINUTE), ("bob", HOUR), ("carol", HOUR)] {
+        limiter.block(&user(name), span).await.unwrap();
+    }
+    let error: StoreError = limiter.block(&user("dave"), HOUR).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
+    assert_eq!(error.to_string(), "the store has no room for another block");
+    assert_eq!(blocked(&limiter, "dave").await, None);
+    // Who is blocked can be blocked for longer, and a time in the past needs no room.
+    let block = limiter.block(&user("bob"), 2 * HOUR).await.unwrap();
+    assert_eq!(block, Block::new(START_MS + 7_200_000, BlockedBy::Operator));
+    limiter
+        .block(&user("dave"), Until::After(Duration::ZERO))
+        .await
+        .unwrap();
+    clock.advance(MINUTE);
+    limiter.block(&user("dave"), HOUR).await.unwrap();
+    limiter.block(&user("erin"), HOUR).await.unwrap_err();
+    for name in ["bob", "carol", "dave"] {
+        assert!(blocked(&limiter, name).await.is_some(), "{name}");
+    }
+    limiter.unblock(&user("carol")).await.unwrap();
+    limiter.block(&user("erin"), HOUR).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_check_heeds_blocks_if_its_limiter_does_or_a_policy_that_counts_bans() {
+    let store = Scripted::allowing();
+    let (plain, banning) = (Policy::parse("a", "9/1d").unwrap(), policy("b", "9/1d=1h"));
+    let limiter = Limiter::new(store.clone());
+    for (limiter, charges) in [
+        (&limiter, vec![charge(&plain, "alice")]),
+        (
+            &limiter,
+            vec![charge(&plain, "alice"), charge(&banning, "alice")],
+        ),
+        (
+            &limiter,
+            vec![
+                charge(&plain, "alice"),
+                charge(&banning.clone().shadow(), "bob"),
+            ],
+        ),
+        (
+            &limiter.clone().with_blocks(),
+            vec![charge(&plain, "alice")],
+        ),
+    ] {
+        let _ = limiter.check(charges.clone()).await;
+        let _ = limiter.peek(charges).await;
+    }
+    let heeded: Vec<bool> = store.checks().iter().map(Check::heeds_blocks).collect();
+    assert_eq!(
+        heeded,
+        [false, false, true, false, false, false, true, false]
+    );
+    let both = Check::new([charge(&plain, "alice"), charge(&banning, "alice")]).unwrap();
+    assert!(both.heeds_blocks());
+    assert_eq!(both.keys().collect::<Vec<_>>(), [&user("alice")]);
 }

@@ -22,6 +22,14 @@ fn store() -> (RedisStore, TestClock) {
     (store.clock(clock.clone()), clock)
 }
 
+mod blocks {
+    crate::blocks!(new);
+
+    async fn new() -> (sluicegate::RedisStore, sluicegate::test_util::TestClock) {
+        super::store()
+    }
+}
+
 #[tokio::test]
 async fn the_script_agrees_with_the_vectors() {
     replay_all(async || store()).await;

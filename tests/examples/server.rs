@@ -557,6 +557,14 @@ fn a_wrong_file_is_named_and_ends_the_server_with_2() {
         ("ip = 10", "write rules as"),
         ("ip = { rules = '1/1s', shadwo = true }", "write rules as"),
         (
+            "ip = { rules = '1/1s', strikes = '5/10m' }",
+            "ip: a ban needs both `strikes` and `ban`",
+        ),
+        (
+            "ip = { rules = '1/1s', strikes = '5/10m', ban = '0s' }",
+            "ip: the time of a ban is a number",
+        ),
+        (
             "'header:a' = '1/1s'\n'header:A' = '1/1s'",
             "policy `header-a` is named twice",
         ),
@@ -572,6 +580,105 @@ fn a_wrong_file_is_named_and_ends_the_server_with_2() {
             "{limits}: {stderr}"
         );
     }
+}
+
+/// Asks until the answer is this status: strikes are counted after the response.
+async fn until(browser: &Browser, server: &Example, status: StatusCode) -> (HeaderMap, String) {
+    for _ in 0..1_000 {
+        let (answered, headers, body) = browser.ask(server, "/", &JSON).await;
+        if answered == status && !body.contains("exceeded") {
+            return (headers, body);
+        }
+    }
+    panic!("never {status}");
+}
+
+#[tokio::test]
+async fn who_is_denied_too_often_is_banned_by_all_servers() {
+    let redis = Server::start();
+    let args = [
+        "--limit",
+        "ip=1/1d",
+        "--redis",
+        &redis.url(),
+        "--timeout",
+        "9s",
+    ];
+    let ban = [&args[..], &["--ban", "3/10m=1h"]].concat();
+    let (first, second, browser) = (Example::start(&ban), Example::start(&ban), Browser::new());
+    assert_eq!(browser.status(&first, "/").await, OK);
+    for server in [&first, &second] {
+        let (headers, body) = until(&browser, server, REJECTED).await;
+        let wait: u64 = headers["retry-after"].to_str().unwrap().parse().unwrap();
+        assert!((3_500..=3_600).contains(&wait), "{wait}");
+        assert!(!headers.contains_key("ratelimit"));
+        assert!(
+            body.contains(r#""blocked":{"by":"ban","retry_after_ms":3"#),
+            "{body}"
+        );
+    }
+    // A server that knows nothing of bans denies by its limit; one that is told to heeds blocks.
+    let plain = Example::start(&args);
+    let (_, headers, _) = browser.ask(&plain, "/", &[]).await;
+    assert!(headers.contains_key("ratelimit"));
+    let heeding = Example::start(&[&args[..], &["--blocks"]].concat());
+    let (status, headers, body) = browser.ask(&heeding, "/", &[]).await;
+    assert_eq!(status, REJECTED);
+    assert!(!headers.contains_key("ratelimit"));
+    assert!(body.contains("Blocked for a time"), "{body}");
+    let (status, _, body) = browser.ask(&heeding, "/", &HTML).await;
+    assert_eq!(status, REJECTED);
+    assert!(body.starts_with("<!doctype html>"));
+}
+
+#[tokio::test]
+async fn a_block_of_an_operator_is_seen_by_a_server_that_heeds_blocks() {
+    let redis = Server::start();
+    let store = sluicegate::RedisStore::connect(redis.url()).await.unwrap();
+    let limiter = sluicegate::Limiter::new(store).timeout(std::time::Duration::from_secs(30));
+    let local = sluicegate::Key::new("ip", "127.0.0.1");
+    let args = ["--redis", &redis.url(), "--timeout", "9s", "--blocks"];
+    let (server, browser) = (Example::start(&args), Browser::new());
+    assert_eq!(browser.status(&server, "/").await, OK);
+    limiter
+        .block(&local, std::time::Duration::from_secs(3_600))
+        .await
+        .unwrap();
+    let (status, headers, body) = browser.ask(&server, "/", &JSON).await;
+    assert_eq!(status, StatusCode::FORBIDDEN);
+    assert!(!headers.contains_key("retry-after"));
+    assert!(
+        body.contains(r#""blocked":{"by":"operator","retry_after_ms":null}"#),
+        "{body}"
+    );
+    limiter.unblock(&local).await.unwrap();
+    assert_eq!(browser.status(&server, "/").await, OK);
+}
+
+#[test]
+fn a_ban_that_is_none_is_told_of() {
+    for (args, expected) in [
+        (
+            &["--ban", "5/10m"][..],
+            "--ban: write a ban as STRIKES/WINDOW=TIME",
+        ),
+        (&["--ban", "5=1h"], "--ban: strikes: rule `5`"),
+        (
+            &["--ban", "0/1m=1h"],
+            "--ban: a ban needs at least one strike",
+        ),
+        (&["--ban", "5/1m=never"], "--ban: the time of a ban"),
+    ] {
+        let output = Example::output(args);
+        assert_eq!(output.status.code(), Some(2));
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains(expected), "{stderr}");
+    }
+    let config = Config::new("ip = '1/1s'");
+    let output = Example::output(&["--config", &config.path, "--ban", "5/10m=1h"]);
+    assert_eq!(output.status.code(), Some(2));
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("--config: leave out --ban"), "{stderr}");
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use http::{HeaderValue, Request};
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, Value, aio::ConnectionLike};
 use sluicegate::{
     Charge, Decision, ForwardedIp, Key, Policy, RedisStore, Rule, Store,
+    block::{BlockedBy, Until},
     extract::{Cidr, TrustedProxies},
     policies::Policies,
     store::{Check, Operation, Settlement},
@@ -115,7 +116,17 @@ pub(crate) fn script_reply(data: &[u8]) {
         check: check.clone(),
         count: u16::from(choice),
     };
-    let _ = block_on(store.call(vec![Operation::Check(check), fill]));
+    let key = check.charges()[0].key().clone();
+    let heeding = Operation::Check(check.clone().with_blocks());
+    let unblock = Operation::Unblock { key: key.clone() };
+    let (until, by) = (Until::ForEver, BlockedBy::Operator);
+    let block = Operation::Block { key, until, by };
+    let first = if choice & 0x40 == 0 {
+        Operation::Check(check)
+    } else {
+        heeding
+    };
+    let _ = block_on(store.call(vec![first, block, unblock, fill]));
 }
 
 /// Whatever is stored, it is read as steps that add up, or is an error. The first six bytes are the time in seconds.

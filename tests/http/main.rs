@@ -4,6 +4,8 @@
 mod common;
 
 mod answers;
+#[cfg(feature = "test-util")]
+mod blocks;
 mod combine;
 mod contributors;
 mod dashboard;

@@ -265,13 +265,13 @@ async fn an_observer_is_told_of_requests_on_a_deny_list() {
     assert_eq!(
         log.lines(),
         [
-            "? blocked",
-            "? blocked",
-            "api blocked",
-            "api blocked",
-            "trial blocked",
-            "api blocked",
-            "trial blocked",
+            "? blocked by list",
+            "? blocked by list",
+            "api blocked by list",
+            "api blocked by list",
+            "trial blocked by list",
+            "api blocked by list",
+            "trial blocked by list",
         ]
     );
 }
@@ -285,7 +285,7 @@ async fn a_pair_of_observers_is_told_both() {
         let kinds = lines.iter().map(|it| it.split(" in ").next().unwrap());
         kinds.map(str::to_owned).collect::<Vec<_>>()
     };
-    assert!(kinds(&logs[0]).contains(&"? blocked".to_owned()));
+    assert!(kinds(&logs[0]).contains(&"? blocked by list".to_owned()));
     assert_eq!(kinds(&logs[0]), kinds(&logs[1]));
 }
 
@@ -416,8 +416,8 @@ fn the_documented_metrics_are_recorded_with_bounded_labels() {
     assert_eq!(
         seen,
         [
-            "sluicegate_blocked_total policy= = 3",
-            "sluicegate_blocked_total policy=api = 3",
+            "sluicegate_blocked_total policy= by=list = 3",
+            "sluicegate_blocked_total policy=api by=list = 3",
             "sluicegate_breaker_switches_total state=open = 1",
             "sluicegate_breakers_open  = 1",
             "sluicegate_decisions_total policy=api outcome=allowed = 2",
@@ -567,8 +567,8 @@ fn spans_and_events_have_the_documented_fields() {
             r#"DEBUG call="check" policies=api shadow=false"#,
             r#"TRACE allowed policies=api shadow=false local=false"#,
             r#"TRACE allowed policies=trial shadow=true local=false"#,
-            r#"DEBUG blocked"#,
-            r#"DEBUG blocked policy="api""#,
+            r#"DEBUG blocked by="list""#,
+            r#"DEBUG blocked policy="api" by="list""#,
             r#"DEBUG missing key policy="who" shadow=false kind="missing" error=the header that identifies the client is absent or empty outcome="rejected""#,
             r#"DEBUG call="check" policies=trial shadow=true"#,
             r#"DEBUG call="peek" policies=api shadow=false"#,

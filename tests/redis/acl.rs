@@ -6,6 +6,8 @@ mod least_rights {
     crate::blocks!(crate::common::served::Served::start_with_least_rights);
 }
 
+use std::time::Duration;
+
 use crate::common::{
     redis::Server,
     served::{CONTRIBUTORS_RIGHTS, LEAST_RIGHTS, limited},
@@ -21,6 +23,9 @@ async fn everything(store: &RedisStore) -> Result<(), StoreError> {
     let decision = limiter.check(charge()).await?;
     limiter.settle(decision.usage(), [2]).await?;
     limiter.check(charge()).await?;
+    limiter.block(&alice, Duration::from_secs(60)).await?;
+    limiter.clone().with_blocks().check(charge()).await?;
+    limiter.unblock(&alice).await?;
     limiter.reset(&policy, &alice).await
 }
 

@@ -185,6 +185,70 @@ async fn what_is_denied_in_one_slot_is_left_charged_in_none() {
 }
 
 #[tokio::test]
+async fn who_is_blocked_in_one_slot_is_charged_in_none() {
+    let cluster = shared();
+    let limiter = patient(&cluster).await.with_blocks();
+    let much = policy("much", "100/1h");
+    let users = [0, 1, 2].map(|at| users_at(&cluster, at, 1).remove(0));
+    let all = || users.iter().map(|it| charge(&much, it));
+    for (blocked, seconds) in users.iter().zip([600, 900, 300]) {
+        limiter
+            .block(&user(blocked), Duration::from_secs(seconds))
+            .await
+            .unwrap();
+        for _ in 0..5 {
+            let Decision::Blocked(it) = limiter.check(all()).await.unwrap() else {
+                panic!("not blocked");
+            };
+            assert_eq!(it.key(), &user(blocked));
+        }
+        for name in &users {
+            assert_eq!(left(&limiter, &much, name).await, 100);
+        }
+        limiter.unblock(&user(blocked)).await.unwrap();
+    }
+    // Of two in different slots, the later one is told; whether a limit denies, too, does not matter.
+    let none = policy("none", "0/1h");
+    for (name, seconds) in users.iter().zip([600, 900, 300]) {
+        limiter
+            .block(&user(name), Duration::from_secs(seconds))
+            .await
+            .unwrap();
+    }
+    for charges in [
+        all().collect::<Vec<_>>(),
+        all().chain([charge(&none, "zoe")]).collect(),
+    ] {
+        let Decision::Blocked(it) = limiter.check(charges).await.unwrap() else {
+            panic!("not blocked");
+        };
+        assert_eq!(it.key(), &user(&users[1]));
+    }
+    for name in &users {
+        limiter.unblock(&user(name)).await.unwrap();
+    }
+    assert!(limiter.check(all()).await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn who_is_struck_in_several_slots_is_banned_in_each() {
+    let cluster = shared();
+    let limiter = patient(&cluster).await;
+    let login = policy("login", "0/1h").ban("2/1h=1h".parse().unwrap());
+    let users = [0, 1, 2].map(|at| users_at(&cluster, at, 1).remove(0));
+    for _ in 0..2 {
+        let all = users.iter().map(|it| charge(&login, it));
+        let decision = limiter.check(all).await.unwrap();
+        assert!(matches!(decision, Decision::Denied(_)), "{decision:?}");
+        limiter.strikes_counted().await;
+    }
+    for name in &users {
+        let decision = limiter.check([charge(&login, name)]).await.unwrap();
+        assert!(matches!(decision, Decision::Blocked(_)), "{decision:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_denial_tells_what_is_left_after_all_was_given_back() {
     let cluster = shared();
     let limiter = patient(&cluster).await;
@@ -463,6 +527,27 @@ async fn a_primary_that_is_killed_under_load_is_followed_by_its_replica() {
             other_story.admitted[name]
         );
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_outlasts_its_primary() {
+    let mut cluster = Cluster::start(Duration::from_millis(500));
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT).with_blocks();
+    let much = policy("much", "1000000/1h");
+    let names = users_at(&cluster, 1, 2);
+    limiter
+        .block(&user(&names[0]), Duration::from_secs(3_600))
+        .await
+        .unwrap();
+    assert_eq!(cluster.nodes[1].run::<u64>("WAIT 1 30000"), 1);
+    cluster.nodes[1].kill();
+    cluster.wait_for_promotion(1);
+    until_all_are_admitted_again(&limiter, &much, &names[1..]).await;
+    let decision = limiter.check([charge(&much, &names[0])]).await.unwrap();
+    assert!(matches!(decision, Decision::Blocked(_)), "{decision:?}");
+    limiter.unblock(&user(&names[0])).await.unwrap();
+    let decision = limiter.check([charge(&much, &names[0])]).await.unwrap();
+    assert!(decision.is_allowed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,6 +4,7 @@
 mod common;
 
 mod acl;
+mod blocks;
 mod cluster;
 mod connections;
 mod contract;

@@ -13,7 +13,9 @@ use crate::common::{
     redis::Server,
     sentinel::{Group, NAME, Parrot, Sentinel, ask},
 };
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, error::StoreErrorKind};
+use sluicegate::{
+    Charge, Decision, Key, Limiter, Policy, RedisStore, block::Until, error::StoreErrorKind,
+};
 use tokio::task::{JoinHandle, block_in_place};
 
 /// Much more than the timeout of 100 ms on a busy machine, and less than any wait of a library.
@@ -115,6 +117,31 @@ async fn a_failover_on_request() {
         traffic.end().await;
         assert!(works(&store).await);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_outlast_a_failover() {
+    let group = Group::start(&[]);
+    let limiter = Limiter::new(store(&group).await)
+        .timeout(Duration::from_secs(30))
+        .with_blocks();
+    let alice = Key::new("user", "alice");
+    limiter.block(&alice, Until::ForEver).await.unwrap();
+    // Until the replicas know of it, a failover can lose it, as any write.
+    let replicas: u64 = group.servers[group.primary()].run("WAIT 1 30000");
+    assert!(replicas >= 1);
+    block_in_place(|| group.fail_over());
+    let start = Instant::now();
+    let decision = loop {
+        match limiter.check(charge("alice", PLENTY)).await {
+            Ok(decision) => break decision,
+            Err(error) => assert!(start.elapsed() < 30 * SOON, "{error}"),
+        }
+    };
+    assert!(matches!(decision, Decision::Blocked(_)), "{decision:?}");
+    limiter.unblock(&alice).await.unwrap();
+    let decision = limiter.check(charge("alice", PLENTY)).await.unwrap();
+    assert!(decision.is_allowed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -14,7 +14,7 @@ use futures::future::join_all;
 use proptest::prelude::*;
 use redis::{Client, IntoConnectionInfo, RedisConnectionInfo, aio::ConnectionManagerConfig};
 use sluicegate::{
-    Charge, Key, Limiter, MemoryStore, Policy, RedisStore, error::StoreErrorKind,
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, error::StoreErrorKind,
     test_util::TestClock,
 };
 
@@ -174,4 +174,27 @@ async fn a_password_is_the_proxys_own() {
     }
     let store = connect(&(proxy.url() + "?pass=sesame")).await.unwrap();
     assert_eq!(charge_all(&patient(store)).await, []);
+}
+
+/// Their strikes are counted together, and each belongs to the server of its identity.
+#[tokio::test]
+async fn identities_on_two_servers_are_banned_where_they_are_checked() {
+    let proxy = Twemproxy::start(BY_IDENTITY);
+    let store = RedisStore::connect(proxy.url()).await.unwrap();
+    let limiter = patient(store);
+    let policy = Policy::parse("login", "0/1h").unwrap();
+    let policy = policy.ban("2/1h=1h".parse().unwrap());
+    for is_banned in [false, false, true] {
+        let decisions = users().map(|user| limiter.check([Charge::new(&policy, user, 1)]));
+        for decision in join_all(decisions).await {
+            let is_blocked = matches!(decision.unwrap(), Decision::Blocked(_));
+            assert_eq!(is_blocked, is_banned);
+        }
+        limiter.strikes_counted().await;
+    }
+    for user in users() {
+        limiter.unblock(&user).await.unwrap();
+        let decision = limiter.check([Charge::new(&policy, user, 1)]).await;
+        assert!(matches!(decision.unwrap(), Decision::Denied(_)));
+    }
 }

@@ -114,7 +114,7 @@ impl Reader<'_> {
                 self.bytes = rest;
                 0
             }
-            [BLOCKED, rest @ ..] => {
+            [BLOCKED, rest @ ..] if check.heeds_blocks() => {
                 self.bytes = rest;
                 blocked = Some(self.blocked(check)?);
                 0

@@ -2,7 +2,8 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 use crate::{
-    charge::Charge, error::StoreErrorKind, key::Key, policy::Policy, settlement::Settlement,
+    charge::Charge, decision::Decision, error::StoreErrorKind, key::Key, policy::Policy,
+    settlement::Settlement,
 };
 
 fn check() -> Check {
@@ -45,6 +46,69 @@ fn an_operation_that_failed_has_an_error_of_its_own() {
     assert!(matches!(&results[1], Ok(Reply::Check(it)) if it.is_allowed()));
 }
 
+/// Until the time 1, by an operator, as it is stored.
+const BLOCK: [u8; 8] = [1, 0, 0, 0, 0, 0, 1, 1];
+
+fn read(operations: &[Operation], parts: &[&[u8]]) -> Vec<Result<Reply, StoreError>> {
+    let bytes = [&[0; 6][..], &parts.concat()].concat();
+    replies(operations, &Value::BulkString(bytes))
+}
+
+#[test]
+fn a_blocked_check_tells_which_of_its_keys_is() {
+    let heeding = Operation::Check(check().with_blocks());
+    let then = Operation::Unblock {
+        key: Key::new("user", "bob"),
+    };
+    let operations = [heeding, then];
+    let results = read(&operations, &[&[BLOCKED, 1], &BLOCK, &[DONE, DONE]]);
+    let Ok(Reply::Check(Decision::Blocked(blocked))) = &results[0] else {
+        panic!("{results:?}");
+    };
+    assert_eq!(blocked.key(), &Key::new("user", "bob"));
+    assert_eq!(blocked.block(), Block::new(1, BlockedBy::Operator));
+    assert!(matches!(results[1], Ok(Reply::Unblock)));
+
+    // Of no key, of no known maker, cut off; and one that was not asked for.
+    let mut stranger = BLOCK;
+    stranger[6] = 3;
+    for parts in [
+        [&[BLOCKED, 2][..], &BLOCK],
+        [&[BLOCKED, 1], &stranger],
+        [&[BLOCKED, 1], &BLOCK[..7]],
+    ] {
+        let error = read(&operations, &parts).remove(0).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Protocol);
+    }
+    let plain = [Operation::Check(check())];
+    let error = read(&plain, &[&[BLOCKED, 1], &BLOCK]).remove(0);
+    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Protocol);
+}
+
+#[test]
+fn of_an_unblocking_that_failed_both_answers_are_read() {
+    let key = || Key::new("user", "bob");
+    let unblock = Operation::Unblock { key: key() };
+    let block = Operation::Block {
+        key: key(),
+        until: crate::block::Until::ForEver,
+        by: BlockedBy::Ban,
+    };
+    let operations = [unblock, block];
+    for failed in [
+        &[FAILED, WRONG_TYPE, DONE][..],
+        &[DONE, FAILED, WRONG_TYPE],
+        &[FAILED, WRONG_TYPE, FAILED, UNREADABLE],
+    ] {
+        let results = read(&operations, &[failed, &[DONE], &BLOCK]);
+        assert!(results[0].is_err());
+        let Ok(Reply::Block(block)) = &results[1] else {
+            panic!("{results:?}");
+        };
+        assert_eq!(*block, Block::new(1, BlockedBy::Operator));
+    }
+}
+
 proptest! {
     #[test]
     fn no_reply_panics(start in 0..3_usize, mut reply in vec(any::<u8>(), 0..300)) {
@@ -60,7 +124,12 @@ proptest! {
         let reset = Operation::Reset { policy, key: Key::new("user", "alice") };
         let fill = Operation::Fill { check: check(), count: 3 };
         let reply = Value::BulkString(reply);
-        for first in [Operation::Check(check()), fill, Operation::Settle(settlement), reset] {
+        let key = Key::new("user", "alice");
+        let heeding = Operation::Fill { check: check().with_blocks(), count: 3 };
+        let unblock = Operation::Unblock { key: key.clone() };
+        let block = Operation::Block { key, until: crate::block::Until::ForEver, by: BlockedBy::Ban };
+        let limits = [Operation::Check(check()), fill, Operation::Settle(settlement), reset];
+        for first in limits.into_iter().chain([heeding, block, unblock]) {
             let operations = [first, Operation::Check(check())];
             prop_assert_eq!(replies(&operations, &reply).len(), 2);
         }

@@ -1,0 +1,476 @@
+//! What clients and handlers are told of blocks and bans, and what observers are.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use crate::common::{history::START_MS, log::Log, trace::traced};
+use axum::body::Body;
+use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
+use http_body_util::BodyExt;
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use sluicegate::{
+    Charge, Decision, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    block::{BlockedBy, Until},
+    middleware::{Decisions, EmptyBody, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection},
+    observe::{MetricsObserver, Observer, TracingObserver},
+    policies::{Policies, ReloadablePolicies},
+    test_util::TestClock,
+};
+use tower::{Layer, ServiceExt, service_fn};
+
+const OK: StatusCode = StatusCode::OK;
+const DENIED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
+const BLOCKED: StatusCode = StatusCode::FORBIDDEN;
+const HOUR: Duration = Duration::from_secs(3_600);
+const SECRET: &str = "sk_live_do_not_show";
+
+/// Everything that tells of a quota.
+const QUOTA: [&str; 6] = [
+    "ratelimit",
+    "ratelimit-policy",
+    "ratelimit-remaining",
+    "x-ratelimit-remaining",
+    "x-ratelimit-limit",
+    "x-ratelimit-reset",
+];
+
+fn alice() -> Key {
+    Key::new("user", "alice")
+}
+
+/// Denies everything; three times in ten minutes, and who asks is banned for a minute and a bit.
+fn login() -> Policy {
+    let policy = Policy::parse("login", "0/1h").unwrap();
+    policy.ban("3/10m=61500ms".parse().unwrap())
+}
+
+fn free() -> Policy {
+    Policy::parse("free", "100/1h").unwrap()
+}
+
+fn memory() -> (Limiter, TestClock) {
+    let clock = TestClock::new(START_MS);
+    let store = MemoryStore::new().clock(clock.clone());
+    (Limiter::new(store), clock)
+}
+
+async fn send<R: MakeRejection<Body> + Send + Sync + 'static>(
+    layer: &RateLimitLayer<R>,
+    content_type: &str,
+) -> Response<Body> {
+    let inner =
+        service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::from("hi"))));
+    let request = Request::post("/")
+        .header("content-type", content_type)
+        .header("x-user", SECRET);
+    let request = request.body(Body::empty()).unwrap();
+    layer.layer(inner).oneshot(request).await.unwrap()
+}
+
+/// Asks, and waits until strikes are counted.
+async fn ask<R: MakeRejection<Body> + Send + Sync + 'static>(
+    limiter: &Limiter,
+    layer: &RateLimitLayer<R>,
+) -> (StatusCode, HeaderMap, String) {
+    let (head, body) = send(layer, "text/plain").await.into_parts();
+    limiter.strikes_counted().await;
+    let body = body.collect().await.unwrap().to_bytes().to_vec();
+    (head.status, head.headers, String::from_utf8(body).unwrap())
+}
+
+fn has_quota(headers: &HeaderMap) -> bool {
+    QUOTA.iter().any(|name| headers.contains_key(*name))
+}
+
+#[tokio::test]
+async fn an_operators_block_is_a_403_without_a_quota_or_a_time_to_retry() {
+    let (limiter, _) = memory();
+    let limiter = limiter.with_blocks();
+    limiter.block(&alice(), HOUR).await.unwrap();
+    for style in [
+        HeaderStyle::DRAFT_11,
+        HeaderStyle::DRAFT_7,
+        HeaderStyle::DRAFT_6,
+        HeaderStyle::X_RATE_LIMIT_EPOCH,
+        HeaderStyle::NONE,
+    ] {
+        let layer = RateLimitLayer::new(limiter.clone()).headers(style);
+        let layer = layer.jitter(HOUR).limit(free(), alice());
+        let (status, headers, body) = ask(&limiter, &layer).await;
+        assert_eq!(status, BLOCKED);
+        assert!(!has_quota(&headers), "{headers:?}");
+        assert!(!headers.contains_key("retry-after"));
+        assert_eq!(headers["cache-control"], "no-store");
+        assert!(!body.contains("alice"), "{body}");
+    }
+    let layer = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
+    let layer = layer.rejection(ProblemJson::default());
+    let (_, headers, body) = ask(&limiter, &layer).await;
+    assert_eq!(headers["content-type"], "application/problem+json");
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(body["status"], 403);
+    assert_eq!(body["title"], "Forbidden");
+    assert_eq!(body.get("violated-policies"), None);
+    assert_eq!(body.get("detail"), None);
+
+    limiter.unblock(&alice()).await.unwrap();
+    let (status, headers, _) = ask(&limiter, &layer).await;
+    assert_eq!(status, OK);
+    assert_eq!(headers["ratelimit"], r#""free";r=99;t=3660"#);
+}
+
+#[tokio::test]
+async fn a_ban_is_a_429_with_the_time_that_it_lasts() {
+    let (limiter, clock) = memory();
+    let layer = RateLimitLayer::new(limiter.clone()).limit(login(), alice());
+    let layer = layer.rejection(ProblemJson::default());
+    for _ in 0..3 {
+        let (status, headers, _) = ask(&limiter, &layer).await;
+        assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+        assert!(has_quota(&headers));
+    }
+    for (gone, wait) in [
+        (0, "62"),
+        (500, "61"),
+        (501, "61"),
+        (1_500, "60"),
+        (61_499, "1"),
+    ] {
+        clock.set(START_MS + gone);
+        let (status, headers, body) = ask(&limiter, &layer).await;
+        assert_eq!(status, DENIED);
+        assert_eq!(headers["retry-after"], wait, "{gone}");
+        assert!(!has_quota(&headers), "{headers:?}");
+        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(body["status"], 429);
+        assert_eq!(body.get("violated-policies"), None);
+        let detail = "Blocked for a time, after too many requests were denied.";
+        assert_eq!(body["detail"], detail);
+    }
+    clock.set(START_MS + 61_500);
+    let (status, ..) = ask(&limiter, &layer).await;
+    assert_eq!(
+        status,
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "the limit still holds"
+    );
+}
+
+#[tokio::test]
+async fn jitter_only_adds_to_a_bans_retry_after() {
+    let (limiter, _) = memory();
+    let layer = RateLimitLayer::new(limiter.clone()).limit(login(), alice());
+    let layer = layer
+        .jitter(HOUR)
+        .rejection(|rejection: &Rejection, _: &Parts| match rejection {
+            Rejection::Blocked(blocked) => {
+                let wait = blocked.retry_after().unwrap().as_millis();
+                Response::new(Body::from(wait.to_string()))
+            }
+            _ => Response::new(Body::empty()),
+        });
+    for _ in 0..3 {
+        ask(&limiter, &layer).await;
+    }
+    let mut told = Vec::new();
+    for _ in 0..9 {
+        let (_, headers, body) = ask(&limiter, &layer).await;
+        let wait: u64 = body.parse().unwrap();
+        assert!((61_500..=61_500 + 3_600_000).contains(&wait), "{wait}");
+        assert_eq!(headers["retry-after"], *wait.div_ceil(1_000).to_string());
+        told.push(wait);
+    }
+    told.dedup();
+    assert!(told.len() > 1, "jitter differs");
+}
+
+#[tokio::test]
+async fn grpc_clients_are_told_whether_to_try_again() {
+    let (limiter, _) = memory();
+    let layer = RateLimitLayer::new(limiter.clone()).limit(login(), alice());
+    let layer = layer.rejection(Grpc::new());
+    for _ in 0..3 {
+        ask(&limiter, &layer).await;
+    }
+    let response = send(&layer, "application/grpc").await;
+    assert_eq!(response.status(), OK);
+    let headers = response.headers();
+    assert_eq!(headers["grpc-status"], "8", "RESOURCE_EXHAUSTED");
+    assert_eq!(headers["grpc-retry-pushback-ms"], "61500");
+    assert_eq!(headers["retry-after"], "62");
+    assert!(!has_quota(headers));
+
+    limiter.unblock(&alice()).await.unwrap();
+    limiter.block(&alice(), HOUR).await.unwrap();
+    let response = send(&layer, "application/grpc").await;
+    let headers = response.headers();
+    assert_eq!(headers["grpc-status"], "7", "PERMISSION_DENIED");
+    assert_eq!(headers["grpc-retry-pushback-ms"], "-1");
+    assert!(!headers.contains_key("retry-after"));
+    assert!(!has_quota(headers));
+}
+
+#[tokio::test]
+async fn a_user_may_answer_in_words_of_its_own_and_know_who_blocked_whom() {
+    let (limiter, _) = memory();
+    let limiter = limiter.with_blocks();
+    let words = |rejection: &Rejection, _: &Parts| {
+        Response::new(Body::from(match rejection {
+            Rejection::Blocked(it) => format!("{:?} {:?}", it.key().kind(), it.block()),
+            Rejection::OnDenyList => "list".to_owned(),
+            other => format!("{other:?}"),
+        }))
+    };
+    let layer = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
+    limiter.block(&alice(), Until::ForEver).await.unwrap();
+    let (status, headers, body) = ask(&limiter, &layer.clone().rejection(words)).await;
+    assert_eq!(body, r#""user" Block(operator, for ever)"#);
+    assert_eq!(headers["cache-control"], "no-store");
+    assert_eq!(
+        status, OK,
+        "a function answers with the status that it likes"
+    );
+    // A deny list comes first.
+    let listed = layer.block_keys(|_| true).rejection(words);
+    assert_eq!(ask(&limiter, &listed).await.2, "list");
+}
+
+#[tokio::test]
+async fn keys_on_an_allow_list_are_never_blocked_nor_banned() {
+    let (limiter, _) = memory();
+    let limiter = limiter.with_blocks();
+    limiter.block(&alice(), HOUR).await.unwrap();
+    let layer = RateLimitLayer::new(limiter.clone());
+    let layer = layer
+        .limit(login(), alice())
+        .limit(login(), Header::new("x-user"));
+    let skipping = layer.clone().skip_keys(|key| *key == alice());
+    // Without its key, alice is not looked up; the other is denied, and struck.
+    for expected in [StatusCode::PAYLOAD_TOO_LARGE; 3] {
+        assert_eq!(ask(&limiter, &skipping).await.0, expected);
+    }
+    assert_eq!(ask(&limiter, &skipping).await.0, DENIED);
+    let all = layer.clone().skip_keys(|_| true);
+    assert_eq!(ask(&limiter, &all).await.0, OK);
+    assert_eq!(ask(&limiter, &layer.skip(|_| true)).await.0, OK);
+    limiter.unblock(&alice()).await.unwrap();
+    let charge = Charge::new(&login(), alice(), 1);
+    let decision = limiter.check([charge]).await.unwrap();
+    assert!(
+        matches!(decision, Decision::Denied(_)),
+        "alice has no strikes"
+    );
+}
+
+#[tokio::test]
+async fn layers_around_each_other_charge_until_one_is_blocked_and_tell_no_quota() {
+    let (limiter, _) = memory();
+    let bob = Key::new("user", "bob");
+    let outer = RateLimitLayer::new(limiter.clone()).limit(free(), bob.clone());
+    let inner = RateLimitLayer::new(limiter.clone().with_blocks()).limit(free(), alice());
+    limiter.block(&alice(), HOUR).await.unwrap();
+    // A layer over a limiter that heeds no blocks denies nobody for one.
+    limiter.block(&bob, HOUR).await.unwrap();
+    let handler =
+        service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
+    let service = outer.layer(inner.layer(handler));
+    let response = service.oneshot(Request::new(Body::empty())).await.unwrap();
+    assert_eq!(response.status(), BLOCKED);
+    assert!(!has_quota(response.headers()), "{:?}", response.headers());
+    let decisions = response.extensions().get::<Decisions>().unwrap();
+    let all: Vec<&Decision> = decisions.iter().collect();
+    assert!(matches!(
+        all[..],
+        [Decision::Blocked(_), Decision::Allowed(_)]
+    ));
+    assert!(decisions.by_policy("free").unwrap().is_allowed());
+    let left = limiter.peek([Charge::new(&free(), bob, 0)]).await.unwrap();
+    assert_eq!(left.rules().next().unwrap().remaining(), 99);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_that_waits_waits_for_no_block_and_strikes_once() {
+    let (limiter, _) = memory();
+    let policy = Policy::parse("login", "1/1h").unwrap();
+    let policy = policy.ban("2/1d=1h".parse().unwrap());
+    let layer = RateLimitLayer::new(limiter.clone()).limit(policy, alice());
+    let layer = layer.max_wait(Duration::from_secs(10));
+    for expected in [OK, DENIED, DENIED] {
+        let (status, headers, _) = ask(&limiter, &layer).await;
+        assert_eq!(status, expected);
+        assert!(headers.contains_key("ratelimit"));
+    }
+    let start = tokio::time::Instant::now();
+    let (status, headers, _) = ask(&limiter, &layer).await;
+    assert_eq!(status, DENIED);
+    assert_eq!(headers["retry-after"], "3600");
+    assert!(start.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn a_shadow_layer_blocks_and_bans_nobody() {
+    let (limiter, _) = memory();
+    let limiter = limiter.with_blocks();
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit(login(), alice())
+        .shadow();
+    limiter.block(&alice(), HOUR).await.unwrap();
+    assert_eq!(ask(&limiter, &layer).await.0, OK);
+    limiter.unblock(&alice()).await.unwrap();
+    for _ in 0..5 {
+        assert_eq!(ask(&limiter, &layer).await.0, OK);
+    }
+    let counting = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
+    assert_eq!(ask(&limiter, &counting).await.0, OK);
+}
+
+#[tokio::test]
+async fn a_ban_is_reloaded_with_its_policy() {
+    let (limiter, _) = memory();
+    let plain = || Policies::new([Policy::parse("login", "0/1h").unwrap()]).unwrap();
+    let live = ReloadablePolicies::new(plain());
+    let layer = RateLimitLayer::new(limiter.clone()).limit(live.policy("login").unwrap(), alice());
+    let denied = StatusCode::PAYLOAD_TOO_LARGE;
+    for _ in 0..4 {
+        assert_eq!(ask(&limiter, &layer).await.0, denied);
+    }
+    let file = r#"{"login":{"rules":"0/1h","strikes":"2/10m","ban":"1h"}}"#;
+    live.replace(serde_json::from_str(file).unwrap()).unwrap();
+    for expected in [denied, denied, DENIED] {
+        assert_eq!(ask(&limiter, &layer).await.0, expected);
+    }
+    // Without the ban, blocks are heeded no more, and are still there.
+    live.replace(plain()).unwrap();
+    assert_eq!(ask(&limiter, &layer).await.0, denied);
+    live.replace(serde_json::from_str(file).unwrap()).unwrap();
+    assert_eq!(ask(&limiter, &layer).await.0, DENIED);
+}
+
+/// A ban, what it denies, an operator's block, and a request on a deny list.
+async fn everything(observer: impl Observer) {
+    let (limiter, _) = memory();
+    let limiter = limiter.with_blocks().observer(observer);
+    let layer = RateLimitLayer::new(limiter.clone()).limit(login(), Header::new("x-user"));
+    let layer = layer.limit(free().shadow(), Header::new("x-user"));
+    for _ in 0..4 {
+        ask(&limiter, &layer).await;
+    }
+    let free = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
+    limiter.block(&alice(), HOUR).await.unwrap();
+    ask(&limiter, &free).await;
+    limiter.unblock(&alice()).await.unwrap();
+    ask(&limiter, &free.block_keys(|_| true)).await;
+}
+
+#[tokio::test]
+async fn an_observer_hears_of_blocks_and_bans() {
+    let log = Log::default();
+    everything((log.clone(), Arc::new(Log::default()))).await;
+    let lines = log.lines();
+    let lines: Vec<&str> = lines
+        .iter()
+        .map(|it| it.split(" in ").next().unwrap())
+        .collect();
+    let ban = format!("login bans until {:?}", Some(START_MS + 61_500));
+    let told = lines
+        .iter()
+        .filter(|it| it.contains("ban") || it.contains("block"));
+    let told: Vec<&str> = told.copied().collect();
+    assert_eq!(
+        told,
+        [
+            &ban,
+            "? blocked by ban",
+            "block ",
+            "? blocked by operator",
+            "unblock ",
+            "free blocked by list",
+        ]
+    );
+}
+
+#[test]
+fn metrics_tell_what_blocked_and_time_what_the_store_answered() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        runtime.block_on(everything(MetricsObserver::new()));
+    });
+    let mut seen = Vec::new();
+    for (key, _, description, value) in snapshotter.snapshot().into_vec() {
+        assert!(description.is_some(), "{key:?}");
+        let labels = key.key().labels();
+        let labels: Vec<String> = labels
+            .map(|it| format!("{}={}", it.key(), it.value()))
+            .collect();
+        let value = match value {
+            DebugValue::Counter(count) => count,
+            DebugValue::Histogram(times) => times.len().try_into().unwrap(),
+            DebugValue::Gauge(_) => continue,
+        };
+        seen.push(format!(
+            "{} {} = {value}",
+            key.key().name(),
+            labels.join(" ")
+        ));
+    }
+    seen.sort();
+    assert!(!seen.concat().contains(SECRET));
+    assert_eq!(
+        seen,
+        [
+            "sluicegate_bans_total policy=login = 1",
+            "sluicegate_blocked_total policy= by=ban = 1",
+            "sluicegate_blocked_total policy= by=operator = 1",
+            "sluicegate_blocked_total policy=free by=list = 1",
+            "sluicegate_decisions_total policy=login outcome=denied = 3",
+            "sluicegate_denials_total policy=login rule=0/1h shadow=false = 3",
+            "sluicegate_store_seconds call=block = 1",
+            "sluicegate_store_seconds call=check = 5",
+            "sluicegate_store_seconds call=unblock = 1",
+        ]
+    );
+}
+
+#[test]
+fn events_tell_what_blocked_and_who_was_banned_by_which_policy() {
+    let lines = traced(true, everything(TracingObserver::new()));
+    let told: Vec<&str> = lines
+        .iter()
+        .filter(|it| it.contains("ban") || it.contains("block"))
+        .map(String::as_str)
+        .collect();
+    let ban = format!(
+        r#"DEBUG banned policy="login" until_ms={}"#,
+        START_MS + 61_500
+    );
+    assert_eq!(
+        told,
+        [
+            &ban,
+            r#"DEBUG blocked by="ban""#,
+            r#"DEBUG call="block" policies= shadow=false"#,
+            r#"DEBUG blocked by="operator""#,
+            r#"DEBUG call="unblock" policies= shadow=false"#,
+            r#"DEBUG blocked policy="free" by="list""#,
+        ]
+    );
+    assert!(!lines.concat().contains(SECRET));
+}
+
+#[tokio::test]
+async fn a_block_is_told_to_who_checks_without_the_middleware() {
+    let (limiter, _) = memory();
+    let limiter = limiter.with_blocks();
+    limiter.block(&alice(), HOUR).await.unwrap();
+    let layer = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
+    let response = send(&layer.rejection(EmptyBody), "text/plain").await;
+    let decisions = response.extensions().get::<Decisions>().unwrap();
+    let Some(Decision::Blocked(blocked)) = decisions.iter().next() else {
+        panic!("{decisions:?}");
+    };
+    assert_eq!(blocked.key(), &alice());
+    assert_eq!(blocked.block().by(), BlockedBy::Operator);
+    assert_eq!(blocked.retry_after(), Some(HOUR));
+}

@@ -1,0 +1,375 @@
+//! Blocks and bans in Redis: what every replica sees, what is stored, what it costs, and what others' values do.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::common::{contract::patient, history::START_MS, redis::Server};
+use futures::future::join_all;
+use sluicegate::{
+    Charge, Decision, Key, Limiter, Policy, RedisStore, Store,
+    block::{Block, BlockedBy, Until},
+    error::StoreErrorKind,
+    store::{Check, Operation, Reply},
+    test_util::TestClock,
+};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// Where a block of alice is, and her counts under `api`.
+const NAME: &str = "sluicegate:{user=alice}:!block";
+const COUNTS: &str = "sluicegate:{user=alice}:api";
+
+fn user(name: &str) -> Key {
+    Key::new("user", name)
+}
+
+fn api() -> Policy {
+    Policy::parse("api", "5/1d").unwrap()
+}
+
+fn charges(users: &[&str]) -> Vec<Charge> {
+    let charge = |name: &&str| Charge::new(&api(), user(name), 1);
+    users.iter().map(charge).collect()
+}
+
+/// A process of its own: a store with a connection of its own.
+async fn process(server: &Server) -> Limiter {
+    patient(RedisStore::connect(server.url()).await.unwrap())
+}
+
+async fn is_blocked(limiter: &Limiter, name: &str) -> bool {
+    let decision = limiter.check(charges(&[name])).await.unwrap();
+    matches!(decision, Decision::Blocked(_))
+}
+
+#[tokio::test]
+async fn every_replica_heeds_a_block_and_its_end_at_its_next_check() {
+    let server = Server::start();
+    let operator = process(&server).await;
+    let mut replicas = Vec::new();
+    for _ in 0..3 {
+        replicas.push(process(&server).await.with_blocks());
+    }
+    for blocked in [false, true, false, true, false] {
+        if blocked {
+            operator.block(&user("alice"), HOUR).await.unwrap();
+        } else {
+            operator.unblock(&user("alice")).await.unwrap();
+        }
+        for replica in &replicas {
+            assert_eq!(is_blocked(replica, "alice").await, blocked);
+            assert!(!is_blocked(replica, "bob").await);
+            operator.reset(&api(), &user("bob")).await.unwrap();
+            operator.reset(&api(), &user("alice")).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn blocks_outlast_restarts_of_services_and_scripts_that_are_forgotten() {
+    let server = Server::start();
+    process(&server)
+        .await
+        .block(&user("alice"), Until::ForEver)
+        .await
+        .unwrap();
+    let limiter = process(&server).await.with_blocks();
+    assert!(is_blocked(&limiter, "alice").await);
+    server.run::<()>("SCRIPT FLUSH");
+    assert!(is_blocked(&limiter, "alice").await);
+    server.run::<()>("SCRIPT FLUSH");
+    limiter.unblock(&user("alice")).await.unwrap();
+    server.run::<()>("SCRIPT FLUSH");
+    let block = limiter.block(&user("alice"), HOUR).await.unwrap();
+    assert!(block.until_ms().is_some());
+    assert!(is_blocked(&limiter, "alice").await);
+}
+
+/// In a rollout, some processes know blocks and others do not.
+#[tokio::test]
+async fn a_process_that_heeds_no_blocks_shares_the_counts_of_one_that_does() {
+    let server = Server::start();
+    let (old, new) = (process(&server).await, process(&server).await.with_blocks());
+    assert!(!is_blocked(&new, "alice").await);
+    new.block(&user("alice"), HOUR).await.unwrap();
+    for left in [3, 2] {
+        let decision = old.check(charges(&["alice"])).await.unwrap();
+        assert_eq!(decision.usage().rules().next().unwrap().remaining(), left);
+        assert!(is_blocked(&new, "alice").await);
+    }
+    new.unblock(&user("alice")).await.unwrap();
+    let decision = new.check(charges(&["alice"])).await.unwrap();
+    assert_eq!(decision.usage().rules().next().unwrap().remaining(), 1);
+}
+
+#[tokio::test]
+async fn a_blocks_key_expires_when_it_ends_by_the_clock_of_the_server() {
+    let server = Server::start();
+    let limiter = process(&server).await;
+    let ttl = || server.run::<i64>(&format!("PTTL {NAME}"));
+    limiter.block(&user("alice"), HOUR).await.unwrap();
+    assert!((3_590_000..=3_600_000).contains(&ttl()), "{}", ttl());
+    let until = SystemTime::now() + 2 * HOUR;
+    let block = limiter.block(&user("alice"), until).await.unwrap();
+    let until_ms = until
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_nanos()
+        .div_ceil(1_000_000);
+    assert_eq!(u128::from(block.until_ms().unwrap()), until_ms);
+    let expires: u64 = server.run(&format!("PEXPIRETIME {NAME}"));
+    assert_eq!(u128::from(expires), until_ms);
+    // A shorter one leaves it as it is.
+    limiter.block(&user("alice"), HOUR).await.unwrap();
+    assert_eq!(server.run::<u64>(&format!("PEXPIRETIME {NAME}")), expires);
+    limiter.block(&user("alice"), Until::ForEver).await.unwrap();
+    assert_eq!(
+        server.run::<u64>(&format!("PEXPIRETIME {NAME}")),
+        (1 << 48) - 1
+    );
+    let value: Vec<u8> = server.run(&format!("GET {NAME}"));
+    assert_eq!(value, [255, 255, 255, 255, 255, 255, 1, 1]);
+
+    limiter.unblock(&user("alice")).await.unwrap();
+    assert_eq!(ttl(), -2);
+    limiter
+        .block(&user("alice"), UNIX_EPOCH + HOUR)
+        .await
+        .unwrap();
+    limiter.block(&user("alice"), Duration::ZERO).await.unwrap();
+    assert_eq!(ttl(), -2);
+    assert_eq!(server.run::<u64>("DBSIZE"), 0);
+}
+
+/// The commands of one call, inside the script and outside.
+async fn commands(server: &Server, limiter: &Limiter, users: &[&str]) -> [u64; 6] {
+    server.run::<()>("CONFIG RESETSTAT");
+    limiter.check(charges(users)).await.unwrap();
+    let writes = server.calls("set") + server.calls("setrange") + server.calls("del");
+    ["evalsha", "time", "get", "exists", "eval"]
+        .map(|it| server.calls(it))
+        .into_iter()
+        .chain([writes])
+        .collect::<Vec<_>>()
+        .try_into()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn heeding_blocks_is_one_get_for_each_identity_and_no_round_trip() {
+    let server = Server::start();
+    let plain = process(&server).await;
+    let heeding = plain.clone().with_blocks();
+    plain.check(charges(&["warm"])).await.unwrap();
+    for (users, count) in [(&["alice"][..], 1), (&["alice", "bob", "carol"], 3)] {
+        assert_eq!(
+            commands(&server, &plain, users).await,
+            [1, 1, count, 0, 0, count]
+        );
+        assert_eq!(
+            commands(&server, &heeding, users).await,
+            [1, 1, 2 * count, 0, 0, count]
+        );
+    }
+    // An identity under several policies is looked up once.
+    let names = ["a", "b", "c"].map(|it| Policy::parse(it, "5/1d").unwrap());
+    let charges = names.iter().map(|it| Charge::new(it, user("alice"), 1));
+    server.run::<()>("CONFIG RESETSTAT");
+    heeding.check(charges).await.unwrap();
+    assert_eq!(server.calls("get"), 4);
+    // Of a blocked one, no counts are read, and nothing is written.
+    plain.block(&user("alice"), HOUR).await.unwrap();
+    let users = &["alice", "bob"];
+    assert_eq!(commands(&server, &heeding, users).await, [1, 1, 2, 0, 0, 0]);
+}
+
+#[tokio::test]
+async fn what_others_wrote_in_the_place_of_a_block_fails_that_check_alone() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let check = |users: &[&str]| {
+        let check = Check::new(charges(users)).unwrap();
+        Operation::Check(check.with_blocks())
+    };
+    let soon = "\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}";
+    for (value, expected) in [
+        (None, "of another type"),
+        (Some("hello".to_owned()), "cannot be read"),
+        (Some(String::new()), "cannot be read"),
+        (Some("a-value-of-12".to_owned()), "cannot be read"),
+        (Some(format!("{soon}\u{1}\u{2}")), "another version"),
+        (Some(format!("{soon}\u{1}\u{1}+")), "cannot be read"),
+        // Made by nobody that is known.
+        (Some(format!("{soon}\u{3}\u{1}")), "cannot be read"),
+        (Some(format!("{soon}\u{0}\u{1}")), "cannot be read"),
+    ] {
+        server.run::<()>(&format!("DEL {NAME}"));
+        match &value {
+            None => server.run::<()>(&format!("RPUSH {NAME} hello")),
+            Some(value) => server.run::<()>(&format!("SET {NAME} {value}")),
+        }
+        let operations = vec![
+            check(&["bob"]),
+            check(&["alice"]),
+            check(&["bob", "alice", "carol"]),
+            Operation::Block {
+                key: user("alice"),
+                until: Until::After(HOUR),
+                by: BlockedBy::Operator,
+            },
+            Operation::Fill {
+                check: Check::new(charges(&["alice"])).unwrap().with_blocks(),
+                count: 3,
+            },
+            check(&["bob"]),
+            Operation::Check(Check::new(charges(&["alice"])).unwrap()),
+        ];
+        let replies = store.call(operations).await.unwrap();
+        for (place, reply) in replies.iter().enumerate().take(5).skip(1) {
+            let error = reply.as_ref().expect_err(expected);
+            assert_eq!(error.kind(), StoreErrorKind::Protocol);
+            let message = error.to_string();
+            assert!(message.contains(expected), "{value:?}, {place}: {message}");
+        }
+        for place in [0, 5, 6] {
+            let Ok(Reply::Check(Decision::Allowed(_))) = &replies[place] else {
+                panic!("{value:?}, {place}: {replies:?}");
+            };
+        }
+        // Unblocking mends it.
+        store.unblock(&user("alice")).await.unwrap();
+        let replies = store.call(vec![check(&["alice"])]).await.unwrap();
+        assert!(matches!(
+            &replies[0],
+            Ok(Reply::Check(Decision::Allowed(_)))
+        ));
+        assert_eq!(server.run::<u64>(&format!("EXISTS {COUNTS}")), 1);
+        for name in ["alice", "bob"] {
+            store.reset(&api(), &user(name)).await.unwrap();
+        }
+        assert_eq!(server.run::<u64>("DBSIZE"), 0, "carol was not charged");
+    }
+}
+
+#[tokio::test]
+async fn a_block_that_the_server_refuses_to_store_is_an_error() {
+    let server = Server::start();
+    let limiter = process(&server).await.with_blocks();
+    limiter.block(&user("bob"), HOUR).await.unwrap();
+    server.run::<()>("CONFIG SET maxmemory 1");
+    let error = limiter.block(&user("alice"), HOUR).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    // What is needed in such an hour works: to deny who is blocked, and to free who was.
+    assert!(is_blocked(&limiter, "bob").await);
+    limiter.unblock(&user("bob")).await.unwrap();
+    server.run::<()>("CONFIG SET maxmemory 0");
+    assert!(!is_blocked(&limiter, "bob").await);
+    assert!(!is_blocked(&limiter, "alice").await);
+}
+
+#[tokio::test]
+async fn a_secret_identity_is_blocked_under_a_hash() {
+    let server = Server::start();
+    let connect = async |secret: &str| {
+        let store = RedisStore::connect(server.url()).await.unwrap();
+        patient(store.secret(secret)).with_blocks()
+    };
+    let (limiter, other) = (connect("a secret").await, connect("another").await);
+    let key = Key::secret("api-key", "sk_live_do_not_show");
+    limiter.block(&key, HOUR).await.unwrap();
+    let decide = async |limiter: &Limiter| {
+        let charge = Charge::new(&api(), key.clone(), 1);
+        limiter.check([charge]).await.unwrap()
+    };
+    let decision = decide(&limiter).await;
+    assert!(matches!(decision, Decision::Blocked(_)));
+    assert!(!format!("{decision:?}").contains("do_not_show"));
+    assert!(decide(&other).await.is_allowed());
+    let names: Vec<String> = server.run("KEYS *");
+    assert!(names.iter().any(|it| it.ends_with(":!block")), "{names:?}");
+    assert!(!names.concat().contains("do_not_show"), "{names:?}");
+}
+
+fn banning(strikes: &str) -> Policy {
+    let policy = Policy::parse("login", "0/1d").unwrap();
+    policy.ban(strikes.parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_that_strike_at_the_same_time_ban_at_the_limit_and_not_before() {
+    let server = Server::start();
+    let processes = [
+        process(&server).await,
+        process(&server).await,
+        process(&server).await,
+    ];
+    let policy = banning("30/1d=1h");
+    let strike = async |limiter: &Limiter| {
+        let charge = Charge::new(&policy, user("alice"), 1);
+        limiter.check([charge]).await.unwrap()
+    };
+    let strike_all = async |times: usize| {
+        let all = (0..times).flat_map(|_| &processes).map(&strike);
+        let decisions = join_all(all).await;
+        for limiter in &processes {
+            limiter.strikes_counted().await;
+        }
+        decisions
+    };
+    for decision in strike_all(9).await {
+        assert!(matches!(decision, Decision::Denied(_)));
+    }
+    // 27 strikes: the next two are not enough, the third is.
+    for _ in 0..3 {
+        assert!(matches!(strike(&processes[0]).await, Decision::Denied(_)));
+        processes[0].strikes_counted().await;
+    }
+    for limiter in &processes {
+        let Decision::Blocked(blocked) = strike(limiter).await else {
+            panic!("30 strikes are no ban");
+        };
+        let wait = blocked.retry_after().unwrap();
+        assert!(wait <= HOUR && wait > HOUR - Duration::from_secs(60));
+    }
+    // A crowd that strikes far too often is banned just so.
+    processes[0].unblock(&user("alice")).await.unwrap();
+    strike_all(40).await;
+    assert!(matches!(strike(&processes[1]).await, Decision::Blocked(_)));
+}
+
+#[tokio::test]
+async fn strikes_have_a_key_of_their_own_that_a_ban_and_an_unblock_remove() {
+    let server = Server::start();
+    let clock = TestClock::new(START_MS);
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let limiter = patient(store.clock(clock.clone()));
+    let policy = banning("2/1m=1h");
+    let strike = async || {
+        let charge = Charge::new(&policy, user("alice"), 1);
+        limiter.check([charge]).await.unwrap();
+        limiter.strikes_counted().await;
+        let mut names: Vec<String> = server.run("KEYS *");
+        names.sort();
+        names
+    };
+    let strikes = "sluicegate:{user=alice}:!strikes";
+    assert_eq!(strike().await, [strikes]);
+    assert_eq!(strike().await, [NAME]);
+    limiter.unblock(&user("alice")).await.unwrap();
+    assert_eq!(strike().await, [strikes]);
+    limiter.unblock(&user("alice")).await.unwrap();
+    assert_eq!(server.run::<u64>("DBSIZE"), 0);
+}
+
+#[cfg(feature = "bb8")]
+#[tokio::test]
+async fn every_kind_of_connection_knows_blocks() {
+    let server = Server::start();
+    for (kind, store) in crate::common::stores::all(&server).await {
+        let limiter = patient(store).with_blocks();
+        let block = limiter.block(&user("alice"), Until::ForEver).await.unwrap();
+        assert_eq!(block, Block::new(u64::MAX, BlockedBy::Operator), "{kind}");
+        assert!(is_blocked(&limiter, "alice").await, "{kind}");
+        limiter.unblock(&user("alice")).await.unwrap();
+        assert!(!is_blocked(&limiter, "alice").await, "{kind}");
+    }
+}
