@@ -4,9 +4,10 @@ use serde::Serialize;
 
 use super::{
     super::{error::Error, text},
-    Counts,
+    jobs::Job,
+    reading::Counts,
     request::Mapping,
-    tally::{Job, Tally},
+    tally::Tally,
     timeline::Span,
 };
 

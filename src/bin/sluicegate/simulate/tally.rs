@@ -1,38 +1,12 @@
-//! What is counted while a log is replayed: [`Tally`] for the policies as they are, [`Variant`] and [`Peaks`] for others.
+//! [`Tally`]: what is counted while a log is replayed under the policies as they are.
 
-use std::{
-    collections::HashMap,
-    fs::File,
-    io::{BufWriter, Write},
-    path::{Path, PathBuf},
-};
+use std::{collections::HashMap, path::Path};
 
-use serde::Serialize;
-use sluicegate::{Decision, Denial, Key, Policy, StoreError};
+use sluicegate::{Decision, Denial, Key, Policy};
 
 use super::{
-    super::{error::Error, text},
-    replay::Replay,
-    request::Request,
-    timeline::Timeline,
+    super::error::Error, decisions::Decisions, replay::Replay, request::Request, timeline::Timeline,
 };
-
-/// One thing that is counted over the whole log.
-pub(super) enum Job {
-    Tally(Box<Tally>),
-    Variant(Variant),
-    Peaks(Peaks),
-}
-
-impl Job {
-    pub(super) fn take(&mut self, request: &Request) -> Result<(), Error> {
-        match self {
-            Self::Tally(it) => it.take(request),
-            Self::Variant(it) => Ok(it.take(request)?),
-            Self::Peaks(it) => Ok(it.take(request)?),
-        }
-    }
-}
 
 #[derive(Clone, Copy, Default)]
 pub(super) struct PolicyTally {
@@ -110,7 +84,7 @@ impl Tally {
         })
     }
 
-    fn take(&mut self, request: &Request) -> Result<(), Error> {
+    pub(super) fn take(&mut self, request: &Request) -> Result<(), Error> {
         let decision = self.replay.decide(request)?;
         if self.requests == 0 {
             self.first_ms = request.ms;
@@ -215,162 +189,5 @@ impl Tally {
     pub(super) fn finish(&mut self) -> Result<(), Error> {
         self.full |= self.replay.is_full();
         self.decisions.as_mut().map_or(Ok(()), Decisions::flush)
-    }
-}
-
-/// The whole log with another limit in one rule.
-pub(super) struct Variant {
-    replay: Replay,
-    /// The place of the rule that is changed.
-    pub(super) rule: usize,
-    pub(super) limit: u64,
-    shadow: bool,
-    pub(super) refused: u64,
-}
-
-impl Variant {
-    pub(super) fn new(
-        policies: Vec<(Policy, usize)>,
-        capacity: usize,
-        rule: usize,
-        limit: u64,
-        shadow: bool,
-    ) -> Self {
-        Self {
-            replay: Replay::new(policies, capacity),
-            rule,
-            limit,
-            shadow,
-            refused: 0,
-        }
-    }
-
-    fn take(&mut self, request: &Request) -> Result<(), StoreError> {
-        let refused = match self.replay.decide(request)? {
-            Some(Decision::Denied(_)) => !self.shadow,
-            Some(Decision::Allowed(usage)) => {
-                self.shadow && matches!(usage.shadow(), Some(Decision::Denied(_)))
-            }
-            None | Some(Decision::Blocked(_)) => false,
-        };
-        self.refused += u64::from(refused);
-        Ok(())
-    }
-}
-
-/// The highest use of each rule when the limits are so high that hardly anybody is refused: the lowest limits under
-/// which nobody would have been.
-pub(super) struct Peaks {
-    replay: Replay,
-    /// In the order of policies and rules: the highest use, and whether somebody would have used more.
-    pub(super) peaks: Vec<(u64, bool)>,
-    /// The place of the first rule of each policy.
-    places: Vec<(Policy, usize)>,
-}
-
-impl Peaks {
-    pub(super) fn new(policies: Vec<(Policy, usize)>, capacity: usize) -> Self {
-        let mut first_rule = 0;
-        let places = policies.iter().map(|(policy, _)| {
-            let place = (policy.clone(), first_rule);
-            first_rule += policy.rules().len();
-            place
-        });
-        let places = places.collect();
-        Self {
-            replay: Replay::new(policies, capacity),
-            peaks: vec![(0, false); first_rule],
-            places,
-        }
-    }
-
-    fn take(&mut self, request: &Request) -> Result<(), StoreError> {
-        if let Some(decision) = self.replay.decide(request)? {
-            self.look(&decision);
-            if let Some(shadow) = decision.usage().shadow() {
-                self.look(shadow);
-            }
-        }
-        Ok(())
-    }
-
-    fn look(&mut self, decision: &Decision) {
-        for policy in decision.usage().policies() {
-            let Some((_, first)) = self
-                .places
-                .iter()
-                .find(|it| it.0.name() == policy.policy().name())
-            else {
-                continue;
-            };
-            for (peak, rule) in self.peaks[*first..].iter_mut().zip(policy.rules()) {
-                peak.0 = peak.0.max(rule.rule().limit() - rule.remaining());
-                peak.1 |= rule.is_exceeded();
-            }
-        }
-    }
-}
-
-/// A file with a line of JSON for each request.
-struct Decisions {
-    path: PathBuf,
-    file: BufWriter<File>,
-}
-
-#[derive(Serialize)]
-struct Line<'a> {
-    file: usize,
-    line: u64,
-    /// As it was replayed.
-    time_ms: u64,
-    allowed: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    policy: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rule: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retry_after_ms: Option<u64>,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    shadow_refused: &'a [String],
-}
-
-impl Decisions {
-    fn create(path: &Path) -> Result<Self, Error> {
-        let file = File::create(path).map_err(|error| Error::file(path, &error))?;
-        Ok(Self {
-            path: path.into(),
-            file: BufWriter::new(file),
-        })
-    }
-
-    fn write(&mut self, request: &Request, decision: Option<&Decision>) -> Result<(), Error> {
-        let denial = match decision {
-            Some(Decision::Denied(denial)) => Some(denial),
-            _ => None,
-        };
-        let shadow = decision.and_then(|it| it.usage().shadow());
-        let shadows = shadow.into_iter().flat_map(|it| it.usage().policies());
-        let shadows = shadows.filter(|it| it.rules().iter().any(|rule| rule.is_exceeded()));
-        let shadows: Vec<String> = shadows.map(|it| it.policy().name().to_owned()).collect();
-        let line = Line {
-            file: request.file,
-            line: request.line,
-            time_ms: request.ms,
-            allowed: denial.is_none(),
-            policy: denial.map(|it| it.policy().name()),
-            rule: denial.map(|it| it.rule().rule().to_string()),
-            retry_after_ms: { denial.and_then(Denial::retry_after) }.map(text::millis),
-            shadow_refused: &shadows,
-        };
-        let written = serde_json::to_writer(&mut self.file, &line).map_err(Into::into);
-        written
-            .and_then(|()| self.file.write_all(b"\n"))
-            .map_err(|error| Error::file(&self.path, &error))
-    }
-
-    fn flush(&mut self) -> Result<(), Error> {
-        self.file
-            .flush()
-            .map_err(|error| Error::file(&self.path, &error))
     }
 }

@@ -1,0 +1,83 @@
+//! `--decisions`: a line of JSON for each request.
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+use sluicegate::{Decision, Denial};
+
+use super::{
+    super::{error::Error, text},
+    request::Request,
+};
+
+/// A file with a line of JSON for each request.
+pub(super) struct Decisions {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    file: usize,
+    line: u64,
+    /// As it was replayed.
+    time_ms: u64,
+    allowed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after_ms: Option<u64>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    shadow_refused: &'a [String],
+}
+
+impl Decisions {
+    pub(super) fn create(path: &Path) -> Result<Self, Error> {
+        let file = File::create(path).map_err(|error| Error::file(path, &error))?;
+        Ok(Self {
+            path: path.into(),
+            file: BufWriter::new(file),
+        })
+    }
+
+    pub(super) fn write(
+        &mut self,
+        request: &Request,
+        decision: Option<&Decision>,
+    ) -> Result<(), Error> {
+        let denial = match decision {
+            Some(Decision::Denied(denial)) => Some(denial),
+            _ => None,
+        };
+        let shadow = decision.and_then(|it| it.usage().shadow());
+        let shadows = shadow.into_iter().flat_map(|it| it.usage().policies());
+        let shadows = shadows.filter(|it| it.rules().iter().any(|rule| rule.is_exceeded()));
+        let shadows: Vec<String> = shadows.map(|it| it.policy().name().to_owned()).collect();
+        let line = Line {
+            file: request.file,
+            line: request.line,
+            time_ms: request.ms,
+            allowed: denial.is_none(),
+            policy: denial.map(|it| it.policy().name()),
+            rule: denial.map(|it| it.rule().rule().to_string()),
+            retry_after_ms: { denial.and_then(Denial::retry_after) }.map(text::millis),
+            shadow_refused: &shadows,
+        };
+        let written = serde_json::to_writer(&mut self.file, &line).map_err(Into::into);
+        written
+            .and_then(|()| self.file.write_all(b"\n"))
+            .map_err(|error| Error::file(&self.path, &error))
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), Error> {
+        self.file
+            .flush()
+            .map_err(|error| Error::file(&self.path, &error))
+    }
+}

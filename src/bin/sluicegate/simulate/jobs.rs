@@ -1,0 +1,128 @@
+//! The jobs: replays of the same requests under the policies as they are and under others, shared by threads.
+
+use std::{
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread,
+};
+
+use super::{
+    super::error::Error,
+    options::SimulateArgs,
+    others::{Peaks, Variant},
+    replay,
+    request::{Mapping, Request},
+    tally::Tally,
+};
+
+/// One thing that is counted over the whole log.
+pub(super) enum Job {
+    Tally(Box<Tally>),
+    Variant(Variant),
+    Peaks(Peaks),
+}
+
+impl Job {
+    pub(super) fn take(&mut self, request: &Request) -> Result<(), Error> {
+        match self {
+            Self::Tally(it) => it.take(request),
+            Self::Variant(it) => Ok(it.take(request)?),
+            Self::Peaks(it) => Ok(it.take(request)?),
+        }
+    }
+}
+
+/// All jobs, with a store of its own for each.
+pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>, Error> {
+    let policies = &mapping.policies;
+    let tally = Tally::new(policies, args.keys, args.decisions.as_deref())?;
+    let peaks = replay::times(policies, PEAK_FACTOR).map_err(Error::usage)?;
+    let mut jobs = vec![
+        Job::Tally(Box::new(tally)),
+        Job::Peaks(Peaks::new(peaks, args.keys)),
+    ];
+    let mut place = 0;
+    for (index, (policy, _)) in policies.iter().enumerate() {
+        for (rule_index, rule) in policy.rules().iter().enumerate() {
+            for limit in other_limits(rule.limit(), &args.factors) {
+                let changed =
+                    replay::with_limit(policies, index, rule_index, limit).map_err(Error::usage)?;
+                let variant = Variant::new(changed, args.keys, place, limit, policy.is_shadow());
+                jobs.push(Job::Variant(variant));
+            }
+            place += 1;
+        }
+    }
+    Ok(jobs)
+}
+
+/// Above the limits that somebody might choose; it bounds the steps of a key.
+const PEAK_FACTOR: u64 = 100;
+
+/// Rounded, at least 1, each once, and without the limit itself.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "limits that a log can reach are exact; a cast of a float saturates"
+)]
+fn other_limits(limit: u64, factors: &[f64]) -> Vec<u64> {
+    let scaled = |factor: &f64| (limit as f64 * factor).round().max(1.0) as u64;
+    let mut limits: Vec<u64> = factors
+        .iter()
+        .map(scaled)
+        .map(|it| it.min(sluicegate::rule::MAX_UNITS))
+        .collect();
+    limits.sort_unstable();
+    limits.dedup();
+    limits.retain(|it| *it != limit);
+    limits
+}
+
+/// Hands batches of requests to the jobs, each of which sees all of them in order, and answers the jobs.
+pub(super) fn run(
+    jobs: Vec<Job>,
+    read: impl FnOnce(&mut dyn FnMut(Vec<Request>) -> bool) -> Result<(), Error>,
+) -> Result<Vec<Job>, Error> {
+    let count = thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(jobs.len());
+    let mut shares: Vec<Vec<Job>> = (0..count).map(|_| Vec::new()).collect();
+    for (index, job) in jobs.into_iter().enumerate() {
+        shares[index % count].push(job);
+    }
+    thread::scope(|scope| {
+        let workers = shares.into_iter().map(|share| {
+            let (sender, receiver) = sync_channel(4);
+            (sender, scope.spawn(move || work(share, &receiver)))
+        });
+        let (senders, handles): (Vec<SyncSender<Arc<[Request]>>>, Vec<_>) = workers.unzip();
+        // A worker that has failed hears no more; its error is told below.
+        let read = read(&mut |batch| {
+            let batch: Arc<[Request]> = batch.into();
+            senders.iter().all(|it| it.send(batch.clone()).is_ok())
+        });
+        drop(senders);
+        let mut done = Vec::new();
+        for handle in handles {
+            match handle.join() {
+                Ok(share) => done.extend(share?),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        read.map(|()| done)
+    })
+}
+
+fn work(mut jobs: Vec<Job>, batches: &Receiver<Arc<[Request]>>) -> Result<Vec<Job>, Error> {
+    for batch in batches {
+        for job in &mut jobs {
+            for request in &*batch {
+                job.take(request)?;
+            }
+        }
+    }
+    Ok(jobs)
+}

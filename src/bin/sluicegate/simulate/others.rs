@@ -1,0 +1,98 @@
+//! Replays under other policies: [`Variant`], and [`Peaks`].
+
+use sluicegate::{Decision, Policy, StoreError};
+
+use super::{replay::Replay, request::Request};
+
+/// The whole log with another limit in one rule.
+pub(super) struct Variant {
+    replay: Replay,
+    /// The place of the rule that is changed.
+    pub(super) rule: usize,
+    pub(super) limit: u64,
+    shadow: bool,
+    pub(super) refused: u64,
+}
+
+impl Variant {
+    pub(super) fn new(
+        policies: Vec<(Policy, usize)>,
+        capacity: usize,
+        rule: usize,
+        limit: u64,
+        shadow: bool,
+    ) -> Self {
+        Self {
+            replay: Replay::new(policies, capacity),
+            rule,
+            limit,
+            shadow,
+            refused: 0,
+        }
+    }
+
+    pub(super) fn take(&mut self, request: &Request) -> Result<(), StoreError> {
+        let refused = match self.replay.decide(request)? {
+            Some(Decision::Denied(_)) => !self.shadow,
+            Some(Decision::Allowed(usage)) => {
+                self.shadow && matches!(usage.shadow(), Some(Decision::Denied(_)))
+            }
+            None | Some(Decision::Blocked(_)) => false,
+        };
+        self.refused += u64::from(refused);
+        Ok(())
+    }
+}
+
+/// The highest use of each rule when the limits are so high that hardly anybody is refused: the lowest limits under
+/// which nobody would have been.
+pub(super) struct Peaks {
+    replay: Replay,
+    /// In the order of policies and rules: the highest use, and whether somebody would have used more.
+    pub(super) peaks: Vec<(u64, bool)>,
+    /// The place of the first rule of each policy.
+    places: Vec<(Policy, usize)>,
+}
+
+impl Peaks {
+    pub(super) fn new(policies: Vec<(Policy, usize)>, capacity: usize) -> Self {
+        let mut first_rule = 0;
+        let places = policies.iter().map(|(policy, _)| {
+            let place = (policy.clone(), first_rule);
+            first_rule += policy.rules().len();
+            place
+        });
+        let places = places.collect();
+        Self {
+            replay: Replay::new(policies, capacity),
+            peaks: vec![(0, false); first_rule],
+            places,
+        }
+    }
+
+    pub(super) fn take(&mut self, request: &Request) -> Result<(), StoreError> {
+        if let Some(decision) = self.replay.decide(request)? {
+            self.look(&decision);
+            if let Some(shadow) = decision.usage().shadow() {
+                self.look(shadow);
+            }
+        }
+        Ok(())
+    }
+
+    fn look(&mut self, decision: &Decision) {
+        for policy in decision.usage().policies() {
+            let Some((_, first)) = self
+                .places
+                .iter()
+                .find(|it| it.0.name() == policy.policy().name())
+            else {
+                continue;
+            };
+            for (peak, rule) in self.peaks[*first..].iter_mut().zip(policy.rules()) {
+                peak.0 = peak.0.max(rule.rule().limit() - rule.remaining());
+                peak.1 |= rule.is_exceeded();
+            }
+        }
+    }
+}

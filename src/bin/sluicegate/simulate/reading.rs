@@ -1,0 +1,178 @@
+//! [`Reading`]: the logs, merged by time and put into order.
+
+use serde::Serialize;
+
+use super::{
+    super::{error::Error, text},
+    lines::{Line, Lines},
+    options::SimulateArgs,
+    order::Order,
+    progress::Progress,
+    record::{Field, Record},
+    request::{Mapping, Request},
+};
+
+/// How many requests a thread is handed at once.
+const BATCH: usize = 2_048;
+
+/// Unreadable lines that are shown.
+const SHOWN: usize = 5;
+
+/// What became of the lines.
+#[derive(Clone, Default, Serialize)]
+pub(super) struct Counts {
+    pub(super) read: u64,
+    /// Left out by --path.
+    pub(super) filtered: u64,
+    /// Later than --reorder allows; replayed at the first second to come.
+    pub(super) late: u64,
+    pub(super) unreadable: u64,
+    #[serde(skip)]
+    shown: Vec<Unreadable>,
+}
+
+#[derive(Clone)]
+struct Unreadable {
+    place: String,
+    why: &'static str,
+    text: String,
+}
+
+/// The logs that are being read.
+pub(super) struct Reading<'a> {
+    args: &'a SimulateArgs,
+    mapping: &'a Mapping,
+    progress: &'a Progress,
+    time: Field,
+    path: Field,
+    logs: Vec<Log>,
+    pub(super) counts: Counts,
+}
+
+struct Log {
+    lines: Lines,
+    /// The next request of it.
+    next: Option<Request>,
+}
+
+impl<'a> Reading<'a> {
+    pub(super) fn open(
+        args: &'a SimulateArgs,
+        mapping: &'a Mapping,
+        progress: &'a Progress,
+    ) -> Result<Self, Error> {
+        let logs = args.logs.iter().map(|path| {
+            let lines = Lines::open(path, &progress.read)?;
+            Ok(Log { lines, next: None })
+        });
+        Ok(Self {
+            args,
+            mapping,
+            progress,
+            time: Field::new(&args.time),
+            path: Field::new("path"),
+            logs: logs.collect::<Result<_, Error>>()?,
+            counts: Counts::default(),
+        })
+    }
+
+    /// Reads all logs to their ends, merged by time, until `send` wants no more.
+    pub(super) fn read(&mut self, send: &mut dyn FnMut(Vec<Request>) -> bool) -> Result<(), Error> {
+        let mut order = Order::new(self.args.reorder, !self.args.no_spread);
+        let mut batch = Vec::with_capacity(BATCH);
+        for log in 0..self.logs.len() {
+            self.advance(log)?;
+        }
+        loop {
+            let times = self
+                .logs
+                .iter()
+                .enumerate()
+                .filter_map(|(at, log)| Some((log.next.as_ref()?.ms, at)));
+            let Some((_, log)) = times.min() else { break };
+            if let Some(request) = self.logs[log].next.take() {
+                order.push(request);
+            }
+            self.advance(log)?;
+            while let Some(requests) = order.ready() {
+                batch.extend(requests);
+            }
+            if batch.len() >= BATCH && !send(std::mem::take(&mut batch)) {
+                return Ok(());
+            }
+        }
+        while let Some(requests) = order.pop() {
+            batch.extend(requests);
+            if batch.len() >= BATCH && !send(std::mem::take(&mut batch)) {
+                return Ok(());
+            }
+        }
+        self.counts.late = order.late;
+        send(batch);
+        Ok(())
+    }
+
+    /// Reads the next request of a log.
+    fn advance(&mut self, at: usize) -> Result<(), Error> {
+        let log = &mut self.logs[at];
+        let path = &self.args.logs[at];
+        loop {
+            let (number, line) = log
+                .lines
+                .next()
+                .map_err(|error| Error::file(path, &error))?;
+            let line = match line {
+                Line::End => return Ok(()),
+                Line::TooLong => Err((&b""[..], "the line is longer than 64 KiB")),
+                Line::Text(line) if line.trim_ascii().is_empty() => continue,
+                Line::Text(line) => Ok(line),
+            };
+            self.counts.read += 1;
+            if self.counts.read.is_multiple_of(8_192) {
+                self.progress.show();
+            }
+            let read = line.and_then(|line| {
+                let record = Record::read(line).map_err(|why| (line, why))?;
+                let stamp = record.stamp(&self.time).map_err(|why| (line, why))?;
+                Ok((record, stamp))
+            });
+            match read {
+                Ok((record, _)) if !chosen(&record, &self.path, self.args.path.as_deref()) => {
+                    self.counts.filtered += 1
+                }
+                Ok((record, stamp)) => {
+                    log.next = Some(self.mapping.request(&record, stamp, at, number));
+                    return Ok(());
+                }
+                Err((line, why)) => {
+                    self.counts.unreadable += 1;
+                    if self.counts.shown.len() < SHOWN {
+                        let text = text::printable(&line[..line.len().min(200)]);
+                        let place = format!("{}:{number}", path.display());
+                        self.counts.shown.push(Unreadable { place, why, text });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tells a person of what could not be read.
+    pub(super) fn report(&self) {
+        for Unreadable { place, why, text } in &self.counts.shown {
+            let short: String = text.chars().take(100).collect();
+            anstream::eprintln!("{place}: {why}: {short}");
+        }
+        let more = self.counts.unreadable - self.counts.shown.len() as u64;
+        if more > 0 {
+            anstream::eprintln!("… and {more} more lines that cannot be read");
+        }
+    }
+}
+
+fn chosen(record: &Record<'_>, field: &Field, prefix: Option<&str>) -> bool {
+    prefix.is_none_or(|prefix| {
+        record
+            .get(field)
+            .is_some_and(|path| path.starts_with(prefix.as_bytes()))
+    })
+}
