@@ -193,7 +193,8 @@ def blocks(seed):
             if until > now:
                 step["holds"] = {"key": key, "until_ms": None if until == FOR_EVER else until, "by": by}
         steps.append(step)
-    return {"seed": seed, "policies": {name: [it.text() for it in rules] for name, rules in policies.items()}, "steps": steps}
+    texts_by_name = {name: [it.text() for it in rules] for name, rules in policies.items()}
+    return {"seed": seed, "policies": texts_by_name, "steps": steps}
 
 
 def bans(seed):
