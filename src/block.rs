@@ -1,5 +1,5 @@
-//! [`Block`]: an identity that is denied whatever it asks, until a time. [`Ban`]: a block that is made by itself, for who
-//! was denied too often.
+//! [`Block`]: an identity that is denied whatever it asks, until a time. [`Ban`]: a block that is made by itself, for
+//! who was denied too often.
 //!
 //! ```
 //! use std::time::Duration;
@@ -22,8 +22,8 @@
 //!
 //! # Blocks
 //!
-//! [`Limiter::block`](crate::Limiter::block) blocks an identity, [`unblock`](crate::Limiter::unblock) ends all its blocks.
-//! Blocks are kept in the store: every replica heeds them from its next check on, and they outlast restarts. Of two
+//! [`Limiter::block`](crate::Limiter::block) blocks an identity, [`unblock`](crate::Limiter::unblock) ends all its
+//! blocks. Blocks are kept in the store: every replica heeds them from its next check on, and they outlast restarts. Of two
 //! blocks the later end holds. A block ends at exactly its time, by the store's clock.
 //!
 //! Limiters heed blocks [if they are told to](crate::Limiter::with_blocks), since it makes a check a little dearer; and
@@ -48,7 +48,8 @@
 //! Strikes belong to the identity: those under other policies with the same window count, too; a denial by several of
 //! them is one strike. They are counted in the store by a task of its own, after the answer to the request: so a burst
 //! can be denied a few times more before the ban holds. A ban begins with the denial that was the last strike, forgets
-//! the strikes, and lasts exactly its time. What is denied by a block is no strike. Keys on an [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned.
+//! the strikes, and lasts exactly its time. What is denied by a block is no strike. Keys on an
+//! [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned.
 //!
 //! At most 1024 identities wait for their strikes to be counted; those of others are dropped, as are strikes that the
 //! store cannot count, and those outside of a tokio runtime.
@@ -183,8 +184,8 @@ impl Block {
         Self { until_ms, by }
     }
 
-    /// When it ends, in ms since the Unix epoch by the store's clock: the first at which a check can be admitted. `None`
-    /// if it is for ever.
+    /// When it ends, in ms since the Unix epoch by the store's clock: the first at which a check can be admitted.
+    /// `None` if it is for ever.
     #[must_use]
     pub const fn until_ms(&self) -> Option<u64> {
         match self.until_ms {

@@ -26,6 +26,8 @@ use crate::picture;
 const IDENTITIES: u64 = 10_000;
 /// Odd, so that the median is one of them.
 const TURNS: usize = 9;
+/// Of cases that are chosen, as in `cargo bench --bench script -- "3 rules" "3 rules, heeding blocks"`.
+const FEW_TURNS: usize = 3;
 /// Each turn runs until steps come and go before it is measured.
 const WARM_UP: Duration = Duration::from_millis(1_500);
 const TURN: Duration = Duration::from_millis(500);
@@ -89,14 +91,17 @@ pub(crate) async fn run() -> Result<(), Error> {
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await?;
     let mut cases = cases(&store)?;
-    for case in &cases {
-        case.block_all().await?;
+    let chosen: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|it| !it.starts_with("--"))
+        .collect();
+    if !chosen.is_empty() {
+        cases.retain(|case| chosen.contains(&case.name));
+        measure(&server, &mut cases, FEW_TURNS).await?;
+        print_chosen(&cases);
+        return Ok(());
     }
-    for _ in 0..TURNS {
-        for case in &mut cases {
-            case.turn(&server).await?;
-        }
-    }
+    measure(&server, &mut cases, TURNS).await?;
     print_cases(&cases);
     let how = format!("the median of {TURNS} turns, Redis {}", version(&server));
     picture::draw(|name| micros(find(&cases, name)), &how)?;
@@ -109,6 +114,18 @@ pub(crate) async fn run() -> Result<(), Error> {
     } else {
         Err("a bar is missed".into())
     }
+}
+
+async fn measure(server: &Server, cases: &mut [Case], turns: usize) -> Result<(), Error> {
+    for case in &*cases {
+        case.block_all().await?;
+    }
+    for _ in 0..turns {
+        for case in &mut *cases {
+            case.turn(server).await?;
+        }
+    }
+    Ok(())
 }
 
 /// As they come: in steps of 17 ms, 1 s and 1 min.
@@ -453,6 +470,14 @@ fn print_cases(cases: &[Case]) {
             to(1),
             to(3)
         );
+    }
+}
+
+/// Each beside the first.
+fn print_chosen(cases: &[Case]) {
+    for case in cases {
+        let ratio = case.median(&cases[0], |own, other| own.micros / other.micros);
+        println!("{:<40} {:>9.2} µs {ratio:>9.2}", case.name, micros(case));
     }
 }
 

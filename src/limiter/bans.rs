@@ -205,8 +205,8 @@ impl Counting {
     }
 }
 
-/// Counts strikes of an identity, and blocks it if it has too many. What the store cannot do is not tried again: the next
-/// denial is a strike, too. No call is about two identities: a proxy may have their keys on two servers.
+/// Counts strikes of an identity, and blocks it if it has too many. What the store cannot do is not tried again: the
+/// next denial is a strike, too. No call is about two identities: a proxy may have their keys on two servers.
 async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
     // Where they count together, the ban that comes first sees those of all.
     strikes.sort_by_key(|it| Reverse(order(&it.ban)));

@@ -219,7 +219,8 @@ impl Limiter {
     /// `max_wait`.
     ///
     /// [`Decision::Denied`] when it would take longer than `max_wait`, or for ever: at once, when that is known at
-    /// once, and with nothing charged. Callers queue: see [waiting](self#waiting).
+    /// once, and with nothing charged. Who is [blocked](crate::block) does not wait: [`Decision::Blocked`] at once.
+    /// Callers queue: see [waiting](self#waiting).
     ///
     /// # Errors
     ///

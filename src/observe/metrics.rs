@@ -31,7 +31,7 @@ const LATENCY: &str = "sluicegate_store_seconds";
 ///
 /// | name | kind | labels | |
 /// |---|---|---|---|
-/// | `sluicegate_decisions_total` | counter | `policy`, `outcome`: `allowed`, `denied`, `shadow_denied` | checks; a denied one counts only under the policies that deny |
+/// | `sluicegate_decisions_total` | counter | `policy`, `outcome`: `allowed`, `denied`, `shadow_denied` | checks, but for blocked ones; a denied one counts only under the policies that deny |
 /// | `sluicegate_local_decisions_total` | counter | the same | those of them that the memory of this process has decided |
 /// | `sluicegate_denials_total` | counter | `policy`, `rule` (`10/1s`), `shadow`: `true`, `false` | every rule that denies a check |
 /// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`, `block`, `unblock`; `kind`: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `invalid_request`; `outcome`: `passed`, `local`, `rejected`, `failed` | calls without an answer, and what became of the request |

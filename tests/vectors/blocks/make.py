@@ -130,13 +130,13 @@ def texts(charges):
     return [dict(zip(("policy", "key", "cost"), it)) for it in charges]
 
 
-def some_rules(random):
+def some_rules(random, limits=(1, 2, 3, 5, 20)):
     rules = {}
     for _ in range(random.randint(1, 3)):
         window = random.choice([50, 1_000, 10_000, 60_000])
         kind = random.choice(["sliding", "sliding", "sliding", "fixed"])
         precision = window if kind == "fixed" else random.choice([1, window, max(1, window // 10)])
-        rules[window] = Rule(kind, random.choice([1, 2, 3, 5, 20]), window, precision)
+        rules[window] = Rule(kind, random.choice(limits), window, precision)
     return list(rules.values())
 
 
@@ -193,21 +193,25 @@ def blocks(seed):
             if until > now:
                 step["holds"] = {"key": key, "until_ms": None if until == FOR_EVER else until, "by": by}
         steps.append(step)
-    return {"seed": seed, "policies": {name: [it.text() for it in rules] for name, rules in policies.items()}, "steps": steps}
+    texts_by_name = {name: [it.text() for it in rules] for name, rules in policies.items()}
+    return {"seed": seed, "policies": texts_by_name, "steps": steps}
 
 
 def bans(seed):
     rng = random.Random(seed)
-    policies = {name: some_rules(rng) for name in ("login", "api", "free")}
+    policies = {name: some_rules(rng, (0, 1, 2, 3)) for name in ("login", "api", "free")}
     windows = [10_000, 60_000]
     bans = {}
+    window, precision = rng.choice(windows), rng.choice([1, 20, 10_000])
     for name in ("login", "api"):
-        window = rng.choice(windows)
-        strikes = Rule("sliding", rng.randint(1, 3), window, rng.choice([1, window // 20, window]))
+        # In every other file, their strikes are counted together.
+        if seed % 2:
+            window, precision = rng.choice(windows), rng.choice([1, 20, 10_000])
+        strikes = Rule("sliding", rng.randint(1, 4), window, window // precision)
         bans[name] = (strikes, rng.choice([500, 5_000, 20_000]))
     keys, model, now, steps = ["a", "b", "c"], Model(policies), START + rng.randint(0, 10**6), []
     for _ in range(400):
-        now += gap(rng)
+        now += gap(rng) // 4
         ends = [until for until, _ in model.blocks.values() if now < until < FOR_EVER]
         if ends and rng.random() < 0.5:
             now = max(now, min(ends) - rng.choice([0, 1]))
