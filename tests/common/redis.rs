@@ -121,6 +121,12 @@ impl Server {
             .unwrap_or_else(|| panic!("no {field} in {info}"))
     }
 
+    /// Whether this replica of it knows of all that was written so far. (`WAIT` is about its own connection.)
+    pub(crate) fn has_told(&self, replica: &Self) -> bool {
+        let written = self.info("replication", "master_repl_offset");
+        replica.info("replication", "slave_repl_offset") >= written
+    }
+
     /// How often a command was called, whether it succeeded or not.
     pub(crate) fn calls(&self, command: &str) -> u64 {
         let info: String = self.run("INFO commandstats");

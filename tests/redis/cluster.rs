@@ -539,7 +539,9 @@ async fn a_block_outlasts_its_primary() {
         .block(&user(&names[0]), Duration::from_secs(3_600))
         .await
         .unwrap();
-    assert_eq!(cluster.nodes[1].run::<u64>("WAIT 1 30000"), 1);
+    wait("the replica knows of it", || {
+        cluster.nodes[1].has_told(&cluster.nodes[4])
+    });
     cluster.nodes[1].kill();
     cluster.wait_for_promotion(1);
     until_all_are_admitted_again(&limiter, &much, &names[1..]).await;
