@@ -101,6 +101,7 @@ impl StepQueue {
     }
 
     /// The queue of these steps, oldest first: the end of each, and its units, above 0.
+    #[cfg(feature = "redis")]
     pub(crate) fn from_steps(spec: StepSpec, steps: impl IntoIterator<Item = (u64, u64)>) -> Self {
         let mut total: u64 = 0;
         let steps = steps.into_iter().map(|(end_ms, units)| {
@@ -114,6 +115,7 @@ impl StepQueue {
     }
 
     /// The steps that count, oldest first: the end of each, and its units.
+    #[cfg(feature = "redis")]
     pub(crate) fn counting(&self, now_ms: u64) -> Vec<(u64, u64)> {
         let view = self.view(now_ms);
         let counting = view.first.min(view.end)..view.end;

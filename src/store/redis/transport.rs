@@ -110,6 +110,7 @@ impl Transport {
 #[derive(Clone)]
 pub(super) enum SingleServer {
     Server(Arc<ReconnectingConnection>),
+    #[cfg(feature = "cluster")]
     Node(Arc<super::cluster::Node>),
     /// A user's own.
     Custom(Arc<dyn CustomConnection>),
@@ -120,6 +121,7 @@ impl Transport {
     pub(super) async fn servers(&self) -> RedisResult<Vec<SingleServer>> {
         Ok(match &self.route {
             Route::Server(connection) => vec![SingleServer::Server(Arc::clone(connection))],
+            #[cfg(feature = "cluster")]
             Route::Cluster(cluster) => {
                 let primaries = cluster.primaries().await?.into_iter();
                 primaries.map(SingleServer::Node).collect()
@@ -140,6 +142,7 @@ impl SingleServer {
     pub(super) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
         match self {
             Self::Server(connection) => connection.send(cmd).await,
+            #[cfg(feature = "cluster")]
             Self::Node(node) => node.send(cmd, false).await,
             Self::Custom(connection) => connection.send(cmd).await.and_then(Value::extract_error),
         }
@@ -153,6 +156,7 @@ impl SingleServer {
     ) -> RedisResult<Vec<RedisResult<Value>>> {
         match self {
             Self::Server(connection) => connection.send_all(cmds, count).await,
+            #[cfg(feature = "cluster")]
             Self::Node(node) => node.send_all(cmds, count).await,
             Self::Custom(connection) => {
                 let mut replies = Vec::with_capacity(count);
