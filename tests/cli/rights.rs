@@ -2,15 +2,23 @@
 
 use crate::{common::served::limited, site::Site};
 
-/// A verb, and the rights that it needs.
-const NEEDS: [(&str, &[&str]); 7] = [
-    ("inspect user=alice --policies policies.toml", &READ),
-    ("inspect user=alice", &SCAN),
-    ("explain user=alice --policies policies.toml", &READ),
-    ("top", &SCAN),
-    ("top --policies policies.toml", &SCAN),
-    ("reset user=alice --policy api --yes", &RESET),
-    ("reset user=alice --yes", &RESET_FOUND),
+/// A verb, the rights that it needs, and the exit code with them.
+const NEEDS: [(&str, &[&str], i32); 11] = [
+    ("inspect user=alice --policies policies.toml", &READ, 0),
+    ("inspect user=alice", &SCAN, 0),
+    ("explain user=alice --policies policies.toml", &READ, 0),
+    ("top", &SCAN, 0),
+    ("top --policies policies.toml", &SCAN, 0),
+    ("reset user=alice --policy api --yes", &RESET, 0),
+    ("reset user=alice --yes", &RESET_FOUND, 0),
+    ("blocks", &SCAN, 0),
+    ("block user=alice --for 1h", &BLOCK, 0),
+    ("unblock user=alice", &RESET, 1), // she is not blocked
+    (
+        "contributors user=alice --policy api --window 1h",
+        &CONTRIBUTORS,
+        1,
+    ), // there are none
 ];
 
 const READ: [&str; 3] = ["~sluicegate:*", "+get", "+time"];
@@ -22,6 +30,22 @@ const RESET: [&str; 6] = [
     "+evalsha",
     "+eval",
     "+del",
+];
+const BLOCK: [&str; 6] = [
+    "~sluicegate:*",
+    "+get",
+    "+time",
+    "+evalsha",
+    "+eval",
+    "+set",
+];
+const CONTRIBUTORS: [&str; 6] = [
+    "~sluicegate:*",
+    "+get",
+    "+time",
+    "+evalsha",
+    "+eval",
+    "+zrange",
 ];
 const RESET_FOUND: [&str; 8] = [
     "~sluicegate:*",
@@ -36,7 +60,7 @@ const RESET_FOUND: [&str; 8] = [
 
 #[tokio::test]
 async fn each_verb_does_with_its_rights_and_with_no_fewer() {
-    for (verb, rights) in NEEDS {
+    for (verb, rights, code) in NEEDS {
         for missing in std::iter::once(None).chain(rights.iter().map(Some)) {
             // A server that has not seen the script.
             let site = Site::start().await;
@@ -49,7 +73,7 @@ async fn each_verb_does_with_its_rights_and_with_no_fewer() {
             site.charge("api", "alice", 1).await;
             let () = site.server.run("SCRIPT FLUSH");
             let said = site.tool.run(&format!("{verb} --redis {url}"));
-            let code = if missing.is_none() { 0 } else { 3 };
+            let code = if missing.is_none() { code } else { 3 };
             assert_eq!(said.code, code, "{verb} without {missing:?}: {said:?}");
             if missing.is_some() {
                 assert!(
@@ -85,7 +109,14 @@ async fn to_read_the_right_to_read_keys_is_enough() {
 #[test]
 fn the_page_names_these() {
     let page = include_str!("../../src/bin/sluicegate/README.md");
-    for rights in [&READ[..], &SCAN, &RESET, &RESET_FOUND] {
+    for rights in [
+        &READ[..],
+        &SCAN,
+        &RESET,
+        &RESET_FOUND,
+        &BLOCK,
+        &CONTRIBUTORS,
+    ] {
         let rights = rights[1..].join(" ");
         assert!(page.contains(&format!("`{rights}`")), "{rights}");
     }
@@ -102,6 +133,7 @@ async fn verbs_that_read_write_nothing_and_run_no_script() {
         "inspect user=alice --policies policies.toml",
         "explain user=alice --policies policies.toml",
         "top --policies policies.toml",
+        "blocks",
         "reset user=bob --yes",
     ] {
         site.text(verb);

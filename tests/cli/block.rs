@@ -1,0 +1,137 @@
+//! `sluicegate block`, `unblock` and `blocks`.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+use sluicegate::{Charge, Decision, Key, Limiter, Policy, RedisStore, block::BlockedBy};
+
+use crate::site::{Site, policy};
+
+const HOUR_MS: u64 = 3_600_000;
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    u64::try_from(since.as_millis()).unwrap()
+}
+
+/// A replica that heeds blocks.
+async fn replica(site: &Site) -> Limiter {
+    Limiter::new(RedisStore::connect(site.server.url()).await.unwrap()).with_blocks()
+}
+
+async fn check(limiter: &Limiter, key: Key) -> Decision {
+    let charge = Charge::new(&policy("api"), key, 1);
+    limiter.check([charge]).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_replica_heeds_a_block_until_it_is_ended() {
+    let site = Site::start().await;
+    let replicas = [replica(&site).await, replica(&site).await];
+    let alice = || Key::new("user", "alice");
+    let said = site.text("block user=alice --for 2h");
+    assert!(
+        said.starts_with("user=alice is blocked by an operator until "),
+        "{said}"
+    );
+    for replica in &replicas {
+        let Decision::Blocked(blocked) = check(replica, alice()).await else {
+            panic!("not blocked");
+        };
+        assert_eq!(blocked.block().by(), BlockedBy::Operator);
+        let left = blocked.retry_after().unwrap();
+        assert!(left <= Duration::from_secs(7_200) && left > Duration::from_secs(7_100));
+    }
+    assert_eq!(
+        site.text("unblock user=alice"),
+        "user=alice is no longer blocked.\n"
+    );
+    for replica in &replicas {
+        assert!(check(replica, alice()).await.is_allowed());
+    }
+    assert_eq!(site.json("unblock user=alice", 1)["blocked"], Value::Null);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_ends_at_its_date_or_never_and_the_later_end_holds() {
+    let site = Site::start().await;
+    let begun_ms = now_ms();
+    let until = |args: &str| site.json(args, 0)["blocked"]["until_ms"].clone();
+    let date = until("block user=alice --until 2100-01-01T00:00:00Z");
+    assert_eq!(date, 4_102_444_800_000_u64);
+    assert_eq!(
+        until("block user=alice --for 1h"),
+        date,
+        "the later one holds"
+    );
+    let hour = until("block user=bob --for 1h").as_u64().unwrap();
+    assert!((begun_ms + HOUR_MS..=now_ms() + HOUR_MS).contains(&hour));
+    assert_eq!(until("block user=bob --forever"), Value::Null);
+
+    let report = site.json("blocks", 0);
+    let blocks: Vec<String> = report["blocks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(Value::to_string)
+        .collect();
+    assert_eq!(
+        blocks,
+        [
+            r#"{"by":"operator","identity":"user=alice","until_ms":4102444800000}"#,
+            r#"{"by":"operator","identity":"user=bob","until_ms":null}"#
+        ]
+    );
+    assert_eq!(site.json("blocks --most 1", 0)["total"], 2);
+    for verb in ["inspect", "explain"] {
+        let code = i32::from(verb == "explain");
+        let report = site.json(&format!("{verb} user=bob --policies policies.toml"), code);
+        assert_eq!(report["blocked"]["by"], "operator", "{verb}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ban_is_listed_as_one_and_a_secret_as_its_hash() {
+    let site = Site::start().await;
+    let limiter = replica(&site).await;
+    let login = Policy::parse("login", "0/1d")
+        .unwrap()
+        .ban("1/1d=1h".parse().unwrap());
+    let mallory = Charge::new(&login, Key::secret("api-key", "s3cret"), 1);
+    assert!(matches!(
+        limiter.check([mallory]).await,
+        Ok(Decision::Denied(_))
+    ));
+    limiter.strikes_counted().await;
+    let said = site.text("blocks");
+    assert!(
+        said.contains(" api-key=#") && said.contains(" ban "),
+        "{said}"
+    );
+    assert!(!said.contains("s3cret"));
+    let said = site
+        .tool
+        .run_with("unblock api-key=- --hashed", b"s3cret\n");
+    assert_eq!(said.code, 0, "{said:?}");
+    assert_eq!(site.text("blocks"), "Nobody is blocked.\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_blocks_nobody_is_an_error_that_says_what_to_write() {
+    let site = Site::start().await;
+    for (args, expected) in [
+        ("block user=alice", "--for <TIME>"),
+        ("block user=alice --for 1h --forever", "cannot be used with"),
+        ("block user=alice --for soon", "write a time such as"),
+        ("block user=alice --until tomorrow", "write a date such as"),
+        (
+            "block user=alice --until 2020-01-01T00:00:00Z",
+            "this time has passed",
+        ),
+    ] {
+        let said = site.tool.run(args);
+        assert_eq!(said.code, 2, "{args}: {said:?}");
+        assert!(said.stderr.contains(expected), "{args}: {said:?}");
+    }
+    assert_eq!(site.server.run::<u64>("DBSIZE"), 0);
+}
