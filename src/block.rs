@@ -49,7 +49,11 @@
 //! them is one strike. They are counted in the store by a task of its own, after the answer to the request: so a burst
 //! can be denied a few times more before the ban holds. A ban begins with the denial that was the last strike, forgets
 //! the strikes, and lasts exactly its time. What is denied by a block is no strike. Keys on an
-//! [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned.
+//! [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned. A ban whose last strike is being
+//! counted while the identity is unblocked may begin right after it.
+//!
+//! Ban only by keys that a client cannot choose. Who may name another's key, such as the user of a login that has not
+//! succeeded, can have that other banned; and a ban of an address is one of all who share it.
 //!
 //! At most 1024 identities wait for their strikes to be counted; those of others are dropped, as are strikes that the
 //! store cannot count, and those outside of a tokio runtime.

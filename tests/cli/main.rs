@@ -4,6 +4,7 @@
 mod common;
 
 mod block;
+mod blocks;
 mod check;
 mod contributors;
 mod explain;

@@ -83,6 +83,30 @@ async fn in_a_pipe_there_is_a_line_for_each_change() {
 }
 
 #[tokio::test]
+async fn a_block_and_its_end_are_changes() {
+    let site = Site::start().await;
+    let watching = Watching::start(&site, "watch user=alice --policy api --interval 10ms");
+    let alice = sluicegate::Key::new("user", "alice");
+    assert!(watching.line().ends_with(" api nothing"));
+    site.limiter
+        .block(&alice, Duration::from_secs(3_600))
+        .await
+        .unwrap();
+    let line = watching.line();
+    assert!(
+        line.contains(" blocked by an operator until ") && line.ends_with("; api nothing"),
+        "{line}"
+    );
+    site.limiter.unblock(&alice).await.unwrap();
+    let line = watching.line();
+    assert!(
+        line.ends_with(" api nothing") && !line.contains("blocked"),
+        "{line}"
+    );
+    assert_eq!(watching.interrupt(), (Some(0), String::new()));
+}
+
+#[tokio::test]
 async fn as_json_there_is_a_document_for_each_change() {
     let site = Site::start().await;
     let watching = Watching::start(

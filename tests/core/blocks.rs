@@ -519,3 +519,22 @@ async fn a_check_heeds_blocks_if_its_limiter_does_or_a_policy_that_counts_bans()
     assert!(both.heeds_blocks());
     assert_eq!(both.keys().collect::<Vec<_>>(), [&user("alice")]);
 }
+
+#[tokio::test]
+async fn an_operators_block_takes_the_room_of_the_ban_that_ends_first() {
+    let clock = TestClock::new(START_MS);
+    let store = MemoryStore::new().capacity(2).clock(clock.clone());
+    let limiter = Limiter::new(store);
+    check(&limiter, [charge(&policy("long", "1/1d=1h"), "alice")]).await;
+    check(&limiter, [charge(&policy("short", "1/1d=1m"), "bob")]).await;
+    limiter.block(&user("carol"), HOUR).await.unwrap();
+    assert_eq!(blocked(&limiter, "carol").await, Some(3_600_000));
+    assert_eq!(blocked(&limiter, "alice").await, Some(3_600_000));
+    assert_eq!(blocked(&limiter, "bob").await, None);
+    // A ban takes nobody's room, but that of blocks that have ended.
+    check(&limiter, [charge(&policy("long", "1/1d=2h"), "bob")]).await;
+    assert_eq!(blocked(&limiter, "bob").await, None);
+    clock.set(START_MS + 3_600_000);
+    check(&limiter, [charge(&policy("long", "1/1d=2h"), "bob")]).await;
+    assert_eq!(blocked(&limiter, "bob").await, Some(3 * 3_600_000));
+}

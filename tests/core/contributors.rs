@@ -341,3 +341,17 @@ async fn of_the_true_top_five_at_least_95_percent_are_found_over_four_processes(
     }
     assert!(right >= 38, "{right} of 40");
 }
+
+#[tokio::test]
+async fn labels_of_one_value_and_two_kinds_are_two() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let policy = Policy::parse("api", "100/1h").unwrap();
+    let account = || Key::new("account", "acme");
+    for (kind, cost) in [("ip", 2), ("user", 5)] {
+        let charge = Charge::new(&policy, account(), cost).by(Key::new(kind, "203.0.113.7"));
+        limiter.check([charge]).await.unwrap();
+    }
+    let told = limiter.contributors(&policy, &account()).await.unwrap();
+    let told: Vec<_> = told.iter().map(|it| (it.label(), it.units())).collect();
+    assert_eq!(told, [("user=203.0.113.7", 5), ("ip=203.0.113.7", 2)]);
+}

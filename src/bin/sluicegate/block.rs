@@ -122,6 +122,15 @@ impl BlockReport {
 
     /// `blocked by an operator until 2026-11-22 16:40:03.123 UTC (1h 59m)`
     pub(crate) fn text(&self, now_ms: u64) -> String {
+        let text = self.text_without_span();
+        match self.until_ms {
+            None => text,
+            Some(until) => format!("{text} ({})", span(until.saturating_sub(now_ms))),
+        }
+    }
+
+    /// The same without how long it still lasts: it changes with the block alone.
+    pub(crate) fn text_without_span(&self) -> String {
         let by = if self.by == "ban" {
             "banned"
         } else {
@@ -129,10 +138,7 @@ impl BlockReport {
         };
         match self.until_ms {
             None => format!("{by} for ever"),
-            Some(until) => {
-                let left = span(until.saturating_sub(now_ms));
-                format!("{by} until {} ({left})", date_time(until))
-            }
+            Some(until) => format!("{by} until {}", date_time(until)),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::{
     Answer,
     block::BlockReport,
     error::Error,
-    output::Output,
+    output::{Output, WARN},
     scan::{Scan, Share},
     server,
     settings::Settings,
@@ -44,6 +44,15 @@ struct Report {
     blocks: Vec<Row>,
     /// How many blocks there are.
     total: usize,
+    /// Whose cannot be read, at most as many as are listed.
+    unreadable: Vec<Unreadable>,
+}
+
+/// No check of this identity that heeds blocks can be decided; `unblock` deletes what cannot be read.
+#[derive(Serialize)]
+struct Unreadable {
+    identity: String,
+    error: String,
 }
 
 #[derive(Serialize)]
@@ -64,6 +73,12 @@ pub(crate) fn run(
     if output.is_json() {
         output.document(&report)?;
         return Ok(Answer::Yes);
+    }
+    for Unreadable { identity, error } in &report.unreadable {
+        writeln!(
+            output,
+            "{WARN}the block of {identity} cannot be read: {error}; `sluicegate unblock` deletes it{WARN:#}"
+        )?;
     }
     if report.blocks.is_empty() {
         writeln!(output, "Nobody is blocked.")?;
@@ -99,16 +114,24 @@ async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report, Error> {
     let inspector = server::connect(settings).await?.inspector();
     let inspector = inspector.timeout(settings.timeout());
     let mut rows = BTreeMap::new();
-    let mut dropped = 0;
+    let (mut dropped, mut unreadable) = (0, BTreeMap::new());
     let scan = Scan::new(&inspector, args.load).await?;
     scan.run(&inspector.all_blocks(), async |server, names| {
         let now_ms = server.now_ms().await?;
         let blocks = server.blocks(&names).await?;
         for (name, block) in names.iter().zip(blocks) {
-            let Some(block) = BlockReport::of(block, now_ms)? else {
+            let identity = name.identity().to_owned();
+            let block = match block {
+                Err(error) if unreadable.len() < args.most => {
+                    unreadable.insert(identity, error.to_string());
+                    continue;
+                }
+                Err(_) => continue,
+                block => BlockReport::of(block, now_ms)?,
+            };
+            let Some(block) = block else {
                 continue;
             };
-            let identity = name.identity().to_owned();
             rows.insert(
                 identity.clone(),
                 Row {
@@ -126,8 +149,11 @@ async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report, Error> {
     })
     .await?;
     let blocks: Vec<Row> = rows.into_values().collect();
+    let unreadable = unreadable.into_iter();
+    let unreadable = unreadable.map(|(identity, error)| Unreadable { identity, error });
     Ok(Report {
         total: blocks.len() + dropped,
         blocks,
+        unreadable: unreadable.collect(),
     })
 }

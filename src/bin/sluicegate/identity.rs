@@ -60,7 +60,11 @@ impl Identity {
         let stdin;
         let value = if self.value == "-" {
             stdin = read_stdin()?;
-            stdin.trim_end_matches(['\r', '\n'])
+            let value = stdin.trim_end_matches(['\r', '\n']);
+            if value.is_empty() {
+                return Err(Error::usage("stdin: there is no value"));
+            }
+            value
         } else {
             &self.value
         };

@@ -153,8 +153,15 @@ impl Watch {
     }
 }
 
-/// What is used, without times: `api 10/1s 3, 120/1m 120 full`.
+/// What is used, without times: `api 10/1s 3, 120/1m 120 full`; behind the block that holds, if one does.
 fn line(report: &Report) -> String {
+    match &report.blocked {
+        Some(block) => format!("{}; {}", block.text_without_span(), used(report)),
+        None => used(report),
+    }
+}
+
+fn used(report: &Report) -> String {
     let policies = report.policies.iter().map(|policy| {
         if policy.error.is_some() {
             return format!("{} unreadable", policy.policy);

@@ -126,7 +126,7 @@ impl Shared {
     fn label<'a>(&self, key: &'a Arc<Key>) -> Label<'a> {
         Label {
             key,
-            hash: self.hasher.hash_one(key.value()),
+            hash: self.hasher.hash_one(key),
         }
     }
 

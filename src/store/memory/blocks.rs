@@ -1,21 +1,29 @@
 use std::{
     collections::HashMap,
-    sync::{PoisonError, RwLock},
+    sync::{
+        PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use crate::{
-    block::{Block, BlockedIdentity},
+    block::{Block, BlockedBy, BlockedIdentity},
     check::Check,
     decision::Blocked,
     error::StoreError,
     key::Key,
 };
 
+/// Bans look for room at most once in so many ms: checks wait meanwhile.
+const SWEEP_MS: u64 = 1_000;
+
 /// Who is blocked. Few are: all under one lock, which checks share.
 #[derive(Debug)]
 pub(super) struct Blocks {
     capacity: usize,
     by_key: RwLock<HashMap<Key, Block>>,
+    /// Written under the lock.
+    swept_at_ms: AtomicU64,
 }
 
 impl Blocks {
@@ -23,6 +31,7 @@ impl Blocks {
         Self {
             capacity,
             by_key: RwLock::default(),
+            swept_at_ms: AtomicU64::new(0),
         }
     }
 
@@ -46,7 +55,8 @@ impl Blocks {
         latest.map(|(key, block)| Blocked::new(key.clone(), block, now_ms))
     }
 
-    /// Adds a block, unless one holds that ends later. Answers the one that holds.
+    /// Adds a block, unless one holds that ends later. Answers the one that holds. Where there is no room, an operator's
+    /// takes that of the ban that ends first: whoever has many identities banned must not keep operators from blocking.
     pub(super) fn block(&self, key: Key, block: Block, now_ms: u64) -> Result<Block, StoreError> {
         let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
         let known = by_key.get(&key).filter(|it| it.holds(now_ms));
@@ -55,13 +65,31 @@ impl Blocks {
             return Ok(block);
         }
         if by_key.len() >= self.capacity && !by_key.contains_key(&key) {
-            by_key.retain(|_, it| it.holds(now_ms));
+            self.make_room(&mut by_key, block.by(), now_ms);
             if by_key.len() >= self.capacity {
                 return Err(FULL);
             }
         }
         by_key.insert(key, block);
         Ok(block)
+    }
+
+    fn make_room(&self, by_key: &mut HashMap<Key, Block>, by: BlockedBy, now_ms: u64) {
+        let is_ban = by == BlockedBy::Ban;
+        let swept_ms = now_ms.abs_diff(self.swept_at_ms.load(Relaxed));
+        if is_ban && swept_ms < SWEEP_MS {
+            return;
+        }
+        self.swept_at_ms.store(now_ms, Relaxed);
+        by_key.retain(|_, it| it.holds(now_ms));
+        if is_ban || by_key.len() < self.capacity {
+            return;
+        }
+        let bans = by_key.iter().filter(|(_, it)| it.by() == BlockedBy::Ban);
+        let first = bans.min_by_key(|(_, it)| it.until_ms());
+        if let Some(key) = first.map(|(key, _)| key.clone()) {
+            by_key.remove(&key);
+        }
     }
 
     pub(super) fn list(&self, most: usize, now_ms: u64) -> Vec<BlockedIdentity> {

@@ -79,6 +79,7 @@ mod transport;
 
 #[cfg(feature = "sentinel")]
 pub use connection::SentinelPrimary;
+use inspect::Inspector;
 use names::Names;
 use transport::Transport;
 
@@ -166,7 +167,7 @@ impl Store for RedisStore {
     }
 
     fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
-        let inspector = self.inspector();
+        let inspector = Inspector::over(self);
         StoreFuture::pending(async move { inspector.blocks(most).await })
     }
 

@@ -214,3 +214,16 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> CustomConnection for C {
         Box::pin(async move { connection.req_packed_command(cmd).await })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{RedisStore, store::Store};
+
+    #[tokio::test]
+    async fn listing_blocks_leaves_the_timeout_that_requests_share_as_it_is() {
+        let store = RedisStore::connect_lazy("redis://127.0.0.1:1/").unwrap();
+        let before = store.transport.timeout.get();
+        assert!(store.blocks(1).await.is_err());
+        assert_eq!(store.transport.timeout.get(), before);
+    }
+}

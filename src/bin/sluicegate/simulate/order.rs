@@ -11,8 +11,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::request::Request;
 
-/// As many requests are held back at most, some 100 MB; then the first second is replayed early.
+/// As many requests with short keys are held back at most, some 100 MB; then the first second is replayed early.
 const MAX_HELD: usize = 500_000;
+
+/// Each so many bytes of keys count as a request more.
+const LONG_KEYS: usize = 128;
 
 const SECOND_MS: u64 = 1_000;
 
@@ -57,8 +60,8 @@ impl Order {
         }
         self.newest = self.newest.max(second.min(self.last));
         self.last = second;
+        self.count += weight(&request);
         self.held.entry(second).or_default().push(request);
-        self.count += 1;
     }
 
     /// The requests of the next second, if nothing that belongs before or among them is to be expected.
@@ -74,13 +77,18 @@ impl Order {
     pub(super) fn pop(&mut self) -> Option<Vec<Request>> {
         let (second, mut requests) = self.held.pop_first()?;
         self.next = second + 1;
-        self.count -= requests.len();
+        self.count -= requests.iter().map(weight).sum::<usize>();
         if self.spread {
             spread(&mut requests);
         }
         requests.sort_by_key(|it| it.ms); // stable: the order of the lines decides
         Some(requests)
     }
+}
+
+fn weight(request: &Request) -> usize {
+    let keys = request.keys.iter().flatten();
+    1 + keys.map(|key| key.value().len()).sum::<usize>() / LONG_KEYS
 }
 
 fn spread(requests: &mut [Request]) {
@@ -93,6 +101,8 @@ fn spread(requests: &mut [Request]) {
 
 #[cfg(test)]
 mod tests {
+    use sluicegate::Key;
+
     use super::*;
 
     fn replayed(order: &mut Order, times: &[(u64, bool)]) -> Vec<(u64, u64)> {
@@ -192,6 +202,24 @@ mod tests {
             });
             while order.ready().is_some() {}
             assert!(order.count <= 10);
+        }
+    }
+
+    #[test]
+    fn long_keys_are_held_back_in_smaller_numbers() {
+        let mut order = Order::new(Duration::from_secs(1_000), true);
+        order.most = 100;
+        for line in 0..100 {
+            let key = Key::new("path", vec![b'x'; 1_024]);
+            order.push(Request {
+                ms: line * 1_000,
+                is_whole: true,
+                file: 0,
+                line,
+                keys: [Some(key), None].into(),
+            });
+            while order.ready().is_some() {}
+            assert!(order.held.len() <= 11, "{}", order.held.len());
         }
     }
 }

@@ -61,15 +61,19 @@ impl RedisStore {
     /// A reader of what is stored, over the same connection, with the same prefix and secret.
     #[must_use]
     pub fn inspector(&self) -> Inspector {
-        let inspector = Inspector {
-            store: self.clone(),
-            timeout: TIMEOUT,
-        };
-        inspector.timeout(TIMEOUT)
+        Inspector::over(self).timeout(TIMEOUT)
     }
 }
 
 impl Inspector {
+    /// Leaves the timeout of the connection, which requests share, as it is.
+    pub(super) fn over(store: &RedisStore) -> Self {
+        Self {
+            store: store.clone(),
+            timeout: TIMEOUT,
+        }
+    }
+
     /// Sets how long each reply is waited for. The default is two seconds.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
