@@ -28,7 +28,8 @@
 //!
 //! Limiters heed blocks [if they are told to](crate::Limiter::with_blocks), since it makes a check a little dearer; and
 //! every check under a policy with a ban does. A check is blocked if one of the keys that its charges count for is;
-//! then nothing is charged at all. [Shadows](crate::Policy::shadow) are not asked. Where the store cannot decide, it
+//! then nothing is charged at all. The middleware answers a 403 to who is blocked by an operator, and a 429 with
+//! `Retry-After` to who is banned. [Shadows](crate::Policy::shadow) are not asked. Where the store cannot decide, it
 //! cannot tell of blocks either: the [failure policy](crate::FailurePolicy) applies.
 //!
 //! # Bans
@@ -45,8 +46,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Strikes belong to the identity: those under other policies with the same window count, too; a denial by several of
-//! them is one strike. They are counted in the store by a task of its own, after the answer to the request: so a burst
+//! A ban is one of the identity, not of the policy: it denies whatever the identity asks, wherever blocks are heeded.
+//! Strikes belong to the identity, too: those under other policies with a ban whose strikes have the same window count
+//! as well, and a denial by several of them is one strike. They are counted in the store by a task of its own, after the answer to the request: so a burst
 //! can be denied a few times more before the ban holds. A ban begins with the denial that was the last strike, forgets
 //! the strikes, and lasts exactly its time. What is denied by a block is no strike. Keys on an
 //! [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned. A ban whose last strike is being

@@ -43,15 +43,13 @@ async fn who_has_used_most_comes_first() {
         "account=acme --policy api --policies policies.toml",
     );
     assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
-    let expected = "100 units under `api`
+    let expected = "100 units under `api` in the last 1h, or up to a sixth more
 
   contributor   units   at most   share
 ─────────────────────────────────────────
-  user=alice    65      65        65 %
-  user=carol    25      25        25 %
-  user=bob      10      10        10 %
-
-0 units are of others, or not known whose.
+  user=alice       65        65     65%
+  user=carol       25        25     25%
+  user=bob         10        10     10%
 ";
     assert_eq!(said.stdout, expected);
 }

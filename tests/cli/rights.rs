@@ -1,5 +1,7 @@
 //! The rights that the tool's page names are enough for each verb, and none of them can be left out.
 
+use sluicegate::{Key, block::Until};
+
 use crate::{common::served::limited, site::Site};
 
 /// A verb, the rights that it needs, and the exit code with them.
@@ -71,6 +73,8 @@ async fn each_verb_does_with_its_rights_and_with_no_fewer() {
                 .collect();
             let url = limited(&site.server, &given);
             site.charge("api", "alice", 1).await;
+            let bob = Key::new("user", "bob");
+            site.limiter.block(&bob, Until::ForEver).await.unwrap();
             let () = site.server.run("SCRIPT FLUSH");
             let said = site.tool.run(&format!("{verb} --redis {url}"));
             let code = if missing.is_none() { code } else { 3 };

@@ -192,7 +192,7 @@ pub(crate) fn block(
         if block.is_other_than(asked, report.now_ms) {
             writeln!(
                 output,
-                "{DIM}That block ends later than what was asked for, and so it holds.{DIM:#}"
+                "{DIM}That block ends later than what was asked for, and so it holds: unblock first to shorten it.{DIM:#}"
             )?;
         }
     }

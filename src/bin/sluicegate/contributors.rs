@@ -3,6 +3,7 @@
 use std::{io::Write, path::PathBuf};
 
 use clap::Args;
+use comfy_table::CellAlignment;
 use serde::Serialize;
 use sluicegate::{Policy, Rule, contributors::Contributors};
 
@@ -14,6 +15,7 @@ use super::{
     policies_file, server,
     settings::Settings,
     text::{grouped, millis, printable},
+    time::span,
 };
 
 const EXAMPLES: &str = "\
@@ -140,23 +142,36 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
         return Ok(());
     }
     let total = grouped(report.total);
-    writeln!(output, "{BOLD}{total}{BOLD:#} units under `{policy}`\n")?;
+    let window = span(report.window_ms);
+    writeln!(
+        output,
+        "{BOLD}{total}{BOLD:#} units under `{policy}` in the last {window}, or up to a sixth more\n"
+    )?;
     let mut table = output.table(["contributor", "units", "at most", "share"]);
     for it in &report.contributors {
-        let share = it.units.saturating_mul(100) / report.total.max(1);
+        let total = report.total.max(1);
+        let share = (it.units.saturating_mul(100) + total / 2) / total;
         table.add_row([
             printable(it.label.as_bytes()),
             grouped(it.units),
             grouped(it.at_most),
-            format!("{share} %"),
+            format!("{share}%"),
         ]);
+    }
+    for column in 1..=3 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
     }
     output.write_table(&table)?;
     let listed: u64 = report.contributors.iter().map(|it| it.units).sum();
-    let others = grouped(report.total.saturating_sub(listed));
-    writeln!(
-        output,
-        "\n{DIM}{others} units are of others, or not known whose.{DIM:#}"
-    )?;
+    let others = report.total.saturating_sub(listed);
+    if others > 0 {
+        let others = grouped(others);
+        writeln!(
+            output,
+            "\n{DIM}{others} units are of others, or not known whose.{DIM:#}"
+        )?;
+    }
     Ok(())
 }

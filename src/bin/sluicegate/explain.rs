@@ -37,6 +37,10 @@ Answers what the service would be answered if it charged the identity under
 all policies of the file, or those that are named. What fits is told by the
 policies of the file: it has to be that of the service. Nothing is charged.
 
+Name the policies of a route with --policy. A request that is charged for
+several identities, an address and a user for instance, needs a question for
+each.
+
 Exit codes: 0 the request would pass, 1 it would be denied.
 
 Rights: GET and TIME of the keys `PREFIX:*`. Nothing is written.";
@@ -325,7 +329,7 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
         let text = block.text(now_ms);
         writeln!(
             output,
-            "{BAD}It is denied, where blocks are heeded: {text}.{BAD:#}"
+            "{BAD}It is denied, where blocks are heeded:{BAD:#}\n{text}."
         )?;
     }
     match (&report.denied_by, report.passes_ms) {

@@ -68,6 +68,14 @@ impl Identity {
         } else {
             &self.value
         };
+        if is_hash(value) {
+            return Err(Error::usage(
+                "this is the hash of a value, as the server has it: give the value itself, which the hash does not tell",
+            ));
+        }
+        if self.kind != "ip" && self.kind.eq_ignore_ascii_case("ip") {
+            return Err(Error::usage("kinds are told apart by case: write ip="));
+        }
         match self.kind.split_once(':') {
             Some(("header", name)) => header(name, value),
             Some(("cookie", name)) if !name.is_empty() => Ok(Cookie::new(name).key(value)),
@@ -76,6 +84,12 @@ impl Identity {
             _ => Ok(Key::new(leaked(&self.kind), value)),
         }
     }
+}
+
+/// Whether it is what stands for a long, strange or secret value: no value can be told from it.
+fn is_hash(value: &str) -> bool {
+    let hash = value.strip_prefix('#').unwrap_or_default();
+    hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 fn header(name: &str, value: &str) -> Result<Key, Error> {
@@ -165,6 +179,8 @@ mod tests {
             "ip=10.0.0.0/8",
             "ip=2001:db8::/16",
             "ip=2001:db8::/x",
+            "IP=203.0.113.7",
+            "user=#5877c54e0123456789abcdef01234567",
             "header:a b=c",
         ] {
             assert!(key(text, false).is_err(), "{text}");

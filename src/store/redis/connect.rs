@@ -38,7 +38,8 @@ impl RedisStore {
     /// # Errors
     ///
     /// When the URL is invalid, or when the server cannot be reached, refuses the user or cannot work, after one second
-    /// at most. Use [`connect_lazy`](Self::connect_lazy) where the service must start without it.
+    /// at most. The [rights](super::deployment#the-least-rights) of the user are not tried: the first check finds out.
+    /// Use [`connect_lazy`](Self::connect_lazy) where the service must start without it.
     pub async fn connect(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
         greeted(Self::connect_lazy(server)?).await
     }

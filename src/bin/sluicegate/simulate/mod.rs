@@ -54,6 +54,10 @@ pub(crate) fn run(
     let jobs = jobs::run(jobs, |send| reading.read(send))?;
     progress.bar.finish_and_clear();
     reading.report();
+    let counts = &reading.counts;
+    if counts.read > 0 && counts.unreadable == counts.read {
+        return Err(Error::usage("no line can be read: nothing was replayed"));
+    }
     let outcome = Outcome::new(&mapping, jobs, reading.counts, args.top)?;
     if let Some(path) = &args.report {
         fs::write(path, report::page(&outcome)?).map_err(|error| Error::file(path, &error))?;

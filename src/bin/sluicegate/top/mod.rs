@@ -282,6 +282,12 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
         Some(full) => writeln!(output, ", {BAD}{} full{BAD:#}", grouped(full))?,
         None => writeln!(output)?,
     }
+    if report.read == 0 && report.keys > 0 {
+        writeln!(
+            output,
+            "{DIM}Is --prefix that of the service, and --policy one of its policies?{DIM:#}"
+        )?;
+    }
     if !report.top.is_empty() {
         let mut header = vec!["identity", "policy", "rule", "used"];
         match report.full {
