@@ -14,23 +14,39 @@ const MAX_VALUE: usize = 48;
 const MAX_HASHED_KIND: usize = 10;
 
 /// A key that takes a bounded room: of a long value the beginning, and a hash of the whole.
-///
-/// Whoever finds two values with the same beginning and hash hides one of his labels behind another of his own.
 pub(crate) fn bounded(label: Key) -> Arc<Key> {
     let value = label.value();
     if value.len() <= MAX_VALUE {
         return Arc::new(label);
     }
-    let hash = value.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
-    });
-    let mut short = value[..MAX_VALUE - 16].to_vec();
-    short.extend_from_slice(format!("{hash:016x}").as_bytes());
+    let mut short = value[..MAX_VALUE - HASH].to_vec();
+    short.extend_from_slice(hash(value).as_bytes());
     Arc::new(if label.is_secret() {
         Key::secret(label.kind(), short)
     } else {
         Key::new(label.kind(), short)
     })
+}
+
+/// How long the hash of a long value is, in hexadecimal digits: nobody finds another value with the same one.
+const HASH: usize = 32;
+
+#[cfg(feature = "redis")]
+fn hash(value: &[u8]) -> String {
+    blake3::hash(value).to_hex()[..HASH].to_owned()
+}
+
+/// Within one process.
+#[cfg(not(feature = "redis"))]
+fn hash(value: &[u8]) -> String {
+    use std::{
+        hash::{BuildHasher, RandomState},
+        sync::LazyLock,
+    };
+    static KEYS: LazyLock<[RandomState; 2]> = LazyLock::new(Default::default);
+    KEYS.iter()
+        .map(|key| format!("{:016x}", key.hash_one(value)))
+        .collect()
 }
 
 /// `kind=value`, or `kind=#hash` where the value is long, unusual or secret; `hash` makes 32 characters.

@@ -355,3 +355,25 @@ async fn labels_of_one_value_and_two_kinds_are_two() {
     let told: Vec<_> = told.iter().map(|it| (it.label(), it.units())).collect();
     assert_eq!(told, [("user=203.0.113.7", 5), ("ip=203.0.113.7", 2)]);
 }
+
+#[tokio::test]
+async fn a_clock_that_was_ahead_for_a_moment_silences_no_account() {
+    const START_MS: u64 = 1_790_000_000_000;
+    let clock = TestClock::new(START_MS);
+    let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
+    let api = Policy::parse("api", "1000/1h").unwrap();
+    let acme = || Key::new("account", "acme");
+    let request = async || {
+        let charge = Charge::new(&api, acme(), 1).by(Key::new("user", "alice"));
+        assert!(limiter.check([charge]).await.unwrap().is_allowed());
+    };
+    request().await;
+    clock.set(START_MS + 86_400_000);
+    request().await;
+    clock.set(START_MS + 10_000);
+    for _ in 0..100 {
+        request().await;
+    }
+    let told = limiter.contributors(&api, &acme()).await.unwrap();
+    assert_eq!(told.total(), 101);
+}

@@ -41,6 +41,19 @@ impl Account {
         self.policy.name() == policy.name() && self.key == *key
     }
 
+    /// Begins anew if what it knows is of a time so far ahead of this one, which is now, that nothing would be added: the
+    /// store's clock was ahead.
+    pub(super) fn be_at(&mut self, policy: &Policy, now_ms: u64) {
+        if self.latest_ms >= Span::at(policy, now_ms).release_ms() {
+            let late = std::mem::take(&mut self.late);
+            *self = Self {
+                late,
+                used: self.used,
+                ..Self::new(policy, &self.key, now_ms)
+            };
+        }
+    }
+
     /// Adds units to the span of this time, by the store's clock.
     pub(super) fn add(&mut self, policy: &Policy, label: Label<'_>, at_ms: u64, units: i64) {
         if !self.span.contains(at_ms) {

@@ -78,21 +78,22 @@ impl Tracker {
     fn record(&self, charges: &[Charge], usage: &Usage) {
         let at_ms = usage.decided_at_ms();
         for charge in charges {
-            self.add(charge, at_ms, charge.cost().cast_signed());
+            self.add(charge, at_ms, charge.cost().cast_signed(), true);
         }
     }
 
-    fn add(&self, charge: &Charge, at_ms: u64, units: i64) {
+    /// `is_now` where the time is that of a decision just made.
+    fn add(&self, charge: &Charge, at_ms: u64, units: i64, is_now: bool) {
         let Some(label) = charge.label().filter(|_| units != 0) else {
             return;
         };
-        self.shared.add(charge, label, at_ms, units);
+        self.shared.add(charge, label, at_ms, units, is_now);
         self.shared.flusher.ensure_running(&self.shared);
     }
 }
 
 impl Shared {
-    fn add(&self, charge: &Charge, label: &Arc<Key>, at_ms: u64, units: i64) {
+    fn add(&self, charge: &Charge, label: &Arc<Key>, at_ms: u64, units: i64, is_now: bool) {
         let (policy, key) = (charge.policy(), charge.key());
         let now = self.flushes.load(Relaxed);
         let label = self.label(label);
@@ -108,6 +109,9 @@ impl Shared {
         };
         if account.is(policy, key) {
             account.used = now;
+            if is_now {
+                account.be_at(policy, at_ms);
+            }
             account.add(policy, label, at_ms, units);
         }
     }
@@ -207,7 +211,9 @@ impl Limiter {
         for (charge, cost) in charges.zip(settlement.costs()) {
             let difference = cost.cast_signed() - charge.cost().cast_signed();
             let at_ms = usage.decided_at_ms();
-            self.inner.contributors.add(charge, at_ms, difference);
+            self.inner
+                .contributors
+                .add(charge, at_ms, difference, false);
         }
     }
 }
