@@ -23,8 +23,8 @@
 //! # Blocks
 //!
 //! [`Limiter::block`](crate::Limiter::block) blocks an identity, [`unblock`](crate::Limiter::unblock) ends all its
-//! blocks. Blocks are kept in the store: every replica heeds them from its next check on, and they outlast restarts. Of two
-//! blocks the later end holds. A block ends at exactly its time, by the store's clock.
+//! blocks. Blocks are kept in the store: every replica heeds them from its next check on, and they outlast restarts. Of
+//! two blocks the later end holds. A block ends at exactly its time, by the store's clock.
 //!
 //! Limiters heed blocks [if they are told to](crate::Limiter::with_blocks), since it makes a check a little dearer; and
 //! every check under a policy with a ban does. A check is blocked if one of the keys that its charges count for is;
@@ -48,11 +48,12 @@
 //!
 //! A ban is one of the identity, not of the policy: it denies whatever the identity asks, wherever blocks are heeded.
 //! Strikes belong to the identity, too: those under other policies with a ban whose strikes have the same window count
-//! as well, and a denial by several of them is one strike. They are counted in the store by a task of its own, after the answer to the request: so a burst
-//! can be denied a few times more before the ban holds. A ban begins with the denial that was the last strike, forgets
-//! the strikes, and lasts exactly its time. What is denied by a block is no strike. Keys on an
-//! [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned. A ban whose last strike is being
-//! counted while the identity is unblocked may begin right after it.
+//! as well, and a denial by several of them is one strike. They are counted in the store by a task of its own, after
+//! the answer to the request: so a burst can be denied a few times more before the ban holds. A ban begins with the
+//! denial that was the last strike, forgets the strikes, and lasts exactly its time. What is denied by a block is no
+//! strike. Keys on an
+//! [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned. A ban whose last strike is
+//! being counted while the identity is unblocked may begin right after it.
 //!
 //! Ban only by keys that a client cannot choose. Who may name another's key, such as the user of a login that has not
 //! succeeded, can have that other banned; and a ban of an address is one of all who share it.

@@ -160,8 +160,8 @@ impl Decision {
     ///
     /// # Errors
     ///
-    /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts are not those of this check, or deny nothing
-    /// though it was denied.
+    /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts are not those of this check, or deny
+    /// nothing though it was denied.
     pub fn new(
         check: &Check,
         admitted: bool,

@@ -141,8 +141,8 @@ impl Policy {
         self.on_failure
     }
 
-    /// Blocks who is denied too often by this policy: see [bans](crate::block#bans). The default is nobody. A shadow bans
-    /// nobody.
+    /// Blocks who is denied too often by this policy: see [bans](crate::block#bans). The default is nobody. A shadow
+    /// bans nobody.
     #[must_use]
     pub fn ban(self, ban: Ban) -> Self {
         Self {

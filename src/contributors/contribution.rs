@@ -89,9 +89,9 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Creates the answer: the units of each label of the contribution after it was added, in their order, with those of
-    /// other processes; 0 for a label that was dropped. `floor` is the least that a label must have to be kept, and 0
-    /// while there is room.
+    /// Creates the answer: the units of each label of the contribution after it was added, in their order, with those
+    /// of other processes; 0 for a label that was dropped. `floor` is the least that a label must have to be kept, and
+    /// 0 while there is room.
     #[must_use]
     pub const fn new(units: Vec<u64>, floor: u64) -> Self {
         Self { units, floor }

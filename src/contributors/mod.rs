@@ -1,7 +1,7 @@
 //! Who uses a shared limit up: the [contributors](Limiter::contributors) to an account, by a second label.
 //!
-//! A tenant's limit is shared by its users. When it is used up, somebody asks which of them it was. A charge may say so:
-//! its policy and its key are the *account*, and [`Charge::by`] names the *contributor*.
+//! A tenant's limit is shared by its users. When it is used up, somebody asks which of them it was. A charge may say
+//! so: its policy and its key are the *account*, and [`Charge::by`] names the *contributor*.
 //!
 //! ```
 //! use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy};
@@ -40,8 +40,8 @@
 //! # When a limit denies
 //!
 //! Nothing is read for a denial, since that is a call of the store, and nothing is told to clients. A handler of
-//! rejections may ask, for a log or for an answer to those who own the account; beside the response, so that it does not
-//! wait:
+//! rejections may ask, for a log or for an answer to those who own the account; beside the response, so that it does
+//! not wait:
 //!
 //! ```
 //! use http::{Request, Response, request::Parts};
@@ -99,10 +99,10 @@
 //! # How exact it is
 //!
 //! [`Contributor::units`] is never too high, and too low by at most [`Contributors::error`], but for what is under way.
-//! The error is 0 while an account has fewer than 16 contributors in each sixth of the window. With more, a process knows
-//! each to a fortieth of what it has admitted, and the store keeps the 16 that lead. At least 95 % of the true top five
-//! are found, under a Zipf load over four processes. Who begins late in a sixth of the window, spread over many
-//! processes, may be seen with the next sixth only.
+//! The error is 0 while an account has fewer than 16 contributors in each sixth of the window. With more, a process
+//! knows each to a fortieth of what it has admitted, and the store keeps the 16 that lead. At least 95 % of the true
+//! top five are found, under a Zipf load over four limiters. Who begins late in a sixth of the window, spread over
+//! many processes, may be seen with the next sixth only.
 //!
 //! What was told to a store that did not answer is lost, and so is what a process has not told when it ends abruptly:
 //! both make units too low. What is given back by a settlement after its contributor was forgotten among many makes

@@ -326,8 +326,8 @@ impl Limiter {
 
     /// Lists who is blocked: at most so many, in no order.
     ///
-    /// Redis has to look at all keys of the server for it, in small steps with pauses between them: this takes about two
-    /// seconds for a million keys, and the limiter's timeout does not apply. For operators, not for requests.
+    /// Redis has to look at all keys of the server for it, in small steps with pauses between them: this takes about
+    /// two seconds for a million keys, and the limiter's timeout does not apply. For operators, not for requests.
     ///
     /// # Errors
     ///

@@ -121,7 +121,8 @@ impl<R> RateLimitLayer<R> {
     ///
     /// The label is the first key that `extractor` finds; a request without one is counted without a label. It changes
     /// no decision, and clients are told nothing of it. Of a [`Header`](crate::Header) or a cookie, which are
-    /// [secret](Key::secret), a hash is told: where operators may read the value, take a closure. What is looked up with
+    /// [secret](Key::secret), a hash is told: where operators may read the value, take a closure. What is looked up
+    /// with
     /// [`charge_async`](Self::charge_async) names contributors by [`Charge::by`].
     ///
     /// ```

@@ -451,8 +451,8 @@ impl<'a> BlockEvent<'a> {
         self.source
     }
 
-    /// The policy whose key is on a list; `None` when that is unknown, when the request is on a list as a whole, or when
-    /// an identity is blocked.
+    /// The policy whose key is on a list; `None` when that is unknown, when the request is on a list as a whole, or
+    /// when an identity is blocked.
     #[must_use]
     pub const fn policy(&self) -> Option<&'a Policy> {
         self.policy

@@ -22,7 +22,8 @@ fn policy(name: &str, rules: &str) -> Policy {
     Policy::parse(name, rules).unwrap()
 }
 
-/// Requests that are allowed, denied, blocked, banned and without a key, and a store that fails until the breaker opens.
+/// Requests that are allowed, denied, blocked, banned and without a key, and a store that fails until the breaker
+/// opens.
 async fn traffic() {
     let limiter = Limiter::new(MemoryStore::new()).observer(MetricsObserver::new());
     let layer = RateLimitLayer::new(limiter)

@@ -29,11 +29,11 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// 429 when a limit or a ban denied it, 413 when its cost can never fit a limit, 403 when a deny list or an operator's
-    /// block did, 400 when it does
+    /// 429 when a limit or a ban denied it, 413 when its cost can never fit a limit, 403 when a deny list or an
+    /// operator's block did, 400 when it does
     /// not identify its client, 401 when the client has to authenticate for that, 503 when the service cannot identify
-    /// the client or decide, 500 when the service is [misconfigured](ExtractErrorKind::Misconfigured), or the layer made
-    /// a check that no store can decide.
+    /// the client or decide, 500 when the service is [misconfigured](ExtractErrorKind::Misconfigured), or the layer
+    /// made a check that no store can decide.
     ///
     /// A cost that can never fit is not a 429: without a `Retry-After`, clients would send the same request again at
     /// once.

@@ -55,8 +55,9 @@ impl Blocks {
         latest.map(|(key, block)| Blocked::new(key.clone(), block, now_ms))
     }
 
-    /// Adds a block, unless one holds that ends later. Answers the one that holds. Where there is no room, an operator's
-    /// takes that of the ban that ends first: whoever has many identities banned must not keep operators from blocking.
+    /// Adds a block, unless one holds that ends later. Answers the one that holds. Where there is no room, an
+    /// operator's takes that of the ban that ends first: whoever has many identities banned must not keep operators
+    /// from blocking.
     pub(super) fn block(&self, key: Key, block: Block, now_ms: u64) -> Result<Block, StoreError> {
         let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
         let known = by_key.get(&key).filter(|it| it.holds(now_ms));
