@@ -1,0 +1,2 @@
+//! The protocols between processes as small state machines, searched through exhaustively; and what runs concurrently
+//! inside a process, under every order of its steps. No server is needed.
