@@ -1,25 +1,26 @@
 -- Pass 2 of a key that is charged and where something counts. Nothing is written to the server here.
 --
 -- A *task* is what an argument asks to be done with a key, an array, since names would cost more: at [1] the units,
--- below 0 where a settlement takes them; at [2] the labels of the rules, as they stand at the end of a value; two
--- formats, at [3] that of the front of a value, at [4] that of its beginning; at [5] how many rules, then their limits,
--- or in a settlement the ends of the charged steps.
+-- below 0 where a settlement takes them; at [2] the labels of the rules, as they stand at the end of a value; three
+-- formats, at [3] that of the front of a value, at [4] that of its beginning, at [5] that of the reply to a call that
+-- charges one key; at [6] how many rules, then their limits, or in a settlement the ends of the charged steps.
 --
--- A *state* is what a key holds, a table: `task`; `value`, false where nothing counts; the numbers of the value's
--- front: at [1] how many sections, then what each uses, since, expires, and when each is due. Pass 2 adds what is to
--- be written: `written`, all of a value if `is_whole`, else its first bytes; `expires`, when the key shall expire, if
--- not when it does; or `is_gone`.
+-- A *state* is what a key holds, a table: `value`, false where nothing counts; the numbers of the value's front: at
+-- [1] how many sections, then what each uses, since, expires, and when each is due; `task`, where an operation has
+-- several keys. Pass 2 adds what is to be written: `written`, all of a value if `is_whole`, else its first bytes;
+-- `expires`, when the key shall expire, if not when it does; or `is_gone`.
 
 -- Pass 2: charges a key, and brings those sections up to date that are due.
 -- now    in ms
+-- task   what is asked
 -- state  of the key; its numbers are changed
 -- units  above 0
 -- Returns whether the clock has stepped back, so that the units are not in the steps of the time.
-local function charge(now, state, units)
+local function charge(now, task, state, units)
   local spread = table.unpack or unpack
-  local struct, sub, task, value, sections, is_whole = struct, string.sub, state.task, state.value, state[1], state.is_whole
+  local struct, sub, value, sections, is_whole = struct, string.sub, state.value, state[1], state.is_whole
   local pack, unpack = struct.pack, struct.unpack
-  local labels, rules = task[2], task[5]
+  local labels, rules = task[2], task[6]
   local since, expires, dues = state[sections + 2], state[sections + 3], sections + 3
   local release, window = expires, 0
   local at, reached = 14 + sections * 14, 1 -- the section whose head begins there
@@ -35,20 +36,21 @@ local function charge(now, state, units)
       local newest, first, base, width, live, behind, limit, step, hold
       used, newest, first, base, width, live, behind, limit, step, hold = read_section(now, value, at, labels, k, used)
 
-      local closed = '' -- the entry of the step that was the newest
+      local widened, closed = nil, '' -- the queue in wider entries; the entry of the step that was the newest
       if used == 0 then
         newest = now - now % step + step
         first = newest
       elseif now >= newest then -- else it is open still, or time stands still
-        if width == 0 then width = seldom().slow_path().least_width(step, hold) end -- its first entry
+        if width == 0 then width = hold / step < 4096 and 1 or seldom().slow_path().least_width(step, hold) end -- its first
         local entry, _, wrap = '<I2I2', 4, 65536
         if width > 1 then entry, _, wrap = seldom().entry_format(width) end
         if used >= wrap or base + used > 9007199254740991 then
-          closed, width = seldom().slow_path().widen(sub(value, live, behind - 1), width, newest / step, base, used)
+          widened, width = seldom().slow_path().widen(sub(value, live, behind - 1), width, newest / step, base, used)
           entry, _, wrap = seldom().entry_format(width)
           base, live = 0, behind
         end
-        closed = closed .. pack(entry, newest / step % wrap, (base + used) % wrap)
+        closed = pack(entry, newest / step % wrap, (base + used) % wrap)
+        if widened then closed = widened .. closed end
         newest = now - now % step + step
       end
 
@@ -59,8 +61,7 @@ local function charge(now, state, units)
       elseif room > 64 and length * 4 < room then
         room = length > 16 and length * 2 or 32
       end
-      if head ~= '' then changed = changed .. head .. queue .. tail end
-      if copied < at then changed = changed .. sub(value, copied, at - 1) end
+      if head ~= '' or copied < at then changed = changed .. head .. queue .. tail .. sub(value, copied, at - 1) end
       head, queue, tail = pack('<I6I6I7I4I4I1', newest, first, base, length, room, width), sub(value, live, behind - 1), closed
       copied = at + 28 + length
       if at + 28 + room ~= limit then

@@ -3,22 +3,23 @@
 
 -- Pass 1: how many times the units of a task fit.
 -- now    in ms
+-- task   what is asked
 -- state  of the key
 -- count  how many times are asked for
-local function fitting(now, state, count)
-  local task, value, unpack, at = state.task, state.value, struct.unpack, nil
+local function fitting(now, task, state, count)
+  local value, unpack, at = state.value, struct.unpack, nil
   local units, labels, dues = task[1], task[2], value and state[1] + 3
-  for k = 1, task[5] do
+  for k = 1, task[6] do
     local used = value and state[k + 1] or 0
     -- What is released can only make room: where one more fits without it, it need not be read.
-    if value and state[dues + k] <= now and (count > 1 or units > task[k + 5] - used) then
+    if value and state[dues + k] <= now and (count > 1 or units > task[k + 6] - used) then
       at = 14 + state[1] * 14
       for _ = 2, k do at = at + 28 + unpack('<I4', value, at + 23) end
       if state.is_whole or unpack('<I6', value, at + 6) + unpack('<I6', labels, k * 12 - 5) <= now then
         used = read_section(now, value, at, labels, k, used)
       end
     end
-    local room = task[k + 5] - used
+    local room = task[k + 6] - used
     if units > room then return 0 end
     if units > 0 then count = math.min(count, (room - room % units) / units) end
   end
@@ -28,17 +29,18 @@ end
 -- Pass 2: what is to be replied of one key: for each rule what is used, the end of the newest step, and when the units
 -- fit.
 -- now    in ms
+-- task   what is asked
 -- state  of the key
 -- units  that ought to fit; 0 if only what counts is asked for
-local function explain(now, state, units)
-  local task, value, sections = state.task, state.value, state[1]
-  local labels, rules = task[2], task[5]
+local function explain(now, task, state, units)
+  local value, sections = state.value, state[1]
+  local labels, rules = task[2], task[6]
   if not value then return '\1' .. string.rep('\0', rules * 19) end
   local pack, unpack = struct.pack, struct.unpack
   local reply, at = '\1', 14 + sections * 14
   for k = 1, rules do
     local used, newest, fits_at = state[k + 1], nil, 0
-    local limit, is_due = task[k + 5], state[sections + 3 + k] <= now
+    local limit, is_due = task[k + 6], state[sections + 3 + k] <= now
     if is_due or used - limit + units > 0 then -- in this order, no number is too large
       local first, base, width, live, behind, step, hold, _
       used, newest, first, base, width, live, behind, _, step, hold = read_section(now, value, at, labels, k, used)
@@ -62,12 +64,13 @@ end
 
 -- Pass 2: charges a key where nothing counts.
 -- now    in ms
+-- task   what is asked
 -- state  of the key
 -- units  above 0
-local function create(now, state, units)
+local function create(now, task, state, units)
   local spread = table.unpack or unpack
-  local task, pack, unpack = state.task, struct.pack, struct.unpack
-  local labels, rules = task[2], task[5]
+  local pack, unpack = struct.pack, struct.unpack
+  local labels, rules = task[2], task[6]
   local front, since, release, window, heads = { rules }, 0, 0, 0, ''
   for k = 1, rules do
     local step, hold = unpack('<I6I6', labels, k * 12 - 11)

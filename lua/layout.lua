@@ -144,14 +144,12 @@ end
 -- Returns a state. Raises an error if the value cannot be read.
 local function relayout(now, value, task)
   value = compose(now, arrange(now, value and parse(value) or {}, task[2]))
-  return {
-    task = task, value = value, written = false, is_whole = true, unpack(front_format(string.byte(value)), value),
-  }
+  return { value = value, written = false, is_whole = true, unpack(front_format(string.byte(value)), value) }
 end
 
 -- The state of a key after what is to be written to it.
 local function after(state)
   local value = state.written
   if not state.is_whole then value = value .. sub(state.value, #value + 1) end
-  return { task = state.task, value = value, unpack(front_format(string.byte(value)), value) }
+  return { value = value, unpack(front_format(string.byte(value)), value) }
 end

@@ -39,4 +39,4 @@ while not done do
     i, replies[#replies + 1] = next_one, '\0' .. reason
   end
 end
-return struct.pack('<I6', now) .. (replies and table.concat(replies) or '') .. (reply or '')
+return reply

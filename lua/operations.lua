@@ -1,13 +1,14 @@
 -- The operations of a call, one after another: each is decided in two passes, then written.
 --
 -- i, now           the first key of the first operation; the time in ms
--- replies          gets what is replied of each operation but the last, which is returned; nil if there is one key
+-- replies          gets what is replied of each operation but the last; nil if there is one key
 -- expires, origin  the option of SET that gives a key its expiry, and what the expiry is counted from, in ms
+-- Returns what is replied of the call.
 -- An operation that cannot be done raises an error, before anything is written for it.
 local i, now, replies, expires, origin = ...
-local KEYS, ARGV, redis, sub, unpack = KEYS, ARGV, redis, string.sub, struct.unpack
+local KEYS, ARGV, redis, sub, unpack, spread = KEYS, ARGV, redis, string.sub, struct.unpack, table.unpack or unpack
 local arg, task, action, times -- the newest argument, and what it asks for
-local reply, admitted = nil, 0
+local reply, whole_reply, admitted = nil, nil, 0 -- of the newest operation; of the call
 
 while KEYS[i] do
   if reply then replies[#replies + 1] = reply end
@@ -29,14 +30,14 @@ while KEYS[i] do
       arg = ARGV[i + 1]
       local units, rules
       action, times, units, rules = unpack('<I1I4I7I1', arg)
-      local counts, front = '<I1I7I7I7', '<I1I7I7I7I6I6I7I7I7'
+      local counts, front, charged = '<I1I7I7I7', '<I1I7I7I7I6I6I7I7I7', '<I6I1I4I1I1I7I7I7'
       if rules ~= 3 then
         local each = string.rep('I7', rules)
         counts = '<I1' .. each
-        front = counts .. 'I6I6' .. each
+        front, charged = counts .. 'I6I6' .. each, '<I6I1I4I1I1' .. each
       end
       if action % 8 == 3 then units = -units end -- of a settlement that takes
-      task = { units, sub(arg, 14 + rules * 7), front, counts, unpack(counts, arg, 13) }
+      task = { units, sub(arg, 14 + rules * 7), front, counts, charged, unpack(counts, arg, 13) }
     end
     if i == first then
       kind, count = action % 8, action == 1 and admitted or times
@@ -44,32 +45,32 @@ while KEYS[i] do
       asked = count
     end
 
-    local units, labels, rules = task[1], task[2], task[5]
+    local units, labels, rules = task[1], task[2], task[6]
     local value = asked > 0 and redis.pcall('GET', KEYS[i])
     state = nil
     if value and sub(value, -#labels) == labels then
-      state = { task = task, value = value, written = false, is_whole = false, unpack(task[3], value) }
+      state = { value = value, written = false, unpack(task[3], value) }
       if state[1] ~= rules or state[rules + 2] > now then state = nil end
     end
     if value and not state then
       state = seldom().slow_path().relayout(now, value, task)
     end
     if not state or state[state[1] + 3] <= now then
-      state = { task = task, value = false, written = false, is_whole = true }
+      state = { value = false, written = false, is_whole = true }
     end
 
     for k = 2, rules + 1 do
-      if count > 1 or units > task[k + 4] - (state[k] or 0) then
+      if count > 1 or units > task[k + 5] - (state[k] or 0) then
         local is_known = count == 1 and (not state.value or state[state[1] + k + 2] > now) -- nothing is released
-        count = is_known and 0 or seldom().fitting(now, state, count)
+        count = is_known and 0 or seldom().fitting(now, task, state, count)
         break
       end
     end
     i = i + 1
     is_last = not KEYS[i] or (ARGV[i + 1] == arg and action or string.byte(ARGV[i + 1])) < 8
-    if states or not is_last then
+    if states or not is_last or kind > 1 then
       states = states or {}
-      states[i - first] = state
+      state.task, states[i - first] = task, state
     end
   until is_last
 
@@ -85,24 +86,25 @@ while KEYS[i] do
     end
     admitted = 0
   elseif kind > 1 then
-    states = states or { state } -- some may be replaced
     reply = seldom().slow_path().settle(now, states)
     admitted = 0
   else
     reply = count == 1 and '\1\1\0\0\0' or '\1' .. struct.pack('<I4', count)
     for key = 1, i - first do
-      state = states and states[key] or state
-      local units, stepped_back = state.task[1] * count, false
+      if states then state, task = states[key], states[key].task end
+      local units, stepped_back = task[1] * count, false
       if units > 0 and state.value then
-        stepped_back = charge(now, state, units)
+        stepped_back = charge(now, task, state, units)
       elseif units > 0 then
-        seldom().create(now, state, units)
+        seldom().create(now, task, state, units)
       end
-      if count == asked and units > 0 and not stepped_back then
-        reply = reply .. '\2' .. sub(state.written, 1, 1 + state.task[5] * 7)
-      else
+      if count < asked or units == 0 or stepped_back then
         local told = state.written and seldom().slow_path().after(state) or state
-        reply = reply .. seldom().explain(now, told, count < asked and state.task[1] or 0)
+        reply = reply .. seldom().explain(now, task, told, count < asked and task[1] or 0)
+      elseif states or KEYS[i] or replies and replies[1] or not state.value then
+        reply = reply .. '\2' .. sub(state.written, 1, 1 + task[6] * 7)
+      else -- nothing else is replied: at once, since each string that is made is dear
+        whole_reply = struct.pack(task[5], now, 1, count, 2, spread(state, 1, task[6] + 1))
       end
     end
     admitted = count
@@ -125,4 +127,4 @@ while KEYS[i] do
   end
   is_writing = false
 end
-return reply
+return whole_reply or struct.pack('<I6', now) .. (replies and table.concat(replies) or '') .. (reply or '')

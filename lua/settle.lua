@@ -106,30 +106,30 @@ end
 
 -- Settles one key. The ends of the steps that were charged stand where a check has limits.
 -- Returns what is to be replied of the key.
-local function settle_key(now, state, units)
-  local task, value, reply = state.task, state.value, '\1'
+local function settle_key(now, task, state)
+  local value, reply = state.value, '\1'
   local at, left, has_changed, changed = 14 + state[1] * 14, 0, false, {}
-  for k = 1, task[5] do
+  for k = 1, task[6] do
     local section, live, behind = { k = k, at = at }, nil, nil
     section.used, section.newest, section.first, section.base, section.width, live, behind, section.limit, section.step, section.hold =
       read_section(now, value, at, task[2], k, state[k + 1])
     if section.limit > #value then error('a queue is longer than its value') end
     section.queue, section.room = sub(value, live, behind - 1), section.limit - at - 28
     local used = section.used
-    local must_be_put_back = change(now, section, task[k + 5], units)
+    local must_be_put_back = change(now, section, task[k + 6], task[1])
     -- What is released leaves the value with each write: it must not count again when the clock steps back.
     if must_be_put_back or used ~= state[k + 1] then table.insert(changed, 1, section) end
     has_changed, left, state[k + 1] = has_changed or section.used ~= used, left + section.used, section.used
     reply, at = reply .. pack('<I7I6I6', section.used, section.newest, 0), section.limit
   end
-  for k = task[5] + 1, state[1] do left = left + state[k + 1] end
+  for k = task[6] + 1, state[1] do left = left + state[k + 1] end
 
   if has_changed and left == 0 then
     state.is_gone = true
   elseif has_changed and (#changed > 0 or state.is_whole) then
     put_back(state, changed)
   elseif has_changed then
-    state.written = pack(task[4], spread(state, 1, task[5] + 1))
+    state.written = pack(task[4], spread(state, 1, task[6] + 1))
   end
   return reply
 end
@@ -143,9 +143,9 @@ local function settle(now, states)
     local task = states[i].task
     if not states[i].value and task[1] > 0 then states[i] = relayout(now, nil, task) end
     if states[i].value then
-      reply = reply .. settle_key(now, states[i], task[1])
+      reply = reply .. settle_key(now, task, states[i])
     else
-      reply = reply .. '\1' .. rep('\0', task[5] * 19)
+      reply = reply .. '\1' .. rep('\0', task[6] * 19)
     end
   end
   return reply

@@ -28,13 +28,18 @@ local function read_section(now, value, at, labels, k, used)
     if width > 1 then entry, size, wrap = seldom().entry_format(width) end
     local number, oldest = newest / step, first / step
     local kept = (newest + hold - time) / step -- a step that is at least so many steps before the newest is released
-    local gone = 1
     -- Half an entry further on stand the total of one and the step of the next.
-    local total, following = unpack(entry, value, live + size / 2)
-    if length <= size or (number - following) % wrap >= kept then -- not the first alone, as mostly
-      local bound = number - oldest - kept
-      gone = seldom().lower_bound(value, live, behind, width, false, oldest, bound - bound % 1 + 1)
-      total, following = unpack(entry, value, live + gone * size - size / 2)
+    local gone, total, following = 1, unpack(entry, value, live + size / 2)
+    while gone * size < length and (number - following) % wrap >= kept do
+      gone = gone + 1
+      if gone < 4 then
+        total, following = unpack(entry, value, live + gone * size - size / 2)
+      else -- many, or all
+        local bound = number - oldest - kept
+        gone = seldom().lower_bound(value, live, behind, width, false, oldest, bound - bound % 1 + 1)
+        total, following = unpack(entry, value, live + gone * size - size / 2)
+        break
+      end
     end
     live, used, base = live + gone * size, used - (total - base) % wrap, total
     first = live < behind and newest - (number - following) % wrap * step or newest
