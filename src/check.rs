@@ -120,6 +120,14 @@ impl Check {
         }
     }
 
+    /// Whether both ask for the same, so that they can be decided together as a fill.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_identical(&self, other: &Self) -> bool {
+        self.heeds_blocks == other.heeds_blocks
+            && self.counting == other.counting
+            && self.all == other.all
+    }
+
     /// Whether there is nothing to decide.
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
