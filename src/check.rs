@@ -128,6 +128,13 @@ impl Check {
             && self.all == other.all
     }
 
+    /// Whether a stored count is changed by both.
+    #[cfg(feature = "redis")]
+    pub(crate) fn shares_counts(&self, other: &Self) -> bool {
+        let mut all = self.all.iter();
+        all.any(|charge| other.all.iter().any(|it| it.is_twin_of(charge)))
+    }
+
     /// Whether there is nothing to decide.
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()

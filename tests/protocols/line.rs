@@ -111,6 +111,13 @@ impl Calls {
     }
 }
 
+/// Of all orders in which threads change places at most three times without waiting for each other.
+fn every_order(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
 fn send(call: &[Caller]) {
     for caller in call {
         assert!(!caller.sent.swap(true, SeqCst), "sent twice");
@@ -118,7 +125,7 @@ fn send(call: &[Caller]) {
 }
 
 fn everybody_is_sent_once(most: usize, shut_down: bool) {
-    loom::model(move || {
+    every_order(move || {
         let calls = Calls::new(most, shut_down);
         let callers = [(); 3].map(|()| Caller::new());
         let others = [0, 1].map(|it| {
@@ -147,7 +154,7 @@ fn everybody_is_taken_once_where_calls_end_as_they_begin() {
 
 #[test]
 fn who_leaves_keeps_nobody_else_waiting() {
-    loom::model(|| {
+    every_order(|| {
         let calls = Calls::new(1, false);
         let callers = [(); 3].map(|()| Caller::new());
         let leaves = {
@@ -180,7 +187,7 @@ fn who_leaves_keeps_nobody_else_waiting() {
 
 #[test]
 fn calls_that_never_end_keep_nobody_waiting_longer_than_the_patience() {
-    loom::model(|| {
+    every_order(|| {
         let calls = Calls::new(1, false);
         let enter = |after| {
             let now = calls.start + after;

@@ -82,19 +82,21 @@ impl SharedCall {
         Some(call)
     }
 
-    /// Where an operation stands or would stand. No check is moved before an operation that is none: what is settled
-    /// or forgotten may decide it.
+    /// Where an operation stands, or would stand. A check joins an identical one only where nothing between them may
+    /// change what is decided, so that all is as if each had been done by itself, in this order.
     fn place_of(&self, operation: &Operation) -> usize {
-        let checks = self.operations.iter().enumerate().rev();
-        let mut checks = checks.map_while(|(place, it)| match it {
-            Operation::Check(check) => Some((place, check)),
-            _ => None,
-        });
-        let twin = match operation {
-            Operation::Check(check) => checks.find(|(_, it)| it.is_identical(check)),
-            _ => None,
+        let end = self.operations.len();
+        let Operation::Check(check) = operation else {
+            return end;
         };
-        twin.map_or(self.operations.len(), |(place, _)| place)
+        for (place, other) in self.operations.iter().enumerate().rev() {
+            match other {
+                Operation::Check(other) if other.is_identical(check) => return place,
+                Operation::Check(other) if !other.shares_counts(check) => {}
+                _ => break,
+            }
+        }
+        end
     }
 
     fn add(&mut self, place: usize, request: Request) {
