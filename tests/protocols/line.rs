@@ -104,9 +104,7 @@ impl Calls {
 
     /// Whether the next to come does not wait.
     fn is_idle(&self) -> bool {
-        let call = self
-            .line
-            .enter(Caller::new(), self.start, PATIENCE, gather);
+        let call = self.line.enter(Caller::new(), self.start, PATIENCE, gather);
         call.is_some_and(|call| call.len() == 1)
     }
 }
@@ -199,7 +197,11 @@ fn calls_that_never_end_keep_nobody_waiting_longer_than_the_patience() {
         assert_eq!(enter(PATIENCE), 2);
         assert_eq!(enter(PATIENCE), 0);
         // The one that was begun beyond the number gives its place to nobody.
-        calls.line.end(calls.start + PATIENCE, gather, |_| panic!("two places"));
-        calls.line.end(calls.start + PATIENCE, gather, |call| send(&call));
+        calls
+            .line
+            .end(calls.start + PATIENCE, gather, |_| panic!("two places"));
+        calls
+            .line
+            .end(calls.start + PATIENCE, gather, |call| send(&call));
     });
 }

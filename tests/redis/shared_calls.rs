@@ -83,9 +83,7 @@ async fn in_flight(store: &RedisStore) -> BoxFuture<'static, Result<Decision, St
     begin([store.check(&occupies)]).await.remove(0)
 }
 
-async fn all(
-    futures: Vec<BoxFuture<'static, Result<Decision, StoreError>>>,
-) -> Vec<Decision> {
+async fn all(futures: Vec<BoxFuture<'static, Result<Decision, StoreError>>>) -> Vec<Decision> {
     let results = join_all(futures).await.into_iter();
     results.map(Result::unwrap).collect()
 }
@@ -163,7 +161,10 @@ async fn agree_gathered(
 #[tokio::test]
 async fn first_come_first_served_and_a_call_has_no_more_than_its_charges() {
     let server = Server::start();
-    let store = RedisStore::connect(server.url()).await.unwrap().in_flight(1);
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
     let api = policy("api", "20/1h");
     let held = Held::hold(&server);
     let first = in_flight(&store).await;
@@ -171,7 +172,11 @@ async fn first_come_first_served_and_a_call_has_no_more_than_its_charges() {
     // Each at another cost, so that none are folded: 1 to 5 are 15, 6 does not fit, nor does anything after it.
     let gathered = begin((1..=20).map(|cost| store.check(&check(&api, "alice", cost)))).await;
     held.go_on();
-    let allowed = all(gathered).await.iter().filter(|it| it.is_allowed()).count();
+    let allowed = all(gathered)
+        .await
+        .iter()
+        .filter(|it| it.is_allowed())
+        .count();
     assert_eq!(allowed, 5);
     first.await.unwrap();
     // The one that was held, and 20 charges, 8 at a time.
@@ -181,7 +186,10 @@ async fn first_come_first_served_and_a_call_has_no_more_than_its_charges() {
 #[tokio::test]
 async fn a_check_of_many_charges_goes_by_itself_and_in_its_turn() {
     let server = Server::start();
-    let store = RedisStore::connect(server.url()).await.unwrap().in_flight(1);
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
     let api = policy("api", "1/1h");
     let user = |it: u32| charge(&api, &format!("user-{it}"), 1);
     let large = Check::new((0..64).map(user)).unwrap();
@@ -192,7 +200,11 @@ async fn a_check_of_many_charges_goes_by_itself_and_in_its_turn() {
     let gathered = [small(100), large, small(0)].map(|it| store.check(&it));
     let gathered = begin(gathered).await;
     held.go_on();
-    let allowed: Vec<_> = all(gathered).await.iter().map(Decision::is_allowed).collect();
+    let allowed: Vec<_> = all(gathered)
+        .await
+        .iter()
+        .map(Decision::is_allowed)
+        .collect();
     assert_eq!(allowed, [true, true, false]);
     first.await.unwrap();
     assert_eq!(server.calls("evalsha") - asked, 4);
@@ -219,7 +231,10 @@ async fn fewer_than_the_number_in_flight_are_sent_at_once_and_none_share_at_zero
 #[tokio::test]
 async fn who_leaves_before_the_call_is_sent_is_not_charged_and_the_others_are() {
     let server = Server::start();
-    let store = RedisStore::connect(server.url()).await.unwrap().in_flight(1);
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
     let api = policy("api", "9/1h");
     let held = Held::hold(&server);
     let first = in_flight(&store).await;
@@ -232,13 +247,19 @@ async fn who_leaves_before_the_call_is_sent_is_not_charged_and_the_others_are() 
     let left: Vec<_> = all(gathered).await.iter().map(remaining).collect();
     assert_eq!(left, [8, 7]);
     first.await.unwrap();
-    assert_eq!(remaining(&store.check(&check(&api, "bob", 0)).await.unwrap()), 9);
+    assert_eq!(
+        remaining(&store.check(&check(&api, "bob", 0)).await.unwrap()),
+        9
+    );
 }
 
 #[tokio::test]
 async fn a_call_that_all_its_callers_have_left_gives_its_place_to_the_next() {
     let server = Server::start();
-    let store = RedisStore::connect(server.url()).await.unwrap().in_flight(1);
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
     let api = policy("api", "9/1h");
     let held = Held::hold(&server);
     let first = in_flight(&store).await;
@@ -253,14 +274,27 @@ async fn a_call_that_all_its_callers_have_left_gives_its_place_to_the_next() {
     drop(gathered.remove(0));
     let next = begin([store.check(&check(&api, "alice", 1))]).await;
     held.go_on();
-    assert_eq!(all(gathered).await.iter().map(remaining).collect::<Vec<_>>(), [6]);
-    assert_eq!(all(next).await.iter().map(remaining).collect::<Vec<_>>(), [5]);
+    assert_eq!(
+        all(gathered)
+            .await
+            .iter()
+            .map(remaining)
+            .collect::<Vec<_>>(),
+        [6]
+    );
+    assert_eq!(
+        all(next).await.iter().map(remaining).collect::<Vec<_>>(),
+        [5]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_aborted_task_takes_nobody_with_it() {
     let server = Server::start();
-    let store = RedisStore::connect(server.url()).await.unwrap().in_flight(1);
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
     let api = policy("api", "100/1h");
     for _ in 0..5 {
         let held = Held::hold(&server);
@@ -318,7 +352,10 @@ fn a_runtime_that_is_shut_down_takes_nobody_of_another_with_it() {
 #[tokio::test]
 async fn a_server_that_forgets_the_script_is_told_it_again_and_charges_once() {
     let server = Server::start();
-    let store = RedisStore::connect(server.url()).await.unwrap().in_flight(2);
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(2);
     let api = policy("api", "100/1h");
     let ask = |user| store.check(&check(&api, user, 1));
     all(begin(["alice", "bob"].map(ask)).await).await;
@@ -337,7 +374,10 @@ async fn a_server_that_forgets_the_script_is_told_it_again_and_charges_once() {
 #[tokio::test]
 async fn a_value_of_another_type_fails_its_own_check_alone() {
     let server = Server::start();
-    let store = RedisStore::connect(server.url()).await.unwrap().in_flight(1);
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
     let api = policy("api", "9/1h");
     server.run::<()>("RPUSH sluicegate:{user=mallory}:api 1");
     let held = Held::hold(&server);
@@ -367,9 +407,14 @@ impl Observer for Opened {
 #[tokio::test]
 async fn the_breaker_counts_calls_and_not_callers() {
     let server = Server::start();
-    let store = RedisStore::connect(server.url()).await.unwrap().in_flight(1);
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
     let opened = Opened::default();
-    let limiter = Limiter::new(store).observer(opened.clone()).timeout(Duration::from_secs(30));
+    let limiter = Limiter::new(store)
+        .observer(opened.clone())
+        .timeout(Duration::from_secs(30));
     let api = policy("api", "9/1h");
     let ask = || {
         let (limiter, charge) = (limiter.clone(), charge(&api, "alice", 1));
@@ -394,7 +439,10 @@ async fn the_breaker_counts_calls_and_not_callers() {
 #[tokio::test]
 async fn a_call_that_does_not_return_in_time_is_one_failure() {
     let server = Server::start();
-    let store = RedisStore::connect(server.url()).await.unwrap().in_flight(1);
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
     let opened = Opened::default();
     let limiter = Limiter::new(store).observer(opened.clone());
     let api = policy("api", "9/1h");
@@ -418,7 +466,10 @@ async fn a_call_that_does_not_return_in_time_is_one_failure() {
 #[tokio::test]
 async fn operations_of_all_kinds_share_calls_in_their_order() {
     let server = Server::start();
-    let store = RedisStore::connect(server.url()).await.unwrap().in_flight(1);
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
     let api = policy("api", "3/1h");
     let alice = Key::new("user", "alice");
     let one = check(&api, "alice", 1);
@@ -443,7 +494,10 @@ async fn operations_of_all_kinds_share_calls_in_their_order() {
     assert_eq!(left.rules().next().unwrap().remaining(), 0);
     assert!(!all(denied).await[0].is_allowed());
     join_all(reset).await.remove(0).unwrap();
-    assert_eq!(all(after).await.iter().map(remaining).collect::<Vec<_>>(), [2, 1]);
+    assert_eq!(
+        all(after).await.iter().map(remaining).collect::<Vec<_>>(),
+        [2, 1]
+    );
     join_all(blocked).await.remove(0).unwrap();
     assert!(matches!(all(heeds).await[0], Decision::Blocked(_)));
     join_all(unblocked).await.remove(0).unwrap();
@@ -455,7 +509,10 @@ async fn operations_of_all_kinds_share_calls_in_their_order() {
 #[tokio::test]
 async fn stores_with_other_names_or_clocks_share_no_calls() {
     let server = Server::start();
-    let store = RedisStore::connect(server.url()).await.unwrap().in_flight(1);
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
     let api = policy("api", "1/1h");
     let clock = TestClock::new(5_000_000);
     let others = [

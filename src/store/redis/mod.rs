@@ -78,9 +78,9 @@ mod script;
 mod tls;
 mod transport;
 
+use batch::Lines;
 #[cfg(feature = "sentinel")]
 pub use connection::SentinelPrimary;
-use batch::Lines;
 use inspect::Inspector;
 use names::Names;
 use transport::Transport;

@@ -2,7 +2,10 @@
 
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
-use redis::{Cmd, RedisError, RedisFuture, RedisResult, Value, aio::{ConnectionLike, ConnectionManager, MultiplexedConnection}};
+use redis::{
+    Cmd, RedisError, RedisFuture, RedisResult, Value,
+    aio::{ConnectionLike, ConnectionManager, MultiplexedConnection},
+};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
