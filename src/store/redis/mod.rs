@@ -1,7 +1,8 @@
 //! [`RedisStore`]: keeps the counts in Redis or Valkey, for all replicas of a service.
 //!
 //! Each (policy, key) has one Redis key, and a check is one call of one script: one read, and at most one write, per
-//! key. A denied check writes nothing. The server's clock decides.
+//! key. A denied check writes nothing. The server's clock decides. Under load, callers [share
+//! calls](RedisStore::in_flight).
 //!
 //! ```
 //! use sluicegate::{Charge, FailurePolicy, Key, Limiter, Policy, RedisStore};
@@ -185,7 +186,7 @@ impl RedisStore {
     }
 }
 
-/// One call is one call of the script. The server does nothing else meanwhile, for some 4 to 8 µs a check: hundreds in
+/// A call of several operations is one call of the script, sent at once and shared with nobody. The server does nothing else meanwhile, for some 4 to 8 µs a check: hundreds in
 /// a call are welcome, tens of thousands are better split. [On a cluster](deployment#cluster) it is one call for each
 /// slot.
 impl Store for RedisStore {
