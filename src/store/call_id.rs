@@ -12,6 +12,7 @@ use std::sync::{
 pub(crate) struct CallId(Arc<AtomicU64>);
 
 /// The number of an operation that was not sent.
+#[cfg(feature = "redis")]
 const UNSENT: u64 = 0;
 
 impl CallId {
