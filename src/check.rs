@@ -120,6 +120,21 @@ impl Check {
         }
     }
 
+    /// Whether both ask for the same, so that they can be decided together as a fill.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_identical(&self, other: &Self) -> bool {
+        self.heeds_blocks == other.heeds_blocks
+            && self.counting == other.counting
+            && self.all == other.all
+    }
+
+    /// Whether a stored count is changed by both.
+    #[cfg(feature = "redis")]
+    pub(crate) fn shares_counts(&self, other: &Self) -> bool {
+        let mut all = self.all.iter();
+        all.any(|charge| other.all.iter().any(|it| it.is_twin_of(charge)))
+    }
+
     /// Whether there is nothing to decide.
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()

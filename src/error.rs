@@ -162,6 +162,8 @@ pub struct StoreError {
     message: &'static str,
     code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
+    /// The number of the call that failed, if others may have shared it.
+    call: Option<u64>,
 }
 
 /// The longest code of an error reply that is kept.
@@ -211,6 +213,7 @@ impl StoreError {
             message,
             code: None,
             source: None,
+            call: None,
         }
     }
 
@@ -237,6 +240,17 @@ impl StoreError {
     pub fn with_source(mut self, source: impl Error + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
         self
+    }
+
+    /// The same error, of the call of this number, which others may share; 0 stands for one that was not sent.
+    pub(crate) const fn in_call(mut self, call: Option<u64>) -> Self {
+        self.call = call;
+        self
+    }
+
+    /// The number of the call that failed, if others may have shared it; 0 if it was not sent.
+    pub(crate) const fn call(&self) -> Option<u64> {
+        self.call
     }
 
     /// The code of the server's error reply, for instance `OOM` or `NOPERM`: 1 to 24 upper-case ASCII letters. `None`

@@ -1,4 +1,4 @@
-//! A closed loop of connections, each with one request under way: the user of each request is drawn at random.
+//! A closed loop of connections, each with one request under way: the user of each request is drawn by chance.
 //!
 //! The load shares two cores with what it measures, so it does as little as it can: one thread, one write and one read
 //! for each request.
@@ -12,7 +12,6 @@ use std::{
 use mio::{Events, Interest, Poll, Token, net::TcpStream};
 
 const USERS: usize = 10_000;
-const CONNECTIONS: usize = 64;
 
 /// What every answer begins and ends with: all servers send the same body.
 const BEGIN: &[u8] = b"HTTP/1.1 200 ";
@@ -22,15 +21,33 @@ const END: &[u8] = b"\r\n\r\nok\n";
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Load {
+    connections: usize,
     requests: Vec<Vec<u8>>,
+    /// How likely it is one of the users up to each of them; empty when all are as likely.
+    shares: Vec<f64>,
     random: fastrand::Rng,
 }
 
+/// Who sends a request.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Users {
+    /// All are as likely.
+    Random,
+    /// By Zipf's law, exponent 1: the second is half as likely as the first.
+    Zipf,
+}
+
 impl Load {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(connections: usize, users: Users) -> Self {
         let request =
             |user| format!("GET / HTTP/1.1\r\nhost: bench\r\nx-api-key: user-{user:08}\r\n\r\n");
+        let shares = match users {
+            Users::Random => Vec::new(),
+            Users::Zipf => zipf(),
+        };
         Self {
+            connections,
+            shares,
             requests: (0..USERS).map(|user| request(user).into_bytes()).collect(),
             random: fastrand::Rng::with_seed(1),
         }
@@ -39,7 +56,7 @@ impl Load {
     /// Keeps all connections busy for this time.
     pub(crate) fn run(&mut self, server: SocketAddr, time: Duration) -> Round {
         let mut poll = Poll::new().unwrap();
-        let mut connections: Vec<_> = (0..CONNECTIONS)
+        let mut connections: Vec<_> = (0..self.connections)
             .map(|index| Connection::open(server, &poll, Token(index)))
             .collect();
         let end = Instant::now() + time;
@@ -47,8 +64,8 @@ impl Load {
             connection.send(self.request(), Instant::now());
         }
         let mut latencies = Vec::with_capacity(1 << 20);
-        let mut events = Events::with_capacity(CONNECTIONS);
-        let mut busy = CONNECTIONS;
+        let mut events = Events::with_capacity(self.connections);
+        let mut busy = self.connections;
         while busy > 0 {
             poll.poll(&mut events, Some(PATIENCE)).unwrap();
             assert!(!events.is_empty(), "the server does not answer");
@@ -69,8 +86,26 @@ impl Load {
     }
 
     fn request(&mut self) -> &[u8] {
-        &self.requests[self.random.usize(..self.requests.len())]
+        let user = if self.shares.is_empty() {
+            self.random.usize(..self.requests.len())
+        } else {
+            let drawn = self.random.f64();
+            self.shares.partition_point(|share| *share < drawn)
+        };
+        &self.requests[user.min(self.requests.len() - 1)]
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "there are not that many")]
+fn zipf() -> Vec<f64> {
+    let weights = (1..=USERS).map(|rank| 1.0 / rank as f64);
+    let sum: f64 = weights.clone().sum();
+    let mut share = 0.0;
+    let shares = weights.map(|weight| {
+        share += weight / sum;
+        share
+    });
+    shares.collect()
 }
 
 struct Connection {

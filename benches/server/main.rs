@@ -4,9 +4,17 @@
 //! `cargo bench --bench server` runs both in turn under the same load, for eight minutes, and fails when the example
 //! answers less than 0.7 times as many requests a second. Each server has one worker thread; the load and Redis share
 //! the machine with it.
+//!
+//! ```console
+//! cargo bench --bench server -- --in-flight 0,4 --connections 256 --users zipf --rounds 20
+//! ```
+//!
+//! runs the example with each of these settings in turn beside the floor, and tells what each takes of what the first of
+//! them takes. `--connections` is 64 by default, `--users` `random`.
 
 mod floor;
 mod load;
+mod settings;
 
 #[path = "../../examples/server/app.rs"]
 #[allow(dead_code, reason = "the example uses the rest")]
@@ -23,17 +31,18 @@ mod example;
 mod redis_server;
 
 use std::{
-    env, fs,
+    env, fmt, fs,
     process::{self, Command, ExitCode},
     time::Duration,
 };
 
 use example::Example;
-use load::{Load, Round};
+use load::{Load, Round, Users};
 use redis_server::Server;
 
 const LIMIT: &str = "header:x-api-key=1000000/1s,60000000/1m,1000000000/1h";
 const BUDGET: f64 = 0.7;
+const CONNECTIONS: usize = 64;
 /// Many: on a machine that others use, too, the ratio of one round is good to 0.08, and the median of so many to 0.01.
 const ROUNDS: usize = 60;
 /// Long enough that a user's first check after the other server's turn, which opens all steps, is one of many.
@@ -49,11 +58,15 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let redis = Server::start();
+    if let Some(settings) = settings::Settings::read() {
+        settings.compare(&redis);
+        return ExitCode::SUCCESS;
+    }
     let floor = env::current_exe().unwrap();
     let floor = run(Command::new(floor).env(floor::REDIS, redis.url()));
     let shared = run(example().args(["--redis", &redis.url()]));
     let alone = run(&mut example());
-    let mut load = Load::new();
+    let mut load = Load::new(CONNECTIONS, Users::Random);
     let mut results: [Vec<Measured>; 3] = Default::default();
     for _ in 0..ROUNDS {
         results[0].push(measure(&mut load, &floor, &redis));
@@ -62,32 +75,38 @@ fn main() -> ExitCode {
     for _ in 0..ROUNDS / 20 {
         results[2].push(measure(&mut load, &alone, &redis));
     }
-    println!(
-        "{:<20} {:>9} {:>9} {:>9} {:>11} {:>11} {:>11}",
-        "", "req/s", "p50 ms", "p99 ms", "server us", "redis us", "load us"
-    );
     let names = [
         "one empty script",
         "three rules, Redis",
         "three rules, memory",
     ];
-    for (name, rounds) in names.iter().zip(&results) {
-        let figures: [fn(&Measured) -> f64; 6] = [
-            Measured::rate,
-            |it| it.round.latency_ms(0.50),
-            |it| it.round.latency_ms(0.99),
-            |it| it.server_us,
-            |it| it.redis_us,
-            |it| it.load_us,
-        ];
-        let [rate, p50, p99, server, redis, load] =
-            figures.map(|figure| median(rounds.iter().map(figure)));
-        println!(
-            "{name:<20} {rate:>9.0} {p50:>9.2} {p99:>9.2} {server:>11.1} {redis:>11.1} {load:>11.1}"
-        );
-    }
+    print_rows(names.iter().zip(&results));
     verdict(&results[0], &results[1])
 }
+
+fn print_rows<'a, N: fmt::Display>(rows: impl Iterator<Item = (N, &'a Vec<Measured>)>) {
+    println!(
+        "{:<20} {:>9} {:>9} {:>9} {:>11} {:>11} {:>11}",
+        "", "req/s", "p50 ms", "p99 ms", "server us", "redis us", "load us"
+    );
+    for (name, rounds) in rows {
+        let [rate, p50, p99, server, redis, load] =
+            FIGURES.map(|figure| median(rounds.iter().map(figure)));
+        println!(
+            "{name:<20} {rate:>9.0} {p50:>9.3} {p99:>9.3} {server:>11.1} {redis:>11.1} {load:>11.1}"
+        );
+    }
+}
+
+/// Requests a second, latencies in ms, and CPU time in µs of each request.
+const FIGURES: [fn(&Measured) -> f64; 6] = [
+    Measured::rate,
+    |it| it.round.latency_ms(0.50),
+    |it| it.round.latency_ms(0.99),
+    |it| it.server_us,
+    |it| it.redis_us,
+    |it| it.load_us,
+];
 
 fn example() -> Command {
     let mut command = Example::command();

@@ -160,9 +160,12 @@ fn cost(head: &Parts) -> u64 {
 async fn limiter(options: &Options) -> Result<Limiter, String> {
     let limiter = match (&options.redis[..], &options.sentinel) {
         ([], _) => Limiter::new(MemoryStore::new()),
-        (sentinels, Some(name)) => Limiter::new(behind(sentinels, name)?),
-        (nodes, None) if options.cluster => Limiter::new(cluster(nodes)?),
-        ([server, ..], None) => Limiter::new(redis_store(server.clone(), options.pool)?),
+        (sentinels, Some(name)) => Limiter::new(shared(behind(sentinels, name)?, options)),
+        (nodes, None) if options.cluster => Limiter::new(shared(cluster(nodes)?, options)),
+        ([server, ..], None) => {
+            let store = redis_store(server.clone(), options.pool)?;
+            Limiter::new(shared(store, options))
+        }
     };
     let limiter = limiter
         .timeout(options.timeout)
@@ -177,6 +180,13 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
         greet(&limiter, server, options).await;
     }
     Ok(limiter)
+}
+
+fn shared(store: RedisStore, options: &Options) -> RedisStore {
+    match options.in_flight {
+        Some(calls) => store.in_flight(calls),
+        None => store,
+    }
 }
 
 /// The store, which connects at the first check.

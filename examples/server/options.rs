@@ -40,6 +40,7 @@ cargo run --release --example server -- [options]
   --sentinel NAME          the --redis URLs, of which there may be several, are sentinels (needs --features sentinel), and NAME is
                            the primary's, alone or as in redis://USER:PASSWORD@NAME
   --pool N                 use a bb8 pool of N connections instead of one managed connection
+  --in-flight N            share calls of Redis from N in flight on; default 4, 0 shares none
   --timeout TIME          how long a decision may take: 100ms, 2s; default 100ms
   --on-failure open|local|closed
                            what becomes of requests that Redis could not decide: served (open, the default), limited by this
@@ -79,6 +80,7 @@ pub(crate) struct Options {
     pub(crate) cluster: bool,
     pub(crate) sentinel: Option<String>,
     pub(crate) pool: Option<u32>,
+    pub(crate) in_flight: Option<usize>,
     pub(crate) timeout: Duration,
     pub(crate) on_failure: FailurePolicy,
     pub(crate) replicas: u32,
@@ -123,6 +125,7 @@ impl Options {
             cluster: false,
             sentinel: None,
             pool: None,
+            in_flight: None,
             timeout: Duration::from_millis(100),
             on_failure: FailurePolicy::Open,
             replicas: 1,
@@ -165,6 +168,7 @@ impl Options {
             "redis" => self.redis.push(server(value)?),
             "sentinel" => self.sentinel = Some(value.to_owned()),
             "pool" => self.pool = Some(at_least_one(value, "connection")?),
+            "in-flight" => self.in_flight = Some(parse(value, "a number")?),
             "timeout" => self.timeout = time(value)?,
             "on-failure" => self.on_failure = failure_policy(value)?,
             "replicas" => self.replicas = at_least_one(value, "process")?,
@@ -192,6 +196,9 @@ impl Options {
     fn complete(mut self) -> Result<Self, String> {
         if self.pool.is_some() && self.redis.is_empty() {
             return Err("--pool: needs --redis".into());
+        }
+        if self.in_flight.is_some() && self.redis.is_empty() {
+            return Err("--in-flight: needs --redis".into());
         }
         if self.cluster && self.redis.is_empty() {
             return Err("--cluster: needs --redis".into());

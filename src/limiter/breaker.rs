@@ -51,6 +51,8 @@ pub(crate) struct Breaker {
     switches: AtomicU32,
     /// In a row, while it is closed.
     failures: AtomicU32,
+    /// The number of the newest shared call whose failure was counted.
+    newest_failed: AtomicU64,
     /// When the next probe may go, in microseconds since `born`.
     probe_at: AtomicU64,
     /// Who was told that it has opened, and will be told that it has closed, whichever clone does that: some keep
@@ -65,6 +67,7 @@ impl Breaker {
             interval,
             switches: AtomicU32::new(0),
             failures: AtomicU32::new(0),
+            newest_failed: AtomicU64::new(0),
             probe_at: AtomicU64::new(0),
             told: Mutex::default(),
         }
@@ -86,9 +89,17 @@ impl Breaker {
     /// Notes how the call of a limiter with this observer has ended, and tells of a switch.
     pub(crate) fn note(&self, permit: Permit, error: Option<&StoreError>, observer: &Told) {
         match error.filter(|it| is_failure(it.kind())) {
+            Some(error) if self.is_counted(error) => {}
             Some(error) => self.failed(permit, error, observer),
             None => self.answered(permit),
         }
+    }
+
+    /// Whether the failure of a call has been counted that several callers share, or of one that was sent later. What
+    /// was not sent did not fail.
+    fn is_counted(&self, error: &StoreError) -> bool {
+        let call = error.call();
+        call.is_some_and(|call| self.newest_failed.fetch_max(call, Relaxed) >= call)
     }
 
     fn answered(&self, Permit(switches): Permit) {

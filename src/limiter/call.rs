@@ -104,10 +104,12 @@ impl<T> Future for Call<T> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
         let this = self.project();
-        let answer = Pin::new(this.answer);
-        let result = match within(this.scope, || answer.poll(cx)) {
+        let answer = this.answer;
+        let result = match within(this.scope, || Pin::new(&mut *answer).poll(cx)) {
             Poll::Ready(result) => result,
-            Poll::Pending if this.timeout.poll(cx).is_ready() => Err(timed_out()),
+            Poll::Pending if this.timeout.poll(cx).is_ready() => {
+                Err(timed_out().in_call(answer.call()))
+            }
             Poll::Pending => return Poll::Pending,
         };
         if let Some(permit) = this.permit.take() {

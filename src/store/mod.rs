@@ -85,11 +85,13 @@ pub use crate::{
     settlement::Settlement,
 };
 
+mod call_id;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod scaled;
 
+pub(crate) use call_id::CallId;
 pub use memory::MemoryStore;
 pub(crate) use scaled::ScaledStore;
 
@@ -277,6 +279,8 @@ pub type ContributeFuture = StoreFuture<Vec<Result<Kept, StoreError>>>;
 /// A store that answers at once allocates nothing for it.
 pub struct StoreFuture<T> {
     state: State<T>,
+    /// Of an operation that may share its call with others.
+    call: Option<CallId>,
 }
 
 enum State<T> {
@@ -290,6 +294,7 @@ impl<T> StoreFuture<T> {
     pub const fn ready(result: Result<T, StoreError>) -> Self {
         Self {
             state: State::Ready(Some(result)),
+            call: None,
         }
     }
 
@@ -298,7 +303,20 @@ impl<T> StoreFuture<T> {
     pub fn pending(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
         Self {
             state: State::Pending(Box::pin(future)),
+            call: None,
         }
+    }
+
+    /// The same answer, which comes from a call that others may share.
+    #[cfg(feature = "redis")]
+    pub(crate) fn in_call(mut self, call: CallId) -> Self {
+        self.call = Some(call);
+        self
+    }
+
+    /// The number of the call that the answer is to come from, if others may share it; 0 while it is not sent.
+    pub(crate) fn call(&self) -> Option<u64> {
+        self.call.as_ref().map(CallId::get)
     }
 
     /// The answer if it is known already.
@@ -317,8 +335,12 @@ impl<T: Send + 'static> StoreFuture<T> {
         match self.state {
             State::Ready(result) => StoreFuture {
                 state: State::Ready(result.map(|result| result.map(change))),
+                call: self.call,
             },
-            State::Pending(future) => StoreFuture::pending(async { future.await.map(change) }),
+            State::Pending(future) => StoreFuture {
+                call: self.call,
+                ..StoreFuture::pending(async { future.await.map(change) })
+            },
         }
     }
 }

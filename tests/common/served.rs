@@ -68,6 +68,15 @@ impl Served {
     }
 }
 
+impl Served {
+    /// The same, over a store that shares no calls.
+    pub(crate) async fn start_without_sharing() -> (Self, TestClock) {
+        let server = Server::start();
+        let (store, clock) = fresh(&server).await;
+        (Self::by(server, store.in_flight(0)), clock)
+    }
+}
+
 impl<T> Served<T> {
     pub(crate) fn by(server: T, store: RedisStore) -> Self {
         Self {

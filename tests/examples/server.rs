@@ -336,7 +336,12 @@ async fn the_address_is_what_trusted_proxies_say() {
 #[tokio::test]
 async fn two_processes_admit_exactly_the_limit_of_thousands_of_concurrent_requests() {
     let redis = Server::start();
-    for (more, limit) in [(&[][..], 701), (&["--pool", "2"], 702)] {
+    for (more, limit) in [
+        (&[][..], 701),
+        (&["--pool", "2"], 702),
+        (&["--in-flight", "0"], 703),
+        (&["--in-flight", "1"], 704),
+    ] {
         let rules = format!("header:x-api-key={limit}/1d,1000000/1h,1000000/1m");
         let url = redis.url();
         let args = ["--redis", &url, "--limit", &rules, "--timeout", "30s"];
@@ -820,6 +825,11 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
         ),
         (&["--redis", "http://:sesame@host"], "--redis: write a URL"),
         (&["--pool", "2"], "--pool: needs --redis"),
+        (&["--in-flight", "2"], "--in-flight: needs --redis"),
+        (
+            &["--redis", "redis://host", "--in-flight", "-1"],
+            "--in-flight: `-1` is not",
+        ),
         (&["--cluster"], "--cluster: needs --redis"),
         (
             &[
@@ -889,6 +899,7 @@ fn help_names_every_option() {
         "cluster",
         "sentinel",
         "pool",
+        "in-flight",
         "timeout",
         "on-failure",
         "replicas",

@@ -1015,3 +1015,35 @@ async fn two_example_servers_share_their_limits_through_a_cluster() {
     }
     assert_eq!(admitted, 4);
 }
+
+#[tokio::test]
+async fn callers_share_calls_of_one_slot_and_wait_for_those_of_no_other() {
+    let cluster = Cluster::start(NEVER);
+    let limiter = Limiter::new(store(&cluster).await.in_flight(1)).timeout(NEVER);
+    let api = policy("api", "25/1h,1000/1d");
+    let home = cluster.home("user=hot");
+    let node = &cluster.nodes[home];
+    let neighbours = users_at(&cluster, home, 8);
+    assert_eq!(left(&limiter, &api, "hot").await, 25);
+    node.run::<()>("CLIENT PAUSE 60000 WRITE");
+    let before = node.calls("evalsha");
+    let users = (0..30).map(|_| String::from("hot")).chain(neighbours);
+    let checks: Vec<_> = users
+        .map(|user| {
+            let (limiter, charge) = (limiter.clone(), charge(&api, user));
+            tokio::spawn(async move { limiter.check([charge]).await })
+        })
+        .collect();
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    node.run::<()>("CLIENT UNPAUSE");
+    let mut admitted = 0;
+    for check in checks {
+        admitted += usize::from(check.await.unwrap().unwrap().is_allowed());
+    }
+    assert_eq!(admitted, 25 + 8);
+    // One call of the first, one of all the others, and one for each neighbour, some of which share a slot perhaps.
+    let calls = node.calls("evalsha") - before;
+    assert!((3..=10).contains(&calls), "{calls}");
+}

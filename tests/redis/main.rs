@@ -15,6 +15,7 @@ mod observe;
 mod outage;
 mod replicas;
 mod sentinel;
+mod shared_calls;
 mod timeouts;
 mod tls;
 mod twemproxy;

@@ -14,8 +14,8 @@ use futures::future::join_all;
 use proptest::prelude::*;
 use redis::{Client, IntoConnectionInfo, RedisConnectionInfo, aio::ConnectionManagerConfig};
 use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, error::StoreErrorKind,
-    test_util::TestClock,
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, StoreError,
+    error::StoreErrorKind, test_util::TestClock,
 };
 
 mod contract {
@@ -42,6 +42,11 @@ async fn fresh(proxy: &Twemproxy) -> (RedisStore, TestClock) {
     let store = RedisStore::connect(proxy.url()).await.unwrap();
     let prefix = format!("<store-{}>", STORES.fetch_add(1, Ordering::Relaxed));
     (store.prefix(&prefix).clock(clock.clone()), clock)
+}
+
+/// Over a proxy that spreads identities: no call may have several.
+async fn connect(url: String) -> Result<RedisStore, StoreError> {
+    Ok(RedisStore::connect(url).await?.in_flight(0))
 }
 
 fn users() -> impl Iterator<Item = Key> {
@@ -95,7 +100,7 @@ fn the_store_agrees_with_the_memory_store_whatever_happens() {
 #[tokio::test]
 async fn identities_are_spread_and_exactly_the_limit_of_each_is_admitted() {
     let proxy = Twemproxy::start(BY_IDENTITY);
-    let limiter = patient(RedisStore::connect(proxy.url()).await.unwrap());
+    let limiter = patient(connect(proxy.url()).await.unwrap());
     for user in users() {
         let checks = (0..20).map(|_| limiter.check(charges(&user)));
         let admitted = join_all(checks).await.into_iter();
@@ -125,14 +130,14 @@ async fn every_kind_of_connection_works() {
         RedisStore::from_connection(manager.unwrap()),
         RedisStore::from(pool.unwrap()),
     ] {
-        assert_eq!(charge_all(&patient(store)).await, []);
+        assert_eq!(charge_all(&patient(store.in_flight(0))).await, []);
     }
 }
 
 #[tokio::test]
 async fn a_server_that_forgets_the_script_is_told_it_again() {
     let proxy = Twemproxy::start(BY_IDENTITY);
-    let limiter = patient(RedisStore::connect(proxy.url()).await.unwrap());
+    let limiter = patient(connect(proxy.url()).await.unwrap());
     assert_eq!(charge_all(&limiter).await, []);
     for server in &proxy.servers {
         let taught = server.calls("eval");
@@ -145,8 +150,8 @@ async fn a_server_that_forgets_the_script_is_told_it_again() {
 #[tokio::test]
 async fn while_one_server_is_away_the_other_decides() {
     let mut proxy = Twemproxy::start(BY_IDENTITY);
-    let limiter = patient(RedisStore::connect(proxy.url()).await.unwrap())
-        .probe_interval(std::time::Duration::ZERO);
+    let limiter =
+        patient(connect(proxy.url()).await.unwrap()).probe_interval(std::time::Duration::ZERO);
     assert_eq!(charge_all(&limiter).await, []);
     let at_second = usize::try_from(proxy.servers[1].run::<u64>("DBSIZE") / 3).unwrap();
 
@@ -167,12 +172,11 @@ async fn while_one_server_is_away_the_other_decides() {
 async fn a_password_is_the_proxys_own() {
     let locked = || Server::with(&["--requirepass", "sesame"]);
     let proxy = Twemproxy::with(BY_IDENTITY, "redis_auth: sesame", [locked(), locked()]);
-    let connect = async |url: &str| RedisStore::connect(url).await;
     for wrong in ["", "?pass=mellon"] {
-        let error = connect(&(proxy.url() + wrong)).await.unwrap_err();
+        let error = connect(proxy.url() + wrong).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{error}");
     }
-    let store = connect(&(proxy.url() + "?pass=sesame")).await.unwrap();
+    let store = connect(proxy.url() + "?pass=sesame").await.unwrap();
     assert_eq!(charge_all(&patient(store)).await, []);
 }
 
@@ -180,8 +184,7 @@ async fn a_password_is_the_proxys_own() {
 #[tokio::test]
 async fn identities_on_two_servers_are_banned_where_they_are_checked() {
     let proxy = Twemproxy::start(BY_IDENTITY);
-    let store = RedisStore::connect(proxy.url()).await.unwrap();
-    let limiter = patient(store);
+    let limiter = patient(connect(proxy.url()).await.unwrap());
     let policy = Policy::parse("login", "0/1h").unwrap();
     let policy = policy.ban("2/1h=1h".parse().unwrap());
     for is_banned in [false, false, true] {

@@ -13,6 +13,17 @@ async fn the_redis_store_agrees_with_the_vectors() {
 }
 
 #[tokio::test]
+async fn a_store_that_shares_no_calls_agrees_with_the_vectors() {
+    let server = Server::start();
+    let fresh = async || {
+        let (store, clock) = fresh(&server).await;
+        (store.in_flight(0), clock)
+    };
+    replay_all(fresh).await;
+    replay_blocks(fresh).await;
+}
+
+#[tokio::test]
 async fn the_redis_store_agrees_with_the_vectors_of_blocks_and_bans() {
     let server = Server::start();
     replay_blocks(async || fresh(&server).await).await;

@@ -1,13 +1,18 @@
 //! What is asked of a store, as calls of the script.
 
+use std::{sync::Arc, time::Duration};
+
 use redis::{RedisError, Value};
 
 use super::{
     RedisStore,
     error::store_error,
+    names::Names,
     script::{self, Call},
     transport::Transport,
 };
+#[cfg(feature = "test-util")]
+use crate::test_util::TestClock;
 use crate::{
     block::{Block, BlockedBy, Until},
     check::Check,
@@ -22,7 +27,7 @@ use crate::{
 /// On a cluster, all keys of one call have to share a slot.
 impl RedisStore {
     pub(super) fn call_one_slot(&self, operations: Vec<Operation>) -> CallFuture {
-        StoreFuture::pending(self.execute(operations))
+        StoreFuture::pending(self.executor().execute(operations))
     }
 
     pub(super) fn check_one_slot(&self, check: &Check) -> StoreFuture<Decision> {
@@ -67,21 +72,55 @@ impl RedisStore {
         operation: Operation,
         read: fn(Reply) -> Option<T>,
     ) -> StoreFuture<T> {
+        let calls = self.shared.as_ref();
+        if let Some(calls) = calls.and_then(|it| it.of(self, &operation)) {
+            return calls.execute_one(operation, read);
+        }
+        let reply = self.executor().execute_alone(operation);
+        StoreFuture::pending(async move { read(reply.await?).ok_or_else(another_reply) })
+    }
+
+    pub(super) fn executor(&self) -> Executor {
+        Executor {
+            transport: self.transport.clone(),
+            names: Arc::clone(&self.names),
+            #[cfg(feature = "test-util")]
+            clock: self.clock.clone(),
+        }
+    }
+}
+
+/// Calls the script.
+#[derive(Clone, Debug)]
+pub(super) struct Executor {
+    transport: Transport,
+    names: Arc<Names>,
+    #[cfg(feature = "test-util")]
+    clock: Option<TestClock>,
+}
+
+impl Executor {
+    /// After how long without any answer those who are to come may be luckier: a connection is given up then.
+    pub(super) fn patience(&self) -> Duration {
+        self.transport.patience()
+    }
+
+    pub(super) fn execute_alone(
+        &self,
+        operation: Operation,
+    ) -> impl Future<Output = Result<Reply, StoreError>> + Send + 'static {
         let replies = self.execute([operation]);
-        StoreFuture::pending(async move {
-            let reply = replies.await?.pop();
-            reply.transpose()?.and_then(read).ok_or_else(another_reply)
-        })
+        async { replies.await?.pop().unwrap_or_else(|| Err(another_reply())) }
     }
 
     /// One call of the script for all of these operations.
-    fn execute(
+    pub(super) fn execute(
         &self,
         operations: impl AsRef<[Operation]> + Send + 'static,
     ) -> impl Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>> + Send + 'static
     {
         #[cfg(feature = "test-util")]
-        let now_ms = self.clock.as_ref().map(crate::test_util::TestClock::now_ms);
+        let now_ms = self.clock.as_ref().map(TestClock::now_ms);
         #[cfg(not(feature = "test-util"))]
         let now_ms = None;
         let call = Call::new(&self.names, now_ms, operations.as_ref());
@@ -110,6 +149,6 @@ fn is_unknown_script(error: &RedisError) -> bool {
     error.code() == Some("NOSCRIPT")
 }
 
-fn another_reply() -> StoreError {
+pub(super) fn another_reply() -> StoreError {
     StoreError::protocol("the reply is one to another operation")
 }

@@ -1,7 +1,8 @@
 //! [`RedisStore`]: keeps the counts in Redis or Valkey, for all replicas of a service.
 //!
 //! Each (policy, key) has one Redis key, and a check is one call of one script: one read, and at most one write, per
-//! key. A denied check writes nothing. The server's clock decides.
+//! key. A denied check writes nothing. The server's clock decides. Under load, callers [share
+//! calls](RedisStore::in_flight).
 //!
 //! ```
 //! use sluicegate::{Charge, FailurePolicy, Key, Limiter, Policy, RedisStore};
@@ -58,6 +59,7 @@ use crate::{
     store::{CallFuture, ContributeFuture, Operation, Store, StoreFuture},
 };
 
+mod batch;
 mod calls;
 #[cfg(feature = "cluster")]
 mod cluster;
@@ -77,6 +79,7 @@ mod script;
 mod tls;
 mod transport;
 
+use batch::Lines;
 #[cfg(feature = "sentinel")]
 pub use connection::SentinelPrimary;
 use inspect::Inspector;
@@ -90,16 +93,29 @@ pub struct RedisStore {
     names: Arc<Names>,
     #[cfg(feature = "test-util")]
     clock: Option<crate::test_util::TestClock>,
+    in_flight: usize,
+    shared: Option<Lines>,
 }
+
+/// How many calls are in flight, by default, before operations gather.
+const IN_FLIGHT: usize = 4;
 
 impl RedisStore {
     fn over(transport: Transport) -> Self {
-        Self {
+        let in_flight = if transport.may_share_calls() {
+            IN_FLIGHT
+        } else {
+            0
+        };
+        let store = Self {
             transport,
             names: Arc::new(Names::new("sluicegate")),
             #[cfg(feature = "test-util")]
             clock: None,
-        }
+            in_flight,
+            shared: None,
+        };
+        store.with_lines()
     }
 
     /// Sets what the names of all keys begin with. The default is `sluicegate`.
@@ -112,7 +128,7 @@ impl RedisStore {
     #[must_use]
     pub fn prefix(mut self, prefix: &str) -> Self {
         Arc::make_mut(&mut self.names).prefix(prefix);
-        self
+        self.with_lines()
     }
 
     /// Sets the secret that keys the hashes of identities, of any length and the same for all replicas.
@@ -122,7 +138,7 @@ impl RedisStore {
     #[must_use]
     pub fn secret(mut self, secret: impl AsRef<[u8]>) -> Self {
         Arc::make_mut(&mut self.names).secret(secret.as_ref());
-        self
+        self.with_lines()
     }
 
     /// Decides by this clock instead of the server's.
@@ -130,11 +146,47 @@ impl RedisStore {
     #[must_use]
     pub fn clock(mut self, clock: crate::test_util::TestClock) -> Self {
         self.clock = Some(clock);
+        self.with_lines()
+    }
+
+    /// Shares calls from this number in flight on: whoever comes while fewer are in flight is sent at once; whoever
+    /// comes later waits until one of them returns, and goes in one call with the others who wait. The default is 4; 0
+    /// turns sharing off.
+    ///
+    /// Nobody waits for a timer. Identical checks are decided as one; a call has at most 8 other charges. An error of
+    /// one operation is its own. Who leaves before the call is sent is left out of it, and not charged. What a caller
+    /// asks for after another of its operations was answered is done after it; of those under way at the same time
+    /// either may be first. [On a cluster](deployment#cluster) the calls to each slot are counted and shared apart.
+    ///
+    /// A call then has keys of several identities, all of which must be on one server: turn sharing off behind
+    /// [a proxy that spreads them](deployment#twemproxy). Over a connection of your own it is off unless the connection
+    /// is of a type of redis-rs. Clones share their calls until one of them is given another setting.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), sluicegate::StoreError> {
+    /// use sluicegate::RedisStore;
+    ///
+    /// let spread = RedisStore::connect_lazy("redis://proxy.example/")?.in_flight(0);
+    /// # let _ = spread;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn in_flight(mut self, calls: usize) -> Self {
+        self.in_flight = calls;
+        self.with_lines()
+    }
+
+    /// Anew, since those who shared calls before share no other names or clock.
+    fn with_lines(mut self) -> Self {
+        let by_slot = self.transport.is_cluster();
+        let lines = || Lines::new(self.executor(), self.in_flight, by_slot);
+        self.shared = (self.in_flight > 0).then(lines);
         self
     }
 }
 
-/// One call is one call of the script. The server does nothing else meanwhile, for some 4 to 8 µs a check: hundreds in
+/// A call of several operations is one call of the script, sent at once and shared with nobody. The server does nothing else meanwhile, for some 4 to 8 µs a check: hundreds in
 /// a call are welcome, tens of thousands are better split. [On a cluster](deployment#cluster) it is one call for each
 /// slot.
 impl Store for RedisStore {

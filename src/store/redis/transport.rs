@@ -2,7 +2,10 @@
 
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
-use redis::{Cmd, RedisError, RedisFuture, RedisResult, Value, aio::ConnectionLike};
+use redis::{
+    Cmd, RedisError, RedisFuture, RedisResult, Value,
+    aio::{ConnectionLike, ConnectionManager, MultiplexedConnection},
+};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
@@ -24,6 +27,8 @@ pub(super) enum Route {
     Custom {
         connection: Arc<dyn CustomConnection>,
         is_cluster: bool,
+        /// Whether it is of a type of redis-rs.
+        is_known: bool,
     },
 }
 
@@ -36,6 +41,7 @@ impl Transport {
     pub(super) fn custom(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         let route = Route::Custom {
             is_cluster: is_cluster(&connection),
+            is_known: is_known(&connection),
             connection: Arc::new(connection),
         };
         Self::new(route, ReplyTimeout::new())
@@ -77,6 +83,20 @@ impl Transport {
     #[cfg(feature = "cluster")]
     pub(super) fn part_timeout(&self) -> Duration {
         2 * self.timeout.get()
+    }
+
+    /// How long a connection may owe a reply before it is given up.
+    pub(super) fn patience(&self) -> Duration {
+        self.timeout.get()
+    }
+
+    /// Whether keys of several identities may be sent in one call. Not over a connection that nothing is known of: it
+    /// may lead to a cluster.
+    pub(super) const fn may_share_calls(&self) -> bool {
+        match self.route {
+            Route::Custom { is_known, .. } => is_known,
+            _ => true,
+        }
     }
 
     /// Lets a server take at least so long to answer before its connection counts as lost.
@@ -184,6 +204,12 @@ fn is_cluster(_connection: &dyn Any) -> bool {
     return _connection.is::<redis::cluster_async::ClusterConnection>();
     #[cfg(not(feature = "cluster"))]
     false
+}
+
+fn is_known(connection: &dyn Any) -> bool {
+    connection.is::<ConnectionManager>()
+        || connection.is::<MultiplexedConnection>()
+        || is_cluster(connection)
 }
 
 /// A user who may not PING has been let in. Not any other missing right: behind sentinels a ROLE comes first.

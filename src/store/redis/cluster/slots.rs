@@ -4,12 +4,13 @@ use redis::cluster_routing::Slot;
 use tokio::time::timeout;
 
 use crate::{
+    block::BLOCKS,
     check::Check,
     decision::{RuleUsage, Usage},
     error::{StoreError, StoreErrorKind},
     key::Key,
     settlement::Settlement,
-    store::{StoreFuture, redis::RedisStore},
+    store::{Operation, StoreFuture, redis::RedisStore},
 };
 
 /// The charges of a check in each slot: their indices.
@@ -63,6 +64,21 @@ impl RedisStore {
             }
         }
         slots
+    }
+
+    /// The slot of an operation whose keys are all in one.
+    pub(in crate::store::redis) fn first_slot(&self, operation: &Operation) -> Option<Slot> {
+        let check = match operation {
+            Operation::Check(check) | Operation::Fill { check, .. } => check,
+            Operation::Settle(settlement) => settlement.check(),
+            Operation::Reset { policy, key } => return Some(self.slot(policy.name(), key)),
+            Operation::Block { key, .. } | Operation::Unblock { key } => {
+                return Some(self.slot(BLOCKS, key));
+            }
+        };
+        let mut charges = check.charges().iter().chain(check.shadow_charges());
+        let first = charges.next()?;
+        Some(self.slot(first.policy().name(), first.key()))
     }
 
     pub(super) fn slot(&self, policy: &str, key: &Key) -> Slot {

@@ -1,0 +1,78 @@
+//! [`Lines`]: one line for a server, or one for each slot of a cluster.
+
+use std::sync::Arc;
+#[cfg(feature = "cluster")]
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+#[cfg(feature = "cluster")]
+use redis::cluster_routing::Slot;
+
+use super::{super::calls::Executor, SharedCalls};
+use crate::store::{Operation, redis::RedisStore};
+
+/// Where callers share calls; cheap to clone.
+#[derive(Clone, Debug)]
+pub(in crate::store::redis) enum Lines {
+    Server(Arc<SharedCalls>),
+    #[cfg(feature = "cluster")]
+    Cluster(Arc<BySlot>),
+}
+
+/// The calls to each slot that was ever used: some hundred bytes each, and 16 384 slots.
+#[cfg(feature = "cluster")]
+#[derive(Debug)]
+pub(in crate::store::redis) struct BySlot {
+    executor: Executor,
+    in_flight: usize,
+    slots: Mutex<HashMap<Slot, Arc<SharedCalls>>>,
+}
+
+impl Lines {
+    #[cfg_attr(
+        not(feature = "cluster"),
+        expect(unused_variables, reason = "there is one server")
+    )]
+    pub(in crate::store::redis) fn new(
+        executor: Executor,
+        in_flight: usize,
+        by_slot: bool,
+    ) -> Self {
+        #[cfg(feature = "cluster")]
+        if by_slot {
+            return Self::Cluster(Arc::new(BySlot {
+                executor,
+                in_flight,
+                slots: Mutex::default(),
+            }));
+        }
+        Self::Server(SharedCalls::new(executor, in_flight))
+    }
+
+    /// The calls that an operation of `store` may share; `None` when it has no keys. On a cluster its keys are all in
+    /// one slot.
+    #[cfg_attr(
+        not(feature = "cluster"),
+        expect(unused_variables, reason = "there is one server")
+    )]
+    pub(in crate::store::redis) fn of(
+        &self,
+        store: &RedisStore,
+        operation: &Operation,
+    ) -> Option<Arc<SharedCalls>> {
+        match self {
+            Self::Server(calls) => Some(Arc::clone(calls)),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(lines) => {
+                let slot = store.first_slot(operation)?;
+                let mut slots = lines.slots.lock().unwrap_or_else(PoisonError::into_inner);
+                let calls = slots
+                    .entry(slot)
+                    .or_insert_with(|| SharedCalls::new(lines.executor.clone(), lines.in_flight));
+                Some(Arc::clone(calls))
+            }
+        }
+    }
+}

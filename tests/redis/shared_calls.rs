@@ -1,0 +1,531 @@
+//! Calls that callers share: what is folded, who is left out, and what happens to the others when a call fails.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use futures::{
+    FutureExt,
+    future::{BoxFuture, join_all},
+};
+use proptest::prelude::*;
+use sluicegate::{
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError,
+    block::{BlockedBy, Until},
+    error::StoreErrorKind,
+    observe::{BreakerEvent, Observer},
+    store::{Check, Settlement},
+    test_util::TestClock,
+};
+use tokio::task::yield_now;
+
+use crate::common::{
+    history::{Act, History, Player, few_cases, move_clock, wild},
+    outcome::Outcome,
+    redis::Server,
+    served::fresh,
+};
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn charge(policy: &Policy, user: &str, cost: u64) -> Charge {
+    Charge::new(policy, Key::new("user", user), cost)
+}
+
+fn check(policy: &Policy, user: &str, cost: u64) -> Check {
+    Check::new([charge(policy, user, cost)]).unwrap()
+}
+
+fn remaining(decision: &Decision) -> u64 {
+    decision.usage().rules().next().unwrap().remaining()
+}
+
+/// A server that does no more scripts until it is told to go on: what is sent stays in flight.
+struct Held<'a>(&'a Server);
+
+impl<'a> Held<'a> {
+    fn hold(server: &'a Server) -> Self {
+        server.run::<()>("CLIENT PAUSE 60000 WRITE");
+        Self(server)
+    }
+
+    fn go_on(self) {
+        self.0.run::<()>("CLIENT UNPAUSE");
+    }
+}
+
+/// Begins these, in this order.
+async fn begin<T: Send + 'static>(
+    futures: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>,
+) -> Vec<BoxFuture<'static, T>> {
+    let mut begun = Vec::new();
+    for future in futures {
+        let mut future = future.boxed();
+        assert!(futures::poll!(&mut future).is_pending());
+        begun.push(future);
+    }
+    // The tasks of the calls that were begun.
+    for _ in 0..20 {
+        yield_now().await;
+    }
+    begun
+}
+
+/// A store whose calls are all held, and the caller of the one in flight: whoever comes now gathers.
+async fn in_flight(store: &RedisStore) -> BoxFuture<'static, Result<Decision, StoreError>> {
+    let occupies = check(&policy("occupies", "1000000/1d"), "nobody", 1);
+    begin([store.check(&occupies)]).await.remove(0)
+}
+
+async fn all(futures: Vec<BoxFuture<'static, Result<Decision, StoreError>>>) -> Vec<Decision> {
+    let results = join_all(futures).await.into_iter();
+    results.map(Result::unwrap).collect()
+}
+
+#[tokio::test]
+async fn identical_checks_are_decided_in_one_operation_as_if_one_after_another() {
+    let server = Server::start();
+    let (store, clock) = fresh(&server).await;
+    let (store, alone) = (store.clone().in_flight(1), store.in_flight(0));
+    clock.set(1_000_000);
+    let (api, trial) = (policy("api", "5/1h,7/1d"), policy("trial", "3/1h").shadow());
+    let both = |user| Check::new([charge(&api, user, 1), charge(&trial, user, 1)]).unwrap();
+
+    let mut right = Vec::new();
+    for _ in 0..9 {
+        let decision = alone.check(&both("alice").with_blocks()).await.unwrap();
+        right.push(Outcome::from(&decision));
+    }
+    let held = Held::hold(&server);
+    let first = in_flight(&store).await;
+    let asked = server.calls("evalsha");
+    let gathered = begin((0..9).map(|_| store.check(&both("bob").with_blocks()))).await;
+    held.go_on();
+    let said: Vec<_> = all(gathered).await.iter().map(Outcome::from).collect();
+    assert_eq!(said, right);
+    first.await.unwrap();
+    // Of the two, the one in flight was not counted while it was held.
+    assert_eq!(server.calls("evalsha") - asked, 2);
+}
+
+#[test]
+fn checks_that_gather_are_decided_as_if_one_after_another() {
+    let server = Server::start();
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().build().unwrap();
+    proptest!(few_cases(), |(history in wild(), together in 2..12_usize)| {
+        runtime.block_on(async {
+            let (store, clock) = fresh(&server).await;
+            clock.set(history.start_ms);
+            agree_gathered(&server, &store.in_flight(1), &clock, &history, together).await;
+        });
+    });
+}
+
+async fn agree_gathered(
+    server: &Server,
+    store: &RedisStore,
+    clock: &TestClock,
+    history: &History,
+    together: usize,
+) {
+    let memory = MemoryStore::new().clock(clock.clone());
+    let mut player = Player::new(&memory, history);
+    for steps in history.steps.chunks(together) {
+        move_clock(clock, steps[0].gap_ms);
+        let (mut checks, mut right) = (Vec::new(), Vec::new());
+        for step in steps {
+            if let Act::Check(charges) = &step.act {
+                for _ in 0..=charges.len() % 3 {
+                    checks.push(player.check_of(charges));
+                    right.extend(player.play(&step.act).await);
+                }
+            }
+        }
+        let held = Held::hold(server);
+        let first = in_flight(store).await;
+        let gathered = begin(checks.iter().map(|it| store.check(it))).await;
+        held.go_on();
+        first.await.unwrap();
+        let said: Vec<_> = all(gathered).await.iter().map(Outcome::from).collect();
+        assert_eq!(said, right, "{steps:?}");
+    }
+}
+
+#[tokio::test]
+async fn first_come_first_served_and_a_call_has_no_more_than_its_charges() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
+    let api = policy("api", "20/1h");
+    let held = Held::hold(&server);
+    let first = in_flight(&store).await;
+    let asked = server.calls("evalsha");
+    // Each at another cost, so that none are folded: 1 to 5 are 15, 6 does not fit, nor does anything after it.
+    let gathered = begin((1..=20).map(|cost| store.check(&check(&api, "alice", cost)))).await;
+    held.go_on();
+    let allowed = all(gathered)
+        .await
+        .iter()
+        .filter(|it| it.is_allowed())
+        .count();
+    assert_eq!(allowed, 5);
+    first.await.unwrap();
+    // The one that was held, and 20 charges, 8 at a time.
+    assert_eq!(server.calls("evalsha") - asked, 4);
+}
+
+#[tokio::test]
+async fn a_check_of_many_charges_goes_by_itself_and_in_its_turn() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
+    let api = policy("api", "1/1h");
+    let user = |it: u32| charge(&api, &format!("user-{it}"), 1);
+    let large = Check::new((0..64).map(user)).unwrap();
+    let small = |it| Check::new([user(it)]).unwrap();
+    let held = Held::hold(&server);
+    let first = in_flight(&store).await;
+    let asked = server.calls("evalsha");
+    let gathered = [small(100), large, small(0)].map(|it| store.check(&it));
+    let gathered = begin(gathered).await;
+    held.go_on();
+    let allowed: Vec<_> = all(gathered)
+        .await
+        .iter()
+        .map(Decision::is_allowed)
+        .collect();
+    assert_eq!(allowed, [true, true, false]);
+    first.await.unwrap();
+    assert_eq!(server.calls("evalsha") - asked, 4);
+}
+
+#[tokio::test]
+async fn fewer_than_the_number_in_flight_are_sent_at_once_and_none_share_at_zero() {
+    for (in_flight, calls) in [(0, 12), (1, 2), (3, 4), (4, 5), (100, 12)] {
+        let server = Server::start();
+        let store = RedisStore::connect(server.url()).await.unwrap();
+        let store = store.in_flight(in_flight);
+        let api = policy("api", "12/1h");
+        let held = Held::hold(&server);
+        let begun = begin((0..12).map(|_| store.check(&check(&api, "alice", 1)))).await;
+        held.go_on();
+        assert!(all(begun).await.iter().all(Decision::is_allowed));
+        // The first has sent the script again, as its source.
+        let sent = server.calls("evalsha") + server.calls("eval");
+        let taught = server.calls("eval");
+        assert_eq!(sent - taught, calls, "{in_flight}");
+    }
+}
+
+#[tokio::test]
+async fn who_leaves_before_the_call_is_sent_is_not_charged_and_the_others_are() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
+    let api = policy("api", "9/1h");
+    let held = Held::hold(&server);
+    let first = in_flight(&store).await;
+    let ask = |user| store.check(&check(&api, user, 1));
+    let mut gathered = begin(["alice", "alice", "bob", "alice"].map(ask)).await;
+    // One of three, and the only one.
+    drop(gathered.remove(2));
+    drop(gathered.remove(0));
+    held.go_on();
+    let left: Vec<_> = all(gathered).await.iter().map(remaining).collect();
+    assert_eq!(left, [8, 7]);
+    first.await.unwrap();
+    assert_eq!(
+        remaining(&store.check(&check(&api, "bob", 0)).await.unwrap()),
+        9
+    );
+}
+
+#[tokio::test]
+async fn a_call_that_all_its_callers_have_left_gives_its_place_to_the_next() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
+    let api = policy("api", "9/1h");
+    let held = Held::hold(&server);
+    let first = in_flight(&store).await;
+    let mut gathered = begin((0..3).map(|_| store.check(&check(&api, "alice", 1)))).await;
+    drop(first);
+    // The call of the three is sent now, though the server holds them all.
+    for _ in 0..20 {
+        yield_now().await;
+    }
+    // Two of them leave it, and are charged; one stays.
+    drop(gathered.remove(0));
+    drop(gathered.remove(0));
+    let next = begin([store.check(&check(&api, "alice", 1))]).await;
+    held.go_on();
+    assert_eq!(
+        all(gathered)
+            .await
+            .iter()
+            .map(remaining)
+            .collect::<Vec<_>>(),
+        [6]
+    );
+    assert_eq!(
+        all(next).await.iter().map(remaining).collect::<Vec<_>>(),
+        [5]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_aborted_task_takes_nobody_with_it() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
+    let api = policy("api", "100/1h");
+    for _ in 0..5 {
+        let held = Held::hold(&server);
+        let tasks: Vec<_> = (0..8)
+            .map(|_| {
+                let answer = store.check(&check(&api, "alice", 1));
+                tokio::spawn(answer)
+            })
+            .collect();
+        for task in tasks.iter().step_by(2) {
+            task.abort();
+        }
+        held.go_on();
+        for (place, task) in tasks.into_iter().enumerate() {
+            match task.await {
+                Ok(decision) => assert!(decision.unwrap().is_allowed()),
+                Err(_) => assert_eq!(place % 2, 0),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_runtime_that_is_shut_down_takes_nobody_of_another_with_it() {
+    let server = Server::start();
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    let (stays, goes) = (runtime(), runtime());
+    let store = stays.block_on(RedisStore::connect(server.url())).unwrap();
+    let store = store.in_flight(1);
+    let api = policy("api", "1000/1h");
+    let ask = || store.check(&check(&api, "alice", 1));
+    let held = Held::hold(&server);
+    // One in flight and many who wait, so that calls are begun in a runtime that is going.
+    let _first = goes.block_on(in_flight(&store));
+    let mut waiting: Vec<_> = goes.block_on(begin((0..3_000).map(|_| ask())));
+    let other = stays.block_on(begin([ask()]));
+    waiting.extend(goes.block_on(begin((0..3_000).map(|_| ask()))));
+    let last = stays.block_on(begin([ask()]));
+    goes.shutdown_background();
+    held.go_on();
+    let both = stays.block_on(async {
+        let both = join_all(other.into_iter().chain(last));
+        tokio::time::timeout(Duration::from_secs(10), both).await
+    });
+    for decision in both.unwrap() {
+        assert!(decision.unwrap().is_allowed());
+    }
+    // Those who still hold what the runtime was to answer are told that it will not be.
+    for answer in waiting {
+        let error = stays.block_on(answer).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_forgets_the_script_is_told_it_again_and_charges_once() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(2);
+    let api = policy("api", "100/1h");
+    let ask = |user| store.check(&check(&api, user, 1));
+    all(begin(["alice", "bob"].map(ask)).await).await;
+    let held = Held::hold(&server);
+    let users = (0..30).map(|it| if it % 3 == 0 { "bob" } else { "alice" });
+    let begun = begin(users.map(ask)).await;
+    server.run::<()>("SCRIPT FLUSH");
+    held.go_on();
+    assert!(all(begun).await.iter().all(Decision::is_allowed));
+    for (user, left) in [("alice", 79), ("bob", 89)] {
+        let decision = store.check(&check(&api, user, 0)).await.unwrap();
+        assert_eq!(remaining(&decision), left);
+    }
+}
+
+#[tokio::test]
+async fn a_value_of_another_type_fails_its_own_check_alone() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
+    let api = policy("api", "9/1h");
+    server.run::<()>("RPUSH sluicegate:{user=mallory}:api 1");
+    let held = Held::hold(&server);
+    let first = in_flight(&store).await;
+    let users = ["alice", "mallory", "bob", "mallory", "alice"];
+    let gathered = begin(users.map(|user| store.check(&check(&api, user, 1)))).await;
+    held.go_on();
+    for (user, result) in users.iter().zip(join_all(gathered).await) {
+        match result {
+            Ok(decision) => assert!(decision.is_allowed() && *user != "mallory"),
+            Err(error) => assert_eq!((*user, error.kind()), ("mallory", StoreErrorKind::Protocol)),
+        }
+    }
+    first.await.unwrap();
+}
+
+/// Counts how often the breaker has opened.
+#[derive(Clone, Debug, Default)]
+struct Opened(Arc<AtomicUsize>);
+
+impl Observer for Opened {
+    fn on_breaker(&self, switched: &BreakerEvent<'_>) {
+        self.0.fetch_add(usize::from(switched.is_open()), SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn the_breaker_counts_calls_and_not_callers() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
+    let opened = Opened::default();
+    let limiter = Limiter::new(store)
+        .observer(opened.clone())
+        .timeout(Duration::from_secs(30));
+    let api = policy("api", "9/1h");
+    let ask = || {
+        let (limiter, charge) = (limiter.clone(), charge(&api, "alice", 1));
+        async move { limiter.check([charge]).await }
+    };
+    ask().await.unwrap();
+    let held = Held::hold(&server);
+    // Two calls: one of one caller, and one of 16.
+    let begun = begin((0..17).map(|_| ask())).await;
+    server.run::<()>("REPLICAOF 127.0.0.1 1");
+    held.go_on();
+    for result in join_all(begun).await {
+        assert_eq!(result.unwrap_err().code(), Some("READONLY"));
+    }
+    for failed in 3..=5 {
+        assert_eq!(opened.0.load(SeqCst), 0, "{failed}");
+        assert_eq!(ask().await.unwrap_err().kind(), StoreErrorKind::Unavailable);
+    }
+    assert_eq!(opened.0.load(SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_call_that_does_not_return_in_time_is_one_failure() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
+    let opened = Opened::default();
+    let limiter = Limiter::new(store).observer(opened.clone());
+    let api = policy("api", "9/1h");
+    let ask = || {
+        let (limiter, charge) = (limiter.clone(), charge(&api, "alice", 1));
+        async move { limiter.check([charge]).await }
+    };
+    ask().await.unwrap();
+    let held = Held::hold(&server);
+    for result in join_all(begin((0..17).map(|_| ask())).await).await {
+        assert_eq!(result.unwrap_err().kind(), StoreErrorKind::Timeout);
+    }
+    assert_eq!(opened.0.load(SeqCst), 0);
+    for _ in 0..5 {
+        ask().await.unwrap_err();
+    }
+    assert_eq!(opened.0.load(SeqCst), 1);
+    held.go_on();
+}
+
+#[tokio::test]
+async fn operations_of_all_kinds_share_calls_in_their_order() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
+    let api = policy("api", "3/1h");
+    let alice = Key::new("user", "alice");
+    let one = check(&api, "alice", 1);
+    let charged = store.check(&one).await.unwrap();
+    let settlement = Settlement::new(charged.usage(), [3]).unwrap();
+
+    let held = Held::hold(&server);
+    let first = in_flight(&store).await;
+    let asked = server.calls("evalsha");
+    let before = begin([store.check(&one)]).await;
+    let settled = begin([store.settle(&settlement)]).await;
+    let denied = begin([store.check(&one)]).await;
+    let reset = begin([store.reset(&api, &alice)]).await;
+    let after = begin([store.check(&one), store.check(&one)]).await;
+    let blocked = begin([store.block(&alice, Until::ForEver, BlockedBy::Operator)]).await;
+    let heeds = begin([store.check(&one.clone().with_blocks())]).await;
+    let unblocked = begin([store.unblock(&alice)]).await;
+    let heeds_nothing = begin([store.check(&one.clone().with_blocks())]).await;
+    held.go_on();
+    assert_eq!(remaining(&all(before).await[0]), 1);
+    let left = join_all(settled).await.remove(0).unwrap();
+    assert_eq!(left.rules().next().unwrap().remaining(), 0);
+    assert!(!all(denied).await[0].is_allowed());
+    join_all(reset).await.remove(0).unwrap();
+    assert_eq!(
+        all(after).await.iter().map(remaining).collect::<Vec<_>>(),
+        [2, 1]
+    );
+    join_all(blocked).await.remove(0).unwrap();
+    assert!(matches!(all(heeds).await[0], Decision::Blocked(_)));
+    join_all(unblocked).await.remove(0).unwrap();
+    assert_eq!(remaining(&all(heeds_nothing).await[0]), 0);
+    first.await.unwrap();
+    assert_eq!(server.calls("evalsha") - asked, 3);
+}
+
+#[tokio::test]
+async fn stores_with_other_names_or_clocks_share_no_calls() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(1);
+    let api = policy("api", "1/1h");
+    let clock = TestClock::new(5_000_000);
+    let others = [
+        store.clone(),
+        store.clone().prefix("other"),
+        store.clone().prefix("clock").clock(clock),
+    ];
+    let held = Held::hold(&server);
+    let begun = others.iter().map(|it| it.check(&check(&api, "alice", 1)));
+    let begun = begin(begun.collect::<Vec<_>>()).await;
+    held.go_on();
+    let decisions = all(begun).await;
+    assert!(decisions.iter().all(Decision::is_allowed));
+    assert_eq!(decisions[2].usage().decided_at_ms(), 5_000_000);
+    assert_ne!(decisions[0].usage().decided_at_ms(), 5_000_000);
+}
