@@ -6,6 +6,7 @@ mod common;
 mod block;
 mod blocks;
 mod check;
+mod connect;
 mod contributors;
 mod explain;
 mod guide;

@@ -148,6 +148,13 @@ fn summary(page: &mut String, outcome: &Outcome) -> fmt::Result {
         )?;
     }
     writeln!(page, "</div>")?;
+    for policy in outcome.policies.iter().filter(|it| it.bans) {
+        let name = Escaped(&policy.name);
+        writeln!(
+            page,
+            "<p class=\"warning\">The ban of {name} is not replayed: it would refuse more.</p>"
+        )?;
+    }
     if outcome.full {
         writeln!(
             page,

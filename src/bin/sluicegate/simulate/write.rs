@@ -71,6 +71,13 @@ fn summary(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
             writeln!(output, "{WARN}{} {what}{WARN:#}", grouped(count))?;
         }
     }
+    for policy in outcome.policies.iter().filter(|it| it.bans) {
+        writeln!(
+            output,
+            "{WARN}the ban of {} is not replayed: it would refuse more{WARN:#}",
+            policy.name
+        )?;
+    }
     if outcome.full {
         writeln!(
             output,
