@@ -11,8 +11,6 @@ mod contributors;
 mod explain;
 mod guide;
 mod inspect;
-#[cfg(target_os = "linux")]
-mod picture;
 mod places;
 mod readme;
 mod reset;
