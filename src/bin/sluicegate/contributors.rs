@@ -3,7 +3,6 @@
 use std::{io::Write, path::PathBuf};
 
 use clap::Args;
-use comfy_table::CellAlignment;
 use serde::Serialize;
 use sluicegate::{Policy, Rule, contributors::Contributors};
 
@@ -11,7 +10,7 @@ use super::{
     Answer,
     error::Error,
     identity::IdentityArgs,
-    output::{BOLD, DIM, Output},
+    output::{BOLD, DIM, Output, align_right},
     policies_file, server,
     settings::Settings,
     text::{grouped, millis, printable},
@@ -159,11 +158,7 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
             format!("{share}%"),
         ]);
     }
-    for column in 1..=3 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    align_right(&mut table, 1..=3);
     output.write_table(&table)?;
     let listed: u64 = report.contributors.iter().map(|it| it.units).sum();
     let others = report.total.saturating_sub(listed);

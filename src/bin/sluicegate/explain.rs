@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
-use comfy_table::{Cell, CellAlignment, Color};
+use comfy_table::{Cell, Color};
 use serde::Serialize;
 use sluicegate::{
     Charge, Decision, Key, Policy, Rule,
@@ -20,7 +20,7 @@ use super::{
     error::Error,
     identity::IdentityArgs,
     inspect::StepReport,
-    output::{BAD, BOLD, DIM, GOOD, Output},
+    output::{BAD, BOLD, DIM, GOOD, Output, align_right},
     reading::{Entry, ReadArgs, Reading},
     server,
     settings::Settings,
@@ -308,11 +308,7 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
             table.add_row(rule.row(name, now_ms));
         }
     }
-    for column in 2..=3 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    align_right(&mut table, 2..=3);
     if !used.is_empty() {
         output.write_table(&table)?;
     }

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
-use comfy_table::{Cell, CellAlignment, Color, Table};
+use comfy_table::{Cell, Color, Table};
 use serde::Serialize;
 use sluicegate::{
     Rule,
@@ -15,7 +15,7 @@ use super::{
     block::BlockReport,
     error::Error,
     identity::IdentityArgs,
-    output::{BAD, BOLD, DIM, Output},
+    output::{BAD, BOLD, DIM, Output, align_right},
     reading::{Entry, ReadArgs, Reading},
     server,
     settings::Settings,
@@ -218,11 +218,7 @@ impl Report {
             });
             table.add_row(cells.chain([Cell::new(rule.picture(self.now_ms, columns))]));
         }
-        for column in 2..=3 {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
+        align_right(&mut table, 2..=3);
         table
     }
 }

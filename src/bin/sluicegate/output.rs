@@ -1,10 +1,13 @@
 //! [`Output`]: results on stdout, as text and tables for people or as JSON for programs.
 
-use std::io::{self, IsTerminal, StdoutLock, Write};
+use std::{
+    io::{self, IsTerminal, StdoutLock, Write},
+    ops::RangeInclusive,
+};
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
-use comfy_table::{ContentArrangement, LineStyle, Table, TableStyle, presets};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle, presets};
 use serde::Serialize;
 
 use super::{error::Error, text};
@@ -89,6 +92,15 @@ impl Output {
     pub(crate) fn write_table(&mut self, table: &Table) -> Result<(), Error> {
         writeln!(self, "{}", table.trim_fmt())?;
         Ok(())
+    }
+}
+
+/// Numbers stand at the right of these columns.
+pub(crate) fn align_right(table: &mut Table, columns: RangeInclusive<usize>) {
+    for column in columns {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
     }
 }
 

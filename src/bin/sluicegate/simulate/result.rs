@@ -81,6 +81,14 @@ pub(super) struct RuleOutcome {
 }
 
 impl RuleOutcome {
+    /// The limit under which nobody would have been refused, for a person.
+    pub(super) fn nobody_at(&self) -> String {
+        self.nobody_refused_at.map_or_else(
+            || format!("> {}", text::grouped(self.limit.saturating_mul(100))),
+            text::grouped,
+        )
+    }
+
     /// The limit itself, with the refusals of now, among the others: each with the refusals that there would be.
     pub(super) fn limits(&self, now: u64) -> Vec<(u64, u64)> {
         let others = self.other_limits.iter().map(|it| (it.limit, it.refused));
@@ -123,6 +131,12 @@ pub(super) struct Identity {
 }
 
 impl Outcome {
+    /// All rules in the order in which they are counted.
+    pub(super) fn rules(&self) -> impl Iterator<Item = (&PolicyOutcome, &RuleOutcome)> {
+        let policies = self.policies.iter();
+        policies.flat_map(|policy| policy.rules.iter().map(move |rule| (policy, rule)))
+    }
+
     pub(super) fn new(
         mapping: &Mapping,
         jobs: Vec<Job>,

@@ -5,7 +5,7 @@ mod ranking;
 use std::{io::Write, path::PathBuf};
 
 use clap::Args;
-use comfy_table::{Cell, CellAlignment, Color};
+use comfy_table::{Cell, Color};
 use serde::Serialize;
 use sluicegate::{
     Policy,
@@ -18,7 +18,7 @@ use self::ranking::{Ranked, Ranking};
 use super::{
     Answer,
     error::Error,
-    output::{BAD, DIM, Output},
+    output::{BAD, DIM, Output, align_right},
     policies_file,
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
@@ -362,11 +362,7 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
                 _ => Cell::new(text),
             }));
         }
-        for column in 3..=4 {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
+        align_right(&mut table, 3..=4);
         output.write_table(&table)?;
     }
     if report.unreadable > 0 {
