@@ -8,14 +8,17 @@ use std::{borrow::Cow, fmt};
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{Error, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+    de::{
+        DeserializeSeed, Error, MapAccess, SeqAccess, Unexpected, Visitor,
+        value::MapAccessDeserializer,
+    },
 };
 
 use crate::{
     block::{Ban, BanError},
     failure::FailurePolicy,
     policies::Policies,
-    policy::Policy,
+    policy::{Policy, PolicyError},
     rule::Rule,
 };
 
@@ -41,7 +44,7 @@ impl Serialize for Policy {
             on_failure,
             shadow,
         } = Fields::of(self);
-        let named = Named {
+        let alone = Alone {
             name: self.name().into(),
             rules,
             strikes,
@@ -49,7 +52,7 @@ impl Serialize for Policy {
             on_failure,
             shadow,
         };
-        named.serialize(serializer)
+        alone.serialize(serializer)
     }
 }
 
@@ -72,14 +75,14 @@ impl<'de> Visitor<'de> for PolicyVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Policy, A::Error> {
-        let Named {
+        let Alone {
             name,
             rules,
             strikes,
             ban,
             on_failure,
             shadow,
-        } = Named::deserialize(MapAccessDeserializer::new(map))?;
+        } = Alone::deserialize(MapAccessDeserializer::new(map))?;
         let fields = Fields {
             rules,
             strikes,
@@ -107,7 +110,7 @@ impl<'de> Deserialize<'de> for Policies {
 /// A policy alone.
 #[derive(Serialize, Deserialize)]
 #[serde(rename = "Policy", deny_unknown_fields)]
-struct Named {
+struct Alone {
     name: String,
     rules: Rules,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -121,8 +124,7 @@ struct Named {
 }
 
 /// All of a policy but its name: serde's `flatten` would let unknown fields pass.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Serialize)]
 struct Fields {
     rules: Rules,
     /// Those of a ban, and its time: both, or neither.
@@ -132,8 +134,18 @@ struct Fields {
     ban: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     on_failure: Option<FailurePolicy>,
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_false")]
     shadow: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+enum Field {
+    Rules,
+    Strikes,
+    Ban,
+    OnFailure,
+    Shadow,
 }
 
 impl Fields {
@@ -178,7 +190,7 @@ const fn is_false(it: &bool) -> bool {
     !*it
 }
 
-/// The value of one name in a set. Not read as an untagged enum, whose errors do not say what is wrong, or where.
+/// The value of one name in a set, as it is written.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Entry {
@@ -197,25 +209,23 @@ impl Entry {
             Self::Fields(Fields::of(policy))
         }
     }
+}
 
-    fn policy<E: Error>(self, name: &str) -> Result<Policy, E> {
-        match self {
-            Self::Rules(rules) => Policy::parse(name, &rules.0).map_err(E::custom),
-            Self::Fields(it) => it.policy(name),
-        }
+/// Reads the value of one name in a set. Not an untagged enum, whose errors do not say what is wrong; and the policy is
+/// made while its value is read, so that an error tells where that stands.
+#[derive(Clone, Copy)]
+struct Named<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for Named<'_> {
+    type Value = Policy;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Policy, D::Error> {
+        deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Entry {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(EntryVisitor)
-    }
-}
-
-struct EntryVisitor;
-
-impl<'de> Visitor<'de> for EntryVisitor {
-    type Value = Entry;
+impl<'de> Visitor<'de> for Named<'_> {
+    type Value = Policy;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
@@ -223,16 +233,112 @@ impl<'de> Visitor<'de> for EntryVisitor {
         )
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Entry, E> {
-        RulesVisitor.visit_str(text).map(Entry::Rules)
+    fn visit_str<E: Error>(self, text: &str) -> Result<Policy, E> {
+        Policy::parse(self.0, text).map_err(E::custom)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Entry, A::Error> {
-        RulesVisitor.visit_seq(list).map(Entry::Rules)
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Policy, A::Error> {
+        let Rules(rules) = RulesOf::new(self.0).visit_seq(list)?;
+        Policy::parse(self.0, &rules).map_err(A::Error::custom)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Entry, A::Error> {
-        Fields::deserialize(MapAccessDeserializer::new(map)).map(Entry::Fields)
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Policy, A::Error> {
+        let (mut rules, mut strikes, mut ban) = (None, None, None);
+        let (mut on_failure, mut shadow) = (None, None);
+        while let Some(field) = map.next_key()? {
+            match field {
+                Field::Rules => {
+                    let value = map.next_value_seed(RulesOf::new(self.0))?;
+                    once(&mut rules, value, "rules")?;
+                }
+                Field::Strikes => once(&mut strikes, map.next_value()?, "strikes")?,
+                Field::Ban => once(&mut ban, map.next_value()?, "ban")?,
+                Field::OnFailure => once(&mut on_failure, map.next_value()?, "on_failure")?,
+                Field::Shadow => once(&mut shadow, map.next_value()?, "shadow")?,
+            }
+        }
+        let fields = Fields {
+            rules: rules.ok_or_else(|| A::Error::missing_field("rules"))?,
+            strikes,
+            ban,
+            on_failure,
+            shadow: shadow.unwrap_or(false),
+        };
+        fields.policy(self.0)
+    }
+}
+
+fn once<T, E: Error>(field: &mut Option<T>, value: T, name: &'static str) -> Result<(), E> {
+    match field.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(E::duplicate_field(name)),
+    }
+}
+
+/// Reads the rules of the policy of this name, or one text of a list of them; an error is told where its text stands.
+struct RulesOf<'a> {
+    policy: &'a str,
+    in_list: bool,
+}
+
+impl<'a> RulesOf<'a> {
+    const fn new(policy: &'a str) -> Self {
+        Self {
+            policy,
+            in_list: false,
+        }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for RulesOf<'_> {
+    type Value = Rules;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Rules, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for RulesOf<'_> {
+    type Value = Rules;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        RulesVisitor.expecting(f)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Rules, E> {
+        match Policy::parse(self.policy, text) {
+            Err(error @ PolicyError::Rule { .. }) => Err(E::custom(error)),
+            // What concerns several rules, or the name, is found when the policy is made.
+            _ => Ok(Rules(text.to_owned())),
+        }
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Rules, A::Error> {
+        if self.in_list {
+            return Err(A::Error::invalid_type(Unexpected::Seq, &"a rule"));
+        }
+        let one = || Self {
+            in_list: true,
+            ..self
+        };
+        let mut rules = Vec::new();
+        while let Some(Rules(rule)) = list.next_element_seed(one())? {
+            rules.push(rule);
+        }
+        Ok(Rules(rules.join(",")))
+    }
+}
+
+/// The name of a policy.
+struct Name<'de>(Cow<'de, str>);
+
+impl<'de> Deserialize<'de> for Name<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = Cow::<str>::deserialize(deserializer)?;
+        match Policy::new(name.as_ref(), []) {
+            Err(error @ PolicyError::Name { .. }) => Err(D::Error::custom(error)),
+            _ => Ok(Self(name)),
+        }
     }
 }
 
@@ -279,8 +385,8 @@ impl<'de> Visitor<'de> for PoliciesVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Policies, A::Error> {
         let mut policies = Vec::new();
-        while let Some((name, entry)) = map.next_entry::<Cow<'_, str>, Entry>()? {
-            policies.push(entry.policy(&name)?);
+        while let Some(Name(name)) = map.next_key()? {
+            policies.push(map.next_value_seed(Named(&name))?);
         }
         Policies::new(policies).map_err(A::Error::custom)
     }
@@ -371,6 +477,26 @@ mod tests {
     }
 
     #[test]
+    fn in_a_file_an_error_is_told_at_the_rule_that_is_wrong() {
+        for (text, at) in [
+            ("ip = '10'", "'10'"),
+            ("ip = '1/1s'\nuser = ['1/1s', '2']", "'2'"),
+            ("ip = { shadow = true, rules = '10' }", "'10'"),
+            ("ip = { rules = ['1/1s', '10'] }", "'10'"),
+            ("[ip]\nrules = '10'\nshadow = true", "'10'"),
+            ("ip = ['1/1s', '2/1s']", "['1/1s', '2/1s']"),
+            ("ip = { rules = '1/1s', shadw = true }", "shadw"),
+            ("ip = '1/1s'\n'a b' = '1/1s'", "'a b'"),
+        ] {
+            let error = toml::from_str::<Policies>(text).unwrap_err();
+            assert_eq!(text.get(error.span().unwrap()), Some(at), "{error}");
+        }
+        let text = "{\"ip\": [\"1/1s\",\n \"10\",\n \"2/1m\"]}";
+        let error = serde_json::from_str::<Policies>(text).unwrap_err();
+        assert_eq!((error.line(), error.column()), (2, 5), "{error}");
+    }
+
+    #[test]
     fn a_wrong_entry_is_named_with_its_policy_and_rule() {
         for (text, expected) in [
             (
@@ -405,6 +531,10 @@ mod tests {
             (
                 r#"{"ip":["1/1s","2/1s"]}"#,
                 "policy `ip`: rules `1/1s` and `2/1s` have the same",
+            ),
+            (
+                r#"{"ip":[["1/1s"]]}"#,
+                "invalid type: sequence, expected a rule",
             ),
             (r#"{"i p":"1/1s"}"#, "policy name `i p` must be"),
             (r#"{"ip":"1/1s","ip":"2/1s"}"#, "policy `ip` is named twice"),

@@ -41,7 +41,7 @@ fn good_policies_are_good() {
 
 #[test]
 fn each_wrong_policy_is_told_with_its_place() {
-    let text = "# limits\nip = '10/1s,10'\nuser = ['1/1s', '2/1s']\ntenant = { rules = '1/1s', shadw = true }\ngood = '1/1s'\n'a b' = '1/1s'\n";
+    let text = "# limits\nip = '10/1s,10'\nuser = ['1/1s', '2/1s']\ntenant = { rules = '1/1s', shadw = true }\ngood = '1/1s'\n'a b' = '1/1s'\nnested = { rules = ['1/1s', '10'] }\n";
     let (code, report) = checked("p.toml", text, "");
     assert_eq!(code, 1);
     assert_eq!(report["policies"], 1);
@@ -51,7 +51,11 @@ fn each_wrong_policy_is_told_with_its_place() {
         .iter()
         .map(|it| (it["line"].as_u64().unwrap(), it["column"].as_u64().unwrap()))
         .collect();
-    assert_eq!(places, [(2, 13), (3, 8), (4, 28), (6, 1)], "{report}");
+    assert_eq!(
+        places,
+        [(2, 13), (3, 8), (4, 28), (6, 1), (7, 30)],
+        "{report}"
+    );
 }
 
 #[test]
@@ -68,6 +72,7 @@ fn what_cannot_be_parsed_is_told_with_its_place() {
         (1, &json!(2)),
         "{report}"
     );
+    assert_eq!(report["errors"][0]["column"], 11, "{report}");
     assert!(
         report["errors"][0]["message"]
             .as_str()

@@ -14,7 +14,7 @@ const POLICIES: &str = "api = ['100/1m', '1000/1h']";
 async fn server() -> Server {
     let server = Server::start();
     let store = RedisStore::connect(server.url()).await.unwrap();
-    let limiter = Limiter::new(store);
+    let limiter = Limiter::new(store).timeout(std::time::Duration::from_secs(30));
     let (policy, acme) = (policy(), Key::new("account", "acme"));
     for (user, cost) in [("alice", 60), ("bob", 10), ("alice", 5), ("carol", 25)] {
         let charge = Charge::new(&policy, acme.clone(), cost).by(Key::new("user", user));
@@ -57,10 +57,7 @@ async fn who_has_used_most_comes_first() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_gets_json_and_as_many_as_it_wants() {
     let server = server().await;
-    let said = run(
-        &server,
-        "account=acme --policy api --window 1h --top 1 --json",
-    );
+    let said = run(&server, "account=acme --policy api --window 1h -n 1 --json");
     assert_eq!(said.code, 0, "{said:?}");
     let report: Value = serde_json::from_str(&said.stdout).unwrap();
     let expected = json!({

@@ -6,12 +6,11 @@ mod common;
 mod block;
 mod blocks;
 mod check;
+mod connect;
 mod contributors;
 mod explain;
 mod guide;
 mod inspect;
-#[cfg(target_os = "linux")]
-mod picture;
 mod places;
 mod readme;
 mod reset;

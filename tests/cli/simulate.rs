@@ -384,6 +384,7 @@ fn what_cannot_be_simulated_is_a_usage_error() {
         "p.toml access.log --factors -1",
         "p.toml access.log --factors NaN",
         "p.toml access.log --keys 0",
+        "p.toml access.log --report nowhere/report.html",
         "p.toml cut.gz",
     ] {
         let said = tool.run(&format!("simulate {args}"));
@@ -395,6 +396,54 @@ fn what_cannot_be_simulated_is_a_usage_error() {
         assert!(said.stderr.starts_with("error: "), "{args}: {said:?}");
     }
     assert_eq!(simulated(&tool, "access.log")["requests"], 0);
+}
+
+#[test]
+fn a_field_that_was_named_and_that_no_line_has_is_an_error() {
+    let tool = tool("ip = '1/1s'\nuser = '1/1s'", json_lines(&hits(9)));
+    for (args, policy) in [("--key clientpi", "ip"), ("--key user=usr", "user")] {
+        let said = tool.run(&format!("simulate p.toml access.log {args}"));
+        assert_eq!((said.code, said.stdout.as_str()), (2, ""), "{said:?}");
+        let expected = format!("so that nothing would be limited by `{policy}`");
+        assert!(
+            said.stderr.contains("error: --key: no line has a field `"),
+            "{said:?}"
+        );
+        assert!(said.stderr.contains(&expected), "{said:?}");
+    }
+    simulated(&tool, "access.log --key ip --key user=user");
+}
+
+#[test]
+fn the_report_s_place_is_tried_first_and_what_stands_there_stays_until_there_is_one() {
+    let tool = tool("ip = '1/1s'", "");
+    tool.write("report.html", "old");
+    let report = || std::fs::read_to_string(tool.folder().join("report.html")).unwrap();
+    let said = tool.run("simulate p.toml nowhere.log --report nowhere/report.html");
+    assert!(said.stderr.contains("nowhere/report.html"), "{said:?}");
+    assert_eq!(
+        tool.run("simulate p.toml nowhere.log --report report.html")
+            .code,
+        2
+    );
+    assert_eq!(report(), "old");
+    simulated(&tool, "access.log --report report.html");
+    assert!(report().starts_with("<!doctype html>"));
+}
+
+#[test]
+fn a_ban_that_is_not_replayed_is_told() {
+    let policies = "ip = { rules = '1/1s', strikes = '5/10m', ban = '1h' }\nuser = '1/1s'";
+    let tool = tool(policies, combined(&hits(10)));
+    let said = tool.run("simulate p.toml access.log --report report.html");
+    assert!(
+        said.stdout
+            .contains("the ban of ip is not replayed: it would refuse more"),
+        "{said:?}"
+    );
+    assert_eq!(said.stdout.matches("not replayed").count(), 1);
+    let page = std::fs::read_to_string(tool.folder().join("report.html")).unwrap();
+    assert!(page.contains("The ban of ip is not replayed"));
 }
 
 proptest! {

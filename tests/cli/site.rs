@@ -1,5 +1,7 @@
 //! A server that a service has used, and the tool beside it.
 
+use std::time::Duration;
+
 use serde_json::Value;
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
 
@@ -28,7 +30,8 @@ impl Site {
         let tool = Tool::new();
         tool.write("sluicegate.toml", format!("redis = \"{}\"", server.url()));
         tool.write("policies.toml", POLICIES);
-        let limiter = Limiter::new(RedisStore::connect(server.url()).await.unwrap());
+        let store = RedisStore::connect(server.url()).await.unwrap();
+        let limiter = Limiter::new(store).timeout(Duration::from_secs(30));
         Self {
             server,
             tool,

@@ -111,3 +111,28 @@ async fn of_a_server_without_keys_there_is_a_time() {
     assert!(said["now_ms"].as_u64().unwrap() > 1_700_000_000_000);
     assert!(rows(&said).is_empty());
 }
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn at_a_terminal_of_80_columns_no_row_takes_two_lines() {
+    let site = Site::start().await;
+    let long = "x".repeat(48);
+    site.charge("api", &long, 10).await;
+    let said = site.text("top --policies policies.toml");
+    assert!(said.contains(&format!("user={long}")), "{said}");
+    let program = env!("CARGO_BIN_EXE_sluicegate");
+    let shell = format!("stty columns 80; {program} top --policies policies.toml");
+    let mut script = std::process::Command::new("script");
+    script
+        .current_dir(site.tool.folder())
+        .args(["-qec", &shell, "/dev/null"]);
+    let output = script.env("NO_COLOR", "1").output().unwrap();
+    let page = String::from_utf8(output.stdout).unwrap();
+    let row = page.lines().find(|line| line.contains("user=xxx")).unwrap();
+    let row = row.trim_end();
+    assert!(
+        row.contains('…') && row.contains("10/1d") && row.contains("100%"),
+        "{page}"
+    );
+    assert!(row.chars().count() <= 80, "{page}");
+}

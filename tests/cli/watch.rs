@@ -74,9 +74,14 @@ async fn in_a_pipe_there_is_a_line_for_each_change() {
         &site,
         "watch user=alice --policies policies.toml --policy api --interval 10ms",
     );
-    assert!(watching.line().ends_with(" api 10/1d 0, 100/2d 0"));
+    assert!(watching.line().ends_with(" api nothing"));
     site.charge("api", "alice", 4).await;
-    assert!(watching.line().ends_with(" api 10/1d 4, 100/2d 4"));
+    let line = watching.line();
+    assert!(line.ends_with(" UTC api 10/1d 4, 100/2d 4"), "{line}");
+    assert!(
+        line.starts_with("20") && line.as_bytes()[10] == b' ',
+        "it has a date: {line}"
+    );
     site.charge("api", "alice", 6).await;
     assert!(watching.line().ends_with(" api 10/1d 10 full, 100/2d 10"));
     assert_eq!(watching.interrupt(), (Some(0), String::new()));

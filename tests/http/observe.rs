@@ -385,14 +385,16 @@ async fn no_key_is_shown_even_in_full() {
 
 // Metrics
 
-#[test]
-fn the_documented_metrics_are_recorded_with_bounded_labels() {
+/// What is recorded meanwhile, in order: each metric with its labels, and its value or how many values it has.
+pub(crate) fn recorded<F: Future<Output = ()>>(
+    work: impl FnOnce(MetricsObserver) -> F,
+) -> Vec<String> {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, || {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().build().unwrap();
-        runtime.block_on(everything(MetricsObserver::new()));
+        runtime.block_on(work(MetricsObserver::new()));
     });
     let mut seen = Vec::new();
     for (key, _, description, value) in snapshotter.snapshot().into_vec() {
@@ -413,6 +415,12 @@ fn the_documented_metrics_are_recorded_with_bounded_labels() {
         seen.push(format!("{} {labels} = {value}", key.key().name()));
     }
     seen.sort();
+    seen
+}
+
+#[test]
+fn the_documented_metrics_are_recorded_with_bounded_labels() {
+    let seen = recorded(everything);
     assert_eq!(
         seen,
         [

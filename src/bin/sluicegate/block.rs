@@ -159,9 +159,9 @@ pub(crate) fn block(
     output: &mut Output,
 ) -> Result<Answer, Error> {
     let key = args.identity.key(settings.ipv6_prefix())?;
-    let (report, asked) = server::block_on(async {
-        let inspector = server::connect(settings).await?.inspector();
-        let inspector = inspector.timeout(settings.timeout());
+    let (report, asked) = server::block_on(settings, async {
+        let store = server::connect(settings).await?;
+        let inspector = server::inspector(&store, settings);
         let now_ms = inspector.now_ms(&key).await?;
         let until = args.until.get();
         if let Until::At(date) = until
@@ -171,7 +171,7 @@ pub(crate) fn block(
                 "this time has passed by the server's clock: nobody was blocked",
             ));
         }
-        let limiter = server::limiter(settings).await?;
+        let limiter = server::limiter(store, settings);
         let block = limiter.block(&key, until).await?;
         let report = Report {
             identity: inspector.name(&key, "").identity().to_owned(),
@@ -225,12 +225,12 @@ pub(crate) fn unblock(
     output: &mut Output,
 ) -> Result<Answer, Error> {
     let key = args.identity.key(settings.ipv6_prefix())?;
-    let (identity, now_ms, was_blocked) = server::block_on(async {
-        let inspector = server::connect(settings).await?.inspector();
-        let inspector = inspector.timeout(settings.timeout());
+    let (identity, now_ms, was_blocked) = server::block_on(settings, async {
+        let store = server::connect(settings).await?;
+        let inspector = server::inspector(&store, settings);
         let now_ms = inspector.now_ms(&key).await?;
         let held = inspector.block(&key).await?;
-        server::limiter(settings).await?.unblock(&key).await?;
+        server::limiter(store, settings).unblock(&key).await?;
         let was_blocked = BlockReport::of(held, now_ms).is_ok_and(|it| it.is_some());
         Ok((
             inspector.name(&key, "").identity().to_owned(),
@@ -248,6 +248,7 @@ pub(crate) fn unblock(
         writeln!(output, "{BOLD}{identity}{BOLD:#} is no longer blocked.")?;
     } else {
         writeln!(output, "{BOLD}{identity}{BOLD:#} was not blocked.")?;
+        writeln!(output, "{DIM}{}{DIM:#}", settings.prefix_hint())?;
     }
     Ok(if was_blocked { Answer::Yes } else { Answer::No })
 }

@@ -9,8 +9,8 @@ use super::{
     Answer,
     block::BlockReport,
     error::Error,
-    output::{Output, WARN},
-    scan::{Scan, Share},
+    output::{DIM, Output, WARN},
+    scan::{DEFAULT_LOAD, Scan, Share},
     server,
     settings::Settings,
     time::{date_time, span},
@@ -28,12 +28,12 @@ Rights: GET of the keys `PREFIX:*`, TIME, SCAN and DBSIZE. Nothing is written.";
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BlocksArgs {
-    /// List at most so many
-    #[arg(long, value_name = "N", default_value_t = 1_000)]
-    most: usize,
+    /// How many to show
+    #[arg(short, long, value_name = "N", default_value_t = 1_000)]
+    number: usize,
 
-    /// How busy a server may be kept
-    #[arg(long, value_name = "PERCENT", value_parser = Share::parse, default_value = "10%")]
+    /// For which share of the time a server may be kept busy, from 0.1%
+    #[arg(long, value_name = "SHARE", default_value_t = DEFAULT_LOAD, value_parser = Share::parse_load)]
     load: Share,
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn run(
     settings: &Settings,
     output: &mut Output,
 ) -> Result<Answer, Error> {
-    let report = server::block_on(find(args, settings))?;
+    let report = server::block_on(settings, find(args, settings))?;
     if output.is_json() {
         output.document(&report)?;
         return Ok(Answer::Yes);
@@ -82,6 +82,7 @@ pub(crate) fn run(
     }
     if report.blocks.is_empty() {
         writeln!(output, "Nobody is blocked.")?;
+        writeln!(output, "{DIM}{}{DIM:#}", settings.prefix_hint())?;
         return Ok(Answer::Yes);
     }
     let mut table = output.table(["identity", "by", "until", "left"]);
@@ -102,7 +103,7 @@ pub(crate) fn run(
     if more > 0 {
         writeln!(
             output,
-            "and {more} more: list them with --most {}",
+            "and {more} more: list them with --number {}",
             report.total
         )?;
     }
@@ -111,8 +112,7 @@ pub(crate) fn run(
 
 /// Keeps so many as are listed, and counts the others, one that comes twice possibly twice.
 async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report, Error> {
-    let inspector = server::connect(settings).await?.inspector();
-    let inspector = inspector.timeout(settings.timeout());
+    let inspector = server::inspector(&server::connect(settings).await?, settings);
     let mut rows = BTreeMap::new();
     let (mut dropped, mut unreadable) = (0, BTreeMap::new());
     let scan = Scan::new(&inspector, args.load).await?;
@@ -122,7 +122,7 @@ async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report, Error> {
         for (name, block) in names.iter().zip(blocks) {
             let identity = name.identity().to_owned();
             let block = match block {
-                Err(error) if unreadable.len() < args.most => {
+                Err(error) if unreadable.len() < args.number => {
                     unreadable.insert(identity, error.to_string());
                     continue;
                 }
@@ -140,7 +140,7 @@ async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report, Error> {
                     now_ms,
                 },
             );
-            if rows.len() > args.most {
+            if rows.len() > args.number {
                 rows.pop_last();
                 dropped += 1;
             }

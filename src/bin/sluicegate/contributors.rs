@@ -3,7 +3,6 @@
 use std::{io::Write, path::PathBuf};
 
 use clap::Args;
-use comfy_table::CellAlignment;
 use serde::Serialize;
 use sluicegate::{Policy, Rule, contributors::Contributors};
 
@@ -11,7 +10,7 @@ use super::{
     Answer,
     error::Error,
     identity::IdentityArgs,
-    output::{BOLD, DIM, Output},
+    output::{BOLD, DIM, Output, align_right},
     policies_file, server,
     settings::Settings,
     text::{grouped, millis, printable},
@@ -50,9 +49,9 @@ pub(crate) struct ContributorsArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_window)]
     window: Option<Rule>,
 
-    /// How many are shown
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    top: usize,
+    /// How many to show
+    #[arg(short, long, value_name = "N", default_value_t = 10)]
+    number: usize,
 }
 
 /// The answer as JSON; fields are only ever added.
@@ -79,15 +78,15 @@ pub(crate) fn run(
 ) -> Result<Answer, Error> {
     let key = args.identity.key(settings.ipv6_prefix())?;
     let policy = policy(args, settings)?;
-    let told = server::block_on(async {
-        let limiter = server::limiter(settings).await?;
+    let told = server::block_on(settings, async {
+        let limiter = server::limiter(server::connect(settings).await?, settings);
         Ok(limiter.contributors(&policy, &key).await?)
     })?;
-    let report = report(&policy, &told, args.top);
+    let report = report(&policy, &told, args.number);
     if output.is_json() {
         output.document(&report)?;
     } else {
-        write(&report, output)?;
+        write(&report, settings, output)?;
     }
     let is_known = !report.contributors.is_empty();
     Ok(if is_known { Answer::Yes } else { Answer::No })
@@ -117,9 +116,9 @@ fn parse_window(text: &str) -> Result<Rule, String> {
     rule.map_err(|_| "write a time as 1m, 1h or 1d, or of a fixed window 1d@fixed".into())
 }
 
-fn report(policy: &Policy, told: &Contributors, top: usize) -> Report {
+fn report(policy: &Policy, told: &Contributors, number: usize) -> Report {
     let windows = policy.rules().iter().map(|rule| millis(rule.window()));
-    let contributors = told.iter().take(top).map(|it| ContributorReport {
+    let contributors = told.iter().take(number).map(|it| ContributorReport {
         label: it.label().to_owned(),
         units: it.units(),
         at_most: it.units().saturating_add(told.error()),
@@ -132,13 +131,14 @@ fn report(policy: &Policy, told: &Contributors, top: usize) -> Report {
     }
 }
 
-fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
+fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<(), Error> {
     let policy = &report.policy;
     if report.contributors.is_empty() {
         writeln!(
             output,
             "Nobody is known to have contributed under `{policy}`."
         )?;
+        writeln!(output, "{DIM}{}{DIM:#}", settings.prefix_hint())?;
         return Ok(());
     }
     let total = grouped(report.total);
@@ -158,11 +158,7 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
             format!("{share}%"),
         ]);
     }
-    for column in 1..=3 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    align_right(&mut table, 1..=3);
     output.write_table(&table)?;
     let listed: u64 = report.contributors.iter().map(|it| it.units).sum();
     let others = report.total.saturating_sub(listed);

@@ -2,7 +2,7 @@
 
 use std::{fmt, io, path::Path, process::ExitCode};
 
-use sluicegate::StoreError;
+use sluicegate::{StoreError, error::StoreErrorKind};
 
 /// A plain message for a person, and the exit code for a program.
 pub(crate) struct Error {
@@ -36,6 +36,14 @@ impl Error {
         }
     }
 
+    /// The same, with the server that it is about in front.
+    pub(crate) fn about(mut self, server: impl fmt::Display) -> Self {
+        if self.exit == SERVER {
+            self.message = format!("{server}: {}", self.message);
+        }
+        self
+    }
+
     /// Tells a person on stderr.
     pub(crate) fn report(&self) -> ExitCode {
         if !self.message.is_empty() {
@@ -60,8 +68,18 @@ impl From<io::Error> for Error {
     }
 }
 
+/// What the library says never holds the URL, which may have a password.
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
-        Self::server(error)
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        let cause = cause.filter(|it| it.starts_with("the right"));
+        match (error.kind(), error.code(), cause) {
+            (StoreErrorKind::Timeout, ..) => Self::server(format_args!("{error}: see --timeout")),
+            (_, Some("NOPERM"), Some(cause)) => Self::server(format_args!("{error}: {cause}")),
+            (_, Some("NOPERM"), None) => Self::server(format_args!(
+                "{error}: `--help` of each verb names those that it needs"
+            )),
+            _ => Self::server(error),
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
-use comfy_table::{Cell, CellAlignment, Color};
+use comfy_table::{Cell, Color};
 use serde::Serialize;
 use sluicegate::{
     Charge, Decision, Key, Policy, Rule,
@@ -20,7 +20,7 @@ use super::{
     error::Error,
     identity::IdentityArgs,
     inspect::StepReport,
-    output::{BAD, BOLD, DIM, GOOD, Output},
+    output::{BAD, BOLD, DIM, GOOD, Output, align_right},
     reading::{Entry, ReadArgs, Reading},
     server,
     settings::Settings,
@@ -74,6 +74,8 @@ struct Report {
     /// What denies it for longest; null when it passes.
     denied_by: Option<DeniedBy>,
     policies: Vec<PolicyReport>,
+    #[serde(skip)]
+    prefix_hint: String,
 }
 
 #[derive(Serialize)]
@@ -115,9 +117,8 @@ pub(crate) fn run(
         ));
     }
     let key = args.identity.key(settings.ipv6_prefix())?;
-    let reading = server::block_on(async {
-        let inspector = server::connect(settings).await?.inspector();
-        let inspector = inspector.timeout(settings.timeout());
+    let reading = server::block_on(settings, async {
+        let inspector = server::inspector(&server::connect(settings).await?, settings);
         args.read
             .reader(settings, inspector, key.clone())
             .await?
@@ -147,6 +148,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report, Error> {
         passes_ms: None,
         denied_by: None,
         policies: Vec::new(),
+        prefix_hint: reading.prefix_hint.clone(),
     };
     let mut longest = 0;
     if let Some(block) = BlockReport::of(reading.block, reading.now_ms)? {
@@ -306,11 +308,7 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
             table.add_row(rule.row(name, now_ms));
         }
     }
-    for column in 2..=3 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    align_right(&mut table, 2..=3);
     if !used.is_empty() {
         output.write_table(&table)?;
     }
@@ -324,6 +322,9 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
             "{DIM}it passes, and nothing counts, under {}{DIM:#}",
             empty.join(", ")
         )?;
+    }
+    if used.is_empty() && report.blocked.is_none() {
+        writeln!(output, "{DIM}{}{DIM:#}", report.prefix_hint)?;
     }
     if let Some(block) = &report.blocked {
         let text = block.text(now_ms);

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
-use comfy_table::{Cell, CellAlignment, Color, Table};
+use comfy_table::{Cell, Color, Table};
 use serde::Serialize;
 use sluicegate::{
     Rule,
@@ -15,7 +15,7 @@ use super::{
     block::BlockReport,
     error::Error,
     identity::IdentityArgs,
-    output::{BAD, BOLD, DIM, Output},
+    output::{BAD, BOLD, DIM, Output, align_right},
     reading::{Entry, ReadArgs, Reading},
     server,
     settings::Settings,
@@ -63,6 +63,8 @@ pub(crate) struct Report {
     /// The block that holds now; null when none does.
     pub(crate) blocked: Option<BlockReport>,
     pub(crate) policies: Vec<PolicyReport>,
+    #[serde(skip)]
+    pub(crate) prefix_hint: String,
 }
 
 #[derive(Serialize)]
@@ -108,9 +110,8 @@ pub(crate) fn run(
     output: &mut Output,
 ) -> Result<Answer, Error> {
     let key = args.identity.key(settings.ipv6_prefix())?;
-    let reading = server::block_on(async {
-        let inspector = server::connect(settings).await?.inspector();
-        let inspector = inspector.timeout(settings.timeout());
+    let reading = server::block_on(settings, async {
+        let inspector = server::inspector(&server::connect(settings).await?, settings);
         args.read
             .reader(settings, inspector, key)
             .await?
@@ -136,6 +137,7 @@ impl Report {
             policies: policies
                 .map(|entry| PolicyReport::of(entry, reading.now_ms))
                 .collect(),
+            prefix_hint: reading.prefix_hint.clone(),
         })
     }
 
@@ -152,6 +154,7 @@ impl Report {
         }
         if self.policies.is_empty() {
             writeln!(output, "Nothing is stored.")?;
+            writeln!(output, "{DIM}{}{DIM:#}", self.prefix_hint)?;
             return Ok(());
         }
         let empty = self.policies.iter().filter(|it| it.is_empty());
@@ -166,6 +169,9 @@ impl Report {
                 "{DIM}nothing is stored under {}{DIM:#}",
                 empty.join(", ")
             )?;
+        }
+        if empty.len() == self.policies.len() && self.blocked.is_none() {
+            writeln!(output, "{DIM}{}{DIM:#}", self.prefix_hint)?;
         }
         for policy in &self.policies {
             if let Some(error) = &policy.error {
@@ -212,18 +218,14 @@ impl Report {
             });
             table.add_row(cells.chain([Cell::new(rule.picture(self.now_ms, columns))]));
         }
-        for column in 2..=3 {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
+        align_right(&mut table, 2..=3);
         table
     }
 }
 
 impl PolicyReport {
     /// Whether nothing is stored, and not for being unreadable.
-    const fn is_empty(&self) -> bool {
+    pub(crate) const fn is_empty(&self) -> bool {
         self.expires_ms.is_none() && self.error.is_none()
     }
 

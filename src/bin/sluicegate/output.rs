@@ -1,13 +1,16 @@
 //! [`Output`]: results on stdout, as text and tables for people or as JSON for programs.
 
-use std::io::{self, IsTerminal, StdoutLock, Write};
+use std::{
+    io::{self, IsTerminal, StdoutLock, Write},
+    ops::RangeInclusive,
+};
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
-use comfy_table::{ContentArrangement, LineStyle, Table, TableStyle, presets};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle, presets};
 use serde::Serialize;
 
-use super::error::Error;
+use super::{error::Error, text};
 
 pub(crate) const BOLD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
@@ -58,23 +61,26 @@ impl Output {
 
     /// Writes one JSON document: pretty for a person who looks at it, else on one line.
     pub(crate) fn document(&mut self, document: &impl Serialize) -> Result<(), Error> {
-        let written = if self.is_terminal() {
-            serde_json::to_writer_pretty(&mut self.stdout, document)
+        let json = if self.is_terminal() {
+            serde_json::to_string_pretty(document)
         } else {
-            serde_json::to_writer(&mut self.stdout, document)
+            serde_json::to_string(document)
         };
-        written.map_err(io::Error::from)?;
-        writeln!(self)?;
+        let json = json.map_err(io::Error::from)?;
+        writeln!(self, "{}", escaped(&json))?;
         Ok(())
     }
 
-    /// An empty table that fits the terminal.
+    /// An empty table that fits the terminal; in a pipe its lines are as long as they are.
     pub(crate) fn table<'a>(&self, header: impl IntoIterator<Item = &'a str>) -> Table {
         let mut table = Table::new();
+        if self.is_terminal {
+            table
+                .set_content_arrangement(ContentArrangement::Dynamic)
+                .set_width(self.width());
+        }
         table
             .load_style(STYLE)
-            .set_content_arrangement(ContentArrangement::Dynamic)
-            .set_width(self.width())
             .set_header(header.into_iter().collect::<Vec<_>>());
         if self.styled {
             table.enforce_styling();
@@ -89,6 +95,28 @@ impl Output {
     }
 }
 
+/// Numbers stand at the right of these columns.
+pub(crate) fn align_right(table: &mut Table, columns: RangeInclusive<usize>) {
+    for column in columns {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+/// The same JSON, with what a terminal obeys written as `\u…`. Such characters stand in its strings only.
+fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c != '\n' && text::is_unsafe(c) {
+            text.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            text.push(c);
+        }
+    }
+    text
+}
+
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stdout.write(bytes)
@@ -96,5 +124,22 @@ impl Write for Output {
 
     fn flush(&mut self) -> io::Result<()> {
         self.stdout.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_stays_the_same_without_what_a_terminal_obeys() {
+        let label = "a\u{202e}\u{9b}31m\u{7f}ä\n";
+        let json = serde_json::to_string_pretty(&[label]).unwrap();
+        let escaped = escaped(&json);
+        assert_eq!(escaped, "[\n  \"a\\u202e\\u009b31m\\u007fä\\n\"\n]");
+        assert_eq!(
+            serde_json::from_str::<[String; 1]>(&escaped).unwrap(),
+            [label]
+        );
     }
 }

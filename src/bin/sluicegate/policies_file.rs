@@ -94,7 +94,7 @@ fn toml(text: &str) -> (Vec<Found>, Vec<Mistake>) {
     let whole = root.span();
     let mut found = Vec::new();
     for (name, value) in chosen(root.into_inner()) {
-        let (key, span) = (name.span(), value.span());
+        let span = value.span();
         let mut alone = DeTable::new();
         alone.insert(name, value);
         let deserializer = toml::Deserializer::from(Spanned::new(whole.clone(), alone));
@@ -103,16 +103,7 @@ fn toml(text: &str) -> (Vec<Found>, Vec<Mistake>) {
                 policy: policy.clone(),
                 span: Some(span.clone()),
             })),
-            Err(error) => {
-                let mut mistake = mistake(&error);
-                // The library tells of a policy as a whole where the whole file is.
-                if mistake.message.starts_with("policy name ") {
-                    mistake.span = Some(key);
-                } else if mistake.message.starts_with("policy ") {
-                    mistake.span = Some(span);
-                }
-                mistakes.push(narrowed(mistake, text));
-            }
+            Err(error) => mistakes.push(narrowed(mistake(&error), text)),
         }
     }
     found.sort_by_key(|it| it.span.as_ref().map(|span| span.start));
@@ -163,11 +154,9 @@ pub(crate) fn within(text: &str, span: &Range<usize>, rule: &str) -> Option<Rang
             |c: Option<char>| c.is_none_or(|c| matches!(c, '"' | '\'' | ',') || c.is_whitespace());
         outside(value[..at].chars().next_back()) && outside(value[at + rule.len()..].chars().next())
     };
-    let mut places = value
-        .match_indices(rule)
-        .map(|(at, _)| at)
-        .filter(|at| ends(*at));
-    let at = span.start + places.next()?;
+    let places = value.match_indices(rule).map(|(at, _)| at);
+    let places = places.filter(|at| ends(*at));
+    let at = span.start + places.last()?;
     Some(at..at + rule.len())
 }
 
@@ -193,7 +182,7 @@ fn json(text: &str) -> (Vec<Found>, Vec<Mistake>) {
         }
         Err(error) => {
             let mistake = json_mistake(text, &error);
-            (Vec::new(), vec![mistake])
+            (Vec::new(), vec![narrowed(mistake, text)])
         }
     }
 }
@@ -204,9 +193,16 @@ fn json_mistake(text: &str, error: &serde_json::Error) -> Mistake {
     let lines = text
         .split_inclusive('\n')
         .take(error.line().saturating_sub(1));
-    let start = lines.map(str::len).sum::<usize>() + error.column().saturating_sub(1);
+    let end = lines.map(str::len).sum::<usize>() + error.column();
+    // The error is told at the end of the text that is wrong.
+    let start = text.get(..end).and_then(|read| read.rfind('\n'));
+    let is_rule = message.contains("rule `");
+    let start = match start {
+        _ if !is_rule => end.saturating_sub(1),
+        line => line.map_or(0, |it| it + 1),
+    };
     Mistake {
         message: message.strip_suffix(&place).unwrap_or(&message).to_owned(),
-        span: (error.line() > 0).then_some(start..start + 1),
+        span: (error.line() > 0).then_some(start..end),
     }
 }

@@ -12,12 +12,9 @@ use sluicegate::{
 use super::{
     error::Error,
     policies_file,
-    scan::{Scan, Share},
+    scan::{DEFAULT_LOAD, Scan},
     settings::Settings,
 };
-
-/// How busy a server is kept by looking for the keys of an identity.
-const LOAD: Share = Share::percent(10);
 
 /// The arguments of verbs that read what is stored for an identity.
 #[derive(Args)]
@@ -45,6 +42,8 @@ pub(crate) struct Reading {
     /// Whether the identity is blocked, whatever it has used.
     pub(crate) block: StoredBlock,
     pub(crate) entries: Vec<Entry>,
+    /// What to tell somebody who finds nothing.
+    pub(crate) prefix_hint: String,
 }
 
 /// What is stored under one policy.
@@ -62,6 +61,7 @@ pub(crate) struct Reader {
     /// By name; those without limits are named or found.
     policies: Vec<(String, Option<Policy>)>,
     local_clock: bool,
+    prefix_hint: String,
 }
 
 impl ReadArgs {
@@ -95,6 +95,7 @@ impl ReadArgs {
             key,
             policies,
             local_clock: self.local_clock,
+            prefix_hint: settings.prefix_hint(),
         })
     }
 
@@ -135,6 +136,7 @@ impl Reader {
             now_ms,
             block: self.inspector.block(&self.key).await?,
             entries,
+            prefix_hint: self.prefix_hint.clone(),
         })
     }
 }
@@ -142,7 +144,7 @@ impl Reader {
 /// The policies under which something is stored for an identity, in the order of their names: by looking at all keys.
 async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<String>, Error> {
     let mut names = Vec::new();
-    let scan = Scan::new(inspector, LOAD).await?;
+    let scan = Scan::new(inspector, DEFAULT_LOAD).await?;
     scan.run(&inspector.all_of(key), async |_, found| {
         names.extend(found.iter().map(|name| name.policy().to_owned()));
         Ok(())

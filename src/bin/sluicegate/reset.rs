@@ -10,7 +10,7 @@ use super::{
     Answer,
     error::Error,
     identity::IdentityArgs,
-    output::Output,
+    output::{DIM, Output},
     reading::{ReadArgs, Reading},
     server,
     settings::Settings,
@@ -66,9 +66,9 @@ pub(crate) fn run(
         ));
     }
     let key = args.identity.key(settings.ipv6_prefix())?;
-    server::block_on(async {
-        let inspector = server::connect(settings).await?.inspector();
-        let inspector = inspector.timeout(settings.timeout());
+    server::block_on(settings, async {
+        let store = server::connect(settings).await?;
+        let inspector = server::inspector(&store, settings);
         let reader = args.read.reader(settings, inspector, key.clone()).await?;
         let reading = reader.read().await?;
         let stored = stored(&reading);
@@ -79,7 +79,7 @@ pub(crate) fn run(
             anstream::eprintln!("Nothing was deleted.");
             return Ok(Answer::No);
         }
-        let limiter = server::limiter(settings).await?;
+        let limiter = server::limiter(store, settings);
         for name in &stored {
             reset(&limiter, name, &key).await?;
         }
@@ -120,6 +120,7 @@ fn done(reading: &Reading, deleted: Vec<String>, output: &mut Output) -> Result<
             output,
             "Nothing is stored for {identity}: nothing was deleted."
         )?;
+        writeln!(output, "{DIM}{}{DIM:#}", reading.prefix_hint)?;
     } else {
         let policies = deleted.join(", ");
         writeln!(output, "Deleted what {identity} had used under {policies}.")?;

@@ -1,6 +1,9 @@
 //! [`Scan`]: looks at all keys of the servers, slowly enough that they stay free for others.
 
-use std::time::{Duration, Instant};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use sluicegate::store::redis::inspect::{Inspector, Selection, Server, StoredName};
@@ -12,6 +15,12 @@ const BATCH: u32 = 250;
 
 /// What is over so soon needs no bar.
 const NO_PROGRESS: Duration = Duration::from_millis(500);
+
+/// How busy a server is kept, unless it is said.
+pub(crate) const DEFAULT_LOAD: Share = Share::percent(5);
+
+/// With less, a pause would be longer than anybody waits.
+const MIN_LOAD: f64 = 0.001;
 
 /// A share of a whole, above 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,8 +40,22 @@ impl Share {
         }
     }
 
+    /// The same, of the time that a server is kept busy: at least 0.1%.
+    pub(crate) fn parse_load(text: &str) -> Result<Self, String> {
+        match Self::parse(text) {
+            Ok(Self(load)) if load < MIN_LOAD => Err("write a share from 0.1% to 100%".into()),
+            share => share,
+        }
+    }
+
     pub(crate) const fn fraction(self) -> f64 {
         self.0
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}%", self.0 * 100.0)
     }
 }
 
@@ -128,5 +151,7 @@ mod tests {
         for text in ["", "5", "0%", "-1%", "101%", "%", "NaN%"] {
             assert!(Share::parse(text).is_err(), "{text}");
         }
+        assert!(Share::parse("0.01%").is_ok() && Share::parse_load("0.1%").is_ok());
+        assert!(Share::parse_load("0.09%").is_err() && Share::parse_load("1e-300%").is_err());
     }
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use sluicegate::{Limiter, RedisStore, StoreError, error::StoreErrorKind};
+use redis::IntoConnectionInfo;
+use sluicegate::{Limiter, RedisStore, StoreError, store::redis::inspect::Inspector};
 use tokio::runtime::Runtime;
 
 use super::{error::Error, settings::Settings};
@@ -10,60 +11,100 @@ use super::{error::Error, settings::Settings};
 /// The names of keys may begin with this, as `RedisStore::prefix` has it.
 const MAX_PREFIX: usize = 48;
 
-/// Runs a verb that asks a server.
-pub(crate) fn block_on<T>(verb: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+/// Runs a verb that asks the server of these settings; what it says no to is told with its name.
+pub(crate) fn block_on<T>(
+    settings: &Settings,
+    verb: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
     let runtime =
         Runtime::new().map_err(|error| Error::usage(format_args!("no runtime: {error}")))?;
     let result = runtime.block_on(verb);
     // A name that is being resolved would be waited for.
     runtime.shutdown_timeout(Duration::ZERO);
-    result
+    result.map_err(|error| match name(settings) {
+        Ok((name, origin)) => error.about(format_args!("{name} ({origin})")),
+        Err(_) => error,
+    })
 }
 
 /// Connects to the server of these settings, and names its keys as they say.
 pub(crate) async fn connect(settings: &Settings) -> Result<RedisStore, Error> {
-    let mut store = store(settings).await?;
-    if let Some(prefix) = &settings.prefix {
-        store = store.prefix(valid_prefix(prefix)?);
-    }
+    let (_, origin) = name(settings)?;
+    let unusable = |error: StoreError| Error::usage(format_args!("{origin}: {error}"));
+    let mut store = store(settings).map_err(unusable)?;
+    store = store.prefix(valid_prefix(settings.prefix())?);
     if let Some(secret) = &settings.secret {
         store = store.secret(secret);
     }
+    inspector(&store, settings).ping().await?;
     Ok(store)
 }
 
-/// The same, as a limiter.
-pub(crate) async fn limiter(settings: &Settings) -> Result<Limiter, Error> {
-    Ok(Limiter::new(connect(settings).await?).timeout(settings.timeout()))
+/// What reads over this store.
+pub(crate) fn inspector(store: &RedisStore, settings: &Settings) -> Inspector {
+    store.inspector().timeout(settings.timeout())
 }
 
-async fn store(settings: &Settings) -> Result<RedisStore, Error> {
-    if let Some(url) = &settings.redis {
-        return RedisStore::connect(url.as_str()).await.map_err(failed);
-    }
+/// The same store, as a limiter.
+pub(crate) fn limiter(store: RedisStore, settings: &Settings) -> Limiter {
+    Limiter::new(store).timeout(settings.timeout())
+}
+
+fn store(settings: &Settings) -> Result<RedisStore, StoreError> {
     if let Some(nodes) = &settings.cluster {
-        return RedisStore::cluster(nodes.iter().map(String::as_str))
-            .await
-            .map_err(failed);
+        return RedisStore::connect_lazy_cluster(nodes.iter().map(String::as_str));
     }
     if let Some(sentinels) = &settings.sentinel {
         let sentinels = sentinels.iter().map(String::as_str);
-        let primary = settings.primary.as_deref().unwrap_or("mymaster");
-        return RedisStore::sentinel(sentinels, primary)
-            .await
-            .map_err(failed);
+        return RedisStore::connect_lazy_sentinel(sentinels, primary(settings));
+    }
+    RedisStore::connect_lazy(settings.redis.as_deref().unwrap_or_default())
+}
+
+fn primary(settings: &Settings) -> &str {
+    settings.primary.as_deref().unwrap_or("mymaster")
+}
+
+/// The server as messages name it, without users and passwords, and the setting that it comes from.
+fn name(settings: &Settings) -> Result<(String, String), Error> {
+    if let Some(url) = &settings.redis {
+        let origin = settings.origin("redis");
+        return Ok((addresses([url], &origin)?, origin));
+    }
+    if let Some(nodes) = &settings.cluster {
+        let origin = settings.origin("cluster");
+        let nodes = addresses(nodes, &origin)?;
+        return Ok((format!("the cluster of {nodes}"), origin));
+    }
+    if let Some(sentinels) = &settings.sentinel {
+        let origin = settings.origin("sentinel");
+        let sentinels = addresses(sentinels, &origin)?;
+        let primary = primary(settings).rsplit('@').next().unwrap_or_default();
+        let name = format!("the primary {primary} that {sentinels} know");
+        return Ok((name, origin));
     }
     Err(Error::usage(
         "no server is named: give --redis URL, --cluster or --sentinel, set SLUICEGATE_REDIS, or write `redis = \"URL\"` into sluicegate.toml",
     ))
 }
 
-/// What the library says never holds the URL, which may have a password.
-fn failed(error: StoreError) -> Error {
-    match error.kind() {
-        StoreErrorKind::Timeout => Error::server("the server does not answer"),
-        _ => Error::server(error),
-    }
+fn addresses<'a>(
+    urls: impl IntoIterator<Item = &'a String>,
+    origin: &str,
+) -> Result<String, Error> {
+    let addresses = urls.into_iter().map(|url| {
+        let server = url.as_str().into_connection_info();
+        // Not the URL: there may be a password in it.
+        let server = server.map_err(|_| {
+            Error::usage(format_args!(
+                "{origin}: this is no URL of a server: write redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH, and a \
+                 user and password as redis://USER:PASSWORD@HOST:PORT"
+            ))
+        })?;
+        Ok(server.addr().to_string())
+    });
+    let addresses: Vec<String> = addresses.collect::<Result<_, Error>>()?;
+    Ok(addresses.join(", "))
 }
 
 fn valid_prefix(prefix: &str) -> Result<&str, Error> {

@@ -59,7 +59,7 @@ pub(crate) struct Settings {
     #[arg(long, global = true, hide_short_help = true)]
     pub(crate) secret: Option<String>,
 
-    /// How long one call of the server may take [env: SLUICEGATE_TIMEOUT] [default: 2s]
+    /// How long one call of the server, or an attempt to connect, may take [env: SLUICEGATE_TIMEOUT] [default: 2s]
     #[arg(long, global = true, value_name = "TIME", value_parser = text::parse_duration, hide_short_help = true)]
     #[serde(default, deserialize_with = "duration")]
     timeout: Option<Duration>,
@@ -74,6 +74,19 @@ pub(crate) struct Settings {
     /// verbs have an argument of their own.
     #[arg(skip)]
     pub(crate) policies: Option<PathBuf>,
+
+    /// Who names the server, for messages.
+    #[arg(skip)]
+    #[serde(skip)]
+    source: Source,
+}
+
+#[derive(Clone, Default)]
+enum Source {
+    #[default]
+    CommandLine,
+    Environment,
+    File(PathBuf),
 }
 
 impl Settings {
@@ -87,9 +100,9 @@ impl Settings {
             None if Path::new(DEFAULT_FILE).exists() => Self::from_file(Path::new(DEFAULT_FILE))?,
             None => Self::default(),
         };
-        args.validate("the command line")?;
-        environment.validate("the environment")?;
-        file.validate("the configuration file")?;
+        for source in [&args, &environment, &file] {
+            source.validate()?;
+        }
         Ok(args.or(environment).or(file))
     }
 
@@ -121,6 +134,7 @@ impl Settings {
             ipv6_prefix: { bits.transpose() }
                 .map_err(|why| Error::usage(format_args!("SLUICEGATE_IPV6_PREFIX: {why}")))?,
             policies: None,
+            source: Source::Environment,
         })
     }
 
@@ -134,16 +148,43 @@ impl Settings {
         })?;
         // As everybody expects who starts the tool in another folder.
         settings.policies = settings.policies.map(|path| file.with_file_name(path));
+        settings.source = Source::File(file.to_owned());
         Ok(settings)
     }
 
-    fn validate(&self, source: &str) -> Result<(), Error> {
+    pub(crate) fn prefix(&self) -> &str {
+        self.prefix.as_deref().unwrap_or("sluicegate")
+    }
+
+    /// What to tell somebody who finds nothing.
+    pub(crate) fn prefix_hint(&self) -> String {
+        let prefix = self.prefix();
+        format!(
+            "Only keys that begin with `{prefix}` are looked at: is that the service's --prefix?"
+        )
+    }
+
+    /// Where the setting of this name was found: `--redis`, `SLUICEGATE_REDIS`, or `redis` of a file.
+    pub(crate) fn origin(&self, name: &str) -> String {
+        match &self.source {
+            Source::CommandLine => format!("--{name}"),
+            Source::Environment => format!("SLUICEGATE_{}", name.to_uppercase()),
+            Source::File(file) => format!("`{name}` in {}", file.display()),
+        }
+    }
+
+    fn validate(&self) -> Result<(), Error> {
         let servers = [
             self.redis.is_some(),
             self.cluster.is_some(),
             self.sentinel.is_some(),
         ];
         if servers.into_iter().filter(|it| *it).count() > 1 {
+            let source = match &self.source {
+                Source::CommandLine => "the command line",
+                Source::Environment => "the environment",
+                Source::File(_) => "the configuration file",
+            };
             return Err(Error::usage(format_args!(
                 "{source} names several of redis, cluster and sentinel: give one of them"
             )));
@@ -166,6 +207,7 @@ impl Settings {
             timeout: self.timeout.or(other.timeout),
             ipv6_prefix: self.ipv6_prefix.or(other.ipv6_prefix),
             policies: self.policies.or(other.policies),
+            source: server.source,
         }
     }
 }

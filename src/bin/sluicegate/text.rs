@@ -80,11 +80,17 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// Text of a stranger in one line, without what a terminal would obey.
+/// Text of a stranger in one line, without what a terminal would obey, or what turns the direction of the text around.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
-    let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    let shown = |c: char| if is_unsafe(c) { '\u{fffd}' } else { c };
     text.chars().map(shown).collect()
+}
+
+/// Whether a terminal obeys it, or shows what follows in another order.
+pub(crate) fn is_unsafe(c: char) -> bool {
+    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    turns || c.is_control()
 }
 
 #[cfg(test)]
@@ -126,6 +132,10 @@ mod tests {
         assert_eq!(
             printable(b"a\x1b[31m\n\xff\xc2\x9b"),
             "a\u{fffd}[31m\u{fffd}\u{fffd}\u{fffd}"
+        );
+        assert_eq!(
+            printable("a\u{202e}b\u{2066}c\u{200f}".as_bytes()),
+            "a\u{fffd}b\u{fffd}c\u{fffd}"
         );
     }
 }

@@ -1,28 +1,19 @@
 //! How the tool writes times of the server: in UTC, to the millisecond.
 
-use jiff::{Timestamp, tz::TimeZone};
+use super::text::formatted;
 
 /// Date and time: `2026-11-22 14:40:03.123 UTC`.
 pub(crate) fn date_time(ms: u64) -> String {
-    format(ms, "%Y-%m-%d %H:%M:%S%.3f UTC")
+    formatted(ms, "%Y-%m-%d %H:%M:%S%.3f UTC")
 }
 
 /// The time, with the date if it is more than half a day from `now_ms`.
 pub(crate) fn time(ms: u64, now_ms: u64) -> String {
     if ms.abs_diff(now_ms) < 43_200_000 {
-        format(ms, "%H:%M:%S%.3f")
+        formatted(ms, "%H:%M:%S%.3f")
     } else {
-        format(ms, "%Y-%m-%d %H:%M:%S%.3f")
+        formatted(ms, "%Y-%m-%d %H:%M:%S%.3f")
     }
-}
-
-fn format(ms: u64, format: &str) -> String {
-    let time = i64::try_from(ms).ok();
-    let time = time.and_then(|ms| Timestamp::from_millisecond(ms).ok());
-    time.map_or_else(
-        || format!("{ms}ms"),
-        |time| time.to_zoned(TimeZone::UTC).strftime(format).to_string(),
-    )
 }
 
 /// A span of time in at most two units: `417ms`, `23.417s`, `12m 5s`, `3h 12m`, `2d 3h`.
@@ -69,6 +60,6 @@ mod tests {
         assert_eq!(date_time(now_ms), "2023-11-14 22:13:20.123 UTC");
         assert_eq!(time(now_ms + 1_000, now_ms), "22:13:21.123");
         assert_eq!(time(now_ms + 86_400_000, now_ms), "2023-11-15 22:13:20.123");
-        assert_eq!(time(u64::MAX, now_ms), "18446744073709551615ms");
+        assert_eq!(time(u64::MAX, now_ms), "18446744073709551615 ms");
     }
 }

@@ -18,7 +18,7 @@ use super::{
     server,
     settings::Settings,
     text::{self, grouped},
-    time::time,
+    time::date_time,
 };
 
 const EXAMPLES: &str = "\
@@ -28,8 +28,8 @@ Examples:
   sluicegate watch user=alice --json | jq -c '.policies[].rules[].used'
 
 At a terminal the page is drawn anew at each interval; in a pipe there is
-one line for each change, or one JSON document as of `inspect`. Ends with
-Ctrl-C.
+one line for each change, with its time by the server's clock in UTC, or one
+JSON document as of `inspect`. Ends with Ctrl-C.
 
 Policies that are not named, nor in a file, are looked for once, in the
 beginning.
@@ -56,9 +56,8 @@ pub(crate) fn run(
     output: &mut Output,
 ) -> Result<Answer, Error> {
     let key = args.identity.key(settings.ipv6_prefix())?;
-    server::block_on(async {
-        let inspector = server::connect(settings).await?.inspector();
-        let inspector = inspector.timeout(settings.timeout());
+    server::block_on(settings, async {
+        let inspector = server::inspector(&server::connect(settings).await?, settings);
         let reader = args.read.reader(settings, inspector, key).await?;
         let page = output.is_terminal() && !output.is_json();
         let screen = page.then(Screen::enter).transpose()?;
@@ -126,6 +125,9 @@ impl Watch {
             match self.reader.read().await {
                 Ok(reading) => {
                     is_away = false;
+                    if self.last.is_none() && reading.entries.is_empty() {
+                        anstream::eprintln!("{}", reading.prefix_hint);
+                    }
                     self.print_change(&Report::of(&reading)?, output)?;
                 }
                 Err(error) if !is_away => {
@@ -145,7 +147,7 @@ impl Watch {
         if output.is_json() {
             output.document(report)?;
         } else {
-            writeln!(output, "{} {line}", time(report.now_ms, report.now_ms))?;
+            writeln!(output, "{} {line}", date_time(report.now_ms))?;
         }
         output.flush()?;
         self.last = Some(line);
@@ -166,7 +168,7 @@ fn used(report: &Report) -> String {
         if policy.error.is_some() {
             return format!("{} unreadable", policy.policy);
         }
-        if policy.rules.is_empty() {
+        if policy.is_empty() {
             return format!("{} nothing", policy.policy);
         }
         let rules = policy.rules.iter().map(|rule| {

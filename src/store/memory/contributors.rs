@@ -1,7 +1,7 @@
 //! Who has contributed to accounts, as the Redis store keeps it: a table for each sixth of a window.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     hash::{BuildHasher, RandomState},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -15,11 +15,21 @@ use crate::{
 /// How many tables are kept: those of some thousand accounts.
 const MAX_TABLES: usize = 8_192;
 
+/// Of those that are no longer needed, so many are dropped for each that is new: a call never waits for all of them.
+const DROPPED_AT_ONCE: usize = 4;
+
 #[derive(Default)]
 pub(super) struct ContributorTables {
-    tables: Mutex<HashMap<TableId, Table>>,
+    tables: Mutex<Tables>,
     /// For the hashes of labels that cannot be shown.
     hasher: RandomState,
+}
+
+#[derive(Default)]
+struct Tables {
+    by_id: HashMap<Arc<TableId>, Table>,
+    /// All of them, by the time at which they are no longer part of a window.
+    by_release: BTreeMap<u64, Vec<Arc<TableId>>>,
 }
 
 /// The name of the policy, the key, and the span.
@@ -30,27 +40,22 @@ struct Table {
     units: HashMap<Arc<Key>, i64>,
     total: i64,
     error: i64,
-    release_ms: u64,
 }
 
 impl ContributorTables {
     pub(super) fn contribute(&self, contribution: &Contribution, now_ms: u64) -> Kept {
-        let release_ms = contribution.span.release_ms();
-        let mut tables = self.tables();
         let id = id(contribution.policy(), contribution.key(), contribution.span);
-        if tables.len() >= MAX_TABLES && !tables.contains_key(&id) {
-            make_room(&mut tables, now_ms);
-        }
-        let table = tables.entry(id).or_default();
-        table.release_ms = release_ms;
-        table.add(contribution)
+        let mut tables = self.tables();
+        tables
+            .table(id, contribution.span.release_ms(), now_ms)
+            .add(contribution)
     }
 
     pub(super) fn contributors(&self, policy: &Policy, key: &Key, now_ms: u64) -> Contributors {
         let (mut units, mut total, mut error) = (Vec::new(), 0_u64, 0_u64);
         let tables = self.tables();
         for span in Span::window(policy, now_ms) {
-            let Some(table) = tables.get(&id(policy, key, span)) else {
+            let Some(table) = tables.by_id.get(&id(policy, key, span)) else {
                 continue;
             };
             units.extend(table.units.iter().map(|(label, units)| {
@@ -63,7 +68,7 @@ impl ContributorTables {
         Contributors::new(units, total, error)
     }
 
-    fn tables(&self) -> MutexGuard<'_, HashMap<TableId, Table>> {
+    fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -71,6 +76,38 @@ impl ContributorTables {
     fn hash(&self, label: &Key) -> String {
         let [first, second] = [0, 1].map(|half| self.hasher.hash_one((half, label)));
         format!("{first:016x}{second:016x}")
+    }
+}
+
+impl Tables {
+    /// The table of this span, which is made if there is room for it, or else in the place of another.
+    fn table(&mut self, id: TableId, release_ms: u64, now_ms: u64) -> &mut Table {
+        if !self.by_id.contains_key(&id) {
+            self.make_room(now_ms);
+            let id = Arc::new(id);
+            let released = self.by_release.entry(release_ms).or_default();
+            released.push(Arc::clone(&id));
+            return self.by_id.entry(id).or_default();
+        }
+        self.by_id.entry(Arc::new(id)).or_default()
+    }
+
+    /// Drops some that are no longer part of a window; or else one of those that are the first to be so.
+    fn make_room(&mut self, now_ms: u64) {
+        for _ in 0..DROPPED_AT_ONCE {
+            let Some(mut first) = self.by_release.first_entry() else {
+                return;
+            };
+            if *first.key() > now_ms && self.by_id.len() < MAX_TABLES {
+                return;
+            }
+            if let Some(id) = first.get_mut().pop() {
+                self.by_id.remove(&id);
+            }
+            if first.get().is_empty() {
+                first.remove();
+            }
+        }
     }
 }
 
@@ -114,17 +151,39 @@ fn id(policy: &Policy, key: &Key, span: Span) -> TableId {
     )
 }
 
-/// Drops the tables that are no longer part of a window; or else the one that is the first to be so.
-fn make_room(tables: &mut HashMap<TableId, Table>, now_ms: u64) {
-    tables.retain(|_, table| table.release_ms > now_ms);
-    if tables.len() >= MAX_TABLES {
-        let first = tables.iter().min_by_key(|(_, table)| table.release_ms);
-        if let Some(id) = first.map(|(id, _)| id.clone()) {
-            tables.remove(&id);
-        }
-    }
-}
-
 fn positive(units: i64) -> u64 {
     u64::try_from(units).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table_id(number: u64) -> TableId {
+        ("api".into(), Key::new("account", number.to_string()), 0, 0)
+    }
+
+    #[test]
+    fn a_new_table_drops_few_that_are_over_and_there_is_never_one_too_many() {
+        let mut tables = Tables::default();
+        let most = MAX_TABLES as u64;
+        for number in 0..most {
+            tables.table(table_id(number), 1_000 + number % 7, 0);
+        }
+        assert_eq!(tables.by_id.len(), MAX_TABLES);
+        // None is over: one of those that are the first to be so makes room, and one that is there needs none.
+        tables.table(table_id(most), 2_000, 0);
+        tables.table(table_id(most), 2_000, 0);
+        assert_eq!(tables.by_id.len(), MAX_TABLES);
+        assert_eq!(tables.by_release[&1_000].len(), MAX_TABLES.div_ceil(7) - 1);
+        // All are over.
+        for number in 1..=MAX_TABLES {
+            tables.table(table_id(most + number as u64), 5_000, 3_000);
+            let dropped = DROPPED_AT_ONCE * number;
+            let left = (MAX_TABLES + number).saturating_sub(dropped).max(number);
+            assert_eq!(tables.by_id.len(), left);
+        }
+        let by_release = tables.by_release.values().map(Vec::len).sum::<usize>();
+        assert_eq!(by_release, MAX_TABLES);
+    }
 }

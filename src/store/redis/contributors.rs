@@ -1,4 +1,4 @@
-//! Who has contributed to accounts: a sorted set for each sixth of a window, by plain commands.
+//! Who has contributed to accounts: a sorted set for each sixth of a window, which a script of its own adds to.
 //!
 //! ```text
 //!   sluicegate:{account=acme}:api:by:<length>:<start>
@@ -37,32 +37,18 @@ const MEMBERS: usize = KEPT_LABELS + 2;
 
 type Reply<'a> = Pin<Box<dyn Future<Output = RedisResult<Value>> + Send + 'a>>;
 
-/// The commands for one set, and what its labels are there.
-struct Update {
-    name: Vec<u8>,
-    expire: Cmd,
-    commands: Vec<Cmd>,
-    labels: usize,
-}
+/// Adds and sets the TTL in one step: a connection that ends in between would leave a set that never expires.
+const SCRIPT: &str = include_str!("contributors.lua");
 
 impl RedisStore {
-    /// Nothing is added to a set that could not be given a TTL: that is tried first, also where there is no set yet.
     pub(super) fn add_contributions(&self, contributions: &[Contribution]) -> ContributeFuture {
         let updates = contributions.iter().map(|it| self.update(it));
-        let updates: Vec<Update> = updates.collect();
+        let updates: Vec<(Vec<u8>, Cmd)> = updates.collect();
         let transport = self.transport.clone();
         StoreFuture::pending(async move {
-            let expiries = updates.iter().map(|it| (&it.expire, &*it.name));
-            let expiries = send_all(&transport, expiries.collect()).await;
-            let mut commands = Vec::new();
-            for update in with_expiry(&updates, &expiries) {
-                commands.extend(update.commands.iter().map(|cmd| (cmd, &*update.name)));
-            }
-            let mut replies = send_all(&transport, commands).await.into_iter();
-            let kept = updates.iter().zip(expiries).map(|(update, expiry)| {
-                expiry?;
-                update.kept(replies.by_ref().take(update.commands.len()).collect())
-            });
+            let commands = updates.iter().map(|(name, cmd)| (cmd, &**name));
+            let replies = send_all(&transport, commands.collect()).await.into_iter();
+            let kept = replies.map(|reply| reply.and_then(kept));
             let kept = kept.map(|it| it.map_err(|error| store_error(&error)));
             Ok(kept.collect())
         })
@@ -79,7 +65,7 @@ impl RedisStore {
             let spans = Span::window(&policy, now_ms);
             let names = spans.map(|span| store.names.contributors(policy.name(), &key, span));
             let names: Vec<Vec<u8>> = names.collect();
-            let commands: Vec<Cmd> = names.iter().map(|name| range(name, 0)).collect();
+            let commands: Vec<Cmd> = names.iter().map(|name| range(name)).collect();
             let commands = commands.iter().zip(names.iter().map(Vec::as_slice));
             let sets = send_all(&store.transport, commands.collect()).await;
             let sets: Vec<Set> = sets
@@ -98,81 +84,41 @@ impl RedisStore {
         Ok(decision.usage().decided_at_ms())
     }
 
-    fn update(&self, contribution: &Contribution) -> Update {
-        let name = contribution.policy().name();
-        let name = self
-            .names
-            .contributors(name, contribution.key(), contribution.span);
-        let add = |member: &str, units: i64| {
-            let mut cmd = redis::cmd("ZINCRBY");
-            cmd.arg(&name).arg(units).arg(member);
-            cmd
-        };
+    /// The name of the set, and the command.
+    fn update(&self, contribution: &Contribution) -> (Vec<u8>, Cmd) {
+        let (policy, key) = (contribution.policy().name(), contribution.key());
+        let name = self.names.contributors(policy, key, contribution.span);
+        let mut cmd = redis::cmd("EVAL");
+        cmd.arg(SCRIPT).arg(1).arg(&name);
+        cmd.arg(millis(contribution.expires_in())).arg(MEMBERS);
         let (total, error) = (contribution.total(), contribution.error());
-        let expire = expire(&name, contribution);
-        let mut commands = vec![
-            add(TOTAL, total),
-            // Right behind the command that may have made the set.
-            expire.clone(),
-            add(TOTAL_AND_ERROR, total.saturating_add(error)),
-        ];
-        let labels = contribution.units();
-        commands.extend(labels.map(|(label, units)| add(&self.names.label(label), units)));
-        commands.push(trim(&name));
-        commands.push(range(&name, MEMBERS));
-        Update {
-            labels: contribution.units().len(),
-            name,
-            expire,
-            commands,
+        cmd.arg(TOTAL).arg(total);
+        cmd.arg(TOTAL_AND_ERROR).arg(total.saturating_add(error));
+        for (label, units) in contribution.units() {
+            cmd.arg(self.names.label(label)).arg(units);
         }
+        (name, cmd)
     }
 }
 
-impl Update {
-    /// What is left of each label. The last reply tells the least that is kept, in a set that is full.
-    fn kept(&self, replies: Vec<RedisResult<Value>>) -> RedisResult<Kept> {
-        let replies: Vec<Value> = replies.into_iter().collect::<RedisResult<_>>()?;
-        let mut replies = replies.into_iter();
-        let floor = replies.next_back().map(Set::members).transpose()?;
-        let floor = floor.and_then(|members| members.first().map(|(_, units)| *units));
-        let floor = floor.unwrap_or(0);
-        let units = replies.skip(3).take(self.labels).map(|reply| {
-            let units = f64::from_redis_value(reply).map(units)?;
-            Ok(if units < floor { 0 } else { units })
-        });
-        Ok(Kept::new(units.collect::<RedisResult<_>>()?, floor))
-    }
+/// What is left of each label. The last part of the reply tells the least that is kept, in a set that is full.
+fn kept(reply: Value) -> RedisResult<Kept> {
+    let mut scores = Vec::<Value>::from_redis_value(reply)?;
+    let floor = scores.pop().map(Set::members).transpose()?;
+    let floor = floor.and_then(|members| members.first().map(|(_, units)| *units));
+    let floor = floor.unwrap_or(0);
+    // Behind those of the two sums.
+    let units = scores.into_iter().skip(2).map(|score| {
+        let units = f64::from_redis_value(score).map(units)?;
+        Ok(if units < floor { 0 } else { units })
+    });
+    Ok(Kept::new(units.collect::<RedisResult<_>>()?, floor))
 }
 
-fn with_expiry<'a>(
-    updates: &'a [Update],
-    expiries: &[RedisResult<Value>],
-) -> impl Iterator<Item = &'a Update> {
-    let all = updates.iter().zip(expiries);
-    all.filter_map(|(update, expiry)| expiry.is_ok().then_some(update))
-}
-
-fn expire(name: &[u8], contribution: &Contribution) -> Cmd {
-    let mut cmd = redis::cmd("PEXPIRE");
-    cmd.arg(name).arg(millis(contribution.expires_in()));
-    cmd
-}
-
-fn trim(name: &[u8]) -> Cmd {
-    let mut cmd = redis::cmd("ZREMRANGEBYRANK");
-    cmd.arg(name).arg(0).arg(format!("-{}", MEMBERS + 1));
-    cmd
-}
-
-/// The member at this place from the greatest, or all for 0.
-fn range(name: &[u8], place: usize) -> Cmd {
+/// All members, the least first.
+fn range(name: &[u8]) -> Cmd {
     let mut cmd = redis::cmd("ZRANGE");
-    let (first, last) = match place {
-        0 => ("0".to_owned(), "-1".to_owned()),
-        place => (format!("-{place}"), format!("-{place}")),
-    };
-    cmd.arg(name).arg(first).arg(last).arg("WITHSCORES");
+    cmd.arg(name).arg(0).arg(-1).arg("WITHSCORES");
     cmd
 }
 

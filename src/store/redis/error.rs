@@ -16,7 +16,6 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
             StoreErrorKind::Unavailable,
             "the proxy cannot reach its Redis server",
         ),
-        Some("ERR") if lacks_rights_inside(detail) => of_server("NOPERM"),
         Some("ERR") if lacks_database(error) => (
             StoreErrorKind::AccessDenied,
             "the Redis server has no such database, or its user may not SELECT it",
@@ -37,10 +36,15 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
 enum Cause {
     Io(io::ErrorKind),
     Redis(ErrorKind),
+    /// A command that the user may not run.
+    MissingRight(Box<str>),
 }
 
 impl Cause {
     fn of(error: &RedisError) -> Self {
+        if let Some(command) = forbidden_command(error) {
+            return Self::MissingRight(command.into());
+        }
         // redis-rs keeps the cause behind an `Arc`.
         let io = error.source().and_then(|source| {
             match source.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
@@ -61,6 +65,7 @@ impl fmt::Display for Cause {
             Self::Io(kind) => kind.fmt(f),
             Self::Redis(ErrorKind::Server(_)) => f.write_str("error reply of the server"),
             Self::Redis(kind) => write!(f, "{kind:?}"),
+            Self::MissingRight(command) => write!(f, "the right `+{command}` is missing"),
         }
     }
 }
@@ -72,6 +77,9 @@ impl Error for Cause {}
 /// `ERR Error running script (call to f_<hash>): @user_script:1: @user_script: 1: -OOM command not allowed …`
 pub(super) fn code(error: &RedisError) -> Option<&str> {
     let code = error.code()?;
+    if error.detail().is_some_and(lacks_rights_inside) {
+        return Some("NOPERM");
+    }
     let detail = error.detail().filter(|_| code == "ERR");
     let hidden = detail.and_then(|detail| detail.strip_prefix("Error running script"));
     Some(hidden.and_then(hidden_code).unwrap_or(code))
@@ -88,6 +96,14 @@ fn hidden_code(text: &str) -> Option<&str> {
 fn lacks_rights_inside(detail: &str) -> bool {
     detail.contains("The user executing the script can't run")
         || detail.contains("ACL failure in script")
+}
+
+/// The command that an error about missing rights names, with its subcommand: `scan`, `cluster|slots`.
+fn forbidden_command(error: &RedisError) -> Option<&str> {
+    let detail = error.detail().filter(|_| code(error) == Some("NOPERM"))?;
+    let (command, _) = detail.split_once("to run the '")?.1.split_once('\'')?;
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || matches!(byte, b'|' | b'-' | b'_');
+    (command.len() <= 32 && command.bytes().all(is_plain)).then_some(command)
 }
 
 /// redis-rs keeps neither the code nor all of the text.

@@ -49,6 +49,11 @@ pub(crate) fn run(
     }
     let mapping = Mapping::new(&policies, &args.key, settings.ipv6_prefix())?;
     let jobs = jobs::jobs(&mapping, args)?;
+    if let Some(path) = &args.report {
+        // Before hours of work; what stands there stays until the page is ready.
+        let file = fs::OpenOptions::new().append(true).create(true).open(path);
+        file.map_err(|error| Error::file(path, &error))?;
+    }
     let progress = Progress::new(&args.logs);
     let mut reading = Reading::open(args, &mapping, &progress)?;
     let jobs = jobs::run(jobs, |send| reading.read(send))?;
@@ -58,7 +63,14 @@ pub(crate) fn run(
     if counts.read > 0 && counts.unreadable == counts.read {
         return Err(Error::usage("no line can be read: nothing was replayed"));
     }
-    let outcome = Outcome::new(&mapping, jobs, reading.counts, args.top)?;
+    let outcome = Outcome::new(&mapping, jobs, reading.counts, args.number)?;
+    let mistyped = outcome.policies.iter().find(|it| it.is_mistyped());
+    if let Some(policy) = mistyped.filter(|_| outcome.requests > 0) {
+        let (name, key) = (&policy.name, &policy.key);
+        return Err(Error::usage(format_args!(
+            "--key: no line has a field `{key}`, so that nothing would be limited by `{name}`"
+        )));
+    }
     if let Some(path) = &args.report {
         fs::write(path, report::page(&outcome)?).map_err(|error| Error::file(path, &error))?;
     }

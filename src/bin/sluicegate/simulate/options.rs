@@ -73,9 +73,9 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 100_000, value_parser = capacity)]
     pub(super) keys: usize,
 
-    /// How many identities are listed
-    #[arg(long, value_name = "COUNT", default_value_t = 10)]
-    pub(super) top: usize,
+    /// How many identities to show
+    #[arg(short, long, value_name = "N", default_value_t = 10)]
+    pub(super) number: usize,
 
     /// Write a page with plots to this file
     #[arg(long, value_name = "FILE")]

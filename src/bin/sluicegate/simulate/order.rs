@@ -7,7 +7,10 @@
 //! Most logs tell whole seconds. Replayed as they stand, all requests of a second would come at once, and a limit of
 //! ten a second would deny clients that keep to it. So those of one second are spread evenly over it, in their order.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use super::request::Request;
 
@@ -19,6 +22,9 @@ const LONG_KEYS: usize = 128;
 
 const SECOND_MS: u64 = 1_000;
 
+/// Odd, so that there is one in the middle; less than half of them may have wrong dates.
+const LAST: usize = 9;
+
 pub(super) struct Order {
     wait: u64,
     spread: bool,
@@ -26,9 +32,9 @@ pub(super) struct Order {
     /// By the second.
     held: BTreeMap<u64, Vec<Request>>,
     count: usize,
-    /// The latest second that two lines in a row have reached: one line with a wrong date must not end the waiting.
+    /// The latest second that most of the `LAST` lines have reached: some with a wrong date must not end the waiting.
     newest: u64,
-    last: u64,
+    last: VecDeque<u64>,
     /// The first second that has not been replayed.
     next: u64,
     /// How many came too late for their time.
@@ -44,7 +50,7 @@ impl Order {
             held: BTreeMap::new(),
             count: 0,
             newest: 0,
-            last: 0,
+            last: VecDeque::with_capacity(LAST),
             next: 0,
             late: 0,
         }
@@ -58,10 +64,23 @@ impl Order {
             request.ms = second * SECOND_MS;
             request.is_whole = false;
         }
-        self.newest = self.newest.max(second.min(self.last));
-        self.last = second;
+        self.newest = self.newest.max(self.reached(second));
         self.count += weight(&request);
         self.held.entry(second).or_default().push(request);
+    }
+
+    /// The second that most of the last lines have reached, with this one.
+    fn reached(&mut self, second: u64) -> u64 {
+        if self.last.len() == LAST {
+            self.last.pop_front();
+        }
+        self.last.push_back(second);
+        let mut sorted = [0; LAST]; // those that are missing have reached nothing
+        for (place, second) in sorted.iter_mut().zip(&self.last) {
+            *place = *second;
+        }
+        sorted.sort_unstable();
+        sorted[LAST / 2]
     }
 
     /// The requests of the next second, if nothing that belongs before or among them is to be expected.
@@ -128,15 +147,20 @@ mod tests {
     #[test]
     fn requests_are_put_in_order_within_the_time_that_is_waited() {
         let mut order = Order::new(Duration::from_secs(2), true);
-        let times = [5_000, 4_500, 7_999, 5_100, 8_000, 8_001, 4_000].map(|ms| (ms, false));
+        let times = [
+            5_000, 4_500, 7_999, 5_100, 8_000, 8_001, 8_002, 8_003, 4_000,
+        ];
+        let times = times.map(|ms| (ms, false));
         let expected = [
             (2, 4_500),
             (1, 5_000),
+            (9, 5_000),
             (4, 5_100),
-            (7, 6_000),
             (3, 7_999),
             (5, 8_000),
             (6, 8_001),
+            (7, 8_002),
+            (8, 8_003),
         ];
         assert_eq!(replayed(&mut order, &times), expected);
         assert_eq!(order.late, 1);
@@ -161,6 +185,24 @@ mod tests {
             replayed(&mut Order::new(Duration::from_secs(5), false), &times),
             as_it_stands
         );
+    }
+
+    #[test]
+    fn some_lines_with_wrong_dates_disturb_no_other() {
+        let wrong = (99_000_000, true);
+        let mut times: Vec<_> = (0..40)
+            .map(|second| (5_000 + second * 1_000, true))
+            .collect();
+        for at in [10, 11, 12, 25, 26, 27, 28] {
+            times.insert(at, wrong);
+        }
+        // One that is late by no more than is waited for.
+        times.insert(35, (32_000, true));
+        let mut order = Order::new(Duration::from_secs(5), true);
+        let replayed = replayed(&mut order, &times);
+        assert_eq!(order.late, 0);
+        assert!(replayed.is_sorted_by_key(|(_, ms)| *ms));
+        assert!(replayed[41..].iter().all(|(_, ms)| *ms >= wrong.0));
     }
 
     #[test]

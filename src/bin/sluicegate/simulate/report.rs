@@ -8,7 +8,7 @@ use super::{
         text::{date, grouped},
     },
     plot::{self, COLOURS},
-    result::{Outcome, PolicyOutcome, RuleOutcome},
+    result::Outcome,
     write::{share, span},
 };
 
@@ -55,17 +55,10 @@ impl Display for Escaped<'_> {
     }
 }
 
-/// All rules in the order in which they are counted.
-fn rules(outcome: &Outcome) -> impl Iterator<Item = (&PolicyOutcome, &RuleOutcome)> {
-    outcome
-        .policies
-        .iter()
-        .flat_map(|policy| policy.rules.iter().map(move |rule| (policy, rule)))
-}
-
 /// The rules that refused requests, each with its colour.
 fn coloured(outcome: &Outcome) -> Vec<(usize, usize)> {
-    let refusing = rules(outcome)
+    let refusing = outcome
+        .rules()
         .enumerate()
         .filter(|(_, (policy, rule))| rule.refused > 0 && !policy.shadow);
     refusing
@@ -105,7 +98,7 @@ fn body(page: &mut String, outcome: &Outcome, plots: &Plots) -> fmt::Result {
             page,
             "<h2>Refusals by rule over time</h2>\n<p>In spans of {length}."
         )?;
-        let all: Vec<_> = rules(outcome).collect();
+        let all: Vec<_> = outcome.rules().collect();
         for (rule, colour) in coloured(outcome) {
             let (policy, rule) = all[rule];
             write!(
@@ -148,6 +141,13 @@ fn summary(page: &mut String, outcome: &Outcome) -> fmt::Result {
         )?;
     }
     writeln!(page, "</div>")?;
+    for policy in outcome.policies.iter().filter(|it| it.bans) {
+        let name = Escaped(&policy.name);
+        writeln!(
+            page,
+            "<p class=\"warning\">The ban of {name} is not replayed: it would refuse more.</p>"
+        )?;
+    }
     if outcome.full {
         writeln!(
             page,
@@ -164,12 +164,8 @@ fn by_rule(page: &mut String, outcome: &Outcome) -> fmt::Result {
          would have been refused, if no other rule refused anybody either.</p>\n<div class=\"scroll\"><table>\n\
          <tr><th>policy<th>by<th>rule<th class=\"number\">refused<th><th class=\"number\">alone<th class=\"number\">nobody at</tr>"
     )?;
-    let most = rules(outcome).map(|it| it.1.refused).max().unwrap_or(0);
-    for (policy, rule) in rules(outcome) {
-        let nobody = match rule.nobody_refused_at {
-            Some(limit) => grouped(limit),
-            None => format!("> {}", grouped(rule.limit.saturating_mul(100))),
-        };
+    let most = outcome.rules().map(|it| it.1.refused).max().unwrap_or(0);
+    for (policy, rule) in outcome.rules() {
         let shadow = if policy.shadow { " (shadow)" } else { "" };
         writeln!(
             page,
@@ -180,7 +176,7 @@ fn by_rule(page: &mut String, outcome: &Outcome) -> fmt::Result {
             grouped(rule.refused),
             Bar(rule.refused, most),
             grouped(rule.alone),
-            Escaped(&nobody),
+            Escaped(&rule.nobody_at()),
         )?;
     }
     writeln!(page, "</table></div>")
@@ -208,12 +204,13 @@ fn other_limits(page: &mut String, outcome: &Outcome) -> fmt::Result {
          replayed.</p>\n<div class=\"scroll\"><table>\n\
          <tr><th>policy<th>rule<th class=\"number\">limit<th class=\"number\">refused<th><th class=\"number\">of all</tr>"
     )?;
-    let most = rules(outcome)
+    let most = outcome
+        .rules()
         .flat_map(|it| &it.1.other_limits)
         .map(|it| it.refused)
         .max();
     let most = most.unwrap_or(0).max(outcome.refused);
-    for (policy, rule) in rules(outcome) {
+    for (policy, rule) in outcome.rules() {
         let (now, whole) = if policy.shadow {
             (policy.refused, policy.requests)
         } else {

@@ -29,6 +29,8 @@ pub(super) struct Request {
 pub(super) struct Mapping {
     pub(super) policies: Vec<(Policy, usize)>,
     fields: Vec<(Field, &'static str)>,
+    /// Of each policy, whether its field was named by `--key`.
+    pub(super) is_named: Vec<bool>,
     ipv6_prefix: u8,
 }
 
@@ -43,6 +45,7 @@ impl Mapping {
         let mut mapping = Self {
             policies: Vec::new(),
             fields: Vec::new(),
+            is_named: Vec::new(),
             ipv6_prefix,
         };
         for key in keys {
@@ -66,13 +69,12 @@ impl Mapping {
         };
         let all = keys.iter().rev().find(|key| !key.contains('='));
         for policy in policies.iter() {
-            let field =
-                own(policy.name())
-                    .or(all.map(String::as_str))
-                    .unwrap_or(match policy.name() {
-                        "user" => "user",
-                        _ => "ip",
-                    });
+            let named = own(policy.name()).or(all.map(String::as_str));
+            let field = named.unwrap_or(match policy.name() {
+                "user" => "user",
+                _ => "ip",
+            });
+            mapping.is_named.push(named.is_some());
             let field = mapping.field(field);
             mapping.policies.push((policy.clone(), field));
         }

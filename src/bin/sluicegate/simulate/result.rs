@@ -50,6 +50,19 @@ pub(super) struct PolicyOutcome {
     pub(super) requests: u64,
     pub(super) refused: u64,
     pub(super) rules: Vec<RuleOutcome>,
+    /// Whether it has a ban, which is not replayed.
+    #[serde(skip)]
+    pub(super) bans: bool,
+    /// Whether its field was named on the command line.
+    #[serde(skip)]
+    is_named: bool,
+}
+
+impl PolicyOutcome {
+    /// Whether its field was named, and no line has it.
+    pub(super) fn is_mistyped(&self) -> bool {
+        self.is_named && self.requests == 0
+    }
 }
 
 #[derive(Serialize)]
@@ -68,6 +81,14 @@ pub(super) struct RuleOutcome {
 }
 
 impl RuleOutcome {
+    /// The limit under which nobody would have been refused, for a person.
+    pub(super) fn nobody_at(&self) -> String {
+        self.nobody_refused_at.map_or_else(
+            || format!("> {}", text::grouped(self.limit.saturating_mul(100))),
+            text::grouped,
+        )
+    }
+
     /// The limit itself, with the refusals of now, among the others: each with the refusals that there would be.
     pub(super) fn limits(&self, now: u64) -> Vec<(u64, u64)> {
         let others = self.other_limits.iter().map(|it| (it.limit, it.refused));
@@ -110,6 +131,12 @@ pub(super) struct Identity {
 }
 
 impl Outcome {
+    /// All rules in the order in which they are counted.
+    pub(super) fn rules(&self) -> impl Iterator<Item = (&PolicyOutcome, &RuleOutcome)> {
+        let policies = self.policies.iter();
+        policies.flat_map(|policy| policy.rules.iter().map(move |rule| (policy, rule)))
+    }
+
     pub(super) fn new(
         mapping: &Mapping,
         jobs: Vec<Job>,
@@ -130,36 +157,38 @@ impl Outcome {
         tally.finish()?;
         variants.sort_by_key(|it| (it.rule, it.limit));
         let mut rules = tally.rules.iter().zip(&peaks.peaks).enumerate();
-        let policies =
-            mapping
-                .policies
-                .iter()
-                .zip(&tally.policies)
-                .map(|((policy, key), counts)| {
-                    let rules = policy.rules().iter().zip(rules.by_ref()).map(
-                        |(rule, (place, (counts, (peak, more))))| RuleOutcome {
-                            rule: rule.to_string(),
-                            refused: counts.refused,
-                            alone: counts.alone,
-                            nobody_refused_at: (!more).then_some(*peak),
-                            limit: rule.limit(),
-                            other_limits: { variants.iter().filter(|it| it.rule == place) }
-                                .map(|it| OtherLimit {
-                                    limit: it.limit,
-                                    refused: it.refused,
-                                })
-                                .collect(),
-                        },
-                    );
-                    PolicyOutcome {
-                        name: policy.name().to_owned(),
-                        key: mapping.name(*key).to_owned(),
-                        shadow: policy.is_shadow(),
-                        requests: counts.requests,
+        let policies = mapping
+            .policies
+            .iter()
+            .zip(&tally.policies)
+            .zip(&mapping.is_named)
+            .map(|(((policy, key), counts), is_named)| {
+                let rules = policy.rules().iter().zip(rules.by_ref()).map(
+                    |(rule, (place, (counts, (peak, more))))| RuleOutcome {
+                        rule: rule.to_string(),
                         refused: counts.refused,
-                        rules: rules.collect(),
-                    }
-                });
+                        alone: counts.alone,
+                        nobody_refused_at: (!more).then_some(*peak),
+                        limit: rule.limit(),
+                        other_limits: { variants.iter().filter(|it| it.rule == place) }
+                            .map(|it| OtherLimit {
+                                limit: it.limit,
+                                refused: it.refused,
+                            })
+                            .collect(),
+                    },
+                );
+                PolicyOutcome {
+                    name: policy.name().to_owned(),
+                    key: mapping.name(*key).to_owned(),
+                    shadow: policy.is_shadow(),
+                    requests: counts.requests,
+                    refused: counts.refused,
+                    rules: rules.collect(),
+                    bans: policy.banned_by().is_some(),
+                    is_named: *is_named,
+                }
+            });
         let time = |ms| (tally.requests > 0).then(|| text::rfc3339(ms));
         Ok(Self {
             requests: tally.requests,

@@ -71,6 +71,13 @@ fn summary(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
             writeln!(output, "{WARN}{} {what}{WARN:#}", grouped(count))?;
         }
     }
+    for policy in outcome.policies.iter().filter(|it| it.bans) {
+        writeln!(
+            output,
+            "{WARN}the ban of {} is not replayed: it would refuse more{WARN:#}",
+            policy.name
+        )?;
+    }
     if outcome.full {
         writeln!(
             output,
@@ -80,8 +87,12 @@ fn summary(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
     Ok(())
 }
 
+fn right(text: String) -> Cell {
+    Cell::new(text).set_alignment(CellAlignment::Right)
+}
+
 fn number(number: u64) -> Cell {
-    Cell::new(grouped(number)).set_alignment(CellAlignment::Right)
+    right(grouped(number))
 }
 
 fn refusals(count: u64) -> Cell {
@@ -109,18 +120,13 @@ fn policies(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
                 0 => (Cell::new(name(policy)), number(policy.requests)),
                 _ => (Cell::new(""), Cell::new("")),
             };
-            let nobody = match rule.nobody_refused_at {
-                Some(limit) => number(limit),
-                None => Cell::new(format!("> {}", grouped(rule.limit.saturating_mul(100))))
-                    .set_alignment(CellAlignment::Right),
-            };
             table.add_row([
                 policy_name,
                 Cell::new(&rule.rule),
                 requests,
                 refusals(rule.refused),
                 number(rule.alone),
-                nobody,
+                right(rule.nobody_at()),
             ]);
         }
     }
@@ -132,13 +138,10 @@ fn policies(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
 }
 
 fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
-    let rules = || {
-        outcome
-            .policies
-            .iter()
-            .flat_map(|policy| policy.rules.iter().map(move |rule| (policy, rule)))
-    };
-    if rules().all(|(_, rule)| rule.other_limits.is_empty()) {
+    if outcome
+        .rules()
+        .all(|(_, rule)| rule.other_limits.is_empty())
+    {
         return Ok(());
     }
     let mut table = output.table([
@@ -149,7 +152,7 @@ fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
         "share",
         "change",
     ]);
-    for (policy, rule) in rules() {
+    for (policy, rule) in outcome.rules() {
         let (now, requests) = if policy.shadow {
             (policy.refused, policy.requests)
         } else {
@@ -168,8 +171,8 @@ fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
                 first(&rule.rule),
                 number(limit),
                 refusals(refused),
-                Cell::new(share(refused, requests)).set_alignment(CellAlignment::Right),
-                Cell::new(change).set_alignment(CellAlignment::Right),
+                right(share(refused, requests)),
+                right(change),
             ]);
         }
     }
@@ -233,7 +236,7 @@ fn hardest_hit(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
         table.add_row([
             Cell::new(&it.identity),
             refusals(it.refused),
-            Cell::new(share(it.refused, outcome.refused)).set_alignment(CellAlignment::Right),
+            right(share(it.refused, outcome.refused)),
             Cell::new(short_date(it.first_ms)),
             Cell::new(short_date(it.last_ms)),
         ]);

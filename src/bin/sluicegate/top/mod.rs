@@ -5,10 +5,11 @@ mod ranking;
 use std::{io::Write, path::PathBuf};
 
 use clap::Args;
-use comfy_table::{Cell, CellAlignment, Color};
+use comfy_table::{Cell, Color};
 use serde::Serialize;
 use sluicegate::{
     Policy,
+    block::{Block, BlockedBy},
     policies::Policies,
     store::redis::inspect::{Inspector, Server, StoredName},
 };
@@ -17,13 +18,13 @@ use self::ranking::{Ranked, Ranking};
 use super::{
     Answer,
     error::Error,
-    output::{BAD, DIM, Output},
+    output::{BAD, DIM, Output, align_right},
     policies_file,
-    scan::{Scan, Share},
+    scan::{DEFAULT_LOAD, Scan, Share},
     server,
     settings::Settings,
     text::grouped,
-    time::{span, time},
+    time::span,
 };
 
 const EXAMPLES: &str = "\
@@ -70,8 +71,8 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "SHARE", default_value = "100%", value_parser = Share::parse)]
     sample: Share,
 
-    /// For which share of the time a server may be kept busy
-    #[arg(long, value_name = "SHARE", default_value = "5%", value_parser = Share::parse)]
+    /// For which share of the time a server may be kept busy, from 0.1%
+    #[arg(long, value_name = "SHARE", default_value_t = DEFAULT_LOAD, value_parser = Share::parse_load)]
     load: Share,
 }
 
@@ -89,7 +90,13 @@ struct Report {
     /// Of how many one more unit does not fit; null where no limits are known.
     full: Option<u64>,
     unreadable: u64,
+    /// How many identities are blocked; null with --policy.
+    blocked: Option<u64>,
+    /// How many of them by a ban.
+    banned: Option<u64>,
     top: Vec<Row>,
+    #[serde(skip)]
+    prefix_hint: String,
 }
 
 #[derive(Serialize)]
@@ -114,10 +121,13 @@ pub(crate) fn run(
 ) -> Result<Answer, Error> {
     let file = args.policies.as_ref().or(settings.policies.as_ref());
     let policies = file.map(|file| policies_file::load(file)).transpose()?;
-    let report = server::block_on(async {
-        let inspector = server::connect(settings).await?.inspector();
-        let inspector = inspector.timeout(settings.timeout());
-        Top::new(args, policies).run(&inspector).await
+    let report = server::block_on(settings, async {
+        let inspector = server::inspector(&server::connect(settings).await?, settings);
+        let report = Top::new(args, policies).run(&inspector).await?;
+        Ok(Report {
+            prefix_hint: settings.prefix_hint(),
+            ..report
+        })
     })?;
     if output.is_json() {
         output.document(&report)?;
@@ -134,6 +144,8 @@ struct Top<'a> {
     now_ms: u64,
     read: u64,
     unreadable: u64,
+    blocked: u64,
+    banned: u64,
 }
 
 impl<'a> Top<'a> {
@@ -145,12 +157,17 @@ impl<'a> Top<'a> {
             now_ms: 0,
             read: 0,
             unreadable: 0,
+            blocked: 0,
+            banned: 0,
         }
     }
 
     async fn run(mut self, inspector: &Inspector) -> Result<Report, Error> {
         let scan = Scan::new(inspector, self.args.load).await?;
-        let selection = inspector.all(self.args.policy.as_deref());
+        let selection = match self.args.policy.as_deref() {
+            Some(policy) => inspector.all(Some(policy)),
+            None => inspector.all_with_blocks(),
+        };
         let batches = async |server: &Server, names| self.batch(server, names).await;
         scan.run(&selection, batches).await?;
         if self.read == 0 && scan.total == 0 {
@@ -164,10 +181,13 @@ impl<'a> Top<'a> {
     }
 
     async fn batch(&mut self, server: &Server, mut names: Vec<StoredName>) -> Result<(), Error> {
+        names.retain(|name| is_chosen(name, self.args.sample));
+        let (blocks, mut names): (Vec<_>, Vec<_>) =
+            names.into_iter().partition(StoredName::is_of_block);
+        self.count_blocks(server, &blocks).await?;
         if let Some(policies) = &self.policies {
             names.retain(|name| policies.get(name.policy()).is_some());
         }
-        names.retain(|name| is_chosen(name, self.args.sample));
         if names.is_empty() {
             return Ok(());
         }
@@ -191,6 +211,25 @@ impl<'a> Top<'a> {
         Ok(())
     }
 
+    async fn count_blocks(&mut self, server: &Server, names: &[StoredName]) -> Result<(), Error> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        self.now_ms = server.now_ms().await?;
+        for block in server.blocks(names).await? {
+            let Ok(block) = block else {
+                self.unreadable += 1;
+                continue;
+            };
+            let until_ms = |block: &Block| block.until_ms().unwrap_or(u64::MAX);
+            if let Some(block) = block.filter(|it| until_ms(it) > self.now_ms) {
+                self.blocked += 1;
+                self.banned += u64::from(block.by() == BlockedBy::Ban);
+            }
+        }
+        Ok(())
+    }
+
     fn report(&self, keys: u64) -> Report {
         let has_limits = self.policies.is_some();
         let rows = self.ranking.first().iter();
@@ -201,6 +240,9 @@ impl<'a> Top<'a> {
             counting: self.ranking.seen,
             full: has_limits.then_some(self.ranking.full),
             unreadable: self.unreadable,
+            blocked: self.args.policy.is_none().then_some(self.blocked),
+            banned: self.args.policy.is_none().then_some(self.banned),
+            prefix_hint: String::new(),
             top: rows.map(|ranked| Row::of(ranked, has_limits)).collect(),
         }
     }
@@ -237,33 +279,42 @@ impl Row {
         }
     }
 
-    fn cells(&self, now_ms: u64) -> Vec<Cell> {
+    fn cells(&self, now_ms: u64) -> Vec<String> {
         let mut cells = vec![
-            Cell::new(&self.identity),
-            Cell::new(&self.policy),
-            Cell::new(&self.rule),
-            Cell::new(grouped(self.used)),
+            self.identity.clone(),
+            self.policy.clone(),
+            self.rule.clone(),
+            grouped(self.used),
         ];
         match self.limit {
-            None => cells.push(Cell::new(self.steps)),
+            None => cells.push(self.steps.to_string()),
             Some(limit) => {
                 let percent = u128::from(self.used) * 100 / u128::from(limit.max(1));
-                let until = match (self.full, self.fits_ms) {
-                    (Some(true), None) => "never".to_owned(),
+                let denied = match (self.full, self.fits_ms) {
+                    (Some(true), None) => "ever".to_owned(),
                     (_, None) => String::new(),
-                    (_, Some(ms)) => {
-                        format!(
-                            "{} (in {})",
-                            time(ms, now_ms),
-                            span(ms.saturating_sub(now_ms))
-                        )
-                    }
+                    (_, Some(ms)) => span(ms.saturating_sub(now_ms)),
                 };
-                cells.push(Cell::new(format!("{percent}%")));
-                cells.push(Cell::new(until).fg(Color::Red));
+                cells.extend([format!("{percent}%"), denied]);
             }
         }
         cells
+    }
+}
+
+/// Cuts identities, so that no row takes two lines.
+fn shorten(rows: &mut [Vec<String>], header: &[&str], width: usize) {
+    let longest = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([header[column].len()]).max().unwrap_or(0)
+    };
+    // With a blank at both sides of each column, and perhaps a line beside it.
+    let others: usize = (1..header.len()).map(|column| longest(column) + 3).sum();
+    let room = width.saturating_sub(others + 4).max(12);
+    for row in rows {
+        if row[0].chars().count() > room {
+            row[0] = row[0].chars().take(room - 1).chain(['…']).collect();
+        }
     }
 }
 
@@ -282,27 +333,36 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
         Some(full) => writeln!(output, ", {BAD}{} full{BAD:#}", grouped(full))?,
         None => writeln!(output)?,
     }
-    if report.read == 0 && report.keys > 0 {
+    if let (Some(blocked @ 1..), Some(banned)) = (report.blocked, report.banned) {
+        let (blocked, banned) = (grouped(blocked), grouped(banned));
         writeln!(
             output,
-            "{DIM}Is --prefix that of the service, and --policy one of its policies?{DIM:#}"
+            "{BAD}{blocked} blocked{BAD:#}, {banned} of them by a ban: `sluicegate blocks` lists them"
         )?;
+    }
+    if report.read == 0 {
+        writeln!(output, "{DIM}{}{DIM:#}", report.prefix_hint)?;
     }
     if !report.top.is_empty() {
         let mut header = vec!["identity", "policy", "rule", "used"];
         match report.full {
-            Some(_) => header.extend(["", "denied until"]),
+            Some(_) => header.extend(["", "denied for"]),
             None => header.push("steps"),
         }
+        let rows = report.top.iter().map(|row| row.cells(report.now_ms));
+        let mut rows: Vec<Vec<String>> = rows.collect();
+        if output.is_terminal() {
+            shorten(&mut rows, &header, output.width().into());
+        }
         let mut table = output.table(header);
-        for row in &report.top {
-            table.add_row(row.cells(report.now_ms));
+        for row in rows {
+            let cells = row.into_iter().enumerate();
+            table.add_row(cells.map(|(column, text)| match column {
+                5 => Cell::new(text).fg(Color::Red),
+                _ => Cell::new(text),
+            }));
         }
-        for column in 3..=4 {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
+        align_right(&mut table, 3..=4);
         output.write_table(&table)?;
     }
     if report.unreadable > 0 {

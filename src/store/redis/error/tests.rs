@@ -29,6 +29,7 @@ fn error_replies_are_told_apart_by_their_code() {
                 "WRONGPASS invalid username-password pair",
                 "NOPERM No permissions to access the key alice",
                 "ERR The user executing the script can't run this command or subcommand script: alice",
+                "@user_script: 12: The user executing the script can't run this command or subcommand",
                 "ERR ACL failure in script: User alice has no permissions to run the 'get' command",
                 "ERR This instance has cluster support disabled",
             ][..],
@@ -52,6 +53,32 @@ fn error_replies_are_told_apart_by_their_code() {
         let error = store_error(&error_reply(reply));
         assert_eq!(error.kind(), kind, "{reply}");
         assert!(!format!("{error} {error:?}").contains("alice"), "{error:?}");
+    }
+}
+
+#[test]
+fn a_right_that_is_missing_is_named_and_nothing_else_of_the_reply() {
+    for (reply, expected) in [
+        (
+            "NOPERM this user has no permissions to run the 'scan' command or its subcommand",
+            Some("the right `+scan` is missing"),
+        ),
+        (
+            "NOPERM User alice has no permissions to run the 'cluster|slots' command",
+            Some("the right `+cluster|slots` is missing"),
+        ),
+        (
+            "ERR ACL failure in script: User alice has no permissions to run the 'get' command",
+            Some("the right `+get` is missing"),
+        ),
+        ("NOPERM has no permissions to run the 'Alice' command", None),
+        ("NOPERM No permissions to access a key", None),
+        ("ERR has no permissions to run the 'get' command", None),
+    ] {
+        let error = store_error(&error_reply(reply));
+        let source = error.source().unwrap().to_string();
+        let expected = expected.unwrap_or("error reply of the server");
+        assert_eq!(source, expected, "{reply}");
     }
 }
 

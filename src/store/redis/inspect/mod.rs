@@ -74,12 +74,22 @@ impl Inspector {
         }
     }
 
-    /// Sets how long each reply is waited for. The default is two seconds.
+    /// Sets how long each reply is waited for, and an attempt to connect. The default is two seconds.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.store.transport.raise_timeout(timeout);
         self.timeout = timeout;
         self
+    }
+
+    /// Makes sure that a server is there that lets us in, or a node of a cluster.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be reached within the timeout, or refuses the user.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        let greeting = within(self.timeout, self.store.transport.greet()).await;
+        greeting.map_err(|error| store_error(&error))
     }
 
     /// The time of the server that keeps this identity, in ms since the Unix epoch.

@@ -1,6 +1,10 @@
 //! [`StoredName`]: the name of a key, read.
 
-use crate::{key::Key, store::redis::names::Names};
+use crate::{
+    block::{BLOCKS, STRIKES},
+    key::Key,
+    store::redis::names::Names,
+};
 
 /// The name of a key that a server keeps: of whom, and under which policy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -28,7 +32,7 @@ impl StoredName {
         let (identity, policy) = rest.split_once("}:")?;
         let is_plain = name.bytes().all(|byte| byte.is_ascii_graphic());
         // Contributors stand under a longer name.
-        let is_policy = !policy.is_empty() && !policy.contains(':');
+        let is_policy = !policy.is_empty() && !policy.contains(':') && policy != STRIKES;
         if !identity.contains('=') || !is_policy || !is_plain {
             return None;
         }
@@ -49,6 +53,12 @@ impl StoredName {
     #[must_use]
     pub fn policy(&self) -> &str {
         &self.name[self.identity.end + 2..]
+    }
+
+    /// Whether it is the key of a block, and of no policy.
+    #[must_use]
+    pub fn is_of_block(&self) -> bool {
+        self.policy() == BLOCKS
     }
 
     pub(super) fn as_bytes(&self) -> &[u8] {

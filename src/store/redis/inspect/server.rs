@@ -38,6 +38,12 @@ impl Inspector {
         Selection { pattern }
     }
 
+    /// All keys of the store, and those that hold [blocks](StoredName::is_of_block).
+    #[must_use]
+    pub fn all_with_blocks(&self) -> Selection {
+        self.all(Some("*"))
+    }
+
     /// The keys of one identity, under whatever policies.
     #[must_use]
     pub fn all_of(&self, key: &Key) -> Selection {

@@ -1,6 +1,10 @@
 //! Draws what `inspect` says at a terminal of 80 columns, for the README.
 //!
-//! `cargo test --features cli --test cli picture -- --ignored` writes `target/figures/inspect.svg`.
+//! `cargo bench --bench picture --features cli` writes `target/figures/inspect.svg`.
+
+#[allow(dead_code, reason = "tests use the rest")]
+#[path = "../../tests/common/redis.rs"]
+mod redis_server;
 
 use std::{
     fmt::Write as _,
@@ -10,9 +14,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use redis_server::Server;
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, test_util::TestClock};
-
-use crate::{common::redis::Server, tool::Tool};
 
 const POLICIES: &str = "\
 api = \"10/1s,120/1m,2000/1h\"
@@ -21,13 +24,13 @@ search = \"600/1h@1m,5000/1d\"
 ";
 
 /// What somebody did who slept, came back and went too fast, by a clock that stands so far behind the time.
-#[tokio::test]
-#[ignore = "it draws a picture, and proves nothing"]
-async fn picture() {
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
     let server = Server::start();
-    let tool = Tool::new();
-    tool.write("sluicegate.toml", format!("redis = \"{}\"", server.url()));
-    tool.write("policies.toml", POLICIES);
+    let place = tempfile::tempdir().unwrap();
+    let write = |name, text: &str| fs::write(place.path().join(name), text).unwrap();
+    write("sluicegate.toml", &format!("redis = \"{}\"", server.url()));
+    write("policies.toml", POLICIES);
     let clock = TestClock::new(0);
     let store = RedisStore::connect(server.url()).await.unwrap();
     let limiter = Limiter::new(store.clock(clock.clone()));
@@ -72,7 +75,7 @@ async fn picture() {
     let program = command.replacen("sluicegate", env!("CARGO_BIN_EXE_sluicegate"), 1);
     let mut script = Command::new("script");
     script
-        .current_dir(tool.folder())
+        .current_dir(place.path())
         .env("TERM", "xterm-256color")
         .env_remove("NO_COLOR");
     let shell = format!("stty columns 80; {program}");

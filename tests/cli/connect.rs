@@ -1,0 +1,198 @@
+//! What is said of a server that cannot be asked: which one, who named it, and never a password.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    os::unix::net::UnixStream,
+    time::Duration,
+};
+
+use crate::{
+    common::redis::Server,
+    site::Site,
+    tool::{Tool, said},
+};
+
+const NOBODY: &str = "redis://alice:hunter2@127.0.0.1:1/";
+
+#[test]
+fn a_server_that_is_not_there_is_named_with_the_setting_that_names_it() {
+    let tool = Tool::new();
+    let file = |text: &str| tool.write("sluicegate.toml", text);
+    let told = |args: &str, environment: &[(&str, &str)]| {
+        let mut command = tool.command();
+        command.args(["top", "--timeout", "30s"]);
+        command.args(args.split_whitespace());
+        let said = said(command.envs(environment.iter().copied()), b"");
+        assert_eq!(said.code, 3, "{said:?}");
+        assert!(
+            !said.stderr.contains("hunter2") && !said.stderr.contains("alice"),
+            "{said:?}"
+        );
+        said.stderr
+    };
+    for (text, args, environment, expected) in [
+        ("", "--redis", &[][..], "error: 127.0.0.1:1 (--redis): "),
+        (
+            "redis = 'redis://elsewhere'",
+            "",
+            &[("SLUICEGATE_REDIS", NOBODY)],
+            "error: 127.0.0.1:1 (SLUICEGATE_REDIS): ",
+        ),
+        (
+            "redis = 'redis://alice:hunter2@127.0.0.1:1/'",
+            "",
+            &[],
+            "error: 127.0.0.1:1 (`redis` in sluicegate.toml): ",
+        ),
+        (
+            "",
+            "--cluster",
+            &[],
+            "error: the cluster of 127.0.0.1:1 (--cluster): ",
+        ),
+        (
+            "primary = 'redis://alice:hunter2@orders'",
+            "--sentinel",
+            &[],
+            "error: the primary orders that 127.0.0.1:1 know (--sentinel): ",
+        ),
+    ] {
+        file(text);
+        let args = if args.is_empty() {
+            String::new()
+        } else {
+            format!("{args} {NOBODY}")
+        };
+        let stderr = told(&args, environment);
+        assert!(stderr.starts_with(expected), "{stderr}");
+    }
+}
+
+#[test]
+fn what_is_no_url_is_told_with_its_setting_and_not_shown() {
+    for option in ["--redis", "--cluster", "--sentinel"] {
+        for url in [
+            "hunter2",
+            "127.0.0.1:6379",
+            "http://hunter2@h",
+            "redis://:hunter2@h:port",
+        ] {
+            let said = Tool::new().run(&format!("top {option} {url}"));
+            assert_eq!(said.code, 2, "{url}: {said:?}");
+            let expected =
+                format!("error: {option}: this is no URL of a server: write redis://HOST:PORT");
+            assert!(said.stderr.starts_with(&expected), "{url}: {said:?}");
+            assert!(!said.stderr.contains("hunter2"), "{said:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_slow_server_is_waited_for_as_long_as_the_timeout_says() {
+    let site = Site::start().await;
+    site.charge("api", "alice", 4).await;
+    let url = slow(&site.server);
+    let verb = format!("inspect user=alice --policy api --redis {url}");
+    let said = site.tool.run(&format!("{verb} --timeout 60s"));
+    assert_eq!(said.code, 0, "{said:?}");
+    let said = site.tool.run(&format!("{verb} --timeout 100ms"));
+    assert_eq!(said.code, 3, "{said:?}");
+    assert!(
+        said.stderr
+            .contains("did not answer in time: see --timeout"),
+        "{said:?}"
+    );
+}
+
+/// In front of a server: answers the first command after longer than the library waits by itself.
+fn slow(server: &Server) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let socket = server.socket_url().replace("unix://", "");
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let server = UnixStream::connect(&socket).unwrap();
+            let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || forward(from, to));
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(1_500)); // the server's slowness
+                forward(server, client);
+            });
+        }
+    });
+    url
+}
+
+fn forward(mut from: impl Read, mut to: impl Write + Close) {
+    let _ = std::io::copy(&mut from, &mut to);
+    to.close();
+}
+
+trait Close {
+    fn close(&self);
+}
+
+impl Close for TcpStream {
+    fn close(&self) {
+        let _ = self.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+impl Close for UnixStream {
+    fn close(&self) {
+        let _ = self.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+#[tokio::test]
+async fn who_finds_nothing_is_asked_about_the_prefix() {
+    let site = Site::start().await;
+    site.charge("api", "alice", 4).await;
+    for (verb, code) in [
+        ("inspect user=alice", 0),
+        ("inspect user=alice --policies policies.toml", 0),
+        ("explain user=alice --policies policies.toml", 0),
+        ("top", 0),
+        ("blocks", 0),
+        ("contributors user=alice --policy api --window 1h", 1),
+        ("reset user=alice --yes", 0),
+        ("unblock user=alice", 1),
+    ] {
+        let said = site.tool.run(&format!("{verb} --prefix other"));
+        assert_eq!(said.code, code, "{verb}: {said:?}");
+        let hint =
+            "Only keys that begin with `other` are looked at: is that the service's --prefix?\n";
+        assert!(said.stdout.contains(hint), "{verb}: {said:?}");
+    }
+    for verb in [
+        "inspect user=alice",
+        "explain user=alice --policies policies.toml",
+        "top",
+    ] {
+        assert!(!site.text(verb).contains("--prefix"), "{verb}");
+    }
+}
+
+#[test]
+fn one_option_says_how_many_and_a_load_that_is_next_to_nothing_is_refused() {
+    for verb in [
+        "top",
+        "blocks",
+        "contributors user=a --policy api --window 1h",
+        "simulate p.toml",
+    ] {
+        let help = Tool::new().run(&format!("{verb} --help")).stdout;
+        assert!(help.contains("-n, --number <N>"), "{verb}: {help}");
+    }
+    for verb in ["top", "blocks"] {
+        let help = Tool::new().run(&format!("{verb} --help")).stdout;
+        assert!(help.contains("[default: 5%]"), "{verb}: {help}");
+        let said = Tool::new().run(&format!("{verb} --load 0.01% --redis {NOBODY}"));
+        assert_eq!(said.code, 2, "{said:?}");
+        assert!(
+            said.stderr.contains("write a share from 0.1% to 100%"),
+            "{said:?}"
+        );
+    }
+}
