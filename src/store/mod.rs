@@ -85,11 +85,13 @@ pub use crate::{
     settlement::Settlement,
 };
 
+mod deny_cache;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod scaled;
 
+pub use deny_cache::DenyCache;
 pub use memory::MemoryStore;
 pub(crate) use scaled::ScaledStore;
 
