@@ -99,10 +99,7 @@ impl Decision {
     /// The same refusal, `age_ms` after the store has answered it, as the answer to `check`; partial if it is an
     /// answer to a part of what was asked.
     pub(crate) fn repeated(&self, check: &Check, age_ms: u64, is_partial: bool) -> Self {
-        let repeat = Repeat {
-            age_ms,
-            is_partial,
-        };
+        let repeat = Repeat { age_ms, is_partial };
         match self {
             Self::Allowed(_) => self.clone(),
             Self::Denied(denial) => Self::Denied(Denial {
@@ -580,7 +577,9 @@ impl RuleUsage {
         self.denied_ms = match self.denied_ms {
             Some(NEVER_MS) => Some(NEVER_MS),
             // One that others deny for longer than may admit by now.
-            ms => ms.and_then(|ms| ms.checked_sub(age_ms)).filter(|ms| *ms > 0),
+            ms => ms
+                .and_then(|ms| ms.checked_sub(age_ms))
+                .filter(|ms| *ms > 0),
         };
         self
     }
@@ -678,12 +677,13 @@ impl Denial {
     pub(crate) fn parts(&self) -> Vec<Self> {
         let charges = self.usage.policies().enumerate();
         let denying = charges.filter(|(_, it)| it.rules().iter().any(RuleUsage::is_exceeded));
-        let parts = denying.filter_map(|(place, _)| {
-            match Decision::of(self.usage.pick(&[place]), false) {
-                Ok(Decision::Denied(part)) => Some(part),
-                _ => None,
-            }
-        });
+        let parts =
+            denying.filter_map(
+                |(place, _)| match Decision::of(self.usage.pick(&[place]), false) {
+                    Ok(Decision::Denied(part)) => Some(part),
+                    _ => None,
+                },
+            );
         parts.collect()
     }
 }

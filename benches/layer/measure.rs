@@ -19,7 +19,7 @@ use std::{
 use http::{HeaderValue, Request, Response, request::Parts};
 use sluicegate::{
     Header, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer, middleware::RateLimit,
-    observe::Observer,
+    observe::Observer, store::DenyCache,
 };
 use tower::{Layer, Service};
 
@@ -216,6 +216,10 @@ pub(crate) fn run() -> ExitCode {
         Row::new("1 rule, 2 keys", limited(ONE, 2)),
         Row::new("3 rules, 2 keys", limited(THREE, 2)),
         Row::new("3 rules, denied", limited(FULL, 1)),
+        Row::new(
+            "  repeated",
+            limited_by(Limiter::new(DenyCache::new(MemoryStore::new())), FULL, 1),
+        ),
     ]);
     let shared = rows.len();
     rows.extend(contributed());

@@ -40,6 +40,8 @@ cargo run --release --example server -- [options]
   --sentinel NAME          the --redis URLs, of which there may be several, are sentinels (needs --features sentinel), and NAME is
                            the primary's, alone or as in redis://USER:PASSWORD@NAME
   --pool N                 use a bb8 pool of N connections instead of one managed connection
+  --deny-cache             repeat refusals for a moment without asking the store again; what is given back, blocked or
+                           unblocked by another process is seen up to a second later
   --timeout TIME          how long a decision may take: 100ms, 2s; default 100ms
   --on-failure open|local|closed
                            what becomes of requests that Redis could not decide: served (open, the default), limited by this
@@ -79,6 +81,7 @@ pub(crate) struct Options {
     pub(crate) cluster: bool,
     pub(crate) sentinel: Option<String>,
     pub(crate) pool: Option<u32>,
+    pub(crate) deny_cache: bool,
     pub(crate) timeout: Duration,
     pub(crate) on_failure: FailurePolicy,
     pub(crate) replicas: u32,
@@ -123,6 +126,7 @@ impl Options {
             cluster: false,
             sentinel: None,
             pool: None,
+            deny_cache: false,
             timeout: Duration::from_millis(100),
             on_failure: FailurePolicy::Open,
             replicas: 1,
@@ -138,6 +142,7 @@ impl Options {
             match arg {
                 Long("help") | Short('h') => options.help = true,
                 Long("cluster") => options.cluster = true,
+                Long("deny-cache") => options.deny_cache = true,
                 Long("blocks") => options.blocks = true,
                 Long("shadow") => options.shadow = true,
                 Long(name) => {

@@ -5,6 +5,8 @@
 //!
 //! # A store around a store
 //!
+//! [`DenyCache`] repeats refusals for a moment, so that whoever is refused again and again costs few calls.
+//!
 //! Whatever makes a store better can be a store around it:
 //!
 //! ```

@@ -85,7 +85,9 @@ fn assert_repeats(repeated: &Decision, truth: &Decision) {
             let rules = repeated.usage().rules().zip(truth.usage().rules());
             for (repeated, truth) in rules {
                 assert_eq!(repeated.rule(), truth.rule());
-                assert!(repeated.retry_after() <= truth.retry_after() || truth.retry_after().is_none());
+                assert!(
+                    repeated.retry_after() <= truth.retry_after() || truth.retry_after().is_none()
+                );
             }
         }
         (Decision::Blocked(repeated), Decision::Blocked(truth)) => {

@@ -234,9 +234,7 @@ impl Store for DenyCache {
         if asked.is_empty() {
             return StoreFuture::ready(Ok(join(known, Vec::new())));
         }
-        self.store
-            .call(asked)
-            .map(|results| join(known, results))
+        self.store.call(asked).map(|results| join(known, results))
     }
 
     fn single_failure_domain(&self) -> bool {
@@ -278,7 +276,10 @@ impl DenyCache {
 }
 
 /// The results of all parts, in their order.
-fn join(parts: Vec<Part>, results: Vec<Result<Reply, StoreError>>) -> Vec<Result<Reply, StoreError>> {
+fn join(
+    parts: Vec<Part>,
+    results: Vec<Result<Reply, StoreError>>,
+) -> Vec<Result<Reply, StoreError>> {
     let mut results = results.into_iter();
     let joined = parts.into_iter().map(|part| match part {
         Part::Known(reply) => Ok(reply),
@@ -295,7 +296,8 @@ fn join(parts: Vec<Part>, results: Vec<Result<Reply, StoreError>>) -> Vec<Result
     joined.collect()
 }
 
-const TOO_FEW: StoreError = StoreError::protocol("the store answered fewer operations than it was called for");
+const TOO_FEW: StoreError =
+    StoreError::protocol("the store answered fewer operations than it was called for");
 
 /// Of a fill, the one that is refused if any is.
 fn last_decision(reply: &Reply) -> Option<&Decision> {

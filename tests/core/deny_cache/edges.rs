@@ -70,7 +70,10 @@ fn repeated(decision: &Decision) -> Option<Duration> {
     let Decision::Denied(denial) = decision else {
         panic!("it was admitted");
     };
-    denial.usage().is_repeated().then(|| denial.retry_after().unwrap())
+    denial
+        .usage()
+        .is_repeated()
+        .then(|| denial.retry_after().unwrap())
 }
 
 /// Answers how often the denial was repeated.
@@ -81,8 +84,10 @@ async fn meets_the_edge(phase: u32, there: u32, back: u32, denied_for_ms: u64) -
         there: there * QUARTER,
         back: back * QUARTER,
         // As it will be decided.
-        admits_at_ms: u64::try_from((Duration::from_secs(5) + (phase + there) * QUARTER).as_millis())
-            .unwrap()
+        admits_at_ms: u64::try_from(
+            (Duration::from_secs(5) + (phase + there) * QUARTER).as_millis(),
+        )
+        .unwrap()
             + denied_for_ms,
     });
     let (cache, check) = (DenyCache::new(Arc::clone(&server)), check());

@@ -165,7 +165,10 @@ async fn a_denial_is_repeated_for_a_second_and_ages() {
         assert_eq!(denial(&decision).retry_after(), Some(retry_after));
         let usage = decision.usage();
         assert_eq!(usage.decided_at_ms(), START_MS + age_ms);
-        let left: Vec<_> = usage.rules().map(|it| (it.remaining(), it.reset_after())).collect();
+        let left: Vec<_> = usage
+            .rules()
+            .map(|it| (it.remaining(), it.reset_after()))
+            .collect();
         let short = match age_ms {
             201.. => (5, Duration::ZERO),
             _ => (4, Duration::from_millis(201 - age_ms)),
@@ -188,7 +191,10 @@ async fn a_rule_that_would_admit_by_now_denies_no_longer() {
         let decision = site.check(&check).await;
         assert!(is_repeated(&decision));
         let rules = decision.usage().rules();
-        assert_eq!(rules.map(|it| it.is_exceeded()).collect::<Vec<_>>(), exceeded);
+        assert_eq!(
+            rules.map(|it| it.is_exceeded()).collect::<Vec<_>>(),
+            exceeded
+        );
         assert_eq!(denial(&decision).rule().rule().to_string(), "1/1h@exact");
     }
 }
@@ -240,7 +246,10 @@ async fn only_the_same_charges_are_refused() {
     // Whatever cannot change the decision is not compared.
     let alike = [
         check([charge(&api, "alice").by(user("carol"))]),
-        check([charge(&api, "alice"), charge(&policy("s", "9/1h").shadow(), "alice")]),
+        check([
+            charge(&api, "alice"),
+            charge(&policy("s", "9/1h").shadow(), "alice"),
+        ]),
         check([charge(&policy("api", "1/1h"), "alice")]),
     ];
     for alike in alike {
@@ -263,7 +272,8 @@ impl SecretTwin for Charge {
 #[tokio::test]
 async fn a_raised_limit_is_seen_at_once() {
     let site = site();
-    site.exhaust(&check([charge(&policy("api", "1/1h"), "alice")])).await;
+    site.exhaust(&check([charge(&policy("api", "1/1h"), "alice")]))
+        .await;
     let raised = check([charge(&policy("api", "2/1h"), "alice")]);
     assert!(site.check(&raised).await.is_allowed());
 }
@@ -391,14 +401,20 @@ async fn blocked_identities_are_refused_until_their_block_ends() {
         };
         assert_eq!(blocked.retry_after(), ms.map(Duration::from_millis));
     };
-    site.cache.block(&user("alice"), block(500), BlockedBy::Ban).await.unwrap();
+    site.cache
+        .block(&user("alice"), block(500), BlockedBy::Ban)
+        .await
+        .unwrap();
     is_blocked(Some(500), false).await;
     site.advance_ms(498);
     is_blocked(Some(2), true).await;
     site.advance_ms(1);
     is_blocked(Some(1), false).await;
     // A later end is seen at once, and so is the end of all.
-    site.cache.block(&user("alice"), Until::ForEver, BlockedBy::Operator).await.unwrap();
+    site.cache
+        .block(&user("alice"), Until::ForEver, BlockedBy::Operator)
+        .await
+        .unwrap();
     is_blocked(None, false).await;
     is_blocked(None, true).await;
     site.cache.unblock(&user("alice")).await.unwrap();
@@ -410,7 +426,9 @@ async fn a_block_is_told_at_once_where_a_limit_has_denied() {
     let site = site();
     let alice = check([charge(&policy("api", "1/1h"), "alice")]).with_blocks();
     site.exhaust(&alice).await;
-    let block = site.cache.block(&user("alice"), Until::ForEver, BlockedBy::Operator);
+    let block = site
+        .cache
+        .block(&user("alice"), Until::ForEver, BlockedBy::Operator);
     block.await.unwrap();
     assert!(matches!(site.check(&alice).await, Decision::Blocked(_)));
 }
@@ -458,7 +476,10 @@ async fn any_check_of_a_blocked_identity_is_refused_if_asked_for() {
     let (ip, key) = (policy("ip", "1/1h"), policy("key", "9/1m"));
     let request = |name: &str| check([charge(&ip, "attacker"), charge(&key, name)]).with_blocks();
     let block = Until::After(Duration::from_secs(60));
-    site.cache.block(&user("attacker"), block, BlockedBy::Ban).await.unwrap();
+    site.cache
+        .block(&user("attacker"), block, BlockedBy::Ban)
+        .await
+        .unwrap();
     for (name, repeated) in [("a", false), ("b", true), ("c", true)] {
         assert_eq!(is_repeated(&site.check(&request(name)).await), repeated);
     }
@@ -466,7 +487,10 @@ async fn any_check_of_a_blocked_identity_is_refused_if_asked_for() {
     let heedless = check([charge(&ip, "attacker"), charge(&key, "d")]);
     assert!(site.check(&heedless).await.is_allowed());
     site.cache.unblock(&user("attacker")).await.unwrap();
-    assert!(!matches!(site.check(&request("e")).await, Decision::Blocked(_)));
+    assert!(!matches!(
+        site.check(&request("e")).await,
+        Decision::Blocked(_)
+    ));
 }
 
 #[tokio::test]
@@ -488,17 +512,25 @@ async fn of_a_call_only_what_is_not_known_reaches_the_store() {
             other => panic!("{other:?}"),
         });
         let told = |it: Vec<Decision>| {
-            let told = it.iter().map(|it| (it.is_allowed(), it.usage().is_repeated()));
+            let told = it
+                .iter()
+                .map(|it| (it.is_allowed(), it.usage().is_repeated()));
             told.collect()
         };
         decisions.map(told).collect()
     };
     let repeated = vec![(false, true); 3];
     let first = vec![(true, false), (false, false), (false, false)];
-    assert_eq!(told(replies), [vec![(false, true)], first, repeated.clone()]);
+    assert_eq!(
+        told(replies),
+        [vec![(false, true)], first, repeated.clone()]
+    );
     assert_eq!(site.store.checks(), 5);
     let replies = site.cache.call(operations).await.unwrap();
-    assert_eq!(told(replies), [vec![(false, true)], repeated.clone(), repeated]);
+    assert_eq!(
+        told(replies),
+        [vec![(false, true)], repeated.clone(), repeated]
+    );
     assert_eq!(site.store.checks(), 5);
     // What is given back may be meant for a check behind it.
     let reset = Operation::Reset {
@@ -572,7 +604,13 @@ async fn a_repeated_refusal_does_not_close_the_breaker() {
     site.exhaust(&check([charge(&api, "alice")])).await;
     site.store.fails.store(true, Relaxed);
     for _ in 0..5 {
-        assert!(!limiter.check([charge(&api, "alice")]).await.unwrap().is_allowed());
+        assert!(
+            !limiter
+                .check([charge(&api, "alice")])
+                .await
+                .unwrap()
+                .is_allowed()
+        );
         assert!(limiter.check([charge(&api, "bob")]).await.is_err());
     }
     let error = limiter.check([charge(&api, "bob")]).await.unwrap_err();
