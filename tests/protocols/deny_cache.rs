@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use stateright::{Checker, Model, Property};
+use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use validity::{MAX_AGE, Validity};
 
@@ -55,6 +55,10 @@ struct State {
     /// When the unit was charged, by the server's clock.
     charged_ms: Option<u64>,
     admissions: u8,
+    /// Questions and give-backs that were sent.
+    sent: u8,
+    /// Losses, crashes and callers who left.
+    faults: u8,
     /// On their way; sorted.
     messages: Vec<Message>,
     processes: [Process; 2],
@@ -69,8 +73,6 @@ struct Process {
     admitted_ms: Option<u64>,
     /// The last tick at which something was given back that it is not told of.
     unknown_at: Option<u32>,
-    /// When its client was told to come back, and how many were admitted until the server said so.
-    told: Option<(Duration, u8)>,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
@@ -128,10 +130,24 @@ enum Action {
     Forget,
 }
 
+impl Action {
+    /// Of which there is one at most: so the search ends, and each is met everywhere.
+    const fn is_fault(self) -> bool {
+        matches!(
+            self,
+            Self::Lose(_) | Self::Leave(_) | Self::Crash(_) | Self::Forget
+        )
+    }
+}
+
 impl Protocol {
     /// By the server's clock.
     fn server_ms(&self, state: &State) -> u64 {
-        let now = self.tick * state.ticks + Duration::from_micros(250) * state.phase;
+        self.server_ms_at(state, self.tick * state.ticks)
+    }
+
+    fn server_ms_at(&self, state: &State, time: Duration) -> u64 {
+        let now = time + Duration::from_micros(250) * state.phase;
         now.as_millis().try_into().unwrap()
     }
 
@@ -152,29 +168,31 @@ impl Protocol {
     fn repeated<'a>(&self, state: &'a State, process: usize) -> Option<&'a Denied> {
         let own = &state.processes[process];
         let now = self.now(state, process);
-        own.remembered.as_ref().filter(|it| {
-            it.given_back == own.given_back && self.validity(it).is_some_and(|it| it.holds(now))
-        })
+        own.remembered
+            .as_ref()
+            .filter(|it| it.given_back == own.given_back && self.holds(it, now))
     }
 
-    /// `None` where the mistake is that it holds for ever.
-    fn validity(&self, denied: &Denied) -> Option<Validity> {
+    fn validity(&self, denied: &Denied) -> Validity {
         let Denied {
             asked, answered, ..
         } = *denied;
         let span = Duration::from_millis(denied.denied_for_ms);
         let tick = Duration::from_millis(1);
-        Some(match self.rule {
+        match self.rule {
             Rule::FromTheAnswer => Validity::new(answered, answered, Some(span)),
             Rule::WithoutOneMillisecond => Validity::new(asked, answered, Some(span + tick)),
-            // From a later question, as if it had been repeated until then.
-            Rule::WithoutMaxAge => Validity::new(
-                asked + span.saturating_sub(MAX_AGE),
-                answered,
-                Some(span.min(MAX_AGE)),
-            ),
             _ => Validity::new(asked, answered, Some(span)),
-        })
+        }
+    }
+
+    fn holds(&self, denied: &Denied, now: Duration) -> bool {
+        match self.rule {
+            Rule::WithoutMaxAge => {
+                now < denied.asked + Duration::from_millis(denied.denied_for_ms - 1)
+            }
+            _ => self.validity(denied).holds(now),
+        }
     }
 
     /// What a client is told in place of the server.
@@ -232,7 +250,6 @@ impl Protocol {
                 admissions,
             } => {
                 let is_late = self.rule == Rule::NotesReadLate;
-                own.told = Some((now + Duration::from_millis(denied_for_ms), admissions));
                 own.remembered = Some(Denied {
                     asked,
                     answered: now,
@@ -265,9 +282,7 @@ impl Protocol {
     fn never_refuses_later_than_the_server(&self, state: &State) -> bool {
         let admits = self.denied_for_ms(state).is_none();
         (0..2).all(|process| {
-            let is_excused = state.processes[process]
-                .unknown_at
-                .is_some_and(|at| self.tick * (state.ticks - at) < MAX_AGE);
+            let is_excused = self.is_excused(state.processes[process].unknown_at, state.ticks);
             // It is not told yet: its question is on its way.
             let is_telling = state
                 .messages
@@ -277,17 +292,49 @@ impl Protocol {
         })
     }
 
+    /// Nobody else comes first, if nobody was admitted since the server said so.
     fn admits_who_obeys(&self, state: &State) -> bool {
-        (0..2).all(|process| match state.processes[process].told {
-            Some((back_at, admissions))
-                if self.now(state, process) >= back_at && state.admissions == admissions =>
-            {
-                self.denied_for_ms(state).is_none() && self.repeated(state, process).is_none()
-            }
-            _ => true,
+        (0..2).all(|process| {
+            let Some(denied) = self.repeated(state, process) else {
+                return true;
+            };
+            let now = self.now(state, process);
+            let back_at = now + self.told(denied, now);
+            let server_ms = self.server_ms_at(state, back_at - AHEAD[process]);
+            let release_ms = state.charged_ms.map(|ms| ms + 1 + self.window_ms);
+            denied.admissions != state.admissions
+                || (release_ms.is_none_or(|it| it <= server_ms) && !self.holds(denied, back_at))
         })
     }
+
+    /// Forgets what makes no difference any more: there is less to search through.
+    fn tidy(&self, state: &mut State) {
+        if self.denied_for_ms(state).is_none() {
+            state.charged_ms = None;
+        }
+        for process in 0..2 {
+            if self.repeated(state, process).is_none() {
+                state.processes[process].remembered = None;
+            }
+            let own = &mut state.processes[process];
+            if own.admitted_ms != state.charged_ms {
+                own.admitted_ms = None;
+            }
+            if !self.is_excused(own.unknown_at, state.ticks) {
+                own.unknown_at = None;
+            }
+        }
+        state.messages.sort();
+    }
+
+    /// Whether something was given back elsewhere that may be seen late.
+    fn is_excused(&self, unknown_at: Option<u32>, ticks: u32) -> bool {
+        unknown_at.is_some_and(|at| self.tick * (ticks - at) < MAX_AGE)
+    }
 }
+
+/// An admission, a denial, and what is given back or asked in between.
+const MAX_SENT: u8 = 3;
 
 const NEVER_LATER: &str = "no process refuses later than the server would";
 const OBEDIENT: &str = "whoever comes back at the time told is admitted";
@@ -302,10 +349,13 @@ impl Model for Protocol {
             phase,
             charged_ms: None,
             admissions: 0,
+            sent: 0,
+            faults: 0,
             messages: Vec::new(),
             processes: Default::default(),
         };
-        (0..4).map(state).collect()
+        // More would be the same as to begin a tick later.
+        (0..2).map(state).collect()
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -313,53 +363,47 @@ impl Model for Protocol {
             actions.push(Action::Tick);
         }
         for process in 0..2 {
-            let own = |it: &&Message| it.process == process && it.is_awaited;
-            if state.messages.len() < 2 {
+            if state.sent < MAX_SENT && self.repeated(state, process).is_none() {
                 actions.push(Action::Ask(process));
-                if state.processes[process].admitted_ms.is_some() {
-                    actions.push(Action::GiveBack(process));
+            }
+            if state.sent < MAX_SENT && state.processes[process].admitted_ms.is_some() {
+                actions.push(Action::GiveBack(process));
+            }
+        }
+        for place in 0..state.messages.len() {
+            actions.push(Action::Deliver(place));
+        }
+        if state.faults == 0 {
+            actions.extend((0..2).map(Action::Crash));
+            for (place, message) in state.messages.iter().enumerate() {
+                actions.push(Action::Lose(place));
+                if message.is_awaited {
+                    actions.push(Action::Leave(place));
                 }
             }
-            if state.processes[process] != Process::default()
-                && state.messages.iter().any(|it| own(&it))
-            {
-                actions.push(Action::Crash(process));
+            if state.charged_ms.is_some() {
+                actions.push(Action::Forget);
             }
-        }
-        for (place, message) in state.messages.iter().enumerate() {
-            actions.push(Action::Deliver(place));
-            actions.push(Action::Lose(place));
-            if message.is_awaited {
-                actions.push(Action::Leave(place));
-            }
-        }
-        if state.charged_ms.is_some() {
-            actions.push(Action::Forget);
         }
     }
 
     fn next_state(&self, last: &State, action: Action) -> Option<State> {
         let mut state = last.clone();
+        state.faults += u8::from(action.is_fault());
         match action {
             Action::Tick => state.ticks += 1,
             Action::Ask(process) => {
-                let now = self.now(&state, process);
-                let told = self
-                    .repeated(&state, process)
-                    .map(|denied| (now + self.told(denied, now), denied.admissions));
-                match told {
-                    Some(told) => state.processes[process].told = Some(told),
-                    None => state.messages.push(Message {
-                        process,
-                        is_awaited: true,
-                        body: Body::Check {
-                            asked: now,
-                            given_back: state.processes[process].given_back,
-                        },
-                    }),
-                }
+                state.sent += 1;
+                let asked = self.now(&state, process);
+                let given_back = state.processes[process].given_back;
+                state.messages.push(Message {
+                    process,
+                    is_awaited: true,
+                    body: Body::Check { asked, given_back },
+                });
             }
             Action::GiveBack(process) => {
+                state.sent += 1;
                 let own = &mut state.processes[process];
                 let at_ms = own.admitted_ms.take()?;
                 self.note(own, true);
@@ -413,7 +457,7 @@ impl Model for Protocol {
                 }
             }
         }
-        state.messages.sort();
+        self.tidy(&mut state);
         Some(state)
     }
 
@@ -421,14 +465,7 @@ impl Model for Protocol {
         vec![
             Property::always(NEVER_LATER, Self::never_refuses_later_than_the_server),
             Property::always(OBEDIENT, Self::admits_who_obeys),
-            Property::sometimes("a refusal is repeated", |it, state| {
-                (0..2).all(|process| it.repeated(state, process).is_some())
-            }),
         ]
-    }
-
-    fn within_boundary(&self, state: &State) -> bool {
-        state.admissions <= 2
     }
 }
 
@@ -438,7 +475,7 @@ fn fine(rule: Rule) -> Protocol {
         rule,
         tick: Duration::from_micros(500),
         window_ms: 1,
-        ticks: 7,
+        ticks: 6,
     }
 }
 
@@ -454,7 +491,11 @@ fn coarse(rule: Rule) -> Protocol {
 
 /// The broken promise, if one is.
 fn broken(protocol: Protocol) -> Option<&'static str> {
-    let checker = protocol.checker().threads(2).spawn_bfs().join();
+    let checker = protocol
+        .checker()
+        .finish_when(HasDiscoveries::AnyFailures)
+        .spawn_bfs()
+        .join();
     println!("{} states", checker.unique_state_count());
     let discovered = |name| checker.discovery(name).is_some();
     [NEVER_LATER, OBEDIENT]

@@ -14,6 +14,7 @@ mod sync {
 }
 
 #[path = "../../src/store/deny_cache/give_backs.rs"]
+#[allow(dead_code, reason = "the cache uses the rest")]
 mod give_backs;
 
 /// A store for one unit, and what one check of it leaves behind.
