@@ -91,7 +91,7 @@ impl Table {
     }
 
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         let sets = self.sets.iter();
         sets.map(|set| set.lock().unwrap().len()).sum()
     }
@@ -100,5 +100,43 @@ impl Table {
 impl Entry {
     fn is_about(&self, other: &Self) -> bool {
         self.hash == other.hash && self.subject.is_same(&other.subject)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::{BuildHasher, RandomState};
+
+    use super::*;
+    use crate::{charge::Charge, check::Check, decision::Count, key::Key, policy::Policy};
+
+    /// As a denial of this identity is remembered.
+    fn entry(hasher: &RandomState, policy: &Policy, identity: u64) -> Entry {
+        let key = Key::new("user", identity.to_be_bytes());
+        let check = Check::of_one(Charge::new(policy, key, 2));
+        Entry {
+            hash: hasher.hash_one(identity),
+            refusal: Decision::new(&check, false, 0, &[Count::default()]).unwrap(),
+            subject: Subject::Check(check),
+            validity: Validity::new(Duration::from_millis(identity), Duration::ZERO, None),
+            given_back: 0,
+            slots: [].into(),
+        }
+    }
+
+    #[test]
+    fn any_number_of_identities_takes_bounded_room_and_the_last_are_known() {
+        let (table, hasher) = (Table::new(), RandomState::new());
+        let policy = Policy::parse("p", "1/1h").unwrap();
+        for identity in 0..200_000 {
+            table.insert(entry(&hasher, &policy, identity));
+            let last = entry(&hasher, &policy, identity);
+            assert!(table.set(last.hash).iter().any(|it| it.is_about(&last)));
+            table.insert(last);
+        }
+        assert_eq!(table.len(), SETS * MAX_ENTRIES);
+        for set in &table.sets {
+            assert!(set.lock().unwrap().capacity() <= MAX_ENTRIES);
+        }
     }
 }
