@@ -143,10 +143,10 @@ impl Action {
 impl Protocol {
     /// By the server's clock.
     fn server_ms(&self, state: &State) -> u64 {
-        self.server_ms_at(state, self.tick * state.ticks)
+        Self::server_ms_at(state, self.tick * state.ticks)
     }
 
-    fn server_ms_at(&self, state: &State, time: Duration) -> u64 {
+    fn server_ms_at(state: &State, time: Duration) -> u64 {
         let now = time + Duration::from_micros(250) * state.phase;
         now.as_millis().try_into().unwrap()
     }
@@ -300,7 +300,7 @@ impl Protocol {
             };
             let now = self.now(state, process);
             let back_at = now + self.told(denied, now);
-            let server_ms = self.server_ms_at(state, back_at - AHEAD[process]);
+            let server_ms = Self::server_ms_at(state, back_at - AHEAD[process]);
             let release_ms = state.charged_ms.map(|ms| ms + 1 + self.window_ms);
             denied.admissions != state.admissions
                 || (release_ms.is_none_or(|it| it <= server_ms) && !self.holds(denied, back_at))
