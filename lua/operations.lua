@@ -31,7 +31,9 @@ while KEYS[i] do
       local units, rules
       action, times, units, rules = unpack('<I1I4I7I1', arg)
       local counts, front, charged = '<I1I7I7I7', '<I1I7I7I7I6I6I7I7I7', '<I6I1I4I1I1I7I7I7'
-      if rules ~= 3 then
+      if rules == 1 then
+        counts, front, charged = '<I1I7', '<I1I7I6I6I7', '<I6I1I4I1I1I7'
+      elseif rules ~= 3 then
         local each = string.rep('I7', rules)
         counts = '<I1' .. each
         front, charged = counts .. 'I6I6' .. each, '<I6I1I4I1I1' .. each

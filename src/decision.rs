@@ -96,6 +96,24 @@ impl Decision {
         self.moved(|ms| ms.saturating_sub(by_ms).max(1))
     }
 
+    /// The same refusal, `age_ms` after the store has answered it, as the answer to `check`; partial if it is an
+    /// answer to a part of what was asked.
+    pub(crate) fn repeated(&self, check: &Check, age_ms: u64, is_partial: bool) -> Self {
+        let repeat = Repeat { age_ms, is_partial };
+        match self {
+            Self::Allowed(_) => self.clone(),
+            Self::Denied(denial) => Self::Denied(Denial {
+                usage: denial.usage.repeated(check, repeat),
+                ..*denial
+            }),
+            Self::Blocked(blocked) => Self::Blocked(Blocked {
+                retry_after_ms: blocked.retry_after_ms.map(|ms| ms.saturating_sub(age_ms)),
+                usage: blocked.usage.repeated(blocked.usage.check(), repeat),
+                ..blocked.clone()
+            }),
+        }
+    }
+
     fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
         match self {
             Self::Allowed(usage) => Self::Allowed(usage.moved(moved)),
@@ -152,6 +170,16 @@ struct Inner {
     rules: Box<[RuleUsage]>,
     may_settle: AtomicBool,
     local: AtomicBool,
+    repeat: Option<Repeat>,
+}
+
+/// How a refusal was repeated.
+#[derive(Clone, Copy, Debug)]
+struct Repeat {
+    /// Since the store's answer.
+    age_ms: u64,
+    /// Whether only a part of what was asked is known to be refused.
+    is_partial: bool,
 }
 
 impl Decision {
@@ -340,13 +368,13 @@ impl Usage {
                 rules: rules.into(),
                 may_settle: AtomicBool::new(may_settle),
                 local: AtomicBool::new(false),
+                repeat: None,
             }),
             shadow: None,
         }
     }
 
     /// The usage of a check whose parts were decided separately; not to be settled.
-    #[cfg(feature = "cluster")]
     pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
         Self::of(check, decided_at_ms, rules, false)
     }
@@ -360,7 +388,6 @@ impl Usage {
     }
 
     /// The usage of the charges at these places; not to be settled by itself.
-    #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, charges: &[usize]) -> Self {
         let policies: Vec<PolicyUsage<'_>> = self.policies().collect();
         let rules = charges.iter().flat_map(|index| policies[*index].rules);
@@ -414,6 +441,14 @@ impl Usage {
         self.inner.local.load(Ordering::Relaxed)
     }
 
+    /// Whether a [`DenyCache`](crate::store::DenyCache) has repeated a refusal, without another call of the store.
+    ///
+    /// Times have aged since the store's answer, and what is [left](RuleUsage::remaining) is as it was then.
+    #[must_use]
+    pub fn is_repeated(&self) -> bool {
+        self.inner.repeat.is_some()
+    }
+
     /// The same usage, and that of the shadows, as one that the memory of this process has made.
     pub(crate) fn local(self) -> Self {
         self.inner.local.store(true, Ordering::Relaxed);
@@ -437,6 +472,24 @@ impl Usage {
     /// Whether both came from the same decision, and not from one like it.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    fn repeated(&self, check: &Check, repeat: Repeat) -> Self {
+        let age_ms = repeat.age_ms;
+        // Allocated once.
+        let mut rules = Vec::with_capacity(self.inner.rules.len());
+        rules.extend(self.rules().map(|rule| rule.repeated(age_ms)));
+        Self {
+            inner: Arc::new(Inner {
+                check: check.clone(),
+                decided_at_ms: self.decided_at_ms().saturating_add(age_ms),
+                rules: rules.into(),
+                may_settle: AtomicBool::new(false),
+                local: AtomicBool::new(self.is_local()),
+                repeat: Some(repeat),
+            }),
+            shadow: None,
+        }
     }
 
     /// To be shown, not to be settled.
@@ -512,6 +565,22 @@ impl RuleUsage {
         if let Some(ms) = self.denied_ms.filter(|ms| *ms != NEVER_MS) {
             self.denied_ms = Some(moved(ms));
         }
+        self
+    }
+
+    /// As it is so much later, if nothing else was charged.
+    fn repeated(mut self, age_ms: u64) -> Self {
+        if self.reset_after_ms <= age_ms {
+            self.remaining = self.rule.limit();
+        }
+        self.reset_after_ms = self.reset_after_ms.saturating_sub(age_ms);
+        self.denied_ms = match self.denied_ms {
+            Some(NEVER_MS) => Some(NEVER_MS),
+            // One that others deny for longer than may admit by now.
+            ms => ms
+                .and_then(|ms| ms.checked_sub(age_ms))
+                .filter(|ms| *ms > 0),
+        };
         self
     }
 
@@ -594,6 +663,28 @@ impl Denial {
     #[must_use]
     pub const fn usage(&self) -> &Usage {
         &self.usage
+    }
+
+    /// Whether it tells of one charge only, of those that were asked for: that one is known not to fit. Then
+    /// [`retry_after`](Self::retry_after) is the least, since others may deny for longer. Only a
+    /// [`DenyCache`](crate::store::DenyCache::any_charge) that was told to denies so.
+    #[must_use]
+    pub fn is_partial(&self) -> bool {
+        self.usage.inner.repeat.is_some_and(|it| it.is_partial)
+    }
+
+    /// The denials of each charge that does not fit, as if it were alone.
+    pub(crate) fn parts(&self) -> Vec<Self> {
+        let charges = self.usage.policies().enumerate();
+        let denying = charges.filter(|(_, it)| it.rules().iter().any(RuleUsage::is_exceeded));
+        let parts =
+            denying.filter_map(
+                |(place, _)| match Decision::of(self.usage.pick(&[place]), false) {
+                    Ok(Decision::Denied(part)) => Some(part),
+                    _ => None,
+                },
+            );
+        parts.collect()
     }
 }
 

@@ -55,6 +55,7 @@
 //! | who uses a shared limit up | [`contributors`] |
 //! | what is stored in Redis, and how the server is set up | [`store::redis`], [`store::redis::deployment`] |
 //! | what a service reports, as logs and metrics | [`observe`] |
+//! | what makes requests cheaper under load and under attack | [`under_load`] |
 //! | how a limited service is tested | [`middleware::testing`] |
 //! | what replaces the settings of `tower_governor` | [`middleware::migration`] |
 //!
@@ -158,6 +159,11 @@ mod settlement;
 pub mod store;
 #[cfg(feature = "test-util")]
 pub mod test_util;
+pub mod under_load {
+    //! Under load and under attack: what makes a request cheaper, when to switch it on, and what it costs in accuracy.
+    //!
+    #![doc = include_str!("under_load.md")]
+}
 mod warning;
 mod window;
 

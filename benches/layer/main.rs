@@ -1,21 +1,25 @@
 //! What the layer adds to a request: `cargo bench --bench layer`.
 //!
-//! It measures observers, for which the crate needs the features `metrics` and `tracing`: built without them, this
-//! builds it anew.
+//! It measures observers and a server, for which the crate needs the features `axum`, `metrics` and `tracing`: built
+//! without them, this builds it anew.
 
-#[cfg(all(feature = "metrics", feature = "tracing"))]
+#[cfg(all(feature = "axum", feature = "metrics", feature = "tracing"))]
+mod end_to_end;
+#[cfg(all(feature = "axum", feature = "metrics", feature = "tracing"))]
 mod measure;
 
-#[cfg(all(feature = "metrics", feature = "tracing"))]
+#[cfg(all(feature = "axum", feature = "metrics", feature = "tracing"))]
 fn main() -> std::process::ExitCode {
-    measure::run()
+    let verdict = measure::run();
+    end_to_end::show();
+    verdict
 }
 
-#[cfg(not(all(feature = "metrics", feature = "tracing")))]
+#[cfg(not(all(feature = "axum", feature = "metrics", feature = "tracing")))]
 #[path = "../common/again.rs"]
 mod again;
 
-#[cfg(not(all(feature = "metrics", feature = "tracing")))]
+#[cfg(not(all(feature = "axum", feature = "metrics", feature = "tracing")))]
 fn main() -> std::process::ExitCode {
-    again::with_features("layer", "metrics,tracing")
+    again::with_features("layer", "axum,metrics,tracing")
 }

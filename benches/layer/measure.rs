@@ -4,6 +4,9 @@
 //! to them: a `TracingObserver` without a subscriber, or a `MetricsObserver` with the Prometheus exporter as its
 //! recorder. So it does when counting who contributes adds more than that, with the extraction of the label.
 //! Allocations are not counted while time is taken.
+//!
+//! Beside it stands `tower_governor`, with its headers and by the same address: one rule is to add no more than that,
+//! and three rules at most 1.5 times what one does.
 
 use std::{
     convert::Infallible,
@@ -16,12 +19,17 @@ use std::{
     time::Instant,
 };
 
+use axum::{body::Body, extract::ConnectInfo};
+use governor::middleware::StateInformationMiddleware;
 use http::{HeaderValue, Request, Response, request::Parts};
 use sluicegate::{
     Header, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer, middleware::RateLimit,
     observe::Observer,
 };
 use tower::{Layer, Service};
+use tower_governor::{
+    GovernorLayer, governor::GovernorConfigBuilder, key_extractor::PeerIpKeyExtractor,
+};
 
 /// Few in a row and many rounds: in most of them, no other program gets the processor.
 const REQUESTS: u16 = 200;
@@ -33,9 +41,10 @@ const UPKEEP: usize = 50;
 const BUDGET_NS: f64 = 1_000.0;
 const OBSERVER_BUDGET_NS: f64 = 300.0;
 const CONTRIBUTORS_BUDGET_NS: f64 = 300.0;
+const THREE_TO_ONE: f64 = 1.5;
 
-const ONE: &str = "1000000000/1m";
-const THREE: &str = "1000000000/1s,1000000000/1m,1000000000/1h";
+pub(crate) const ONE: &str = "1000000000/1m";
+pub(crate) const THREE: &str = "1000000000/1s,1000000000/1m,1000000000/1h";
 const FULL: &str = "0/1s,0/1m,0/1h";
 
 /// Answers at once, with nothing.
@@ -43,9 +52,9 @@ const FULL: &str = "0/1s,0/1m,0/1h";
 struct Bare;
 
 impl Service<Request<()>> for Bare {
-    type Response = Response<String>;
+    type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Ready<Result<Response<String>, Infallible>>;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -53,7 +62,7 @@ impl Service<Request<()>> for Bare {
 
     fn call(&mut self, request: Request<()>) -> Self::Future {
         black_box(&request);
-        ready(Ok(Response::new(String::new())))
+        ready(Ok(Response::new(Body::empty())))
     }
 }
 
@@ -72,6 +81,13 @@ fn limited_by(limiter: Limiter, rules: &str, keys: usize) -> RateLimit<Bare> {
     layer.layer(Bare)
 }
 
+/// The layer of `tower_governor`, which denies nobody here.
+pub(crate) fn governor() -> GovernorLayer<PeerIpKeyExtractor, StateInformationMiddleware, Body> {
+    let mut config = GovernorConfigBuilder::default();
+    config.per_nanosecond(1).burst_size(u32::MAX);
+    GovernorLayer::new(config.use_headers().finish().unwrap())
+}
+
 /// A client: an address and an API key.
 type Client = (SocketAddr, HeaderValue);
 
@@ -87,14 +103,14 @@ fn clients() -> Vec<Client> {
 fn request((address, api_key): &Client) -> Request<()> {
     let mut request = Request::new(());
     request.headers_mut().insert("x-api-key", api_key.clone());
-    request.extensions_mut().insert(*address);
+    request.extensions_mut().insert(ConnectInfo(*address));
     request
 }
 
 /// One request that is answered at once, as it is without a store to wait for.
 fn serve<S>(service: &mut S, client: &Client)
 where
-    S: Service<Request<()>, Response = Response<String>, Error = Infallible>,
+    S: Service<Request<()>, Response = Response<Body>, Error = Infallible>,
 {
     let mut cx = Context::from_waker(Waker::noop());
     assert!(service.poll_ready(&mut cx).is_ready());
@@ -114,7 +130,7 @@ struct Row {
 impl Row {
     fn new<S>(name: &'static str, mut service: S) -> Self
     where
-        S: Service<Request<()>, Response = Response<String>, Error = Infallible> + 'static,
+        S: Service<Request<()>, Response = Response<Body>, Error = Infallible> + 'static,
     {
         Self {
             name,
@@ -210,7 +226,9 @@ pub(crate) fn run() -> ExitCode {
         Row::new("1 rule, 1 key", limited(ONE, 1)),
         Row::new("3 rules, 1 key", limited(THREE, 1)),
     ];
-    let (bare, three) = (0, rows.len() - 1);
+    let (bare, one, three) = (0, rows.len() - 2, rows.len() - 1);
+    rows.push(Row::new("tower_governor", governor().layer(Bare)));
+    let governor = rows.len() - 1;
     rows.extend(observed());
     rows.extend([
         Row::new("1 rule, 2 keys", limited(ONE, 2)),
@@ -244,8 +262,10 @@ pub(crate) fn run() -> ExitCode {
             row.ns()
         );
     }
-    let adds = rows[three].ns() - rows[bare].ns();
-    let mut is_met = within("three rules", adds, BUDGET_NS);
+    let adds = |row: usize| rows[row].ns() - rows[bare].ns();
+    let mut is_met = within("three rules", adds(three), BUDGET_NS);
+    is_met &= within("one rule", adds(one), adds(governor));
+    is_met &= within("three rules", adds(three), THREE_TO_ONE * adds(one));
     for row in rows.iter().filter(|row| row.is_observed) {
         let more = row.exceeds(&rows[three]);
         is_met &= within(row.name.trim_start(), more, OBSERVER_BUDGET_NS);
@@ -262,6 +282,6 @@ pub(crate) fn run() -> ExitCode {
 fn within(name: &str, adds: f64, budget: f64) -> bool {
     let is_met = adds < budget;
     let verdict = if is_met { "within" } else { "MISSES" };
-    println!("{name}: adds {adds:.0} ns, {verdict} the budget of {budget}");
+    println!("{name}: adds {adds:.0} ns, {verdict} the budget of {budget:.0}");
     is_met
 }

@@ -14,8 +14,20 @@ use mio::{Events, Interest, Poll, Token, net::TcpStream};
 const USERS: usize = 10_000;
 
 /// What every answer begins and ends with: all servers send the same body.
-const BEGIN: &[u8] = b"HTTP/1.1 200 ";
-const END: &[u8] = b"\r\n\r\nok\n";
+#[derive(Clone, Copy)]
+struct Answer {
+    begin: &'static [u8],
+    end: &'static [u8],
+}
+
+const ADMITTED: Answer = Answer {
+    begin: b"HTTP/1.1 200 ",
+    end: b"\r\n\r\nok\n",
+};
+const REFUSED: Answer = Answer {
+    begin: b"HTTP/1.1 429 ",
+    end: b"]}",
+};
 
 /// No server takes longer to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -26,6 +38,7 @@ pub(crate) struct Load {
     /// How likely it is one of the users up to each of them; empty when all are as likely.
     shares: Vec<f64>,
     random: fastrand::Rng,
+    expected: Answer,
 }
 
 /// Who sends a request.
@@ -39,8 +52,6 @@ pub(crate) enum Users {
 
 impl Load {
     pub(crate) fn new(connections: usize, users: Users) -> Self {
-        let request =
-            |user| format!("GET / HTTP/1.1\r\nhost: bench\r\nx-api-key: user-{user:08}\r\n\r\n");
         let shares = match users {
             Users::Random => Vec::new(),
             Users::Zipf => zipf(),
@@ -48,8 +59,33 @@ impl Load {
         Self {
             connections,
             shares,
-            requests: (0..USERS).map(|user| request(user).into_bytes()).collect(),
+            ..Self::of(USERS, ADMITTED)
+        }
+    }
+
+    /// Of so many users, who are all denied.
+    pub(crate) fn refused(users: usize) -> Self {
+        Self::of(users, REFUSED)
+    }
+
+    fn of(users: usize, expected: Answer) -> Self {
+        let request =
+            |user| format!("GET / HTTP/1.1\r\nhost: bench\r\nx-api-key: user-{user:08}\r\n\r\n");
+        Self {
+            connections: crate::CONNECTIONS,
+            shares: Vec::new(),
+            requests: (0..users).map(|user| request(user).into_bytes()).collect(),
             random: fastrand::Rng::with_seed(1),
+            expected,
+        }
+    }
+
+    /// Sends the first request of every user, whatever the answer is.
+    pub(crate) fn exhaust(&self, server: SocketAddr) {
+        let mut stream = std::net::TcpStream::connect(server).unwrap();
+        for request in &self.requests {
+            stream.write_all(request).unwrap();
+            assert!(stream.read(&mut [0; 1_024]).unwrap() > 0);
         }
     }
 
@@ -72,7 +108,7 @@ impl Load {
             let now = Instant::now();
             for event in &events {
                 let connection = &mut connections[event.token().0];
-                if connection.is_answered() {
+                if connection.is_answered(self.expected) {
                     latencies.push(now - connection.sent);
                     if now < end {
                         connection.send(self.request(), now);
@@ -140,8 +176,8 @@ impl Connection {
         self.len = 0;
     }
 
-    /// Whether the answer is complete; it must be an admission.
-    fn is_answered(&mut self) -> bool {
+    /// Whether the answer is complete; it must be the right one.
+    fn is_answered(&mut self, Answer { begin, end }: Answer) -> bool {
         // One read takes all that there is: nothing more is sent before the next request.
         let more = match self.stream.read(&mut self.answer[self.len..]) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
@@ -149,9 +185,9 @@ impl Connection {
         };
         self.len += more;
         let answer = &self.answer[..self.len];
-        let is_good = more > 0 && (answer.starts_with(BEGIN) || BEGIN.starts_with(answer));
+        let is_good = more > 0 && (answer.starts_with(begin) || begin.starts_with(answer));
         assert!(is_good, "{}", String::from_utf8_lossy(answer));
-        answer.ends_with(END)
+        answer.ends_with(end)
     }
 }
 

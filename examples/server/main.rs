@@ -29,11 +29,12 @@ use axum::{
 use redis::ConnectionInfo;
 use sluicegate::{
     Charge, Decision, FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore,
-    RateLimitLayer, RedisStore,
+    RateLimitLayer, RedisStore, Store,
     error::PolicyError,
     extract::TrustedProxies,
     middleware::{MakeRejection, PolicySelector, ProblemJson, Rejection},
     policies::ReloadablePolicies,
+    store::DenyCache,
 };
 
 use limits::Limits;
@@ -158,14 +159,9 @@ fn cost(head: &Parts) -> u64 {
 }
 
 async fn limiter(options: &Options) -> Result<Limiter, String> {
-    let limiter = match (&options.redis[..], &options.sentinel) {
-        ([], _) => Limiter::new(MemoryStore::new()),
-        (sentinels, Some(name)) => Limiter::new(shared(behind(sentinels, name)?, options)),
-        (nodes, None) if options.cluster => Limiter::new(shared(cluster(nodes)?, options)),
-        ([server, ..], None) => {
-            let store = redis_store(server.clone(), options.pool)?;
-            Limiter::new(shared(store, options))
-        }
+    let limiter = match store(options)? {
+        store if options.deny_cache => Limiter::new(DenyCache::new(store)),
+        store => Limiter::new(store),
     };
     let limiter = limiter
         .timeout(options.timeout)
@@ -187,6 +183,17 @@ fn shared(store: RedisStore, options: &Options) -> RedisStore {
         Some(calls) => store.in_flight(calls),
         None => store,
     }
+}
+
+fn store(options: &Options) -> Result<Arc<dyn Store>, String> {
+    Ok(match (&options.redis[..], &options.sentinel) {
+        ([], _) => Arc::new(MemoryStore::new()),
+        (sentinels, Some(name)) => Arc::new(shared(behind(sentinels, name)?, options)),
+        (nodes, None) if options.cluster => Arc::new(shared(cluster(nodes)?, options)),
+        ([server, ..], None) => {
+            Arc::new(shared(redis_store(server.clone(), options.pool)?, options))
+        }
+    })
 }
 
 /// The store, which connects at the first check.

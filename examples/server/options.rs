@@ -41,6 +41,8 @@ cargo run --release --example server -- [options]
                            the primary's, alone or as in redis://USER:PASSWORD@NAME
   --pool N                 use a bb8 pool of N connections instead of one managed connection
   --in-flight N            share calls of Redis from N in flight on; default 4, 0 shares none
+  --deny-cache             repeat refusals for a moment without asking the store again; what is given back, blocked or
+                           unblocked by another process is seen up to a second later
   --timeout TIME          how long a decision may take: 100ms, 2s; default 100ms
   --on-failure open|local|closed
                            what becomes of requests that Redis could not decide: served (open, the default), limited by this
@@ -81,6 +83,7 @@ pub(crate) struct Options {
     pub(crate) sentinel: Option<String>,
     pub(crate) pool: Option<u32>,
     pub(crate) in_flight: Option<usize>,
+    pub(crate) deny_cache: bool,
     pub(crate) timeout: Duration,
     pub(crate) on_failure: FailurePolicy,
     pub(crate) replicas: u32,
@@ -126,6 +129,7 @@ impl Options {
             sentinel: None,
             pool: None,
             in_flight: None,
+            deny_cache: false,
             timeout: Duration::from_millis(100),
             on_failure: FailurePolicy::Open,
             replicas: 1,
@@ -141,6 +145,7 @@ impl Options {
             match arg {
                 Long("help") | Short('h') => options.help = true,
                 Long("cluster") => options.cluster = true,
+                Long("deny-cache") => options.deny_cache = true,
                 Long("blocks") => options.blocks = true,
                 Long("shadow") => options.shadow = true,
                 Long(name) => {

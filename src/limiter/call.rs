@@ -10,6 +10,9 @@ use tokio::time::Instant;
 
 use super::{Limiter, breaker::Permit, timeout::LazySleep};
 use crate::{
+    block::Block,
+    contributors::Contributors,
+    decision::Decision,
     error::{StoreError, StoreErrorKind},
     observe::{CallInfo, PollScope, Timing},
     store::{Store, StoreFuture},
@@ -99,7 +102,26 @@ impl<T> Call<T> {
     }
 }
 
-impl<T> Future for Call<T> {
+/// What a store answers.
+pub(super) trait StoreAnswer {
+    /// Whether it was repeated without the store, and says nothing about whether that answers.
+    fn is_repeated(&self) -> bool {
+        false
+    }
+}
+
+impl StoreAnswer for Decision {
+    fn is_repeated(&self) -> bool {
+        self.usage().is_repeated()
+    }
+}
+
+impl StoreAnswer for () {}
+impl StoreAnswer for Block {}
+impl StoreAnswer for Contributors {}
+impl<T> StoreAnswer for Vec<T> {}
+
+impl<T: StoreAnswer> Future for Call<T> {
     type Output = Answer<T>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
@@ -112,7 +134,8 @@ impl<T> Future for Call<T> {
             }
             Poll::Pending => return Poll::Pending,
         };
-        if let Some(permit) = this.permit.take() {
+        let is_repeated = result.as_ref().is_ok_and(T::is_repeated);
+        if let Some(permit) = this.permit.take_if(|_| !is_repeated) {
             let limiter = &this.limiter.inner;
             let error = result.as_ref().err();
             limiter.breaker.note(permit, error, &limiter.observer);

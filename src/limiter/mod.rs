@@ -29,7 +29,7 @@ use crate::{
     store::{MemoryStore, ScaledStore, Store, StoreFuture},
 };
 use breaker::Breaker;
-use call::Answer;
+use call::{Answer, StoreAnswer};
 pub(crate) use decide::{DecisionFuture, Resolution};
 pub(crate) use timeout::LazySleep;
 
@@ -336,7 +336,7 @@ impl Limiter {
         self.inner.store.blocks(most).await
     }
 
-    async fn change_blocks<T>(
+    async fn change_blocks<T: StoreAnswer>(
         &self,
         kind: CallKind,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,

@@ -26,6 +26,7 @@ impl Limiter {
             return;
         };
         let call = CallInfo::new(kind, check);
+        let is_repeated = decision.usage().is_repeated();
         if kind != CallKind::Check {
             let local = decision.usage().is_local();
             return self.report_completion(call, local, Some(timing));
@@ -33,7 +34,7 @@ impl Limiter {
         if let Decision::Blocked(blocked) = decision {
             let (policy, source) = (None, blocked.block().by().into());
             observer.on_blocked(&BlockEvent { policy, source });
-            return self.report_completion(call, false, Some(timing));
+            return self.report_completion(call, is_repeated, Some(timing));
         }
         let counting = !check.charges().is_empty();
         if counting {

@@ -251,6 +251,12 @@ impl<'a> DecisionEvent<'a> {
         self.decision.usage().is_local()
     }
 
+    /// Whether a [`DenyCache`](crate::store::DenyCache) has repeated a denial: the store was not called.
+    #[must_use]
+    pub fn is_repeated(&self) -> bool {
+        self.decision.usage().is_repeated()
+    }
+
     /// Whether every charge fitted. A shadow that denies lets the request pass all the same.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
@@ -301,7 +307,8 @@ impl<'a> CompletionEvent<'a> {
         self.timing.latency
     }
 
-    /// Whether the memory of this process has answered, and not the store.
+    /// Whether the memory of this process has answered, and not the store: since that could not, or as a
+    /// [`DenyCache`](crate::store::DenyCache) knew of a block.
     #[must_use]
     pub const fn is_local(&self) -> bool {
         self.local

@@ -18,6 +18,7 @@ use crate::{error::StoreErrorKind, policy::Policy, rule::Rule};
 
 const DECISIONS: &str = "sluicegate_decisions_total";
 const LOCAL: &str = "sluicegate_local_decisions_total";
+const REPEATED: &str = "sluicegate_repeated_denials_total";
 const DENIALS: &str = "sluicegate_denials_total";
 const FAILURES: &str = "sluicegate_failures_total";
 const SWITCHES: &str = "sluicegate_breaker_switches_total";
@@ -33,6 +34,7 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// |---|---|---|---|
 /// | `sluicegate_decisions_total` | counter | `policy`, `outcome`: `allowed`, `denied`, `shadow_denied` | checks, but for blocked ones; a denied one counts only under the policies that deny |
 /// | `sluicegate_local_decisions_total` | counter | the same | those of them that the memory of this process has decided |
+/// | `sluicegate_repeated_denials_total` | counter | `policy` | those of them that a [`DenyCache`](crate::store::DenyCache) has repeated: the store was not called |
 /// | `sluicegate_denials_total` | counter | `policy`, `rule` (`10/1s`), `shadow`: `true`, `false` | every rule that denies a check |
 /// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`, `block`, `unblock`; `kind`: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `invalid_request`; `outcome`: `passed`, `local`, `rejected`, `failed` | calls without an answer, and what became of the request |
 /// | `sluicegate_breaker_switches_total` | counter | `state`: `open`, `closed` | how often the breaker before the store has opened and closed |
@@ -83,6 +85,7 @@ struct PolicyHandles {
     decisions: [OnceLock<Counter>; 3],
     /// The same.
     local: [OnceLock<Counter>; 3],
+    repeated: OnceLock<Counter>,
     /// By rule, and whether the policy is a shadow.
     denials: RwLock<HashMap<(Rule, bool), Counter>>,
 }
@@ -98,6 +101,7 @@ impl MetricsObserver {
     pub fn new() -> Self {
         describe_counter!(DECISIONS, "Checks, by policy and outcome");
         describe_counter!(LOCAL, "Checks that the memory of this process has decided");
+        describe_counter!(REPEATED, "Denials that were repeated without the store");
         describe_counter!(DENIALS, "Rules that denied a check");
         describe_counter!(FAILURES, "Calls that the store could not answer");
         describe_counter!(SWITCHES, "How often the breaker has opened and closed");
@@ -194,6 +198,9 @@ impl Handles {
             let counts = event.is_allowed() || denying.peek().is_some();
             if let Some(handles) = self.of(policy).filter(|_| counts) {
                 handles.count(policy, outcome, event.is_local());
+                if event.is_repeated() {
+                    handles.count_repeated(policy);
+                }
                 denying.for_each(|rule| handles.count_denial(policy, rule, shadow));
             }
         }
@@ -212,6 +219,11 @@ impl PolicyHandles {
             let local = &self.local[outcome];
             local.get_or_init(|| counter(LOCAL)).increment(1);
         }
+    }
+
+    fn count_repeated(&self, policy: &Policy) {
+        let counter = || counter!(REPEATED, "policy" => policy.name().to_owned());
+        self.repeated.get_or_init(counter).increment(1);
     }
 
     fn count_denial(&self, policy: &Policy, rule: Rule, shadow: bool) {
@@ -233,7 +245,7 @@ impl PolicyHandles {
 impl Observer for MetricsObserver {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
         self.with_handles(event.timing.ended_at, applied(event), |handles| {
-            if !event.is_local() {
+            if !event.is_local() && !event.is_repeated() {
                 handles.record_latency(event.call(), event.timing);
             }
             handles.count(event);

@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// |---|---|---|
 /// | span `sluicegate`, around each call of the store | debug | `call`, `policies`, `shadow` |
 /// | event `allowed` | trace | `policies`, `shadow`, `local`, `latency_us` |
-/// | event `denied`, of the rule that denies for longest | debug | `policy`, `rule`, `shadow`, `local`, `retry_after_ms` (none for never), `latency_us` |
+/// | event `denied`, of the rule that denies for longest | debug | `policy`, `rule`, `shadow`, `local`, `repeated` (by a [`DenyCache`](crate::store::DenyCache)), `retry_after_ms` (none for never), `latency_us` |
 /// | event `missing key` | debug | `policy`, `shadow`, `kind`, `error`, `outcome` |
 /// | event `blocked` | debug | `policy` (none but for keys on a list), `by`: `list`, `operator`, `ban` |
 /// | event `banned` | debug | `policy`, `until_ms` |
@@ -116,7 +116,8 @@ impl Observer for TracingObserver {
 
     fn on_decision(&self, event: &DecisionEvent<'_>) {
         let (call, local) = (event.call(), event.is_local());
-        self.answered(local);
+        let repeated = event.is_repeated();
+        self.answered(local || repeated);
         let shadow = call.is_shadow();
         let latency_us = micros(event.latency());
         match event.denied_by() {
@@ -129,6 +130,7 @@ impl Observer for TracingObserver {
                 rule = %usage.rule(),
                 shadow,
                 local,
+                repeated,
                 retry_after_ms = usage.retry_after().map(millis),
                 latency_us,
                 "denied"

@@ -5,6 +5,8 @@
 //!
 //! # A store around a store
 //!
+//! [`DenyCache`] repeats refusals for a moment, so that whoever is refused again and again costs few calls.
+//!
 //! Whatever makes a store better can be a store around it:
 //!
 //! ```
@@ -86,12 +88,14 @@ pub use crate::{
 };
 
 mod call_id;
+mod deny_cache;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod scaled;
 
 pub(crate) use call_id::CallId;
+pub use deny_cache::DenyCache;
 pub use memory::MemoryStore;
 pub(crate) use scaled::ScaledStore;
 

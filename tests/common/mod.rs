@@ -42,3 +42,5 @@ pub(crate) mod trace;
 pub(crate) mod twemproxy;
 #[cfg(feature = "test-util")]
 pub(crate) mod vectors;
+#[cfg(feature = "test-util")]
+pub(crate) mod verified;

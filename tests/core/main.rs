@@ -9,6 +9,7 @@ mod breaker;
 mod chart;
 mod contract;
 mod contributors;
+mod deny_cache;
 mod fuzzed;
 mod histories;
 #[cfg(feature = "cli")]

@@ -660,6 +660,26 @@ async fn a_block_of_an_operator_is_seen_by_a_server_that_heeds_blocks() {
     assert_eq!(browser.status(&server, "/").await, OK);
 }
 
+#[tokio::test]
+async fn a_deny_cache_refuses_without_its_redis_and_hears_of_a_reset() {
+    let redis = Server::start();
+    let limit = ["--limit", "ip=1/1d", "--timeout", "9s", "--deny-cache"];
+    let url = redis.url();
+    let server = Example::start(&[&limit[..], &["--redis", &url]].concat());
+    let browser = Browser::new();
+    assert_eq!(browser.status(&server, "/").await, OK);
+    let began = std::time::Instant::now();
+    let calls = || redis.calls("evalsha") + redis.calls("eval");
+    let before = calls();
+    for _ in 0..200 {
+        assert_eq!(browser.status(&server, "/").await, REJECTED);
+    }
+    // One in a second.
+    assert!(calls() - before <= 1 + began.elapsed().as_secs());
+    assert!(browser.delete(&server, "/limits").await.is_success());
+    assert_eq!(browser.status(&server, "/").await, OK);
+}
+
 #[test]
 fn a_ban_that_is_none_is_told_of() {
     for (args, expected) in [
@@ -905,6 +925,7 @@ fn help_names_every_option() {
         "replicas",
         "headers",
         "contributors",
+        "deny-cache",
         "shadow",
     ];
     for option in options {

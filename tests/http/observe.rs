@@ -583,8 +583,8 @@ fn spans_and_events_have_the_documented_fields() {
             r#"DEBUG call="reset" policies=api shadow=false"#,
             r#"WARN failed call="reset" policies=api shadow=false kind="unavailable" error=told to fail outcome="failed" suppressed=0"#,
             r#"DEBUG call="settle" policies=api shadow=false"#,
-            r#"DEBUG denied policy="api" rule=10/1s shadow=false local=false retry_after_ms=9"#,
-            r#"DEBUG denied policy="trial" rule=5/1m shadow=true local=false retry_after_ms=9"#,
+            r#"DEBUG denied policy="api" rule=10/1s shadow=false local=false repeated=false retry_after_ms=9"#,
+            r#"DEBUG denied policy="trial" rule=5/1m shadow=true local=false repeated=false retry_after_ms=9"#,
             r#"WARN failed call="peek" policies=api shadow=false kind="protocol" error=the store denied a check that fits every rule outcome="failed" suppressed=0"#,
             r#"WARN breaker opened: the store has failed five times in a row; the failure policy applies until it answers kind="unavailable" error=told to fail"#,
         ]

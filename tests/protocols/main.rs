@@ -2,3 +2,5 @@
 //! inside a process, under every order of its steps. No server is needed.
 
 mod line;
+mod deny_cache;
+mod deny_cache_notes;

@@ -9,6 +9,7 @@ mod cluster;
 mod connections;
 mod contract;
 mod contributors;
+mod deny_cache;
 mod footprint;
 mod histories;
 mod observe;

@@ -1,0 +1,123 @@
+//! Users who are all denied and come again at once: with a deny cache before Redis, without, and in memory.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use super::{
+    Measured, example_with, load::Load, measure, median, redis_server::Server, run as serve,
+};
+
+const USERS: usize = 64;
+const LIMIT: &str = "header:x-api-key=1/1h,2/2h,3/1d";
+const ROUNDS: usize = 10;
+const MIN_REQUESTS_PER_CALL: f64 = 200.0;
+/// Of the requests a second of the memory store.
+const BUDGET: f64 = 0.8;
+
+/// Answers whether all is as it should be.
+pub(crate) fn run() -> bool {
+    let redis = Server::start();
+    let args = ["--redis", &redis.url()];
+    let servers = [
+        serve(&mut example_with(LIMIT)),
+        serve(example_with(LIMIT).args(args)),
+        serve(example_with(LIMIT).args(args).arg("--deny-cache")),
+    ];
+    let mut load = Load::refused(USERS);
+    for server in &servers {
+        load.exhaust(server.address());
+    }
+    let mut results: [Vec<(Measured, f64)>; 3] = Default::default();
+    for _ in 0..ROUNDS {
+        for (server, results) in servers.iter().zip(&mut results) {
+            let before = redis.calls("evalsha");
+            let measured = measure(&mut load, server, &redis);
+            #[expect(clippy::cast_precision_loss, reason = "there are not that many")]
+            let calls = (redis.calls("evalsha") - before) as f64;
+            results.push((measured, calls));
+        }
+    }
+    println!(
+        "{:<24} {:>9} {:>9} {:>9} {:>11} {:>11} {:>14}",
+        "all denied", "req/s", "p50 ms", "p99 ms", "server us", "redis us", "requests/call"
+    );
+    let names = ["memory", "Redis", "Redis, deny cache"];
+    for (name, rounds) in names.iter().zip(&results) {
+        let figures: [fn(&Measured) -> f64; 5] = [
+            Measured::rate,
+            |it| it.round.latency_ms(0.50),
+            |it| it.round.latency_ms(0.99),
+            |it| it.server_us,
+            |it| it.redis_us,
+        ];
+        let [rate, p50, p99, server, redis] =
+            figures.map(|figure| median(rounds.iter().map(|(it, _)| figure(it))));
+        let per_call = requests_per_call(rounds);
+        println!(
+            "{name:<24} {rate:>9.0} {p50:>9.2} {p99:>9.2} {server:>11.1} {redis:>11.1} {per_call:>14.1}"
+        );
+    }
+    let [memory, _, cached] = &results;
+    let ratios = cached.iter().zip(memory);
+    let ratio = median(ratios.map(|((cached, _), (memory, _))| cached.rate() / memory.rate()));
+    let per_call = requests_per_call(cached);
+    println!(
+        "deny cache / memory: {ratio:.2}, at least {BUDGET} is asked for; {per_call:.0} requests for each call, at least \
+         {MIN_REQUESTS_PER_CALL} are"
+    );
+    let is_admitted = comes_back(&redis);
+    println!("whoever comes back after exactly the time told is admitted: {is_admitted}");
+    ratio >= BUDGET && per_call >= MIN_REQUESTS_PER_CALL && is_admitted
+}
+
+/// Calls are those of the warm-up, too, which is a fourth of the time.
+fn requests_per_call(rounds: &[(Measured, f64)]) -> f64 {
+    median(
+        rounds
+            .iter()
+            .map(|(it, calls)| it.round.requests() / calls.max(1.0)),
+    )
+}
+
+/// Whether a user who is denied by the cache is admitted after exactly the time told, each of ten times.
+fn comes_back(redis: &Server) -> bool {
+    let mut command = example_with("header:x-api-key=1/700ms@exact");
+    let server = serve(command.args(["--redis", &redis.url(), "--deny-cache"]));
+    let ask = |stream: &mut TcpStream| -> String {
+        let request = b"GET / HTTP/1.1\r\nhost: bench\r\naccept: application/json\r\nx-api-key: who-obeys\r\n\r\n";
+        stream.write_all(request).unwrap();
+        let mut answer = [0; 2_048];
+        let length = stream.read(&mut answer).unwrap();
+        String::from_utf8_lossy(&answer[..length]).into_owned()
+    };
+    let mut stream = connect(server.address());
+    assert!(ask(&mut stream).starts_with("HTTP/1.1 200 "));
+    (0..10).all(|_| {
+        for _ in 0..20 {
+            let denied = ask(&mut stream);
+            assert!(denied.starts_with("HTTP/1.1 429 "), "{denied}");
+            thread::sleep(Duration::from_millis(7));
+        }
+        let told = ask(&mut stream);
+        thread::sleep(Duration::from_millis(retry_after_ms(&told)));
+        ask(&mut stream).starts_with("HTTP/1.1 200 ")
+    })
+}
+
+fn connect(server: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(server).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
+
+fn retry_after_ms(answer: &str) -> u64 {
+    let value = answer.split("\"retry_after_ms\":").nth(1);
+    let digits = value.and_then(|it| it.split(|it: char| !it.is_ascii_digit()).next());
+    digits
+        .and_then(|it| it.parse().ok())
+        .unwrap_or_else(|| panic!("no time in {answer}"))
+}

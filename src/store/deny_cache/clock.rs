@@ -1,0 +1,29 @@
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+#[cfg(feature = "test-util")]
+use crate::test_util::TestClock;
+
+/// This process's clock, which never steps back. It may stand still while the machine sleeps.
+#[derive(Clone, Debug)]
+pub(super) enum Clock {
+    System(Instant),
+    #[cfg(feature = "test-util")]
+    Test(TestClock),
+}
+
+impl Clock {
+    pub(super) fn system() -> Self {
+        Self::System(Instant::now())
+    }
+
+    /// The time since a fixed one.
+    pub(super) fn now(&self) -> Duration {
+        match self {
+            Self::System(start) => start.elapsed(),
+            #[cfg(feature = "test-util")]
+            Self::Test(clock) => Duration::from_millis(clock.now_ms()),
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! [`Memory`]: what is remembered, and what ends it.
+
+use std::{collections::hash_map::RandomState, hash::BuildHasher, sync::Arc, time::Duration};
+
+use super::{
+    give_backs::GiveBacks,
+    subject::{Subject, hash_of_charge, hash_of_check, hash_of_identity},
+    table::{Entry, Table},
+    validity::Validity,
+};
+use crate::{
+    check::Check,
+    decision::Decision,
+    key::Key,
+    policy::Policy,
+    settlement::Settlement,
+    store::{Operation, StoreFuture},
+};
+
+/// So many that what others are given back seldom ends what is remembered of somebody.
+const SLOTS: usize = 16_384;
+
+/// Shared by the clones of a cache.
+pub(super) struct Memory {
+    hasher: RandomState,
+    table: Table,
+    give_backs: GiveBacks,
+}
+
+impl Memory {
+    pub(super) fn new() -> Self {
+        Self {
+            hasher: RandomState::new(),
+            table: Table::new(),
+            give_backs: GiveBacks::new(SLOTS),
+        }
+    }
+
+    /// See [`GiveBacks::last`].
+    pub(super) fn given_back(&self) -> u64 {
+        self.give_backs.last()
+    }
+
+    /// What is remembered of a check, and its age in ms.
+    pub(super) fn of_check(&self, check: &Check, now: Duration) -> Option<(Decision, u64)> {
+        let hash = hash_of_check(&self.hasher, check);
+        self.read(hash, |it| it.is_check(check), now)
+    }
+
+    /// What is remembered of one of its identities or charges.
+    #[cold]
+    pub(super) fn of_part(&self, check: &Check, now: Duration) -> Option<(Decision, u64)> {
+        let heeds_blocks = check.heeds_blocks();
+        let mut blocked = check.keys().filter(|_| heeds_blocks).filter_map(|key| {
+            let hash = hash_of_identity(&self.hasher, key);
+            self.read(hash, |it| it.is_identity(key), now)
+        });
+        let mut denied = check.charges().iter().filter_map(|charge| {
+            let hash = hash_of_charge(&self.hasher, charge);
+            self.read(hash, |it| it.is_charge(charge, heeds_blocks), now)
+        });
+        blocked.next().or_else(|| denied.next())
+    }
+
+    fn read(
+        &self,
+        hash: u64,
+        is_subject: impl Fn(&Subject) -> bool,
+        now: Duration,
+    ) -> Option<(Decision, u64)> {
+        self.table.read(hash, is_subject, |entry| {
+            let mut slots = entry.slots.iter();
+            let holds = entry.validity.holds(now)
+                && slots.all(|it| self.give_backs.none_since(entry.given_back, *it));
+            holds.then(|| (entry.refusal.clone(), entry.validity.age_ms(now)))
+        })
+    }
+
+    /// Remembers a refusal of this check. `given_back` is from before it was asked for.
+    pub(super) fn insert(
+        &self,
+        check: &Check,
+        subject: Subject,
+        refusal: &Decision,
+        validity: Validity,
+        given_back: u64,
+    ) {
+        let hash = match &subject {
+            Subject::Check(check) => hash_of_check(&self.hasher, check),
+            Subject::Charge(charge, _) => hash_of_charge(&self.hasher, charge),
+            Subject::Identity(key) => hash_of_identity(&self.hasher, key),
+        };
+        self.table.insert(Entry {
+            hash,
+            subject,
+            refusal: refusal.clone(),
+            validity,
+            given_back,
+            slots: self.slots_that_end(check, refusal),
+        });
+    }
+
+    /// Of the charges that do not fit, and of the blocks of all keys.
+    fn slots_that_end(&self, check: &Check, refusal: &Decision) -> Box<[usize]> {
+        let usage = refusal.usage();
+        let charges = usage.check().charges().iter().zip(usage.policies());
+        let denying = charges
+            .filter(|(_, it)| it.rules().iter().any(|rule| rule.is_exceeded()))
+            .map(|(charge, _)| self.charge_slot(charge.policy(), charge.key()));
+        let keys = check.keys().filter(|_| check.heeds_blocks());
+        denying.chain(keys.map(|it| self.block_slot(it))).collect()
+    }
+
+    fn charge_slot(&self, policy: &Policy, key: &Key) -> usize {
+        let hash = self.hasher.hash_one((policy.name(), key));
+        self.give_backs.slot(hash)
+    }
+
+    fn block_slot(&self, key: &Key) -> usize {
+        self.give_backs.slot(hash_of_identity(&self.hasher, key))
+    }
+}
+
+/// What a call gives back, or blocks. Noted when it is dropped: after the store's answer, whatever that is, or when
+/// nobody waits for it any more.
+pub(super) struct GivenBack {
+    memory: Arc<Memory>,
+    slots: Vec<usize>,
+    changes_something: bool,
+}
+
+impl GivenBack {
+    pub(super) fn new(memory: &Arc<Memory>) -> Self {
+        Self {
+            memory: Arc::clone(memory),
+            slots: Vec::new(),
+            changes_something: false,
+        }
+    }
+
+    pub(super) fn add(&mut self, operation: &Operation) {
+        match operation {
+            Operation::Check(_) | Operation::Fill { .. } => {}
+            Operation::Settle(settlement) => self.add_settlement(settlement),
+            Operation::Reset { policy, key } => self.add_reset(policy, key),
+            Operation::Block { key, .. } | Operation::Unblock { key } => self.add_blocks(key),
+        }
+    }
+
+    pub(super) fn add_settlement(&mut self, settlement: &Settlement) {
+        self.changes_something = true;
+        let charges = settlement.check().charges().iter();
+        for (charge, cost) in charges.zip(settlement.costs()) {
+            if *cost < charge.cost() {
+                let slot = self.memory.charge_slot(charge.policy(), charge.key());
+                self.slots.push(slot);
+            }
+        }
+    }
+
+    pub(super) fn add_reset(&mut self, policy: &Policy, key: &Key) {
+        self.changes_something = true;
+        self.slots.push(self.memory.charge_slot(policy, key));
+    }
+
+    pub(super) fn add_blocks(&mut self, key: &Key) {
+        self.changes_something = true;
+        self.slots.push(self.memory.block_slot(key));
+    }
+
+    /// Whether a check behind it, in one call, may be decided otherwise than before.
+    pub(super) const fn is_something(&self) -> bool {
+        self.changes_something
+    }
+
+    /// Notes it when the store has answered.
+    pub(super) fn after<T: Send + 'static>(self, answer: StoreFuture<T>) -> StoreFuture<T> {
+        answer.map(move |answer| {
+            drop(self);
+            answer
+        })
+    }
+}
+
+impl Drop for GivenBack {
+    fn drop(&mut self) {
+        for slot in &self.slots {
+            self.memory.give_backs.note(*slot);
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! [`DenyCache`]: repeats refusals for a moment, without another call of the store.
+//!
+//! ```text
+//!  check ──▶ remembered? ── yes ──▶ the same refusal, with a Retry-After that has aged
+//!                 │ no
+//!                 ▼
+//!               store ──▶ refused ──▶ remembered until the store could admit, at most a second
+//! ```
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use self::{
+    clock::Clock,
+    memory::{GivenBack, Memory},
+    subject::{Subject, may_be_remembered},
+    validity::Validity,
+};
+use super::{CallFuture, ContributeFuture, Operation, Reply, Settlement, Store, StoreFuture};
+#[cfg(feature = "test-util")]
+use crate::test_util::TestClock;
+use crate::{
+    block::{Block, BlockedBy, BlockedIdentity, Until},
+    check::Check,
+    contributors::{Contribution, Contributors},
+    decision::{Decision, Usage},
+    error::StoreError,
+    key::Key,
+    policy::Policy,
+};
+
+mod clock;
+mod give_backs;
+mod memory;
+mod subject;
+mod table;
+mod validity;
+
+/// What [`give_backs`] takes from elsewhere in a test.
+mod sync {
+    pub(super) use std::sync::atomic;
+}
+
+#[doc = include_str!("deny_cache.md")]
+#[derive(Clone)]
+pub struct DenyCache {
+    store: Arc<dyn Store>,
+    memory: Arc<Memory>,
+    any_charge: bool,
+    clock: Clock,
+}
+
+impl DenyCache {
+    /// Creates a cache in front of `store`. Its clones share what is remembered.
+    pub fn new(store: impl Store) -> Self {
+        Self {
+            store: Arc::new(store),
+            memory: Arc::new(Memory::new()),
+            any_charge: false,
+            clock: Clock::system(),
+        }
+    }
+
+    /// Refuses *any* check with a charge that is known not to fit, whatever else it would charge; and any check of an
+    /// identity that is known to be blocked. For an address that sends random API keys: of these, each check is
+    /// another one.
+    ///
+    /// Such a denial [tells less](crate::Denial::is_partial): only of the charge that does not fit, and its time to retry is
+    /// the least, since others may deny for longer. Of a block, too: another key of the check may be blocked for
+    /// longer. The default is no.
+    #[must_use]
+    pub fn any_charge(self) -> Self {
+        Self {
+            any_charge: true,
+            ..self
+        }
+    }
+
+    /// Makes it go by `clock` instead of this process's. For tests in which the store goes by the same one.
+    #[cfg(feature = "test-util")]
+    #[must_use]
+    pub fn clock(self, clock: TestClock) -> Self {
+        Self {
+            clock: Clock::Test(clock),
+            ..self
+        }
+    }
+
+    /// The refusal that is remembered of this check; else, whether what the store answers is to be remembered.
+    fn look_up(&self, check: &Check) -> LookUp {
+        if !may_be_remembered(check) {
+            return LookUp::Unknown(None);
+        }
+        let now = self.clock.now();
+        match self.find(check, now) {
+            Some(refusal) => LookUp::Refused(refusal),
+            None => LookUp::Unknown(Some(Question {
+                cache: self.clone(),
+                check: check.clone(),
+                asked: now,
+                given_back: self.memory.given_back(),
+            })),
+        }
+    }
+
+    fn find(&self, check: &Check, now: Duration) -> Option<Decision> {
+        if let Some((refusal, age_ms)) = self.memory.of_check(check, now) {
+            return Some(refusal.repeated(check, age_ms, false));
+        }
+        if !self.any_charge {
+            return None;
+        }
+        let (refusal, age_ms) = self.memory.of_part(check, now)?;
+        let is_partial = check.charges().len() > 1;
+        Some(refusal.repeated(refusal.usage().check(), age_ms, is_partial))
+    }
+}
+
+enum LookUp {
+    Refused(Decision),
+    Unknown(Option<Question>),
+}
+
+/// A check that the store is asked to decide.
+struct Question {
+    cache: DenyCache,
+    check: Check,
+    asked: Duration,
+    given_back: u64,
+}
+
+impl Question {
+    /// Remembers what the store has answered, if that is a refusal.
+    fn remember(&self, decision: &Decision) {
+        let Some(refused_for) = refused_for(decision) else {
+            return;
+        };
+        self.insert(Subject::Check(self.check.clone()), decision, refused_for);
+        if !self.cache.any_charge {
+            return;
+        }
+        match decision {
+            Decision::Allowed(_) => {}
+            Decision::Denied(denial) => {
+                for part in denial.parts() {
+                    let subject = Subject::Charge(part.charge().clone(), self.check.heeds_blocks());
+                    let refused_for = part.retry_after();
+                    self.insert(subject, &Decision::Denied(part), refused_for);
+                }
+            }
+            Decision::Blocked(blocked) => {
+                let subject = Subject::Identity(blocked.key().clone());
+                self.insert(subject, decision, refused_for);
+            }
+        }
+    }
+
+    fn insert(&self, subject: Subject, refusal: &Decision, refused_for: Option<Duration>) {
+        let validity = Validity::new(self.asked, self.cache.clock.now(), refused_for);
+        if validity.holds(self.asked) {
+            let memory = &self.cache.memory;
+            memory.insert(&self.check, subject, refusal, validity, self.given_back);
+        }
+    }
+}
+
+/// For how long a decision refuses: `Some(None)` is for ever.
+fn refused_for(decision: &Decision) -> Option<Option<Duration>> {
+    match decision {
+        Decision::Allowed(_) => None,
+        Decision::Denied(denial) => Some(denial.retry_after()),
+        Decision::Blocked(blocked) => Some(blocked.retry_after()),
+    }
+}
+
+impl Store for DenyCache {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        match self.look_up(check) {
+            LookUp::Refused(refusal) => StoreFuture::ready(Ok(refusal)),
+            LookUp::Unknown(None) => self.store.check(check),
+            LookUp::Unknown(Some(question)) => self.store.check(check).map(move |decision| {
+                question.remember(&decision);
+                decision
+            }),
+        }
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        let mut given_back = GivenBack::new(&self.memory);
+        given_back.add_settlement(settlement);
+        given_back.after(self.store.settle(settlement))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        let mut given_back = GivenBack::new(&self.memory);
+        given_back.add_reset(policy, key);
+        given_back.after(self.store.reset(policy, key))
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        let mut given_back = GivenBack::new(&self.memory);
+        given_back.add_blocks(key);
+        given_back.after(self.store.block(key, until, by))
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        let mut given_back = GivenBack::new(&self.memory);
+        given_back.add_blocks(key);
+        given_back.after(self.store.unblock(key))
+    }
+
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        self.store.blocks(most)
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        let mut given_back = GivenBack::new(&self.memory);
+        for operation in &operations {
+            given_back.add(operation);
+        }
+        // What is given back may be meant for a check behind it.
+        if given_back.is_something() {
+            return given_back.after(self.store.call(operations));
+        }
+        let (mut known, mut asked) = (Vec::with_capacity(operations.len()), Vec::new());
+        for operation in operations {
+            match self.look_up_operation(&operation) {
+                Ok(reply) => known.push(Part::Known(reply)),
+                Err(question) => {
+                    known.push(Part::Asked(question));
+                    asked.push(operation);
+                }
+            }
+        }
+        if asked.is_empty() {
+            return StoreFuture::ready(Ok(join(known, Vec::new())));
+        }
+        self.store.call(asked).map(|results| join(known, results))
+    }
+
+    fn single_failure_domain(&self) -> bool {
+        self.store.single_failure_domain()
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        self.store.contribute(contributions)
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        self.store.contributors(policy, key)
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.store.set_timeout(timeout);
+    }
+}
+
+/// What becomes of an operation of a call.
+enum Part {
+    Known(Reply),
+    Asked(Option<Question>),
+}
+
+impl DenyCache {
+    fn look_up_operation(&self, operation: &Operation) -> Result<Reply, Option<Question>> {
+        let (Operation::Check(check) | Operation::Fill { check, .. }) = operation else {
+            return Err(None);
+        };
+        match (self.look_up(check), operation) {
+            (LookUp::Unknown(question), _) => Err(question),
+            (LookUp::Refused(refusal), Operation::Fill { count, .. }) => {
+                Ok(Reply::Fill(vec![refusal; usize::from(*count)]))
+            }
+            (LookUp::Refused(refusal), _) => Ok(Reply::Check(refusal)),
+        }
+    }
+}
+
+/// The results of all parts, in their order.
+fn join(
+    parts: Vec<Part>,
+    results: Vec<Result<Reply, StoreError>>,
+) -> Vec<Result<Reply, StoreError>> {
+    let mut results = results.into_iter();
+    let joined = parts.into_iter().map(|part| match part {
+        Part::Known(reply) => Ok(reply),
+        Part::Asked(question) => {
+            let result = results.next().unwrap_or(Err(TOO_FEW));
+            if let (Some(question), Ok(reply)) = (question, &result)
+                && let Some(decision) = last_decision(reply)
+            {
+                question.remember(decision);
+            }
+            result
+        }
+    });
+    joined.collect()
+}
+
+const TOO_FEW: StoreError =
+    StoreError::protocol("the store answered fewer operations than it was called for");
+
+/// Of a fill, the one that is refused if any is.
+fn last_decision(reply: &Reply) -> Option<&Decision> {
+    match reply {
+        Reply::Check(decision) => Some(decision),
+        Reply::Fill(decisions) => decisions.last(),
+        _ => None,
+    }
+}
+
+impl fmt::Debug for DenyCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DenyCache")
+            .field("store", &self.store)
+            .field("any_charge", &self.any_charge)
+            .finish_non_exhaustive()
+    }
+}

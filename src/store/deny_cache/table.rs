@@ -1,0 +1,142 @@
+//! [`Table`]: the refusals that are remembered, in bounded memory.
+//!
+//! ```text
+//! subject ──▶ hash ──▶ set ──▶ at most 8 entries, each compared in full
+//!             64 bits  a lock
+//! ```
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use super::{subject::Subject, validity::Validity};
+use crate::decision::Decision;
+
+const SETS: usize = 2_048;
+
+/// In a set.
+const MAX_ENTRIES: usize = 8;
+
+/// A refusal that the store has made.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// Of the subject.
+    pub(super) hash: u64,
+    pub(super) subject: Subject,
+    pub(super) refusal: Decision,
+    pub(super) validity: Validity,
+    /// What had been given back when it was asked for, and the slots that would end it.
+    pub(super) given_back: u64,
+    pub(super) slots: Box<[usize]>,
+}
+
+/// Locked set by set.
+#[derive(Debug)]
+pub(super) struct Table {
+    sets: Box<[Mutex<Vec<Entry>>]>,
+}
+
+impl Table {
+    pub(super) fn new() -> Self {
+        Self {
+            sets: (0..SETS).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    /// Calls `read` with the entry of this hash whose subject is the right one.
+    pub(super) fn read<T>(
+        &self,
+        hash: u64,
+        is_subject: impl Fn(&Subject) -> bool,
+        read: impl FnOnce(&Entry) -> Option<T>,
+    ) -> Option<T> {
+        let set = self.set(hash);
+        let entry = set
+            .iter()
+            .find(|it| it.hash == hash && is_subject(&it.subject));
+        entry.and_then(read)
+    }
+
+    /// Takes the place of what is known of the same subject; in a full set, of what ends first.
+    pub(super) fn insert(&self, entry: Entry) {
+        let mut set = self.set(entry.hash);
+        let known = set.iter().position(|it| it.is_about(&entry));
+        let place = known.or_else(|| {
+            let ends = set.iter().map(|it| it.validity.until()).enumerate();
+            let first: Option<(usize, Duration)> = ends.min_by_key(|(_, until)| *until);
+            first
+                .map(|(place, _)| place)
+                .filter(|_| set.len() >= MAX_ENTRIES)
+        });
+        let replaced = match place {
+            Some(place) => Some(std::mem::replace(&mut set[place], entry)),
+            None => {
+                set.push(entry);
+                None
+            }
+        };
+        drop(set);
+        // Freed without the lock.
+        drop(replaced);
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the low bits are as good as all"
+    )]
+    fn set(&self, hash: u64) -> MutexGuard<'_, Vec<Entry>> {
+        let set = &self.sets[hash as usize % SETS];
+        set.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        let sets = self.sets.iter();
+        sets.map(|set| set.lock().unwrap().len()).sum()
+    }
+}
+
+impl Entry {
+    fn is_about(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.subject.is_same(&other.subject)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::{BuildHasher, RandomState};
+
+    use super::*;
+    use crate::{charge::Charge, check::Check, decision::Count, key::Key, policy::Policy};
+
+    /// As a denial of this identity is remembered.
+    fn entry(hasher: &RandomState, policy: &Policy, identity: u64) -> Entry {
+        let key = Key::new("user", identity.to_be_bytes());
+        let check = Check::of_one(Charge::new(policy, key, 2));
+        Entry {
+            hash: hasher.hash_one(identity),
+            refusal: Decision::new(&check, false, 0, &[Count::default()]).unwrap(),
+            subject: Subject::Check(check),
+            validity: Validity::new(Duration::from_millis(identity), Duration::ZERO, None),
+            given_back: 0,
+            slots: [].into(),
+        }
+    }
+
+    #[test]
+    fn any_number_of_identities_takes_bounded_room_and_the_last_are_known() {
+        let (table, hasher) = (Table::new(), RandomState::new());
+        let policy = Policy::parse("p", "1/1h").unwrap();
+        for identity in 0..200_000 {
+            table.insert(entry(&hasher, &policy, identity));
+            let last = entry(&hasher, &policy, identity);
+            assert!(table.set(last.hash).iter().any(|it| it.is_about(&last)));
+            table.insert(last);
+        }
+        assert_eq!(table.len(), SETS * MAX_ENTRIES);
+        for set in &table.sets {
+            assert!(set.lock().unwrap().capacity() <= MAX_ENTRIES);
+        }
+    }
+}

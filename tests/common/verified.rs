@@ -1,0 +1,158 @@
+//! A `DenyCache` whose every repeated refusal is compared with what the store says then.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use sluicegate::{
+    Decision, Key, Policy, Store, StoreError, Usage,
+    block::{Block, BlockedBy, BlockedIdentity, Until},
+    contributors::{Contribution, Contributors},
+    store::{
+        CallFuture, Check, ContributeFuture, DenyCache, Operation, Reply, Settlement, StoreFuture,
+    },
+    test_util::TestClock,
+};
+
+/// Answers what the store says in place of a repeated refusal: asking again changes nothing, since a refused check is
+/// charged nowhere. Operations of one call are done one by one, so that each can be compared.
+#[derive(Debug)]
+pub(crate) struct Verified<S> {
+    cache: DenyCache,
+    store: Arc<S>,
+    repeated: Arc<AtomicU64>,
+}
+
+impl<S: Store> Verified<S> {
+    /// Both go by one clock.
+    pub(crate) fn new((store, clock): (S, TestClock)) -> (Self, TestClock) {
+        let store = Arc::new(store);
+        let verified = Self {
+            cache: DenyCache::new(Arc::clone(&store)).clock(clock.clone()),
+            store,
+            repeated: Arc::default(),
+        };
+        (verified, clock)
+    }
+
+    /// Counts into this.
+    pub(crate) fn counting(self, repeated: &Arc<AtomicU64>) -> Self {
+        Self {
+            repeated: Arc::clone(repeated),
+            ..self
+        }
+    }
+
+    async fn do_one(&self, operation: Operation) -> Result<Reply, StoreError> {
+        let mut replies = self.cache.call(vec![operation.clone()]).await?;
+        let reply = replies.remove(0)?;
+        match (reply, operation) {
+            (Reply::Check(decision), Operation::Check(check)) => {
+                Ok(Reply::Check(self.verify(&check, decision).await?))
+            }
+            (Reply::Fill(decisions), Operation::Fill { check, .. }) => {
+                let mut verified = Vec::new();
+                for decision in decisions {
+                    verified.push(self.verify(&check, decision).await?);
+                }
+                Ok(Reply::Fill(verified))
+            }
+            (reply, _) => Ok(reply),
+        }
+    }
+
+    async fn verify(&self, check: &Check, decision: Decision) -> Result<Decision, StoreError> {
+        if !decision.usage().is_repeated() {
+            return Ok(decision);
+        }
+        self.repeated.fetch_add(1, Relaxed);
+        let truth = self.store.check(check).await?;
+        assert_repeats(&decision, &truth);
+        Ok(truth)
+    }
+}
+
+/// What was charged since may have made the store deny for longer, never for a shorter time.
+fn assert_repeats(repeated: &Decision, truth: &Decision) {
+    let at_ms = [repeated, truth].map(|it| it.usage().decided_at_ms());
+    assert_eq!(at_ms[0], at_ms[1]);
+    match (repeated, truth) {
+        (Decision::Denied(repeated), Decision::Denied(truth)) => {
+            let times = [repeated, truth].map(|it| it.retry_after());
+            let is_in_time = times[1].is_none_or(|truth| times[0].is_some_and(|it| it <= truth));
+            assert!(is_in_time, "{repeated:?}, and not {truth:?}");
+            let rules = repeated.usage().rules().zip(truth.usage().rules());
+            for (repeated, truth) in rules {
+                assert_eq!(repeated.rule(), truth.rule());
+                assert!(
+                    repeated.retry_after() <= truth.retry_after() || truth.retry_after().is_none()
+                );
+            }
+        }
+        (Decision::Blocked(repeated), Decision::Blocked(truth)) => {
+            assert_eq!(repeated.key(), truth.key());
+            assert_eq!(repeated.block(), truth.block());
+            assert_eq!(repeated.retry_after(), truth.retry_after());
+        }
+        _ => panic!("{repeated:?}, and not {truth:?}"),
+    }
+}
+
+/// Of any store.
+impl<S> Clone for Verified<S> {
+    fn clone(&self) -> Self {
+        Self {
+            cache: self.cache.clone(),
+            store: Arc::clone(&self.store),
+            repeated: Arc::clone(&self.repeated),
+        }
+    }
+}
+
+impl<S: Store> Store for Verified<S> {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        let answer = self.cache.check(check);
+        let (this, check) = (self.clone(), check.clone());
+        StoreFuture::pending(async move { this.verify(&check, answer.await?).await })
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.cache.settle(settlement)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.cache.reset(policy, key)
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        self.cache.block(key, until, by)
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        self.cache.unblock(key)
+    }
+
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        self.cache.blocks(most)
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        let this = self.clone();
+        StoreFuture::pending(async move {
+            let mut results = Vec::new();
+            for operation in operations {
+                results.push(this.do_one(operation).await);
+            }
+            Ok(results)
+        })
+    }
+
+    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
+        self.cache.contribute(contributions)
+    }
+
+    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
+        self.cache.contributors(policy, key)
+    }
+}

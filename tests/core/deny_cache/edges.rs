@@ -1,0 +1,159 @@
+//! Every quarter of a millisecond around the edges, with delays both ways and clocks that are apart, against a server
+//! that is always asked.
+
+use std::{sync::Arc, time::Duration};
+
+use sluicegate::{
+    Charge, Decision, Key, Policy, Store, StoreError, Usage,
+    decision::Count,
+    store::{Check, DenyCache, Settlement, StoreFuture},
+};
+use tokio::time::{Instant, advance};
+
+const QUARTER: Duration = Duration::from_micros(250);
+
+/// Denies until a time of its own clock, which is ahead of this process's. Each way takes some time.
+#[derive(Clone, Debug)]
+struct Server {
+    start: Instant,
+    ahead: Duration,
+    there: Duration,
+    back: Duration,
+    admits_at_ms: u64,
+}
+
+impl Server {
+    /// Reads its clock in whole milliseconds.
+    fn now_ms(&self) -> u64 {
+        let now = self.start.elapsed() + self.ahead;
+        now.as_millis().try_into().unwrap()
+    }
+
+    fn decide(&self, check: &Check) -> Result<Decision, StoreError> {
+        let now_ms = self.now_ms();
+        let count = Count {
+            used: 1,
+            newest_end_ms: now_ms,
+            fits_at_ms: self.admits_at_ms,
+        };
+        Decision::new(check, now_ms >= self.admits_at_ms, now_ms, &[count])
+    }
+}
+
+impl Store for Server {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        let (this, check) = (self.clone(), check.clone());
+        StoreFuture::pending(async move {
+            advance(this.there).await;
+            let decision = this.decide(&check);
+            advance(this.back).await;
+            decision
+        })
+    }
+
+    fn settle(&self, _: &Settlement) -> StoreFuture<Usage> {
+        unreachable!()
+    }
+
+    fn reset(&self, _: &Policy, _: &Key) -> StoreFuture<()> {
+        unreachable!()
+    }
+}
+
+fn check() -> Check {
+    let policy = Policy::parse("p", "1/1h").unwrap();
+    Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap()
+}
+
+/// The denial, if it was repeated: for how long it denies.
+fn repeated(decision: &Decision) -> Option<Duration> {
+    let Decision::Denied(denial) = decision else {
+        panic!("it was admitted");
+    };
+    denial
+        .usage()
+        .is_repeated()
+        .then(|| denial.retry_after().unwrap())
+}
+
+/// Answers how often the denial was repeated.
+async fn meets_the_edge(phase: u32, there: u32, back: u32, denied_for_ms: u64) -> u32 {
+    let server = Arc::new(Server {
+        start: Instant::now(),
+        ahead: Duration::from_secs(5) + phase * QUARTER,
+        there: there * QUARTER,
+        back: back * QUARTER,
+        // As it will be decided.
+        admits_at_ms: u64::try_from(
+            (Duration::from_secs(5) + (phase + there) * QUARTER).as_millis(),
+        )
+        .unwrap()
+            + denied_for_ms,
+    });
+    let (cache, check) = (DenyCache::new(Arc::clone(&server)), check());
+    let first = cache.check(&check).await.unwrap();
+    assert_eq!(repeated(&first), None);
+    let Decision::Denied(denial) = &first else {
+        unreachable!()
+    };
+    assert_eq!(
+        denial.retry_after(),
+        Some(Duration::from_millis(denied_for_ms))
+    );
+    let answered = Instant::now();
+    let mut count = 0;
+    // Looks without asking: polled once, the server's answer is under way, and is dropped.
+    while let Some(decision) = { known(&cache, &check) } {
+        let told = repeated(&decision).unwrap();
+        count += 1;
+        assert!(server.now_ms() < server.admits_at_ms, "refused too late");
+        // Whoever obeys is admitted, and is told nothing longer than whoever asked first.
+        let back_at = Instant::now() - server.start + server.ahead + told;
+        assert!(
+            back_at.as_millis() >= server.admits_at_ms.into(),
+            "told too little"
+        );
+        let first_at = answered + Duration::from_millis(denied_for_ms);
+        assert!(
+            Instant::now() + told < first_at + Duration::from_millis(1),
+            "told too much"
+        );
+        advance(QUARTER).await;
+    }
+    assert!(
+        answered.elapsed() <= Duration::from_secs(1),
+        "remembered for too long"
+    );
+    count
+}
+
+fn known(cache: &DenyCache, check: &Check) -> Option<Decision> {
+    use futures::FutureExt;
+    // The delay is not begun: `advance` is not polled.
+    let answer = cache.check(check);
+    if format!("{answer:?}").contains("ready: true") {
+        answer.now_or_never().map(Result::unwrap)
+    } else {
+        None
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_denial_is_repeated_when_the_server_would_admit_and_whoever_obeys_is_admitted() {
+    let delays = [0, 1, 2, 3, 4, 5, 9];
+    let mut count = 0;
+    for denied_for_ms in [1, 2, 3, 5, 8, 20] {
+        for phase in 0..4 {
+            for there in delays {
+                for back in delays {
+                    count += meets_the_edge(phase, there, back, denied_for_ms).await;
+                }
+            }
+        }
+    }
+    assert!(count > 5_000, "{count}");
+    for denied_for_ms in [999, 1_000, 1_001, 1_002, 3_600_000] {
+        count = meets_the_edge(3, 2, 1, denied_for_ms).await;
+        assert!((3_900..=4_000).contains(&count), "{count}");
+    }
+}

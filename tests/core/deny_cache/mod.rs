@@ -1,0 +1,21 @@
+//! Proves that a `DenyCache` refuses nobody whom the store would admit, but for what is given back elsewhere.
+
+mod edges;
+mod histories;
+mod repeats;
+
+mod contract {
+    use sluicegate::{MemoryStore, test_util::TestClock};
+
+    use crate::common::verified::Verified;
+
+    crate::contract!(new);
+    crate::calls!(new);
+    crate::contributors!(new);
+    crate::blocks!(new);
+
+    async fn new() -> (Verified<MemoryStore>, TestClock) {
+        let clock = TestClock::new(0);
+        Verified::new((MemoryStore::new().clock(clock.clone()), clock))
+    }
+}

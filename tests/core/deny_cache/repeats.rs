@@ -1,0 +1,657 @@
+//! What is repeated, what ends it, and who is told.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use sluicegate::{
+    Charge, Decision, Denial, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
+    block::{Ban, Block, BlockedBy, Until},
+    error::StoreErrorKind,
+    observe::{CompletionEvent, DecisionEvent, Observer},
+    store::{CallFuture, Check, DenyCache, Operation, Reply, Settlement, StoreFuture},
+    test_util::TestClock,
+};
+use tokio::sync::Notify;
+
+const START_MS: u64 = 1_700_006_400_000;
+
+/// Counts the checks that reach a memory store; fails them, or lets them wait, when told to.
+#[derive(Clone, Debug)]
+struct Counting {
+    store: MemoryStore,
+    checks: Arc<AtomicU64>,
+    fails: Arc<AtomicBool>,
+    waits: Arc<AtomicBool>,
+    answers: Arc<Notify>,
+}
+
+impl Counting {
+    fn checks(&self) -> u64 {
+        self.checks.load(Relaxed)
+    }
+}
+
+impl Store for Counting {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.checks.fetch_add(1, Relaxed);
+        if self.fails.load(Relaxed) {
+            let error = StoreError::new(StoreErrorKind::Unavailable, "told to fail");
+            return StoreFuture::ready(Err(error));
+        }
+        let answer = self.store.check(check);
+        if !self.waits.load(Relaxed) {
+            return answer;
+        }
+        let answers = Arc::clone(&self.answers);
+        StoreFuture::pending(async move {
+            answers.notified().await;
+            answer.await
+        })
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.store.reset(policy, key)
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        self.store.block(key, until, by)
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        self.store.unblock(key)
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        let checks = operations.iter().map(|it| match it {
+            Operation::Check(_) => 1,
+            Operation::Fill { count, .. } => (*count).into(),
+            _ => 0,
+        });
+        self.checks.fetch_add(checks.sum(), Relaxed);
+        self.store.call(operations)
+    }
+}
+
+struct Site {
+    cache: DenyCache,
+    store: Counting,
+    clock: TestClock,
+}
+
+fn site() -> Site {
+    let clock = TestClock::new(START_MS);
+    let store = Counting {
+        store: MemoryStore::new().clock(clock.clone()),
+        checks: Arc::default(),
+        fails: Arc::default(),
+        waits: Arc::default(),
+        answers: Arc::default(),
+    };
+    Site {
+        cache: DenyCache::new(store.clone()).clock(clock.clone()),
+        store,
+        clock,
+    }
+}
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+fn user(name: &str) -> Key {
+    Key::new("user", name)
+}
+
+fn charge(policy: &Policy, key: &str) -> Charge {
+    Charge::new(policy, user(key), 1)
+}
+
+fn check(charges: impl IntoIterator<Item = Charge>) -> Check {
+    Check::new(charges).unwrap()
+}
+
+impl Site {
+    async fn check(&self, check: &Check) -> Decision {
+        self.cache.check(check).await.unwrap()
+    }
+
+    /// Admits once, and denies once, by the store.
+    async fn exhaust(&self, check: &Check) -> Decision {
+        let admitted = self.check(check).await;
+        assert!(admitted.is_allowed());
+        assert!(!is_repeated(&self.check(check).await));
+        assert!(is_repeated(&self.check(check).await));
+        admitted
+    }
+
+    fn advance_ms(&self, ms: u64) {
+        self.clock.advance(Duration::from_millis(ms));
+    }
+}
+
+/// Whether a refusal was repeated.
+fn is_repeated(decision: &Decision) -> bool {
+    assert!(!decision.is_allowed());
+    decision.usage().is_repeated()
+}
+
+fn denial(decision: &Decision) -> &Denial {
+    match decision {
+        Decision::Denied(denial) => denial,
+        other => panic!("not denied: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_denial_is_repeated_for_a_second_and_ages() {
+    let site = site();
+    let check = check([charge(&policy("p", "5/200ms@exact,1/1h@exact"), "alice")]);
+    assert!(site.check(&check).await.is_allowed());
+    let first = site.check(&check).await;
+    for age_ms in 1..1_000 {
+        site.advance_ms(1);
+        let decision = site.check(&check).await;
+        assert!(is_repeated(&decision));
+        let retry_after = denial(&first).retry_after().unwrap() - Duration::from_millis(age_ms);
+        assert_eq!(denial(&decision).retry_after(), Some(retry_after));
+        let usage = decision.usage();
+        assert_eq!(usage.decided_at_ms(), START_MS + age_ms);
+        let left: Vec<_> = usage
+            .rules()
+            .map(|it| (it.remaining(), it.reset_after()))
+            .collect();
+        let short = match age_ms {
+            201.. => (5, Duration::ZERO),
+            _ => (4, Duration::from_millis(201 - age_ms)),
+        };
+        assert_eq!(left, [short, (0, retry_after)]);
+    }
+    assert_eq!(site.store.checks(), 2);
+    site.advance_ms(1);
+    assert!(!is_repeated(&site.check(&check).await));
+    assert_eq!(site.store.checks(), 3);
+}
+
+#[tokio::test]
+async fn a_rule_that_would_admit_by_now_denies_no_longer() {
+    let site = site();
+    let check = check([charge(&policy("p", "1/100ms@exact,1/1h@exact"), "alice")]);
+    site.exhaust(&check).await;
+    for (at_ms, exceeded) in [(0, [true, true]), (100, [true, true]), (101, [false, true])] {
+        site.clock.set(START_MS + at_ms);
+        let decision = site.check(&check).await;
+        assert!(is_repeated(&decision));
+        let rules = decision.usage().rules();
+        assert_eq!(
+            rules.map(|it| it.is_exceeded()).collect::<Vec<_>>(),
+            exceeded
+        );
+        assert_eq!(denial(&decision).rule().rule().to_string(), "1/1h@exact");
+    }
+}
+
+#[tokio::test]
+async fn whoever_comes_back_at_the_time_told_is_admitted_by_the_store() {
+    let site = site();
+    let check = check([charge(&policy("p", "1/700ms@exact"), "alice")]);
+    site.exhaust(&check).await;
+    for early_ms in [1, 0] {
+        let told = denial(&site.check(&check).await).retry_after().unwrap();
+        site.clock.advance(told - Duration::from_millis(early_ms));
+        let decision = site.check(&check).await;
+        assert_eq!(decision.is_allowed(), early_ms == 0);
+        assert!(!decision.usage().is_repeated());
+    }
+}
+
+#[tokio::test]
+async fn what_can_never_fit_is_repeated_and_stays_never() {
+    let site = site();
+    let check = check([Charge::new(&policy("p", "1/1s"), user("alice"), 2)]);
+    assert!(!is_repeated(&site.check(&check).await));
+    let decision = site.check(&check).await;
+    assert!(is_repeated(&decision));
+    assert_eq!(denial(&decision).retry_after(), None);
+    site.advance_ms(1_000);
+    assert!(!is_repeated(&site.check(&check).await));
+}
+
+#[tokio::test]
+async fn only_the_same_charges_are_refused() {
+    let site = site();
+    let api = policy("api", "1/1h");
+    site.exhaust(&check([charge(&api, "alice")])).await;
+    let others = [
+        check([charge(&api, "bob")]),
+        check([Charge::secret_twin(&api)]),
+        check([Charge::new(&api, user("alice"), 2)]),
+        check([charge(&policy("other", "1/1h"), "alice")]),
+        check([charge(&policy("api", "2/1h"), "alice")]),
+        check([charge(&api, "alice"), charge(&api, "bob")]),
+        check([charge(&api, "alice")]).with_blocks(),
+    ];
+    for other in others {
+        let decision = site.check(&other).await;
+        assert!(!decision.usage().is_repeated(), "{other:?}");
+    }
+    // Whatever cannot change the decision is not compared.
+    let alike = [
+        check([charge(&api, "alice").by(user("carol"))]),
+        check([
+            charge(&api, "alice"),
+            charge(&policy("s", "9/1h").shadow(), "alice"),
+        ]),
+        check([charge(&policy("api", "1/1h"), "alice")]),
+    ];
+    for alike in alike {
+        let decision = site.check(&alike).await;
+        assert!(is_repeated(&decision));
+        assert_eq!(decision.usage().check().charges(), alike.charges());
+    }
+}
+
+trait SecretTwin {
+    fn secret_twin(policy: &Policy) -> Charge;
+}
+
+impl SecretTwin for Charge {
+    fn secret_twin(policy: &Policy) -> Charge {
+        Self::new(policy, Key::secret("user", "alice"), 1)
+    }
+}
+
+#[tokio::test]
+async fn a_raised_limit_is_seen_at_once() {
+    let site = site();
+    site.exhaust(&check([charge(&policy("api", "1/1h"), "alice")]))
+        .await;
+    let raised = check([charge(&policy("api", "2/1h"), "alice")]);
+    assert!(site.check(&raised).await.is_allowed());
+}
+
+#[tokio::test]
+async fn what_is_left_is_answered_by_the_store() {
+    let site = site();
+    let api = policy("api", "1/1h");
+    let alice = check([charge(&api, "alice")]);
+    let admitted = site.exhaust(&alice).await;
+    let settlement = Settlement::new(admitted.usage(), [3]).unwrap();
+    site.cache.settle(&settlement).await.unwrap();
+    let peek = alice.without_cost();
+    for _ in 0..3 {
+        assert!(!is_repeated(&site.check(&peek).await), "3 of 1 are used");
+    }
+    assert_eq!(site.store.checks(), 5);
+}
+
+#[tokio::test]
+async fn errors_are_not_remembered() {
+    let site = site();
+    let alice = check([charge(&policy("api", "1/1h"), "alice")]);
+    site.store.fails.store(true, Relaxed);
+    for _ in 0..2 {
+        assert!(site.cache.check(&alice).await.is_err());
+    }
+    site.store.fails.store(false, Relaxed);
+    site.exhaust(&alice).await;
+    site.store.fails.store(true, Relaxed);
+    assert!(is_repeated(&site.check(&alice).await));
+    site.advance_ms(1_000);
+    assert!(site.cache.check(&alice).await.is_err());
+}
+
+#[tokio::test]
+async fn what_is_given_back_is_seen_at_once() {
+    let api = policy("api", "1/1h");
+    let alice = || check([charge(&api, "alice")]);
+    let settle = |usage: &Usage, cost| Settlement::new(usage, [cost]).unwrap();
+    let reset = || Operation::Reset {
+        policy: api.clone(),
+        key: user("alice"),
+    };
+    for way in 0..5 {
+        let site = site();
+        let admitted = site.exhaust(&alice()).await;
+        let (usage, clone) = (admitted.usage(), site.cache.clone());
+        match way {
+            0 => drop(clone.settle(&settle(usage, 0)).await.unwrap()),
+            1 => clone.reset(&api, &user("alice")).await.unwrap(),
+            2 => drop(clone.call(vec![reset()]).await.unwrap()),
+            3 => drop(clone.call(vec![Operation::Settle(settle(usage, 0))]).await),
+            // Also where nobody waits for the answer.
+            _ => drop(clone.reset(&api, &user("alice"))),
+        }
+        assert!(site.check(&alice()).await.is_allowed(), "{way}");
+    }
+}
+
+#[tokio::test]
+async fn a_settlement_that_gives_nothing_back_ends_nothing() {
+    let site = site();
+    let alice = check([charge(&policy("api", "1/1h"), "alice")]);
+    let admitted = site.exhaust(&alice).await;
+    for cost in [1, 7] {
+        if let Ok(settlement) = Settlement::new(admitted.usage(), [cost]) {
+            site.cache.settle(&settlement).await.unwrap();
+        }
+        assert!(is_repeated(&site.check(&alice).await));
+    }
+}
+
+/// A limit of all is settled by many: only what denies matters.
+#[tokio::test]
+async fn what_is_given_back_to_others_or_to_what_fits_ends_nothing() {
+    let site = site();
+    let (api, all) = (policy("api", "1/1h"), policy("all", "100/1h"));
+    let of = |name| check([charge(&api, name), charge(&all, "all")]);
+    site.exhaust(&of("alice")).await;
+    let bob = site.check(&of("bob")).await;
+    let settlement = Settlement::new(bob.usage(), [0, 0]).unwrap();
+    site.cache.settle(&settlement).await.unwrap();
+    assert!(is_repeated(&site.check(&of("alice")).await));
+}
+
+#[tokio::test]
+async fn a_denial_that_was_on_its_way_when_something_was_given_back_is_not_remembered() {
+    let site = site();
+    let api = policy("api", "1/1h");
+    let alice = check([charge(&api, "alice")]);
+    assert!(site.check(&alice).await.is_allowed());
+    site.store.waits.store(true, Relaxed);
+    let denied = site.cache.check(&alice);
+    site.cache.reset(&api, &user("alice")).await.unwrap();
+    site.store.waits.store(false, Relaxed);
+    site.store.answers.notify_one();
+    assert!(!is_repeated(&denied.await.unwrap()));
+    assert!(site.check(&alice).await.is_allowed());
+}
+
+#[tokio::test]
+async fn what_is_given_back_elsewhere_is_seen_a_second_later() {
+    let site = site();
+    let api = policy("api", "1/1h");
+    let alice = check([charge(&api, "alice")]);
+    site.exhaust(&alice).await;
+    site.store.reset(&api, &user("alice")).await.unwrap();
+    site.advance_ms(999);
+    assert!(is_repeated(&site.check(&alice).await));
+    site.advance_ms(1);
+    assert!(site.check(&alice).await.is_allowed());
+}
+
+#[tokio::test]
+async fn blocked_identities_are_refused_until_their_block_ends() {
+    let site = site();
+    let alice = check([charge(&policy("api", "9/1h"), "alice")]).with_blocks();
+    let block = |ms| Until::After(Duration::from_millis(ms));
+    let is_blocked = async |ms: Option<u64>, repeated: bool| {
+        let decision = site.check(&alice).await;
+        assert_eq!(decision.usage().is_repeated(), repeated);
+        let Decision::Blocked(blocked) = decision else {
+            panic!("it is not blocked");
+        };
+        assert_eq!(blocked.retry_after(), ms.map(Duration::from_millis));
+    };
+    site.cache
+        .block(&user("alice"), block(500), BlockedBy::Ban)
+        .await
+        .unwrap();
+    is_blocked(Some(500), false).await;
+    site.advance_ms(498);
+    is_blocked(Some(2), true).await;
+    site.advance_ms(1);
+    is_blocked(Some(1), false).await;
+    // A later end is seen at once, and so is the end of all.
+    site.cache
+        .block(&user("alice"), Until::ForEver, BlockedBy::Operator)
+        .await
+        .unwrap();
+    is_blocked(None, false).await;
+    is_blocked(None, true).await;
+    site.cache.unblock(&user("alice")).await.unwrap();
+    assert!(site.check(&alice).await.is_allowed());
+}
+
+#[tokio::test]
+async fn a_block_is_told_at_once_where_a_limit_has_denied() {
+    let site = site();
+    let alice = check([charge(&policy("api", "1/1h"), "alice")]).with_blocks();
+    site.exhaust(&alice).await;
+    let block = site
+        .cache
+        .block(&user("alice"), Until::ForEver, BlockedBy::Operator);
+    block.await.unwrap();
+    assert!(matches!(site.check(&alice).await, Decision::Blocked(_)));
+}
+
+#[tokio::test]
+async fn any_check_with_a_charge_that_does_not_fit_is_refused_if_asked_for() {
+    let plain = site();
+    let asked = Site {
+        cache: plain.cache.clone().any_charge(),
+        ..site()
+    };
+    let (ip, key) = (policy("ip", "1/1h"), policy("key", "9/1m"));
+    let request = |name: &str| check([charge(&ip, "203.0.113.7"), charge(&key, name)]);
+    let site = Site {
+        store: plain.store.clone(),
+        clock: plain.clock.clone(),
+        ..asked
+    };
+    site.exhaust(&request("a")).await;
+    let decision = site.check(&request("b")).await;
+    assert!(is_repeated(&decision));
+    assert!(denial(&decision).is_partial());
+    assert_eq!(denial(&decision).charge(), &charge(&ip, "203.0.113.7"));
+    assert_eq!(decision.usage().policies().count(), 1);
+    assert_eq!(site.store.checks(), 2);
+    // The same check again is told all, and another address is another one.
+    let decision = site.check(&request("a")).await;
+    assert!(is_repeated(&decision) && !denial(&decision).is_partial());
+    assert_eq!(decision.usage().policies().count(), 2);
+    let other = check([charge(&ip, "203.0.113.8"), charge(&key, "b")]);
+    assert!(site.check(&other).await.is_allowed());
+    // The least: another charge of it may deny for longer, and this one ends.
+    site.cache.reset(&ip, &user("203.0.113.7")).await.unwrap();
+    assert!(site.check(&request("c")).await.is_allowed());
+    // Where it is not asked for, the store decides.
+    let checks = plain.store.checks();
+    assert!(!is_repeated(&plain.check(&request("d")).await));
+    assert_eq!(plain.store.checks(), checks + 1);
+}
+
+#[tokio::test]
+async fn any_check_of_a_blocked_identity_is_refused_if_asked_for() {
+    let mut site = site();
+    site.cache = site.cache.any_charge();
+    let (ip, key) = (policy("ip", "1/1h"), policy("key", "9/1m"));
+    let request = |name: &str| check([charge(&ip, "attacker"), charge(&key, name)]).with_blocks();
+    let block = Until::After(Duration::from_secs(60));
+    site.cache
+        .block(&user("attacker"), block, BlockedBy::Ban)
+        .await
+        .unwrap();
+    for (name, repeated) in [("a", false), ("b", true), ("c", true)] {
+        assert_eq!(is_repeated(&site.check(&request(name)).await), repeated);
+    }
+    // Who does not heed blocks is decided by the limits.
+    let heedless = check([charge(&ip, "attacker"), charge(&key, "d")]);
+    assert!(site.check(&heedless).await.is_allowed());
+    site.cache.unblock(&user("attacker")).await.unwrap();
+    assert!(!matches!(
+        site.check(&request("e")).await,
+        Decision::Blocked(_)
+    ));
+}
+
+#[tokio::test]
+async fn of_a_call_only_what_is_not_known_reaches_the_store() {
+    let site = site();
+    let api = policy("api", "1/1h");
+    let (alice, bob) = (check([charge(&api, "alice")]), check([charge(&api, "bob")]));
+    site.exhaust(&alice).await;
+    let fill = |check: &Check| Operation::Fill {
+        check: check.clone(),
+        count: 3,
+    };
+    let operations = vec![Operation::Check(alice.clone()), fill(&bob), fill(&alice)];
+    let replies = site.cache.call(operations.clone()).await.unwrap();
+    let told = |replies: Vec<Result<Reply, StoreError>>| -> Vec<Vec<(bool, bool)>> {
+        let decisions = replies.into_iter().map(|reply| match reply.unwrap() {
+            Reply::Check(decision) => vec![decision],
+            Reply::Fill(decisions) => decisions,
+            other => panic!("{other:?}"),
+        });
+        let told = |it: Vec<Decision>| {
+            let told = it
+                .iter()
+                .map(|it| (it.is_allowed(), it.usage().is_repeated()));
+            told.collect()
+        };
+        decisions.map(told).collect()
+    };
+    let repeated = vec![(false, true); 3];
+    let first = vec![(true, false), (false, false), (false, false)];
+    assert_eq!(
+        told(replies),
+        [vec![(false, true)], first, repeated.clone()]
+    );
+    assert_eq!(site.store.checks(), 5);
+    let replies = site.cache.call(operations).await.unwrap();
+    assert_eq!(
+        told(replies),
+        [vec![(false, true)], repeated.clone(), repeated]
+    );
+    assert_eq!(site.store.checks(), 5);
+    // What is given back may be meant for a check behind it.
+    let reset = Operation::Reset {
+        policy: api.clone(),
+        key: user("alice"),
+    };
+    let replies = site.cache.call(vec![reset, Operation::Check(alice)]).await;
+    let reply = replies.unwrap().remove(1).unwrap();
+    assert!(matches!(reply, Reply::Check(Decision::Allowed(_))));
+}
+
+#[tokio::test]
+async fn what_takes_much_room_is_not_remembered() {
+    let site = site();
+    let api = policy("api", "1/1h");
+    let big = [
+        check([charge(&api, &"a".repeat(1_025))]),
+        check((0..17).map(|it| charge(&api, &it.to_string()))),
+    ];
+    for big in big {
+        assert!(site.check(&big).await.is_allowed());
+        for _ in 0..2 {
+            assert!(!is_repeated(&site.check(&big).await));
+        }
+    }
+}
+
+/// Told of decisions: whether they were repeated.
+#[derive(Clone, Debug, Default)]
+struct Told {
+    decisions: Arc<Mutex<Vec<bool>>>,
+    completions: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Observer for Told {
+    fn on_decision(&self, event: &DecisionEvent<'_>) {
+        self.decisions.lock().unwrap().push(event.is_repeated());
+    }
+
+    fn on_completion(&self, event: &CompletionEvent<'_>) {
+        self.completions.lock().unwrap().push(event.is_local());
+    }
+}
+
+#[tokio::test]
+async fn observers_are_told_and_bans_count_each_refusal() {
+    let site = site();
+    let told = Told::default();
+    let limiter = Limiter::new(site.cache.clone()).observer(told.clone());
+    let ban: Ban = "4/10m=1h".parse().unwrap();
+    let api = policy("api", "1/1h").ban(ban);
+    for _ in 0..5 {
+        let decision = limiter.check([charge(&api, "alice")]).await.unwrap();
+        assert!(!matches!(decision, Decision::Blocked(_)));
+        limiter.strikes_counted().await;
+    }
+    for _ in 0..2 {
+        let decision = limiter.check([charge(&api, "alice")]).await.unwrap();
+        assert!(matches!(decision, Decision::Blocked(_)));
+    }
+    let repeated = told.decisions.lock().unwrap().clone();
+    assert_eq!(repeated, [false, false, true, true, true]);
+    assert_eq!(*told.completions.lock().unwrap(), [false, true]);
+}
+
+#[tokio::test]
+async fn a_repeated_refusal_does_not_close_the_breaker() {
+    let site = site();
+    let limiter = Limiter::new(site.cache.clone());
+    let api = policy("api", "1/1h");
+    site.exhaust(&check([charge(&api, "alice")])).await;
+    site.store.fails.store(true, Relaxed);
+    for _ in 0..5 {
+        assert!(
+            !limiter
+                .check([charge(&api, "alice")])
+                .await
+                .unwrap()
+                .is_allowed()
+        );
+        assert!(limiter.check([charge(&api, "bob")]).await.is_err());
+    }
+    let error = limiter.check([charge(&api, "bob")]).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::CircuitOpen);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_hears_what_is_given_back_and_is_admitted_in_time() {
+    let limiter = Limiter::new(DenyCache::new(MemoryStore::new()));
+    let api = policy("api", "1/1h");
+    let alice = || [charge(&api, "alice")];
+    for _ in 0..3 {
+        drop(limiter.check(alice()).await.unwrap());
+    }
+    let waiting = limiter.acquire(alice(), Duration::from_secs(7_200));
+    let reset = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        limiter.reset(&api, &user("alice")).await.unwrap();
+    };
+    let start = tokio::time::Instant::now();
+    let (admitted, ()) = tokio::join!(waiting, reset);
+    assert!(admitted.unwrap().is_allowed());
+    assert!(start.elapsed() < Duration::from_millis(310));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_at_once_are_admitted_no_more_and_no_less() {
+    let site = Arc::new(site());
+    let limiter = Limiter::new(site.cache.clone());
+    let api = policy("api", "5/1h");
+    for round in 1..=20 {
+        let tasks = (0..64).map(|_| {
+            let (limiter, charges) = (limiter.clone(), [charge(&api, "alice")]);
+            tokio::spawn(async move { limiter.try_acquire(charges).await })
+        });
+        let mut admitted = 0;
+        for task in tasks.collect::<Vec<_>>() {
+            admitted += usize::from(task.await.unwrap());
+        }
+        assert_eq!(admitted, 5, "{round}");
+        limiter.reset(&api, &user("alice")).await.unwrap();
+    }
+    assert!(site.store.checks() < 20 * 64);
+}
