@@ -131,7 +131,6 @@ impl Check {
     }
 
     /// The counting charges at these places, and no shadows.
-    #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, places: &[usize]) -> Self {
         let picked = places.iter().map(|place| self.charges()[*place].clone());
         Self {

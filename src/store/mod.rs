@@ -85,11 +85,13 @@ pub use crate::{
     settlement::Settlement,
 };
 
+mod leases;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod scaled;
 
+pub use leases::Leases;
 pub use memory::MemoryStore;
 pub(crate) use scaled::ScaledStore;
 
@@ -314,11 +316,19 @@ impl<T: Send + 'static> StoreFuture<T> {
     /// The same answer in another form.
     #[must_use]
     pub fn map<U>(self, change: impl FnOnce(T) -> U + Send + 'static) -> StoreFuture<U> {
+        self.then(|result| result.map(change))
+    }
+
+    /// What `change` makes of the answer or the error.
+    pub(crate) fn then<U>(
+        self,
+        change: impl FnOnce(Result<T, StoreError>) -> Result<U, StoreError> + Send + 'static,
+    ) -> StoreFuture<U> {
         match self.state {
             State::Ready(result) => StoreFuture {
-                state: State::Ready(result.map(|result| result.map(change))),
+                state: State::Ready(result.map(change)),
             },
-            State::Pending(future) => StoreFuture::pending(async { future.await.map(change) }),
+            State::Pending(future) => StoreFuture::pending(async { change(future.await) }),
         }
     }
 }
