@@ -33,6 +33,9 @@ const FEWEST: u64 = 4;
 /// limit there is none.
 const PART_OF_ROOM: u64 = 8;
 
+/// What is left of a step when it is not worth a call any more, in ms.
+const SHORT_REST_MS: u64 = 2;
+
 /// An identity that is hot under a policy.
 #[derive(Debug)]
 pub(super) struct Entry {
@@ -188,6 +191,9 @@ impl Entry {
             .iter()
             .map(|it| it.step_end_ms(store_now_ms));
         let rest_ms = (ends.min()? - store_now_ms).min(millis(LONGEST));
+        if rest_ms <= SHORT_REST_MS {
+            return None;
+        }
         // Of who has just become hot too little is known to believe in a high rate.
         let elapsed = now.since(state.since).max(self.span / 8);
         drop(state);

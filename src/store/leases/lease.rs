@@ -60,10 +60,6 @@ impl Lease {
         }
     }
 
-    pub(super) const fn usage(&self) -> &Usage {
-        &self.usage
-    }
-
     /// Whether nothing may be spent any more.
     pub(super) fn is_over(&self, now: Moment) -> bool {
         self.time.is_zero() || now.is_past(self.sent, self.time, self.step)

@@ -257,9 +257,8 @@ impl Inner {
 
     /// Ends what was leased of this key, and returns it.
     fn end(&self, key: &Key) {
-        let entries = self.table.entries().into_iter();
-        let entries = entries.filter(|it| it.is_of_key(key));
-        let unspent: Vec<Settlement> = entries.filter_map(|it| it.close()).collect();
+        let entries = self.table.entries_of(key);
+        let unspent: Vec<Settlement> = entries.iter().filter_map(|it| it.close()).collect();
         if let Ok(runtime) = Handle::try_current()
             && !unspent.is_empty()
         {

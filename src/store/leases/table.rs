@@ -88,6 +88,16 @@ impl Table {
         all
     }
 
+    /// Those of one key, under any policy.
+    pub(super) fn entries_of(&self, key: &Key) -> Vec<Arc<Entry>> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let entries = shard.read().unwrap_or_else(PoisonError::into_inner);
+            all.extend(entries.values().filter(|it| it.is_of_key(key)).cloned());
+        }
+        all
+    }
+
     /// Forgets what was charged to a key under the policy of this name.
     pub(super) fn forget(&self, policy: &Policy, key: &Key) {
         let hash = self.hash(policy, key);
