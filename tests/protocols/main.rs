@@ -1,2 +1,5 @@
 //! The protocols between processes as small state machines, searched through exhaustively; and what runs concurrently
 //! inside a process, under every order of its steps. No server is needed.
+
+mod balance;
+mod leases;
