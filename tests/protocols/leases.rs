@@ -54,9 +54,9 @@ struct Process {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Message {
     /// Charge so many units.
-    Charge { by: u8, units: u8 },
+    Charge { by: u8, units: u8, sent: u8 },
     /// They were charged at this time of the store's clock.
-    Charged { to: u8, units: u8, at: u8 },
+    Charged { to: u8, units: u8, sent: u8, at: u8 },
     /// Take units back from a step.
     Return { step_end: u8, units: u8 },
 }
@@ -129,12 +129,16 @@ impl State {
         self.admitted.push(self.store_now());
     }
 
+    fn admitted(&self) -> u8 {
+        u8::try_from(self.admitted.len()).unwrap()
+    }
+
     /// More than the limit in a span of the window, its first and last millisecond included.
     fn is_beyond(&self) -> bool {
         self.admitted.iter().any(|from| {
             let within = self.admitted.iter();
-            let within = within.filter(|it| (*from..=from + WINDOW).contains(it));
-            within.count() > LIMIT.into()
+            let within = within.filter(|it| (*from..=from + WINDOW).contains(*it));
+            within.count() > usize::from(LIMIT)
         })
     }
 
@@ -147,20 +151,32 @@ impl State {
 impl Leases {
     fn arrive(&self, state: &mut State, message: usize) {
         match state.messages.remove(message) {
-            Message::Charge { by, units } => {
+            Message::Charge { by, units, sent } => {
                 if state.charge(units) {
-                    let at = state.store_now();
-                    state.send(Message::Charged { to: by, units, at });
+                    let (to, at) = (by, state.store_now());
+                    state.send(Message::Charged {
+                        to,
+                        units,
+                        sent,
+                        at,
+                    });
                 } else {
                     state.processes[usize::from(by)].asked = None;
                 }
             }
-            Message::Charged { to, units, at } => {
+            Message::Charged {
+                to,
+                units,
+                sent,
+                at,
+            } => {
                 let now = state.now;
                 let process = &mut state.processes[usize::from(to)];
-                let Some(sent) = process.asked.take() else {
+                // One who crashed does not know of it.
+                if process.asked != Some(sent) {
                     return;
-                };
+                }
+                process.asked = None;
                 let step_end = at - at % STEP + STEP;
                 let until = match self.code {
                     Code::FromAnswer => now + step_end - at - TICK,
@@ -199,7 +215,7 @@ impl Model for Leases {
         if state.now < END {
             actions.push(Action::Wait);
         }
-        if state.admitted.len() > LIMIT.into() {
+        if state.admitted() > LIMIT {
             return;
         }
         if state.used() < LIMIT {
@@ -244,8 +260,12 @@ impl Model for Leases {
             }
             Action::Ask(index) => {
                 state.processes[index].asked = Some(state.now);
-                let by = u8::try_from(index).unwrap();
-                state.send(Message::Charge { by, units: LIMIT });
+                let (by, sent) = (u8::try_from(index).unwrap(), state.now);
+                state.send(Message::Charge {
+                    by,
+                    units: LIMIT,
+                    sent,
+                });
             }
             Action::Arrive(message) => self.arrive(&mut state, message),
             Action::Lose(message) => {
@@ -295,13 +315,13 @@ impl Model for Leases {
             }),
             Property::sometimes("others take what was returned", |_, state: &State| {
                 let returned = state.processes.iter().any(|it| it.returned);
-                returned && state.messages.is_empty() && state.admitted.len() == LIMIT.into()
+                returned && state.messages.is_empty() && state.admitted() == LIMIT
             }),
         ]
     }
 }
 
-fn search(code: Code, processes: usize) -> stateright::BfsChecker<Leases> {
+fn search(code: Code, processes: usize) -> impl Checker<Leases> {
     let model = Leases {
         code,
         processes,
