@@ -29,11 +29,12 @@ use axum::{
 use redis::ConnectionInfo;
 use sluicegate::{
     Charge, Decision, FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore,
-    RateLimitLayer, RedisStore,
+    RateLimitLayer, RedisStore, Store,
     error::PolicyError,
     extract::TrustedProxies,
     middleware::{MakeRejection, PolicySelector, ProblemJson, Rejection},
     policies::ReloadablePolicies,
+    store::Leases,
 };
 
 use limits::Limits;
@@ -116,6 +117,7 @@ fn extractor(who: &Who, options: &Options) -> Arc<dyn KeyExtractor> {
             )))
         }
         Who::Header(name) => Arc::new(Header::new(name).or_skip()),
+        Who::All => Arc::new(|_: &Parts| Some(Key::new("all", "everybody"))),
     }
 }
 
@@ -158,11 +160,11 @@ fn cost(head: &Parts) -> u64 {
 }
 
 async fn limiter(options: &Options) -> Result<Limiter, String> {
-    let limiter = match (&options.redis[..], &options.sentinel) {
-        ([], _) => Limiter::new(MemoryStore::new()),
-        (sentinels, Some(name)) => Limiter::new(behind(sentinels, name)?),
-        (nodes, None) if options.cluster => Limiter::new(cluster(nodes)?),
-        ([server, ..], None) => Limiter::new(redis_store(server.clone(), options.pool)?),
+    let store = store(options)?;
+    let limiter = if options.leases {
+        Limiter::new(Leases::new(store))
+    } else {
+        Limiter::new(store)
     };
     let limiter = limiter
         .timeout(options.timeout)
@@ -177,6 +179,15 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
         greet(&limiter, server, options).await;
     }
     Ok(limiter)
+}
+
+fn store(options: &Options) -> Result<Arc<dyn Store>, String> {
+    Ok(match (&options.redis[..], &options.sentinel) {
+        ([], _) => Arc::new(MemoryStore::new()),
+        (sentinels, Some(name)) => Arc::new(behind(sentinels, name)?),
+        (nodes, None) if options.cluster => Arc::new(cluster(nodes)?),
+        ([server, ..], None) => Arc::new(redis_store(server.clone(), options.pool)?),
+    })
 }
 
 /// The store, which connects at the first check.

@@ -23,8 +23,8 @@ An axum server whose requests are limited by several rules at once.
 cargo run --release --example server -- [options]
 
   --listen ADDR            default 127.0.0.1:3000; port 0 picks one
-  --limit KEY=RULES        repeatable; KEY is ip or header:NAME (a request without it skips this limit);
-                           default ip=10/1s,40/10s,120/1m
+  --limit KEY=RULES        repeatable; KEY is ip, header:NAME (a request without it skips this limit) or all (everybody
+                           together); default ip=10/1s,40/10s,120/1m
   --config FILE            limits from a TOML file instead, read again on SIGHUP:
                              [limits]
                              ip = '10/1s,120/1m'
@@ -40,6 +40,7 @@ cargo run --release --example server -- [options]
   --sentinel NAME          the --redis URLs, of which there may be several, are sentinels (needs --features sentinel), and NAME is
                            the primary's, alone or as in redis://USER:PASSWORD@NAME
   --pool N                 use a bb8 pool of N connections instead of one managed connection
+  --leases                 charge units of who sends many requests at once, and spend them without asking Redis
   --timeout TIME          how long a decision may take: 100ms, 2s; default 100ms
   --on-failure open|local|closed
                            what becomes of requests that Redis could not decide: served (open, the default), limited by this
@@ -79,6 +80,7 @@ pub(crate) struct Options {
     pub(crate) cluster: bool,
     pub(crate) sentinel: Option<String>,
     pub(crate) pool: Option<u32>,
+    pub(crate) leases: bool,
     pub(crate) timeout: Duration,
     pub(crate) on_failure: FailurePolicy,
     pub(crate) replicas: u32,
@@ -101,6 +103,8 @@ pub(crate) struct Limit {
 pub(crate) enum Who {
     Ip,
     Header(String),
+    /// Everybody together.
+    All,
 }
 
 /// Which requests are counted in the end.
@@ -123,6 +127,7 @@ impl Options {
             cluster: false,
             sentinel: None,
             pool: None,
+            leases: false,
             timeout: Duration::from_millis(100),
             on_failure: FailurePolicy::Open,
             replicas: 1,
@@ -139,6 +144,7 @@ impl Options {
                 Long("help") | Short('h') => options.help = true,
                 Long("cluster") => options.cluster = true,
                 Long("blocks") => options.blocks = true,
+                Long("leases") => options.leases = true,
                 Long("shadow") => options.shadow = true,
                 Long(name) => {
                     let name = name.to_owned();
@@ -251,7 +257,8 @@ impl Options {
     }
 }
 
-const FORM: &str = "write KEY=RULES, for instance ip=10/1s,120/1m or header:x-api-key=600/1m";
+const FORM: &str =
+    "write KEY=RULES, for instance ip=10/1s,120/1m, header:x-api-key=600/1m or all=1000/1s";
 
 impl FromStr for Limit {
     type Err = String;
@@ -266,6 +273,7 @@ impl Limit {
     pub(crate) fn read(key: &str, rules: &str) -> Result<Self, String> {
         let (who, name) = match key.split_once(':') {
             None if key == "ip" => (Who::Ip, "ip".to_owned()),
+            None if key == "all" => (Who::All, "all".to_owned()),
             // A character that is allowed in a policy's name is allowed in a header's.
             Some(("header", header)) if !header.is_empty() => {
                 let header = header.to_ascii_lowercase();

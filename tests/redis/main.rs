@@ -11,6 +11,7 @@ mod contract;
 mod contributors;
 mod footprint;
 mod histories;
+mod leases;
 mod observe;
 mod outage;
 mod replicas;

@@ -1,5 +1,4 @@
 //! [`Leases`]: units of hot identities, charged at once and spent here.
-#![doc = include_str!("leases.md")]
 
 use std::{
     fmt,
@@ -60,8 +59,8 @@ const MAX_TOGETHER: usize = 32;
 /// How long an answer of the store is waited for, in the background.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A store around a store that answers most checks of hot identities without a call; cheap to clone. See
-/// [`leases`](self) for what it does and what it costs.
+/// A store around a store that answers most checks of hot identities without a call; cheap to clone.
+#[doc = include_str!("leases.md")]
 #[derive(Clone)]
 pub struct Leases {
     inner: Arc<Inner>,
@@ -124,14 +123,14 @@ impl Inner {
         match check.charges() {
             [charge] => match self.find(charge) {
                 None => self.store.check(check),
-                Some(entry) => self.check_one(check, charge, entry),
+                Some(entry) => self.check_one(check, charge, &entry),
             },
             charges => {
                 let entries: Vec<_> = charges.iter().map(|it| self.find(it)).collect();
                 if entries.iter().all(Option::is_none) {
                     self.store.check(check)
                 } else {
-                    self.check_several(check, entries)
+                    self.check_several(check, &entries)
                 }
             }
         }
@@ -158,24 +157,24 @@ impl Inner {
         self: &Arc<Self>,
         check: &Check,
         charge: &Charge,
-        entry: Arc<Entry>,
+        entry: &Arc<Entry>,
     ) -> StoreFuture<Decision> {
-        if let Some(spent) = self.spend(&entry, charge.cost()) {
+        if let Some(spent) = self.spend(entry, charge.cost()) {
             let mut rules = Vec::with_capacity(check.rule_count());
             rules.extend(spent.rules());
             return StoreFuture::ready(Decision::joined(check, true, spent.now_ms(), rules));
         }
-        let answer = self.pass_on(check, vec![Some(entry.clone())]);
-        self.fetch(&entry, charge.cost());
+        let answer = self.pass_on(check, vec![Some(Arc::clone(entry))]);
+        self.fetch(entry, charge.cost());
         answer
     }
 
     fn check_several(
         self: &Arc<Self>,
         check: &Check,
-        entries: Vec<Option<Arc<Entry>>>,
+        entries: &[Option<Arc<Entry>>],
     ) -> StoreFuture<Decision> {
-        let charges = check.charges().iter().zip(&entries);
+        let charges = check.charges().iter().zip(entries);
         let parts: Vec<Option<Spent>> = charges
             .map(|(charge, entry)| self.spend(entry.as_ref()?, charge.cost()))
             .collect();
@@ -238,12 +237,9 @@ impl Inner {
     async fn install(self: Arc<Self>, fetch: Fetch, call: CallFuture) {
         let replies = timeout(PATIENCE, call).await.ok().and_then(Result::ok);
         let now = self.clock.now();
-        let decision = match replies.and_then(|mut it| it.pop()) {
-            Some(Ok(Reply::Check(decision))) => decision,
-            _ => {
-                fetch.entry().pause(now);
-                return;
-            }
+        let Some(Ok(Reply::Check(decision))) = replies.and_then(|mut it| it.pop()) else {
+            fetch.entry().pause(now);
+            return;
         };
         let unspent = match decision {
             Decision::Allowed(usage) => fetch.install(&usage, now),

@@ -43,7 +43,6 @@ enum Code {
 #[derive(Clone, Debug)]
 struct Distant {
     store: MemoryStore,
-    truth: TestClock,
     /// What has passed in all, in µs.
     passed_us: Arc<AtomicU64>,
     /// How long a message takes, there and back.
@@ -140,7 +139,6 @@ impl World {
             let there_us = rng.u64(0..=there_us);
             let distant = Distant {
                 store: store.clone(),
-                truth: truth.clone(),
                 passed_us: Arc::clone(&passed_us),
                 delays_us: [there_us, rng.u64(0..8_000)],
                 leasing: Arc::clone(&leasing),
