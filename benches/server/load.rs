@@ -23,15 +23,31 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Load {
     requests: Vec<Vec<u8>>,
+    /// How often each user comes or one before, of one.
+    shares: Vec<f64>,
     random: fastrand::Rng,
 }
 
 impl Load {
+    /// All users come equally often.
     pub(crate) fn new() -> Self {
+        Self::of(USERS, 0.0)
+    }
+
+    /// So many users, the n-th of whom comes `1/n^exponent` as often as the first.
+    #[expect(clippy::cast_precision_loss, reason = "there are not that many")]
+    pub(crate) fn of(users: usize, exponent: f64) -> Self {
+        let weights = (1..=users).map(|user| (user as f64).powf(-exponent));
+        let all: f64 = weights.clone().sum();
+        let shares = weights.scan(0.0, |before, weight| {
+            *before += weight / all;
+            Some(*before)
+        });
         let request =
             |user| format!("GET / HTTP/1.1\r\nhost: bench\r\nx-api-key: user-{user:08}\r\n\r\n");
         Self {
-            requests: (0..USERS).map(|user| request(user).into_bytes()).collect(),
+            requests: (0..users).map(|user| request(user).into_bytes()).collect(),
+            shares: shares.collect(),
             random: fastrand::Rng::with_seed(1),
         }
     }
@@ -69,7 +85,9 @@ impl Load {
     }
 
     fn request(&mut self) -> &[u8] {
-        &self.requests[self.random.usize(..self.requests.len())]
+        let drawn = self.random.f64();
+        let user = self.shares.partition_point(|share| *share < drawn);
+        &self.requests[user.min(self.requests.len() - 1)]
     }
 }
 

@@ -3,9 +3,10 @@
 //!
 //! `cargo bench --bench server` runs both in turn under the same load, for eight minutes, and fails when the example
 //! answers less than 0.7 times as many requests a second. Each server has one worker thread; the load and Redis share
-//! the machine with it.
+//! the machine with it. `cargo bench --bench server -- leases` measures leases, in three minutes.
 
 mod floor;
+mod leases;
 mod load;
 
 #[path = "../../examples/server/app.rs"]
@@ -48,9 +49,11 @@ fn main() -> ExitCode {
         floor::serve(&url);
         return ExitCode::SUCCESS;
     }
+    if env::args().any(|it| it == "leases") {
+        return leases::measure_all();
+    }
     let redis = Server::start();
-    let floor = env::current_exe().unwrap();
-    let floor = run(Command::new(floor).env(floor::REDIS, redis.url()));
+    let floor = run_floor(&redis);
     let shared = run(example().args(["--redis", &redis.url()]));
     let alone = run(&mut example());
     let mut load = Load::new();
@@ -89,13 +92,22 @@ fn main() -> ExitCode {
     verdict(&results[0], &results[1])
 }
 
+fn run_floor(redis: &Server) -> Example {
+    let program = env::current_exe().unwrap();
+    run(Command::new(program).env(floor::REDIS, redis.url()))
+}
+
 fn example() -> Command {
+    with_limit(LIMIT)
+}
+
+fn with_limit(limit: &str) -> Command {
     let mut command = Example::command();
     command.args([
         "--listen",
         "127.0.0.1:0",
         "--limit",
-        LIMIT,
+        limit,
         "--on-failure",
         "closed",
         "--timeout",
