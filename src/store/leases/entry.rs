@@ -33,7 +33,7 @@ const FEWEST: u64 = 4;
 /// limit there is none.
 const PART_OF_ROOM: u64 = 8;
 
-/// What is left of a step when it is not worth a call any more, in ms.
+/// What is left of a step, but for two round trips, when it is not worth a call any more, in ms.
 const SHORT_REST_MS: u64 = 2;
 
 /// An identity that is hot under a policy.
@@ -67,6 +67,7 @@ struct Known {
     room: u64,
     decided_at_ms: u64,
     sent: Moment,
+    round_trip: Duration,
 }
 
 /// The span of time that leases of a policy are for: its shortest step, or [`LONGEST`]. `None` if a charge of it is
@@ -142,6 +143,7 @@ impl Entry {
             room: room.unwrap_or(0),
             decided_at_ms,
             sent,
+            round_trip: now.since(sent),
         });
         // A lease would be over before it is there.
         if now.since(sent) >= self.span {
@@ -191,7 +193,7 @@ impl Entry {
             .iter()
             .map(|it| it.step_end_ms(store_now_ms));
         let rest_ms = (ends.min()? - store_now_ms).min(millis(LONGEST));
-        if rest_ms <= SHORT_REST_MS {
+        if rest_ms <= SHORT_REST_MS + 2 * millis(known.round_trip) {
             return None;
         }
         // Of who has just become hot too little is known to believe in a high rate.
@@ -280,8 +282,10 @@ impl Fetch {
                 .learn(of_policy, usage.decided_at_ms(), self.sent, now);
         }
         let lease = Lease::new(usage.clone(), self.units, self.sent);
-        if lease.is_over(now) {
+        if lease.was_behind() {
             self.entry.pause(now);
+        }
+        if lease.is_over(now) {
             return lease.close();
         }
         let state = self.entry.state();

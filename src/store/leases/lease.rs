@@ -60,6 +60,13 @@ impl Lease {
         }
     }
 
+    /// Whether the store's clock had stepped back when it decided.
+    pub(super) fn was_behind(&self) -> bool {
+        let decided_at_ms = self.usage.decided_at_ms();
+        let mut rules = self.usage.rules();
+        rules.any(|it| it.rule().step_end_ms(decided_at_ms) != it.step_end_ms())
+    }
+
     /// Whether nothing may be spent any more.
     pub(super) fn is_over(&self, now: Moment) -> bool {
         self.time.is_zero() || now.is_past(self.sent, self.time, self.step)
