@@ -200,7 +200,6 @@ impl Decision {
     }
 
     /// The decision of a check whose parts were decided apart.
-    #[cfg(feature = "cluster")]
     pub(crate) fn joined(
         check: &Check,
         admitted: bool,
@@ -582,6 +581,12 @@ impl RuleUsage {
                 .filter(|ms| *ms > 0),
         };
         self
+    }
+
+    /// The same, so much later and with units that were charged and not used.
+    pub(crate) fn later_with_unspent(mut self, age_ms: u64, unspent: u64) -> Self {
+        self.remaining = self.remaining.saturating_add(unspent);
+        self.moved(|ms| ms.saturating_sub(age_ms).max(1))
     }
 
     /// The rule.

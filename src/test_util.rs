@@ -28,15 +28,13 @@ use std::{
     time::Duration,
 };
 
-use crate::rule::millis;
-
 /// In the year 6429; the script stores times of up to 2^48 ms, and windows end later than now.
 const LATEST_MS: u64 = 1 << 47;
 
 /// A clock that stands still until it is moved; its clones are the same clock.
 #[derive(Clone, Debug)]
 pub struct TestClock {
-    now_ms: Arc<AtomicU64>,
+    now_us: Arc<AtomicU64>,
 }
 
 impl TestClock {
@@ -44,7 +42,7 @@ impl TestClock {
     #[must_use]
     pub fn new(ms: u64) -> Self {
         let clock = Self {
-            now_ms: Arc::default(),
+            now_us: Arc::default(),
         };
         clock.set(ms);
         clock
@@ -52,17 +50,26 @@ impl TestClock {
 
     /// Sets the time, also back; at most 2^47.
     pub fn set(&self, ms: u64) {
-        self.now_ms.store(ms.min(LATEST_MS), Ordering::SeqCst);
+        self.now_us
+            .store(ms.min(LATEST_MS) * 1_000, Ordering::SeqCst);
     }
 
-    /// Moves the time forward by whole milliseconds; a fraction of one is lost.
+    /// Moves the time forward, to the microsecond.
     pub fn advance(&self, by: Duration) {
-        self.set(self.now_ms().saturating_add(millis(by)));
+        let by_us = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
+        let now_us = self.now_us.load(Ordering::SeqCst).saturating_add(by_us);
+        self.now_us
+            .store(now_us.min(LATEST_MS * 1_000), Ordering::SeqCst);
     }
 
-    /// The time it shows, in ms since the Unix epoch.
+    /// The time it shows, in whole ms since the Unix epoch.
     #[must_use]
     pub fn now_ms(&self) -> u64 {
-        self.now_ms.load(Ordering::SeqCst)
+        self.now_us.load(Ordering::SeqCst) / 1_000
+    }
+
+    /// The same in full, as clocks of processes have it.
+    pub(crate) fn now(&self) -> Duration {
+        Duration::from_micros(self.now_us.load(Ordering::SeqCst))
     }
 }

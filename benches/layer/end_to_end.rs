@@ -12,6 +12,7 @@ use axum::{Router, routing::get};
 use sluicegate::{MemoryStore, PeerIp, Policy, RateLimitLayer};
 
 #[path = "../server/load.rs"]
+#[allow(dead_code, reason = "the bench of the server uses the rest")]
 mod load;
 
 use self::load::Load;

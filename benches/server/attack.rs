@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Measured, example_with, load::Load, measure, median, redis_server::Server, run as serve,
+    Measured, load::Load, measure, median, redis_server::Server, run as serve, with_limit,
 };
 
 const USERS: usize = 64;
@@ -23,9 +23,9 @@ pub(crate) fn run() -> bool {
     let redis = Server::start();
     let args = ["--redis", &redis.url()];
     let servers = [
-        serve(&mut example_with(LIMIT)),
-        serve(example_with(LIMIT).args(args)),
-        serve(example_with(LIMIT).args(args).arg("--deny-cache")),
+        serve(&mut with_limit(LIMIT)),
+        serve(with_limit(LIMIT).args(args)),
+        serve(with_limit(LIMIT).args(args).arg("--deny-cache")),
     ];
     let mut load = Load::refused(USERS);
     for server in &servers {
@@ -85,7 +85,7 @@ fn requests_per_call(rounds: &[(Measured, f64)]) -> f64 {
 
 /// Whether a user who is denied by the cache is admitted after exactly the time told, each of ten times.
 fn comes_back(redis: &Server) -> bool {
-    let mut command = example_with("header:x-api-key=1/700ms@exact");
+    let mut command = with_limit("header:x-api-key=1/700ms@exact");
     let server = serve(command.args(["--redis", &redis.url(), "--deny-cache"]));
     let ask = |stream: &mut TcpStream| -> String {
         let request = b"GET / HTTP/1.1\r\nhost: bench\r\naccept: application/json\r\nx-api-key: who-obeys\r\n\r\n";

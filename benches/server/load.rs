@@ -11,7 +11,8 @@ use std::{
 
 use mio::{Events, Interest, Poll, Token, net::TcpStream};
 
-const USERS: usize = 10_000;
+pub(crate) const USERS: usize = 10_000;
+pub(crate) const CONNECTIONS: usize = 64;
 
 /// What every answer begins and ends with: all servers send the same body.
 #[derive(Clone, Copy)]
@@ -35,48 +36,50 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Load {
     connections: usize,
     requests: Vec<Vec<u8>>,
-    /// How likely it is one of the users up to each of them; empty when all are as likely.
+    /// How often each user comes or one before, of one.
     shares: Vec<f64>,
     random: fastrand::Rng,
     expected: Answer,
 }
 
-/// Who sends a request.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Users {
-    /// All are as likely.
-    Random,
-    /// By Zipf's law, exponent 1: the second is half as likely as the first.
-    Zipf,
-}
-
 impl Load {
-    pub(crate) fn new(connections: usize, users: Users) -> Self {
-        let shares = match users {
-            Users::Random => Vec::new(),
-            Users::Zipf => zipf(),
-        };
+    /// All users come equally often.
+    pub(crate) fn new() -> Self {
+        Self::of(USERS, 0.0)
+    }
+
+    /// So many users, who are all denied.
+    pub(crate) fn refused(users: usize) -> Self {
         Self {
-            connections,
-            shares,
-            ..Self::of(USERS, ADMITTED)
+            expected: REFUSED,
+            ..Self::of(users, 0.0)
         }
     }
 
-    /// Of so many users, who are all denied.
-    pub(crate) fn refused(users: usize) -> Self {
-        Self::of(users, REFUSED)
-    }
-
-    fn of(users: usize, expected: Answer) -> Self {
+    /// So many users, the n-th of whom comes `1/n^exponent` as often as the first.
+    #[expect(clippy::cast_precision_loss, reason = "there are not that many")]
+    pub(crate) fn of(users: usize, exponent: f64) -> Self {
+        let weights = (1..=users).map(|user| (user as f64).powf(-exponent));
+        let all: f64 = weights.clone().sum();
+        let shares = weights.scan(0.0, |before, weight| {
+            *before += weight / all;
+            Some(*before)
+        });
         let request =
             |user| format!("GET / HTTP/1.1\r\nhost: bench\r\nx-api-key: user-{user:08}\r\n\r\n");
         Self {
-            connections: crate::CONNECTIONS,
-            shares: Vec::new(),
+            connections: CONNECTIONS,
             requests: (0..users).map(|user| request(user).into_bytes()).collect(),
+            shares: shares.collect(),
             random: fastrand::Rng::with_seed(1),
-            expected,
+            expected: ADMITTED,
+        }
+    }
+
+    pub(crate) fn connections(self, connections: usize) -> Self {
+        Self {
+            connections,
+            ..self
         }
     }
 
@@ -122,26 +125,10 @@ impl Load {
     }
 
     fn request(&mut self) -> &[u8] {
-        let user = if self.shares.is_empty() {
-            self.random.usize(..self.requests.len())
-        } else {
-            let drawn = self.random.f64();
-            self.shares.partition_point(|share| *share < drawn)
-        };
+        let drawn = self.random.f64();
+        let user = self.shares.partition_point(|share| *share < drawn);
         &self.requests[user.min(self.requests.len() - 1)]
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "there are not that many")]
-fn zipf() -> Vec<f64> {
-    let weights = (1..=USERS).map(|rank| 1.0 / rank as f64);
-    let sum: f64 = weights.clone().sum();
-    let mut share = 0.0;
-    let shares = weights.map(|weight| {
-        share += weight / sum;
-        share
-    });
-    shares.collect()
 }
 
 struct Connection {

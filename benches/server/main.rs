@@ -13,10 +13,11 @@
 //! them takes. `--connections` is 64 by default, `--users` `random`.
 //!
 //! Before that, for two minutes and alone with the argument `attack`: users who are all denied, with a deny cache before
-//! Redis and without.
+//! Redis and without. `cargo bench --bench server -- leases` measures leases, in three minutes.
 
 mod attack;
 mod floor;
+mod leases;
 mod load;
 mod settings;
 
@@ -41,12 +42,11 @@ use std::{
 };
 
 use example::Example;
-use load::{Load, Round, Users};
+use load::{Load, Round};
 use redis_server::Server;
 
 const LIMIT: &str = "header:x-api-key=1000000/1s,60000000/1m,1000000000/1h";
 const BUDGET: f64 = 0.7;
-const CONNECTIONS: usize = 64;
 /// Many: on a machine that others use, too, the ratio of one round is good to 0.08, and the median of so many to 0.01.
 const ROUNDS: usize = 60;
 /// Long enough that a user's first check after the other server's turn, which opens all steps, is one of many.
@@ -65,17 +65,19 @@ fn main() -> ExitCode {
     if env::args().any(|it| it == "attack") {
         return exit(attack::run());
     }
+    if env::args().any(|it| it == "leases") {
+        return leases::measure_all();
+    }
     if let Some(settings) = settings::Settings::read() {
         settings.compare(&Server::start());
         return ExitCode::SUCCESS;
     }
     let is_refused = attack::run();
     let redis = Server::start();
-    let floor = env::current_exe().unwrap();
-    let floor = run(Command::new(floor).env(floor::REDIS, redis.url()));
+    let floor = run_floor(&redis);
     let shared = run(example().args(["--redis", &redis.url()]));
     let alone = run(&mut example());
-    let mut load = Load::new(CONNECTIONS, Users::Random);
+    let mut load = Load::new();
     let mut results: [Vec<Measured>; 3] = Default::default();
     for _ in 0..ROUNDS {
         results[0].push(measure(&mut load, &floor, &redis));
@@ -117,11 +119,16 @@ const FIGURES: [fn(&Measured) -> f64; 6] = [
     |it| it.load_us,
 ];
 
-fn example() -> Command {
-    example_with(LIMIT)
+fn run_floor(redis: &Server) -> Example {
+    let program = env::current_exe().unwrap();
+    run(Command::new(program).env(floor::REDIS, redis.url()))
 }
 
-fn example_with(limit: &str) -> Command {
+fn example() -> Command {
+    with_limit(LIMIT)
+}
+
+fn with_limit(limit: &str) -> Command {
     let mut command = Example::command();
     command.args([
         "--listen",

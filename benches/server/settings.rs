@@ -1,10 +1,10 @@
 //! The example with several settings of `--in-flight`, beside each other.
 
-use std::{env, process::Command};
+use std::env;
 
 use super::{
-    CONNECTIONS, FIGURES, Load, Measured, Users, example, floor, measure, median, print_rows,
-    redis_server::Server, run,
+    FIGURES, Load, Measured, example, load, measure, median, print_rows, redis_server::Server, run,
+    run_floor,
 };
 
 const ROUNDS: usize = 20;
@@ -12,7 +12,8 @@ const ROUNDS: usize = 20;
 pub(crate) struct Settings {
     in_flight: Vec<String>,
     connections: usize,
-    users: Users,
+    /// Of Zipf's law; 0 for users who come equally often.
+    exponent: f64,
     rounds: usize,
 }
 
@@ -21,8 +22,8 @@ impl Settings {
     pub(crate) fn read() -> Option<Self> {
         let mut settings = Self {
             in_flight: Vec::new(),
-            connections: CONNECTIONS,
-            users: Users::Random,
+            connections: load::CONNECTIONS,
+            exponent: 0.0,
             rounds: ROUNDS,
         };
         let mut args = env::args().skip(1).filter(|it| it != "--bench");
@@ -34,8 +35,8 @@ impl Settings {
                 }
                 "--connections" => settings.connections = value.parse().unwrap(),
                 "--rounds" => settings.rounds = value.parse().unwrap(),
-                "--users" if value == "random" => settings.users = Users::Random,
-                "--users" if value == "zipf" => settings.users = Users::Zipf,
+                "--users" if value == "random" => settings.exponent = 0.0,
+                "--users" if value == "zipf" => settings.exponent = 1.0,
                 _ => panic!("{name} {value}: there is no such setting"),
             }
         }
@@ -43,8 +44,7 @@ impl Settings {
     }
 
     pub(crate) fn compare(&self, redis: &Server) {
-        let floor = env::current_exe().unwrap();
-        let mut servers = vec![run(Command::new(floor).env(floor::REDIS, redis.url()))];
+        let mut servers = vec![run_floor(redis)];
         for in_flight in &self.in_flight {
             let url = redis.url();
             servers.push(run(example().args([
@@ -54,7 +54,7 @@ impl Settings {
                 in_flight,
             ])));
         }
-        let mut load = Load::new(self.connections, self.users);
+        let mut load = Load::of(load::USERS, self.exponent).connections(self.connections);
         let mut results: Vec<Vec<Measured>> = servers.iter().map(|_| Vec::new()).collect();
         for round in 0..self.rounds {
             // Each is the first in its turn, since the machine's pace changes within a round, too.

@@ -90,6 +90,7 @@ impl Limits {
             policy: limit.policy.name().to_owned(),
             key: match &limit.who {
                 Who::Ip => "ip".to_owned(),
+                Who::All => "all".to_owned(),
                 Who::Header(name) => format!("header:{name}"),
             },
             extractor: super::extractor(&limit.who, options),

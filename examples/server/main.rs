@@ -34,7 +34,7 @@ use sluicegate::{
     extract::TrustedProxies,
     middleware::{MakeRejection, PolicySelector, ProblemJson, Rejection},
     policies::ReloadablePolicies,
-    store::DenyCache,
+    store::{DenyCache, Leases},
 };
 
 use limits::Limits;
@@ -117,6 +117,7 @@ fn extractor(who: &Who, options: &Options) -> Arc<dyn KeyExtractor> {
             )))
         }
         Who::Header(name) => Arc::new(Header::new(name).or_skip()),
+        Who::All => Arc::new(|_: &Parts| Some(Key::new("all", "everybody"))),
     }
 }
 
@@ -159,11 +160,7 @@ fn cost(head: &Parts) -> u64 {
 }
 
 async fn limiter(options: &Options) -> Result<Limiter, String> {
-    let limiter = match store(options)? {
-        store if options.deny_cache => Limiter::new(DenyCache::new(store)),
-        store => Limiter::new(store),
-    };
-    let limiter = limiter
+    let limiter = Limiter::new(store(options)?)
         .timeout(options.timeout)
         .on_failure(options.on_failure)
         .replicas(options.replicas);
@@ -178,22 +175,29 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
     Ok(limiter)
 }
 
-fn shared(store: RedisStore, options: &Options) -> RedisStore {
-    match options.in_flight {
-        Some(calls) => store.in_flight(calls),
-        None => store,
+/// Refusals are repeated before leases are looked for.
+fn store(options: &Options) -> Result<Arc<dyn Store>, String> {
+    let mut store = innermost(options)?;
+    if options.leases {
+        store = Arc::new(Leases::new(store));
     }
+    if options.deny_cache {
+        store = Arc::new(DenyCache::new(store));
+    }
+    Ok(store)
 }
 
-fn store(options: &Options) -> Result<Arc<dyn Store>, String> {
-    Ok(match (&options.redis[..], &options.sentinel) {
-        ([], _) => Arc::new(MemoryStore::new()),
-        (sentinels, Some(name)) => Arc::new(shared(behind(sentinels, name)?, options)),
-        (nodes, None) if options.cluster => Arc::new(shared(cluster(nodes)?, options)),
-        ([server, ..], None) => {
-            Arc::new(shared(redis_store(server.clone(), options.pool)?, options))
-        }
-    })
+fn innermost(options: &Options) -> Result<Arc<dyn Store>, String> {
+    let store = match (&options.redis[..], &options.sentinel) {
+        ([], _) => return Ok(Arc::new(MemoryStore::new())),
+        (sentinels, Some(name)) => behind(sentinels, name)?,
+        (nodes, None) if options.cluster => cluster(nodes)?,
+        ([server, ..], None) => redis_store(server.clone(), options.pool)?,
+    };
+    Ok(Arc::new(match options.in_flight {
+        Some(calls) => store.in_flight(calls),
+        None => store,
+    }))
 }
 
 /// The store, which connects at the first check.

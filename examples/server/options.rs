@@ -23,8 +23,8 @@ An axum server whose requests are limited by several rules at once.
 cargo run --release --example server -- [options]
 
   --listen ADDR            default 127.0.0.1:3000; port 0 picks one
-  --limit KEY=RULES        repeatable; KEY is ip or header:NAME (a request without it skips this limit);
-                           default ip=10/1s,40/10s,120/1m
+  --limit KEY=RULES        repeatable; KEY is ip, header:NAME (a request without it skips this limit) or all (everybody
+                           together); default ip=10/1s,40/10s,120/1m
   --config FILE            limits from a TOML file instead, read again on SIGHUP:
                              [limits]
                              ip = '10/1s,120/1m'
@@ -43,6 +43,7 @@ cargo run --release --example server -- [options]
   --in-flight N            share calls of Redis from N in flight on; default 4, 0 shares none
   --deny-cache             repeat refusals for a moment without asking the store again; what is given back, blocked or
                            unblocked by another process is seen up to a second later
+  --leases                 charge units of who sends many requests at once, and spend them without asking Redis
   --timeout TIME          how long a decision may take: 100ms, 2s; default 100ms
   --on-failure open|local|closed
                            what becomes of requests that Redis could not decide: served (open, the default), limited by this
@@ -84,6 +85,7 @@ pub(crate) struct Options {
     pub(crate) pool: Option<u32>,
     pub(crate) in_flight: Option<usize>,
     pub(crate) deny_cache: bool,
+    pub(crate) leases: bool,
     pub(crate) timeout: Duration,
     pub(crate) on_failure: FailurePolicy,
     pub(crate) replicas: u32,
@@ -106,6 +108,8 @@ pub(crate) struct Limit {
 pub(crate) enum Who {
     Ip,
     Header(String),
+    /// Everybody together.
+    All,
 }
 
 /// Which requests are counted in the end.
@@ -130,6 +134,7 @@ impl Options {
             pool: None,
             in_flight: None,
             deny_cache: false,
+            leases: false,
             timeout: Duration::from_millis(100),
             on_failure: FailurePolicy::Open,
             replicas: 1,
@@ -147,6 +152,7 @@ impl Options {
                 Long("cluster") => options.cluster = true,
                 Long("deny-cache") => options.deny_cache = true,
                 Long("blocks") => options.blocks = true,
+                Long("leases") => options.leases = true,
                 Long("shadow") => options.shadow = true,
                 Long(name) => {
                     let name = name.to_owned();
@@ -263,7 +269,8 @@ impl Options {
     }
 }
 
-const FORM: &str = "write KEY=RULES, for instance ip=10/1s,120/1m or header:x-api-key=600/1m";
+const FORM: &str =
+    "write KEY=RULES, for instance ip=10/1s,120/1m, header:x-api-key=600/1m or all=1000/1s";
 
 impl FromStr for Limit {
     type Err = String;
@@ -278,6 +285,7 @@ impl Limit {
     pub(crate) fn read(key: &str, rules: &str) -> Result<Self, String> {
         let (who, name) = match key.split_once(':') {
             None if key == "ip" => (Who::Ip, "ip".to_owned()),
+            None if key == "all" => (Who::All, "all".to_owned()),
             // A character that is allowed in a policy's name is allowed in a header's.
             Some(("header", header)) if !header.is_empty() => {
                 let header = header.to_ascii_lowercase();

@@ -89,6 +89,7 @@ pub use crate::{
 
 mod call_id;
 mod deny_cache;
+mod leases;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -96,6 +97,7 @@ mod scaled;
 
 pub(crate) use call_id::CallId;
 pub use deny_cache::DenyCache;
+pub use leases::Leases;
 pub use memory::MemoryStore;
 pub(crate) use scaled::ScaledStore;
 
@@ -336,14 +338,22 @@ impl<T: Send + 'static> StoreFuture<T> {
     /// The same answer in another form.
     #[must_use]
     pub fn map<U>(self, change: impl FnOnce(T) -> U + Send + 'static) -> StoreFuture<U> {
+        self.then(|result| result.map(change))
+    }
+
+    /// What `change` makes of the answer or the error.
+    pub(crate) fn then<U>(
+        self,
+        change: impl FnOnce(Result<T, StoreError>) -> Result<U, StoreError> + Send + 'static,
+    ) -> StoreFuture<U> {
         match self.state {
             State::Ready(result) => StoreFuture {
-                state: State::Ready(result.map(|result| result.map(change))),
+                state: State::Ready(result.map(change)),
                 call: self.call,
             },
             State::Pending(future) => StoreFuture {
                 call: self.call,
-                ..StoreFuture::pending(async { future.await.map(change) })
+                ..StoreFuture::pending(async { change(future.await) })
             },
         }
     }

@@ -10,7 +10,7 @@ use crate::common::{
     model::Model,
 };
 use proptest::prelude::*;
-use sluicegate::{MemoryStore, Store, test_util::TestClock};
+use sluicegate::{MemoryStore, Store, store::Leases, test_util::TestClock};
 
 fn memory() -> (MemoryStore, TestClock) {
     let clock = TestClock::new(START_MS);
@@ -108,6 +108,15 @@ proptest! {
         let (store, clock) = memory();
         block_on(async {
             assert_promise(&history, &admitted(&store, &clock, &history).await);
+        });
+    }
+
+    #[test]
+    fn no_span_of_a_window_holds_more_than_the_limit_with_leases(history in steady()) {
+        let (store, clock) = memory();
+        let leases = Leases::new(store).clock(clock.clone());
+        block_on(async {
+            assert_promise(&history, &admitted(&leases, &clock, &history).await);
         });
     }
 

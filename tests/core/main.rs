@@ -14,6 +14,7 @@ mod fuzzed;
 mod histories;
 #[cfg(feature = "cli")]
 mod inspect;
+mod leases;
 mod local;
 mod lua54;
 mod own_store;

@@ -932,3 +932,24 @@ fn help_names_every_option() {
         assert!(help.contains(&format!("--{option} ")), "{option}");
     }
 }
+
+#[tokio::test]
+async fn everybody_together_can_be_limited_and_two_servers_with_leases_admit_exactly_the_limit() {
+    let redis = Server::start();
+    let args = ["--redis", &redis.url(), "--timeout", "9s", "--leases"];
+    let limits = ["--limit", "all=500/1d", "--limit", "header:x-user=100/1d"];
+    let args = [&args[..], &limits].concat();
+    let servers = [Example::start(&args), Example::start(&args)];
+    let browser = Browser::new();
+    let mut admitted = 0;
+    for request in 0..1_200 {
+        let user = format!("{}", request % 7);
+        let server = &servers[request % 2];
+        let (status, ..) = browser.ask(server, "/", &[("x-user", &user)]).await;
+        assert!(status == OK || status == REJECTED, "{status}");
+        admitted += usize::from(status == OK);
+    }
+    assert_eq!(admitted, 500);
+    let calls = redis.calls("evalsha");
+    println!("{calls} calls");
+}

@@ -1,6 +1,8 @@
 //! The protocols between processes as small state machines, searched through exhaustively; and what runs concurrently
 //! inside a process, under every order of its steps. No server is needed.
 
-mod line;
+mod balance;
 mod deny_cache;
 mod deny_cache_notes;
+mod leases;
+mod line;

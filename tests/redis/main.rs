@@ -12,6 +12,7 @@ mod contributors;
 mod deny_cache;
 mod footprint;
 mod histories;
+mod leases;
 mod observe;
 mod outage;
 mod replicas;

@@ -1,0 +1,308 @@
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{AcqRel, Relaxed, Release},
+        },
+    },
+    time::Duration,
+};
+
+use super::{
+    clock::Moment,
+    lease::{LONGEST, Lease, Spent},
+};
+use crate::{
+    charge::Charge,
+    check::Check,
+    decision::{PolicyUsage, Usage},
+    key::Key,
+    policy::Policy,
+    rule::millis,
+    settlement::Settlement,
+};
+
+/// Who is checked so often in one span is worth a lease.
+pub(super) const HOT: u64 = 8;
+
+/// Fewer checks than these cost more to lease than to decide one by one.
+const FEWEST: u64 = 4;
+
+/// A lease takes at most this part of what is left: so it becomes small before it could deny anybody, and near the
+/// limit there is none.
+const PART_OF_ROOM: u64 = 8;
+
+/// What is left of a step, but for two round trips, when it is not worth a call any more, in ms.
+const SHORT_REST_MS: u64 = 2;
+
+/// An identity that is hot under a policy.
+#[derive(Debug)]
+pub(super) struct Entry {
+    policy: Policy,
+    key: Key,
+    span: Duration,
+    /// What was asked for since `State::since`, here or in the store.
+    checks: AtomicU64,
+    units: AtomicU64,
+    lease: RwLock<Option<Arc<Lease>>>,
+    is_fetching: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    since: Moment,
+    known: Option<Known>,
+    /// Until when nothing is leased, since the last lease could not be had.
+    pause: Option<(Moment, Duration)>,
+    /// What is leased meanwhile is not to be spent, and not to be returned: a reset may have forgotten it.
+    is_forgotten: bool,
+}
+
+/// What the store told last.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// The fewest units that are left under a rule.
+    room: u64,
+    decided_at_ms: u64,
+    sent: Moment,
+    round_trip: Duration,
+}
+
+/// The span of time that leases of a policy are for: its shortest step, or [`LONGEST`]. `None` if a charge of it is
+/// never leased: `@exact` rules have steps too short for it, a small limit would never leave enough room.
+pub(super) fn span(charge: &Charge) -> Option<Duration> {
+    let few = charge.cost().saturating_mul(FEWEST * PART_OF_ROOM);
+    let mut span = LONGEST;
+    for rule in charge.policy().rules() {
+        if rule.limit() < few || rule.step() <= Duration::from_millis(1) {
+            return None;
+        }
+        span = span.min(rule.step());
+    }
+    (charge.cost() > 0).then_some(span)
+}
+
+impl Entry {
+    pub(super) fn new(charge: &Charge, span: Duration, now: Moment) -> Self {
+        Self {
+            policy: charge.policy().clone(),
+            key: charge.key().clone(),
+            span,
+            checks: AtomicU64::new(HOT),
+            units: AtomicU64::new(HOT.saturating_mul(charge.cost())),
+            lease: RwLock::default(),
+            is_fetching: AtomicBool::new(false),
+            state: Mutex::new(State {
+                since: now,
+                known: None,
+                pause: None,
+                is_forgotten: false,
+            }),
+        }
+    }
+
+    /// Under other rules of the same name, other steps are charged.
+    pub(super) fn is_of(&self, charge: &Charge) -> bool {
+        self.is_of_key(charge.key()) && self.policy.is_same(charge.policy())
+    }
+
+    pub(super) fn is_of_key(&self, key: &Key) -> bool {
+        self.key == *key
+    }
+
+    pub(super) fn is_named(&self, policy: &Policy, key: &Key) -> bool {
+        self.policy.name() == policy.name() && self.is_of_key(key)
+    }
+
+    /// Counts a check of so many units.
+    pub(super) fn count(&self, cost: u64) {
+        self.checks.fetch_add(1, Relaxed);
+        self.units.fetch_add(cost, Relaxed);
+    }
+
+    /// Spends units of the lease, if there are so many.
+    pub(super) fn spend(&self, cost: u64, now: impl FnOnce() -> Moment) -> Option<Spent> {
+        let lease = self.lease.read().unwrap_or_else(PoisonError::into_inner);
+        let lease = lease.as_ref()?;
+        Lease::spend(lease, cost, now())
+    }
+
+    /// Notes what the store told about this charge.
+    pub(super) fn learn(
+        &self,
+        usage: PolicyUsage<'_>,
+        decided_at_ms: u64,
+        sent: Moment,
+        now: Moment,
+    ) {
+        let room = usage.rules().iter().map(|it| it.remaining()).min();
+        let mut state = self.state();
+        state.known = Some(Known {
+            room: room.unwrap_or(0),
+            decided_at_ms,
+            sent,
+            round_trip: now.since(sent),
+        });
+        // A lease would be over before it is there.
+        if now.since(sent) >= self.span {
+            state.pause = Some((now, LONGEST));
+        }
+    }
+
+    /// Leases nothing for a span.
+    pub(super) fn pause(&self, now: Moment) {
+        self.state().pause = Some((now, self.span));
+    }
+
+    /// Begins to fetch a lease, from which `cost` could be spent: how many units, and what is left of the lease before.
+    /// `None` if another is being fetched, or none is worth it.
+    pub(super) fn begin(self: &Arc<Self>, cost: u64, now: Moment) -> Option<Fetch> {
+        let units = self.plan(cost, now)?;
+        if self.is_fetching.swap(true, AcqRel) {
+            return None;
+        }
+        let fetch = Fetch {
+            entry: Arc::clone(self),
+            units,
+            sent: now,
+        };
+        // Another may have been fetched since the caller found too little.
+        let is_needed = {
+            let lease = self.lease.read().unwrap_or_else(PoisonError::into_inner);
+            lease
+                .as_ref()
+                .is_none_or(|it| it.is_over(now) || it.left() < cost)
+        };
+        is_needed.then_some(fetch)
+    }
+
+    /// The rate times the rest of the step, and a quarter more; but at most a part of what is left.
+    fn plan(&self, cost: u64, now: Moment) -> Option<u64> {
+        let state = self.state();
+        let paused = |(since, time): (Moment, Duration)| now.since(since) < time;
+        if state.is_forgotten || state.pause.is_some_and(paused) {
+            return None;
+        }
+        let known = state.known?;
+        let store_now_ms = known.decided_at_ms + millis(now.since(known.sent));
+        let ends = self
+            .policy
+            .rules()
+            .iter()
+            .map(|it| it.step_end_ms(store_now_ms));
+        let rest_ms = (ends.min()? - store_now_ms).min(millis(LONGEST));
+        if rest_ms <= SHORT_REST_MS + 2 * millis(known.round_trip) {
+            return None;
+        }
+        // Of who has just become hot too little is known to believe in a high rate.
+        let elapsed = now.since(state.since).max(self.span / 8);
+        drop(state);
+        let seen = u128::from(self.units.load(Relaxed));
+        let wanted = seen * u128::from(rest_ms) * 5 / 4 / u128::from(millis(elapsed).max(1));
+        let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
+        let units = wanted.min(known.room / PART_OF_ROOM);
+        (units >= cost.saturating_mul(FEWEST)).then_some(units)
+    }
+
+    /// Ends the lease, and answers the settlement that returns what is unspent.
+    pub(super) fn close(&self) -> Option<Settlement> {
+        let mut lease = self.lease.write().unwrap_or_else(PoisonError::into_inner);
+        lease.take()?.close()
+    }
+
+    /// The same where the lease has been over for long enough that the next should have come.
+    pub(super) fn close_overdue(&self, now: Moment) -> Option<Settlement> {
+        let is_overdue = {
+            let lease = self.lease.read().unwrap_or_else(PoisonError::into_inner);
+            lease
+                .as_ref()
+                .is_some_and(|it| it.is_over_for(now, self.span / 4))
+        };
+        is_overdue.then(|| self.close()).flatten()
+    }
+
+    /// Ends the lease without returning anything, and all that are being fetched.
+    pub(super) fn forget(&self) {
+        self.state().is_forgotten = true;
+        let _ = self.close();
+    }
+
+    /// Whether it is not worth a lease any more, and has none. Older checks count half at every span.
+    pub(super) fn cool(&self, now: Moment) -> bool {
+        let mut state = self.state();
+        let elapsed = now.since(state.since);
+        if elapsed < self.span {
+            return false;
+        }
+        let checks = self.checks.load(Relaxed);
+        let per_span = u128::from(checks) * self.span.as_nanos() / elapsed.as_nanos().max(1);
+        self.checks.fetch_sub(checks / 2, Relaxed);
+        let units = self.units.load(Relaxed);
+        self.units.fetch_sub(units / 2, Relaxed);
+        state.since.monotonic += elapsed / 2;
+        let is_cold = per_span < u128::from(HOT / 2);
+        let lease = self.lease.read().unwrap_or_else(PoisonError::into_inner);
+        // Whoever still holds the entry leases nothing that nobody would find.
+        state.is_forgotten = is_cold && lease.is_none() && !self.is_fetching.load(Relaxed);
+        state.is_forgotten
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A lease that is being fetched: one at a time for an entry.
+#[derive(Debug)]
+pub(super) struct Fetch {
+    entry: Arc<Entry>,
+    units: u64,
+    sent: Moment,
+}
+
+impl Fetch {
+    pub(super) fn entry(&self) -> &Arc<Entry> {
+        &self.entry
+    }
+
+    /// What is charged: all units at once.
+    pub(super) fn check(&self) -> Check {
+        let charge = Charge::new(&self.entry.policy, self.entry.key.clone(), self.units);
+        // Who is blocked gets no lease.
+        Check::of_one(charge).with_blocks()
+    }
+
+    /// Makes the units that were charged a lease to be spent from. Answers the settlement that returns them where none
+    /// can be spent: the answer came too late, or the store's clock had stepped back.
+    pub(super) fn install(&self, usage: &Usage, now: Moment) -> Option<Settlement> {
+        if let Some(of_policy) = usage.policies().next() {
+            self.entry
+                .learn(of_policy, usage.decided_at_ms(), self.sent, now);
+        }
+        let lease = Lease::new(usage.clone(), self.units, self.sent);
+        if lease.was_behind() {
+            self.entry.pause(now);
+        }
+        if lease.is_over(now) {
+            return lease.close();
+        }
+        let state = self.entry.state();
+        if !state.is_forgotten {
+            let mut place = self
+                .entry
+                .lease
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            *place = Some(Arc::new(lease));
+        }
+        None
+    }
+}
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        self.entry.is_fetching.store(false, Release);
+    }
+}

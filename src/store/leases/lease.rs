@@ -1,0 +1,150 @@
+//! [`Lease`]: units that were charged at once, to be spent here in the step that they were charged to.
+//!
+//! ```text
+//!   sent ────▶ charged at T0 ────▶ answered                          last spent    end of the step
+//!    m0              │                 m1                                │               │
+//!  ──┴───────────────┴─────────────────┴─────────── … ───────────────────┴───────────────┴──▶
+//!    ├──────────────── (end − T0 − 1 ms) at most, by this process's clock ───┤
+//! ```
+//!
+//! The charge was decided after m0, and T0 is rounded down to a millisecond. So when `end − T0 − 1 ms` have passed since
+//! m0, the step has not ended, whatever the clocks show and however long the answer took.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{balance::Balance, clock::Moment};
+use crate::{
+    decision::{RuleUsage, Usage},
+    rule::millis,
+    settlement::Settlement,
+};
+
+/// How long units lie here at most, however long the step is: what is unspent is missing elsewhere.
+pub(super) const LONGEST: Duration = Duration::from_secs(10);
+
+const MARGIN: Duration = Duration::from_millis(1);
+
+#[derive(Debug)]
+pub(super) struct Lease {
+    /// What the store answered to the charge.
+    usage: Usage,
+    units: u64,
+    sent: Moment,
+    /// How long units can be spent, from `sent` on.
+    time: Duration,
+    /// The shortest step.
+    step: Duration,
+    balance: Balance,
+}
+
+/// Units of a lease that were spent.
+#[derive(Debug)]
+pub(super) struct Spent {
+    lease: Arc<Lease>,
+    units: u64,
+    left: u64,
+    now: Moment,
+}
+
+impl Lease {
+    /// A lease by the answer to a check of one charge of so many units, which was sent at that moment.
+    pub(super) fn new(usage: Usage, units: u64, sent: Moment) -> Self {
+        let steps = usage.rules().map(|it| it.rule().step());
+        Self {
+            time: spending_time(&usage),
+            step: steps.min().unwrap_or_default(),
+            balance: Balance::new(units),
+            usage,
+            units,
+            sent,
+        }
+    }
+
+    /// Whether the store's clock had stepped back when it decided.
+    pub(super) fn was_behind(&self) -> bool {
+        let decided_at_ms = self.usage.decided_at_ms();
+        let mut rules = self.usage.rules();
+        rules.any(|it| it.rule().step_end_ms(decided_at_ms) != it.step_end_ms())
+    }
+
+    /// Whether nothing may be spent any more.
+    pub(super) fn is_over(&self, now: Moment) -> bool {
+        self.time.is_zero() || now.is_past(self.sent, self.time, self.step)
+    }
+
+    /// Whether it has been over for so long.
+    pub(super) fn is_over_for(&self, now: Moment, time: Duration) -> bool {
+        now.is_past(self.sent, self.time + time, self.step + time)
+    }
+
+    /// How many units are left.
+    pub(super) fn left(&self) -> u64 {
+        self.balance.left()
+    }
+
+    /// Ends it, and answers the settlement that returns the units which are left: once, and only if there are any.
+    pub(super) fn close(&self) -> Option<Settlement> {
+        let left = self.balance.close();
+        if left == 0 {
+            return None;
+        }
+        Settlement::new(&self.usage, [self.units - left]).ok()
+    }
+
+    /// The clock is to be read after the lease was found.
+    pub(super) fn spend(this: &Arc<Self>, units: u64, now: Moment) -> Option<Spent> {
+        if this.is_over(now) {
+            return None;
+        }
+        let left = this.balance.spend(units)?;
+        Some(Spent {
+            lease: Arc::clone(this),
+            units,
+            left,
+            now,
+        })
+    }
+}
+
+impl Spent {
+    /// The units were not used after all.
+    pub(super) fn put_back(&mut self) {
+        if self.lease.balance.put_back(self.units) {
+            self.left += self.units;
+        }
+    }
+
+    /// The store's clock, at the latest; within the step that was charged.
+    pub(super) fn now_ms(&self) -> u64 {
+        self.lease.usage.decided_at_ms() + self.age_ms()
+    }
+
+    /// What is left under each rule, as far as it is known here: other processes may have charged more since the units
+    /// were leased.
+    pub(super) fn rules(&self) -> impl Iterator<Item = RuleUsage> {
+        let (age_ms, left) = (self.age_ms(), self.left);
+        let rules = self.lease.usage.rules();
+        rules.map(move |it| it.later_with_unspent(age_ms, left))
+    }
+
+    fn age_ms(&self) -> u64 {
+        millis(self.now.since(self.lease.sent))
+    }
+}
+
+/// How long units can be spent from when the charge was sent: not at all where the clock had stepped back, so that they
+/// were charged to a step that it has not reached.
+fn spending_time(usage: &Usage) -> Duration {
+    let decided_at_ms = usage.decided_at_ms();
+    let ends = usage.rules().map(|it| {
+        let own_ms = it.rule().step_end_ms(decided_at_ms);
+        if own_ms == it.step_end_ms() {
+            own_ms
+        } else {
+            0
+        }
+    });
+    let rest_ms = ends.min().unwrap_or(0).saturating_sub(decided_at_ms);
+    let rest = Duration::from_millis(rest_ms).saturating_sub(MARGIN);
+    rest.min(LONGEST)
+}

@@ -1,0 +1,147 @@
+use std::{
+    array,
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{
+            AtomicBool,
+            Ordering::{AcqRel, Acquire},
+        },
+    },
+};
+
+use tokio::runtime::Handle;
+
+use super::{
+    clock::Clock,
+    entry::{Entry, HOT, span},
+    hot::HotCounts,
+};
+use crate::{charge::Charge, key::Key, policy::Policy, rule::millis};
+
+/// How many identities can have leases.
+const MAX_ENTRIES: usize = 4_096;
+
+const SHARDS: usize = 16;
+
+type Shard = RwLock<HashMap<u64, Arc<Entry>>>;
+
+/// The identities that are hot, in bounded room.
+#[derive(Debug)]
+pub(super) struct Table {
+    hasher: RandomState,
+    counts: HotCounts,
+    /// By the hash of the policy's name and the key: of two with one hash, the second is never hot.
+    shards: [Shard; SHARDS],
+    /// Whether a task looks after them.
+    has_task: AtomicBool,
+}
+
+impl Table {
+    pub(super) fn new() -> Self {
+        Self {
+            hasher: RandomState::new(),
+            counts: HotCounts::new(),
+            shards: array::from_fn(|_| RwLock::default()),
+            has_task: AtomicBool::new(false),
+        }
+    }
+
+    /// The entry of a charge, if it is hot.
+    pub(super) fn find(&self, charge: &Charge, clock: &Clock) -> Option<Arc<Entry>> {
+        let span = span(charge)?;
+        let hash = self.hash(charge.policy(), charge.key());
+        let known = {
+            let entries = self.shard(hash).read();
+            let entries = entries.unwrap_or_else(PoisonError::into_inner);
+            entries.get(&hash).cloned()
+        };
+        if let Some(entry) = known {
+            return entry.is_of(charge).then_some(entry);
+        }
+        let now = clock.now();
+        let number = millis(now.monotonic) / millis(span).max(1);
+        if self.counts.count(hash, number) < HOT || Handle::try_current().is_err() {
+            return None;
+        }
+        let mut entries = self
+            .shard(hash)
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if entries.len() >= MAX_ENTRIES / SHARDS {
+            return None;
+        }
+        let entry = entries
+            .entry(hash)
+            .or_insert_with(|| Arc::new(Entry::new(charge, span, now)));
+        entry.is_of(charge).then(|| Arc::clone(entry))
+    }
+
+    /// All entries, in no order.
+    pub(super) fn entries(&self) -> Vec<Arc<Entry>> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let entries = shard.read().unwrap_or_else(PoisonError::into_inner);
+            all.extend(entries.values().cloned());
+        }
+        all
+    }
+
+    /// Those of one key, under any policy.
+    pub(super) fn entries_of(&self, key: &Key) -> Vec<Arc<Entry>> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let entries = shard.read().unwrap_or_else(PoisonError::into_inner);
+            all.extend(entries.values().filter(|it| it.is_of_key(key)).cloned());
+        }
+        all
+    }
+
+    /// Forgets what was charged to a key under the policy of this name.
+    pub(super) fn forget(&self, policy: &Policy, key: &Key) {
+        let hash = self.hash(policy, key);
+        let mut entries = self
+            .shard(hash)
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = entries.get(&hash).filter(|it| it.is_named(policy, key)) {
+            entry.forget();
+            entries.remove(&hash);
+        }
+    }
+
+    /// Drops the entries that are for nothing any more.
+    pub(super) fn retain(&self, is_kept: impl Fn(&Entry) -> bool) {
+        for shard in &self.shards {
+            let mut entries = shard.write().unwrap_or_else(PoisonError::into_inner);
+            entries.retain(|_, it| is_kept(it));
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.shards.iter().all(|shard| {
+            let entries = shard.read().unwrap_or_else(PoisonError::into_inner);
+            entries.is_empty()
+        })
+    }
+
+    pub(super) fn has_task(&self) -> bool {
+        self.has_task.load(Acquire)
+    }
+
+    /// Says whether a task looks after the entries; answers whether one did.
+    pub(super) fn set_task(&self, has_task: bool) -> bool {
+        self.has_task.swap(has_task, AcqRel)
+    }
+
+    fn hash(&self, policy: &Policy, key: &Key) -> u64 {
+        self.hasher.hash_one((policy.name(), key))
+    }
+
+    /// Not by the bits that a map goes by.
+    fn shard(&self, hash: u64) -> &Shard {
+        let index = usize::try_from(hash >> 32).unwrap_or(0) % SHARDS;
+        &self.shards[index]
+    }
+}

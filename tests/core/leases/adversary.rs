@@ -1,0 +1,337 @@
+//! An adversary: lease what can be leased, stay silent, spend at the last instant, and burst again when the step is
+//! released. Random load does not find what it finds.
+//!
+//! The clocks of the processes are the test's. So it can make them go as wrong as two mutants of the code would: one
+//! that measures from the answer instead of from when the lease was asked for is one whose clock stands still until the
+//! answer is there; one that leaves a millisecond out is one whose clock stands still for a millisecond after it.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use futures::FutureExt;
+use sluicegate::{
+    Charge, Decision, Key, MemoryStore, Policy, Store, Usage,
+    store::Operation,
+    store::{CallFuture, Check, Leases, Settlement, StoreFuture},
+    test_util::TestClock,
+};
+
+use crate::common::history::START_MS;
+
+const RULES: &str = "4000/200ms@50ms";
+const LIMIT: u64 = 4_000;
+const STEP_MS: u64 = 50;
+const WINDOW_MS: u64 = 200;
+const COST: u64 = 10;
+const PROCESSES: usize = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Code {
+    Right,
+    /// Measures from the answer.
+    FromAnswer,
+    /// Spends until the step's end, as the store's clock shows it in whole milliseconds.
+    WithoutMargin,
+}
+
+/// A store that messages take some time to and from.
+#[derive(Clone, Debug)]
+struct Distant {
+    store: MemoryStore,
+    /// What has passed in all, in µs.
+    passed_us: Arc<AtomicU64>,
+    /// How long a message takes, there and back.
+    delays_us: [u64; 2],
+    leasing: Arc<Leasing>,
+}
+
+/// The leases that this process is waiting for, and that have come.
+#[derive(Debug, Default)]
+struct Leasing {
+    asked: AtomicU64,
+    answered: AtomicU64,
+}
+
+impl Distant {
+    fn travel<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&MemoryStore) -> StoreFuture<T> + Send + 'static,
+    ) -> StoreFuture<T> {
+        let this = self.clone();
+        StoreFuture::pending(async move {
+            this.wait(this.delays_us[0]).await;
+            let answer = act(&this.store).await;
+            this.wait(this.delays_us[1]).await;
+            answer
+        })
+    }
+
+    async fn wait(&self, us: u64) {
+        let until = self.passed_us.load(SeqCst) + us;
+        while self.passed_us.load(SeqCst) < until {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+impl Store for Distant {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        let check = check.clone();
+        self.travel(move |store| store.check(&check))
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        let settlement = settlement.clone();
+        self.travel(move |store| store.settle(&settlement))
+    }
+
+    fn reset(&self, _: &Policy, _: &Key) -> StoreFuture<()> {
+        unreachable!()
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        let leasing = Arc::clone(&self.leasing);
+        leasing.asked.fetch_add(1, SeqCst);
+        let answer = self.travel(move |store| store.call(operations));
+        StoreFuture::pending(async move {
+            let answer = answer.await;
+            leasing.answered.fetch_add(1, SeqCst);
+            answer
+        })
+    }
+}
+
+struct Process {
+    leases: Leases,
+    clock: TestClock,
+    leasing: Arc<Leasing>,
+    /// How many answers the clock has stood still for, and for how long it still does, in µs.
+    noticed: u64,
+    standstill_us: u64,
+}
+
+struct World {
+    code: Code,
+    truth: TestClock,
+    passed_us: Arc<AtomicU64>,
+    store: MemoryStore,
+    processes: Vec<Process>,
+    /// When, by the store's clock, and how many units.
+    admitted: Arc<Mutex<Vec<(u64, u64)>>>,
+    policy: Policy,
+    key: Key,
+}
+
+impl World {
+    fn new(code: Code, rng: &mut fastrand::Rng) -> Self {
+        let truth = TestClock::new(START_MS + rng.u64(0..1_000));
+        truth.advance(Duration::from_micros(rng.u64(0..1_000)));
+        let store = MemoryStore::new().clock(truth.clone());
+        let passed_us = Arc::new(AtomicU64::new(0));
+        let process = |_| {
+            let leasing = Arc::new(Leasing::default());
+            let there_us = rng.choice([0, 200, 8_000]).unwrap_or_default();
+            let there_us = rng.u64(0..=there_us);
+            let distant = Distant {
+                store: store.clone(),
+                passed_us: Arc::clone(&passed_us),
+                delays_us: [there_us, rng.u64(0..8_000)],
+                leasing: Arc::clone(&leasing),
+            };
+            // Far from the store's clock.
+            let clock = TestClock::new(rng.u64(0..1_000_000));
+            Process {
+                leases: Leases::new(distant).clock(clock.clone()),
+                clock,
+                leasing,
+                noticed: 0,
+                standstill_us: 0,
+            }
+        };
+        Self {
+            code,
+            processes: (0..PROCESSES).map(process).collect(),
+            truth,
+            passed_us,
+            store,
+            admitted: Arc::default(),
+            policy: Policy::parse("p", RULES).unwrap(),
+            key: Key::new("user", "0"),
+        }
+    }
+
+    fn check_of(&self, cost: u64) -> Check {
+        Check::new([Charge::new(&self.policy, self.key.clone(), cost)]).unwrap()
+    }
+
+    /// Lets time pass for all, and those who wait go on.
+    async fn pass(&mut self, us: u64) {
+        let by = Duration::from_micros(us);
+        self.truth.advance(by);
+        self.passed_us.fetch_add(us, SeqCst);
+        for process in &mut self.processes {
+            let answered = process.leasing.answered.load(SeqCst);
+            let is_waiting = process.leasing.asked.load(SeqCst) > answered;
+            if self.code == Code::WithoutMargin && answered > process.noticed {
+                process.noticed = answered;
+                process.standstill_us = 1_000;
+            }
+            if self.code == Code::FromAnswer && is_waiting {
+                continue;
+            }
+            let still_us = process.standstill_us.min(us);
+            process.standstill_us -= still_us;
+            process.clock.advance(Duration::from_micros(us - still_us));
+        }
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn pass_until(&mut self, store_ms: u64) {
+        while self.truth.now_ms() < store_ms {
+            let rest_ms = store_ms - self.truth.now_ms();
+            self.pass(if rest_ms > 10 { 4_000 } else { 500 }).await;
+        }
+    }
+
+    /// What is answered at once was spent from a lease, now.
+    fn check(&self, process: usize) {
+        let mut answer = self.processes[process].leases.check(&self.check_of(COST));
+        let admitted = Arc::clone(&self.admitted);
+        match (&mut answer).now_or_never() {
+            Some(decision) => {
+                if decision.unwrap().is_allowed() {
+                    admitted.lock().unwrap().push((self.truth.now_ms(), COST));
+                }
+            }
+            None => {
+                tokio::spawn(async move {
+                    if let Decision::Allowed(usage) = answer.await.unwrap() {
+                        admitted.lock().unwrap().push((usage.decided_at_ms(), COST));
+                    }
+                });
+            }
+        }
+    }
+
+    fn leases(&self) -> u64 {
+        let processes = self.processes.iter();
+        processes.map(|it| it.leasing.answered.load(SeqCst)).sum()
+    }
+
+    /// Somebody without leases takes all that is left.
+    async fn take_the_rest(&self) {
+        let look = self.store.check(&self.check_of(0)).await.unwrap();
+        let left = look.usage().rules().next().unwrap().remaining();
+        if left > 0 {
+            let check = self.check_of(left);
+            let decision = self.store.check(&check).await.unwrap();
+            assert!(decision.is_allowed());
+            self.admitted
+                .lock()
+                .unwrap()
+                .push((self.truth.now_ms(), left));
+        }
+    }
+
+    async fn round(&mut self, rng: &mut fastrand::Rng) {
+        // Become hot, and lease.
+        for _ in 0..9 {
+            (0..PROCESSES).for_each(|it| self.check(it));
+        }
+        for _ in 0..20 {
+            self.pass(1_000).await;
+            if rng.u8(0..2) == 0 {
+                self.check(rng.usize(0..PROCESSES));
+            }
+        }
+        let boundary = |ms: u64| ms - ms % STEP_MS + STEP_MS;
+        // Ask for leases early in a step, then be silent.
+        let start_ms = boundary(self.truth.now_ms());
+        self.pass_until(start_ms).await;
+        self.pass(rng.u64(0..20_000)).await;
+        (0..PROCESSES).for_each(|it| self.check(it));
+        // Where a message takes no time, it is there now.
+        self.pass(0).await;
+        let end_ms = boundary(self.truth.now_ms());
+        self.pass_until(end_ms - 1).await;
+        self.take_the_rest().await;
+        // Spend around the end, bit by bit.
+        while self.truth.now_ms() < end_ms + 4 {
+            self.pass(200).await;
+            (0..PROCESSES).for_each(|it| self.check(it));
+        }
+        self.take_the_rest().await;
+        // The rest is returned with the next lease, and somebody takes it.
+        if rng.bool() {
+            for _ in 0..10 {
+                self.pass(2_000).await;
+                self.check(rng.usize(0..PROCESSES));
+            }
+            self.take_the_rest().await;
+        }
+        // Burst as soon as something is released.
+        self.pass_until(end_ms + WINDOW_MS - 2).await;
+        for _ in 0..40 {
+            self.take_the_rest().await;
+            self.pass(100).await;
+        }
+    }
+
+    /// The most units in any span of the window, in ms of the store's clock.
+    fn most(&self) -> u64 {
+        let admitted = self.admitted.lock().unwrap();
+        let starts = admitted.iter().map(|it| it.0);
+        let units = starts.map(|from| {
+            let span = from..=from + WINDOW_MS;
+            let within = admitted.iter().filter(|it| span.contains(&it.0));
+            within.map(|it| it.1).sum::<u64>()
+        });
+        units.max().unwrap_or(0)
+    }
+}
+
+/// In how many rounds more than the limit was admitted, and how many leases there were.
+async fn play(code: Code, rounds: u64) -> (u64, u64) {
+    let (mut beyond, mut leases) = (0, 0);
+    for seed in 0..rounds / 20 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut world = World::new(code, &mut rng);
+        for round in 0..20 {
+            world.key = Key::new("user", format!("{round}"));
+            world.admitted = Arc::default();
+            world.round(&mut rng).await;
+            beyond += u64::from(world.most() > LIMIT);
+        }
+        leases += world.leases();
+    }
+    (beyond, leases)
+}
+
+#[tokio::test]
+async fn no_unit_is_admitted_beyond_the_limit_by_an_adversary() {
+    let (beyond, leases) = play(Code::Right, 3_000).await;
+    println!("right: {beyond} of 3000, {leases} leases");
+    assert_eq!(beyond, 0);
+    assert!(leases > 6_000, "{leases}");
+}
+
+#[tokio::test]
+async fn the_adversary_finds_out_who_measures_from_the_answer() {
+    let (beyond, _) = play(Code::FromAnswer, 300).await;
+    println!("from the answer: {beyond} of 300");
+    assert!(beyond > 30, "{beyond}");
+}
+
+#[tokio::test]
+async fn the_adversary_finds_out_who_leaves_the_margin_out() {
+    let (beyond, _) = play(Code::WithoutMargin, 300).await;
+    println!("without the margin: {beyond} of 300");
+    assert!(beyond > 3, "{beyond}");
+}

@@ -1,0 +1,432 @@
+//! What is spent here, what is asked for, and what comes back.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use sluicegate::{
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, Usage,
+    block::{Block, BlockedBy, Until},
+    error::{StoreError, StoreErrorKind},
+    store::{CallFuture, Check, Leases, Operation, Settlement, StoreFuture},
+    test_util::TestClock,
+};
+
+use crate::common::history::START_MS;
+
+/// Counts the calls, of any kind, and can be down.
+#[derive(Clone, Debug)]
+struct Counting {
+    store: MemoryStore,
+    calls: Arc<AtomicUsize>,
+    is_down: Arc<AtomicBool>,
+}
+
+impl Counting {
+    fn count(&self) {
+        self.calls.fetch_add(1, SeqCst);
+    }
+}
+
+impl Store for Counting {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.count();
+        if self.is_down.load(SeqCst) {
+            let kind = StoreErrorKind::Unavailable;
+            return StoreFuture::ready(Err(StoreError::new(kind, "it is down")));
+        }
+        self.store.check(check)
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.count();
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.count();
+        self.store.reset(policy, key)
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        self.count();
+        self.store.block(key, until, by)
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        self.count();
+        self.store.call(operations)
+    }
+}
+
+/// Several processes over one store.
+struct World {
+    clock: TestClock,
+    store: Counting,
+    processes: Vec<(Leases, Limiter)>,
+}
+
+impl World {
+    fn new(processes: usize) -> Self {
+        let clock = TestClock::new(START_MS);
+        let store = Counting {
+            store: MemoryStore::new().clock(clock.clone()),
+            calls: Arc::default(),
+            is_down: Arc::default(),
+        };
+        let process = |_| {
+            let leases = Leases::new(store.clone()).clock(clock.clone());
+            (leases.clone(), Limiter::new(leases))
+        };
+        Self {
+            processes: (0..processes).map(process).collect(),
+            clock,
+            store,
+        }
+    }
+
+    async fn check(&self, process: usize, charges: &[Charge]) -> Decision {
+        let limiter = &self.processes[process].1;
+        let decision = limiter.check(charges.to_vec()).await.unwrap();
+        // What is fetched in the background.
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+        decision
+    }
+
+    async fn admits(&self, process: usize, charges: &[Charge]) -> bool {
+        self.check(process, charges).await.is_allowed()
+    }
+
+    /// What is left under each rule, in the store.
+    async fn left(&self, charge: &Charge) -> Vec<u64> {
+        let check = Check::new([Charge::new(charge.policy(), charge.key().clone(), 0)]).unwrap();
+        let decision = self.store.store.check(&check).await.unwrap();
+        remaining(decision.usage())
+    }
+
+    fn calls(&self) -> usize {
+        self.store.calls.swap(0, SeqCst)
+    }
+
+    fn pass(&self, us: u64) {
+        self.clock.advance(Duration::from_micros(us));
+    }
+}
+
+fn remaining(usage: &Usage) -> Vec<u64> {
+    usage.rules().map(|it| it.remaining()).collect()
+}
+
+fn charge(policy: &Policy, key: &'static str, cost: u64) -> Charge {
+    Charge::new(policy, Key::new("user", key), cost)
+}
+
+fn policy(rules: &str) -> Policy {
+    Policy::parse("p", rules).unwrap()
+}
+
+#[tokio::test]
+async fn a_hot_identity_costs_at_least_twenty_times_fewer_calls() {
+    let world = World::new(1);
+    let alice = [charge(&policy("100000/1m"), "alice", 1)];
+    for _ in 0..20_000 {
+        world.pass(200);
+        assert!(world.admits(0, &alice).await);
+    }
+    let calls = world.calls();
+    assert!(calls < 1_000, "{calls}");
+    println!("{calls} calls for 20000 requests");
+}
+
+#[tokio::test]
+async fn two_processes_admit_exactly_the_limit() {
+    let world = World::new(2);
+    let alice = [charge(&policy("5000/1h"), "alice", 1)];
+    let mut admitted = 0;
+    for index in 0..12_000 {
+        world.pass(1_700);
+        admitted += usize::from(world.admits(index % 2, &alice).await);
+    }
+    assert_eq!(admitted, 5_000);
+    assert_eq!(world.left(&alice[0]).await, [0]);
+    let calls = world.calls();
+    println!("{calls} calls for 5000 units and 7000 denials");
+}
+
+/// Two checks in a millisecond, for two steps of a second: long enough to have a lease.
+async fn warm_up(world: &World, process: usize, charges: &[Charge]) {
+    for _ in 0..2_000 {
+        world.pass(1_000);
+        assert!(world.admits(process, charges).await);
+    }
+    // Not at the end of a step.
+    world
+        .clock
+        .set(world.clock.now_ms() / 1_000 * 1_000 + 1_000);
+    for _ in 0..100 {
+        world.pass(1_000);
+        assert!(world.admits(process, charges).await);
+    }
+    world.calls();
+    assert!(world.admits(process, charges).await);
+    assert_eq!(world.calls(), 0, "a unit of a lease was spent");
+}
+
+#[tokio::test]
+async fn what_is_left_is_told_with_what_lies_here() {
+    let world = World::new(1);
+    let alice = [charge(&policy("100000/1m,1000000/1h"), "alice", 1)];
+    warm_up(&world, 0, &alice).await;
+    let decision = world.check(0, &alice).await;
+    // 2000 to warm up, 100 later, and 2.
+    assert_eq!(
+        remaining(decision.usage()),
+        [100_000 - 2_102, 1_000_000 - 2_102]
+    );
+    let early = decision.usage().rules().next().unwrap().reset_after();
+    world.pass(5_000);
+    let decision = world.check(0, &alice).await;
+    let later = decision.usage().rules().next().unwrap().reset_after();
+    assert_eq!(early, later + Duration::from_millis(5));
+    assert!(
+        world.left(&alice[0]).await[0] < 100_000 - 2_103,
+        "in the store it is charged"
+    );
+}
+
+#[tokio::test]
+async fn what_is_unspent_is_returned_and_the_rest_stays_charged() {
+    let world = World::new(1);
+    let alice = [charge(&policy("100000/1m"), "alice", 1)];
+    warm_up(&world, 0, &alice).await;
+    world.processes[0].0.return_unspent().await;
+    assert_eq!(world.left(&alice[0]).await, [100_000 - 2_101]);
+    world.processes[0].0.return_unspent().await;
+    assert_eq!(world.left(&alice[0]).await, [100_000 - 2_101]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_unspent_is_returned_when_nobody_comes_any_more() {
+    let world = World::new(1);
+    let alice = [charge(&policy("100000/1m"), "alice", 1)];
+    warm_up(&world, 0, &alice).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(
+        world.left(&alice[0]).await[0] < 100_000 - 2_101,
+        "it can still be spent"
+    );
+    world.pass(2_000_000);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.left(&alice[0]).await, [100_000 - 2_101]);
+}
+
+#[tokio::test]
+async fn nothing_is_spent_after_the_step_that_was_charged() {
+    let world = World::new(1);
+    let alice = [charge(&policy("100000/1m"), "alice", 1)];
+    warm_up(&world, 0, &alice).await;
+    // The lease was asked for at the beginning of a step, when it was 0.1 s old.
+    world.clock.set(world.clock.now_ms() / 1_000 * 1_000 + 998);
+    assert!(world.admits(0, &alice).await);
+    assert_eq!(world.calls(), 0);
+    world.pass(1_001);
+    assert!(world.admits(0, &alice).await);
+    assert!(world.calls() > 0);
+}
+
+#[tokio::test]
+async fn a_spent_unit_is_settled_like_any_other() {
+    let world = World::new(1);
+    let alice = [charge(&policy("100000/1m"), "alice", 2)];
+    warm_up(&world, 0, &alice).await;
+    let limiter = &world.processes[0].1;
+    let decision = world.check(0, &alice).await;
+    world.processes[0].0.return_unspent().await;
+    let left = world.left(&alice[0]).await[0];
+    let settled = limiter.settle(decision.usage(), [0]).await.unwrap();
+    assert_eq!(remaining(&settled), [left + 2]);
+    assert!(limiter.settle(decision.usage(), [0]).await.is_err(), "once");
+    // It is released with what was charged with it.
+    world.pass(61_000_000);
+    assert_eq!(world.left(&alice[0]).await, [100_000]);
+}
+
+#[tokio::test]
+async fn a_shared_charge_is_leased_alone() {
+    let world = World::new(1);
+    let (all, own) = (Policy::parse("all", "100000/1m").unwrap(), policy("1/1h"));
+    let everybody = charge(&all, "everybody", 1);
+    let names: Vec<&'static str> = (0..3_000).map(|it| &*format!("{it}").leak()).collect();
+    for name in &names {
+        world.pass(1_000);
+        assert!(
+            world
+                .admits(0, &[everybody.clone(), charge(&own, name, 1)])
+                .await
+        );
+    }
+    let calls = world.calls();
+    assert!(calls < 3_100, "one for each identity: {calls}");
+    world.processes[0].0.return_unspent().await;
+    assert_eq!(world.left(&everybody).await, [100_000 - 3_000]);
+    for name in &names[..100] {
+        assert_eq!(world.left(&charge(&own, name, 1)).await, [0]);
+    }
+}
+
+#[tokio::test]
+async fn where_the_rest_is_denied_the_shared_unit_is_put_back() {
+    let world = World::new(1);
+    let (all, own) = (Policy::parse("all", "100000/1m").unwrap(), policy("1/1h"));
+    let everybody = charge(&all, "everybody", 1);
+    warm_up(&world, 0, std::slice::from_ref(&everybody)).await;
+    let both = [everybody.clone(), charge(&own, "bob", 1)];
+    assert!(world.admits(0, &both).await);
+    for _ in 0..50 {
+        let Decision::Denied(denial) = world.check(0, &both).await else {
+            panic!("it was admitted");
+        };
+        assert_eq!(denial.policy().name(), "p");
+        assert_eq!(remaining(denial.usage()), [100_000 - 2_102, 0]);
+    }
+    world.processes[0].0.return_unspent().await;
+    assert_eq!(world.left(&everybody).await, [100_000 - 2_102]);
+}
+
+#[tokio::test]
+async fn a_reset_ends_a_lease_and_nothing_is_returned_after_it() {
+    let world = World::new(2);
+    let alice = [charge(&policy("100000/1m"), "alice", 1)];
+    warm_up(&world, 0, &alice).await;
+    let key = Key::new("user", "alice");
+    let limiter = &world.processes[0].1;
+    limiter.reset(alice[0].policy(), &key).await.unwrap();
+    assert!(world.admits(1, &alice).await, "charged after the reset");
+    assert!(world.admits(0, &alice).await);
+    world.processes[0].0.return_unspent().await;
+    assert_eq!(world.left(&alice[0]).await, [100_000 - 2]);
+}
+
+#[tokio::test]
+async fn a_block_through_this_process_is_seen_at_once() {
+    let world = World::new(1);
+    let alice = [charge(&policy("100000/1m"), "alice", 1)];
+    warm_up(&world, 0, &alice).await;
+    let limiter = world.processes[0].1.clone().with_blocks();
+    assert!(limiter.check(alice.clone()).await.unwrap().is_allowed());
+    let key = Key::new("user", "alice");
+    limiter.block(&key, Duration::from_secs(60)).await.unwrap();
+    let decision = limiter.check(alice.clone()).await.unwrap();
+    assert!(matches!(decision, Decision::Blocked(_)));
+    tokio::task::yield_now().await;
+    assert_eq!(world.left(&alice[0]).await, [100_000 - 2_102]);
+}
+
+#[tokio::test]
+async fn nothing_is_leased_near_the_limit_or_in_steps_too_short_or_for_who_is_not_hot() {
+    for rules in ["31/1m", "100000/1m@exact", "100000/1m,5000/1s@1ms"] {
+        let world = World::new(1);
+        let alice = [charge(&policy(rules), "alice", 1)];
+        for _ in 0..100 {
+            world.pass(100);
+            world.check(0, &alice).await;
+        }
+        assert_eq!(world.calls(), 100, "{rules}");
+    }
+    let world = World::new(1);
+    let alice = [charge(&policy("100000/1m"), "alice", 1)];
+    for _ in 0..100 {
+        world.pass(150_000);
+        world.check(0, &alice).await;
+    }
+    assert_eq!(world.calls(), 100);
+}
+
+#[tokio::test]
+async fn while_the_store_fails_callers_notice() {
+    let world = World::new(1);
+    let (alice, bob) = (
+        charge(&policy("100000/1m"), "alice", 1),
+        charge(&policy("9/1h"), "bob", 1),
+    );
+    let both = [alice.clone(), bob];
+    warm_up(&world, 0, std::slice::from_ref(&alice)).await;
+    world.store.is_down.store(true, SeqCst);
+    let limiter = &world.processes[0].1;
+    assert!(limiter.check(both.clone()).await.is_err());
+    assert!(limiter.check([alice.clone()]).await.is_err());
+    world.store.is_down.store(false, SeqCst);
+    assert!(limiter.check(both).await.unwrap().is_allowed());
+    world.calls();
+    assert!(limiter.check([alice.clone()]).await.unwrap().is_allowed());
+    assert_eq!(world.calls(), 0);
+    world.processes[0].0.return_unspent().await;
+    // What was not decided charged nothing, or was put back.
+    assert_eq!(world.left(&alice).await, [100_000 - 2_103]);
+}
+
+#[tokio::test]
+async fn nothing_is_leased_while_the_clock_of_the_store_is_behind() {
+    let world = World::new(1);
+    let alice = [charge(&policy("100000/1m@10s"), "alice", 1)];
+    let (store, clock) = (&world.store.store, &world.clock);
+    // Somebody was charged while the clock was ahead.
+    clock.set(START_MS + 30_000);
+    let check = Check::new(alice.clone()).unwrap();
+    store.check(&check).await.unwrap();
+    clock.set(START_MS);
+    for _ in 0..500 {
+        world.pass(1_000);
+        assert!(world.admits(0, &alice).await);
+    }
+    assert!(world.calls() >= 500, "nothing is spent here");
+    tokio::task::yield_now().await;
+    assert_eq!(
+        world.left(&alice[0]).await,
+        [100_000 - 501],
+        "what was leased was returned"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_tasks_and_processes_admit_exactly_the_limit() {
+    let world = World::new(3);
+    let policy = policy("20000/1h");
+    let tasks = (0..24).map(|task| {
+        let limiter = world.processes[task % 3].1.clone();
+        let alice = [charge(&policy, "alice", 1)];
+        tokio::spawn(async move {
+            let mut admitted = 0;
+            for index in 0..1_500 {
+                let decision = limiter.check(alice.clone()).await.unwrap();
+                admitted += usize::from(decision.is_allowed());
+                if index % 8 == 0 {
+                    tokio::task::yield_now().await;
+                }
+            }
+            admitted
+        })
+    });
+    let tasks: Vec<_> = tasks.collect();
+    let mut admitted = 0;
+    for _ in 0..100 {
+        world.pass(1_000);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    for task in tasks {
+        admitted += task.await.unwrap();
+    }
+    // What lies unspent is for those who still come.
+    for process in 0..3 {
+        while world.admits(process, &[charge(&policy, "alice", 1)]).await {
+            admitted += 1;
+        }
+    }
+    assert_eq!(admitted, 20_000);
+}
