@@ -10,7 +10,7 @@ use http::{Request, Response};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
-    observe::MetricsObserver,
+    observe::MetricsObserver, store::DenyCache,
 };
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -22,10 +22,11 @@ fn policy(name: &str, rules: &str) -> Policy {
     Policy::parse(name, rules).unwrap()
 }
 
-/// Requests that are allowed, denied, blocked, banned and without a key, and a store that fails until the breaker
+/// Requests that are allowed, denied, denied again, blocked, banned and without a key, and a store that fails until the breaker
 /// opens.
 async fn traffic() {
-    let limiter = Limiter::new(MemoryStore::new()).observer(MetricsObserver::new());
+    let store = DenyCache::new(MemoryStore::new());
+    let limiter = Limiter::new(store).observer(MetricsObserver::new());
     let layer = RateLimitLayer::new(limiter)
         .limit(policy("api", "1/1d"), Header::new("x-user"))
         .limit(policy("trial", "0/1d").shadow(), Header::new("x-user"))
@@ -33,7 +34,8 @@ async fn traffic() {
     let inner =
         service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
     let service = layer.layer(inner);
-    for user in [Some("alice"), Some("alice"), Some("mallory"), None] {
+    for user in ["alice", "alice", "alice", "mallory", ""].map(|it| (!it.is_empty()).then_some(it))
+    {
         let mut request = Request::get("/");
         if let Some(user) = user {
             request = request.header("x-user", user);
