@@ -35,6 +35,9 @@ use crate::{
 /// More than one slow answer or lost connection, and so few that an outage is noticed soon.
 const FAILURES: u32 = 5;
 
+/// How many calls that failed are told apart: more than are in flight by default. One that is forgotten counts again.
+const REMEMBERED: usize = 16;
+
 /// Allows one call of the store, and tells in which state the breaker was when it gave it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permit(u32);
@@ -51,8 +54,8 @@ pub(crate) struct Breaker {
     switches: AtomicU32,
     /// In a row, while it is closed.
     failures: AtomicU32,
-    /// The number of the newest shared call whose failure was counted.
-    newest_failed: AtomicU64,
+    /// The numbers of the latest shared calls whose failures were counted, the newest first.
+    failed_calls: Mutex<[u64; REMEMBERED]>,
     /// When the next probe may go, in microseconds since `born`.
     probe_at: AtomicU64,
     /// Who was told that it has opened, and will be told that it has closed, whichever clone does that: some keep
@@ -67,7 +70,7 @@ impl Breaker {
             interval,
             switches: AtomicU32::new(0),
             failures: AtomicU32::new(0),
-            newest_failed: AtomicU64::new(0),
+            failed_calls: Mutex::default(),
             probe_at: AtomicU64::new(0),
             told: Mutex::default(),
         }
@@ -95,11 +98,22 @@ impl Breaker {
         }
     }
 
-    /// Whether the failure of a call has been counted that several callers share, or of one that was sent later. What
-    /// was not sent did not fail.
+    /// Whether the failure of a call has been counted that several callers share. What was not sent, and so has the
+    /// number 0, did not fail.
     fn is_counted(&self, error: &StoreError) -> bool {
-        let call = error.call();
-        call.is_some_and(|call| self.newest_failed.fetch_max(call, Relaxed) >= call)
+        let Some(call) = error.call() else {
+            return false;
+        };
+        let mut counted = self
+            .failed_calls
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if call == 0 || counted.contains(&call) {
+            return true;
+        }
+        counted.rotate_right(1);
+        counted[0] = call;
+        false
     }
 
     fn answered(&self, Permit(switches): Permit) {
@@ -181,4 +195,24 @@ const fn is_failure(kind: StoreErrorKind) -> bool {
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_the_callers_of_a_call_one_counts_in_whatever_order_calls_fail() {
+        let breaker = Breaker::new(Duration::from_secs(1));
+        let fail = |call| {
+            let error = StoreError::new(StoreErrorKind::Timeout, "late").in_call(Some(call));
+            let permit = breaker.permit().expect("it is closed");
+            breaker.note(permit, Some(&error), &None);
+        };
+        for call in [4, 3, 3, 2, 1, 1, 4, 0] {
+            fail(call);
+        }
+        fail(5);
+        assert!(breaker.permit().is_none(), "five calls have failed");
+    }
 }
