@@ -170,6 +170,7 @@ struct Inner {
     rules: Box<[RuleUsage]>,
     may_settle: AtomicBool,
     local: AtomicBool,
+    leased: AtomicBool,
     repeat: Option<Repeat>,
 }
 
@@ -207,6 +208,17 @@ impl Decision {
         rules: Vec<RuleUsage>,
     ) -> Result<Self, StoreError> {
         Self::of(Usage::of(check, decided_at_ms, rules, admitted), admitted)
+    }
+
+    /// The admission of a check for which nothing but leased units was spent.
+    pub(crate) fn leased(
+        check: &Check,
+        decided_at_ms: u64,
+        rules: Vec<RuleUsage>,
+    ) -> Result<Self, StoreError> {
+        let decision = Self::joined(check, true, decided_at_ms, rules)?;
+        decision.usage().inner.leased.store(true, Ordering::Relaxed);
+        Ok(decision)
     }
 
     /// Computes the decisions of a fill: of `count` identical checks, the first `admitted` were admitted. For stores.
@@ -367,6 +379,7 @@ impl Usage {
                 rules: rules.into(),
                 may_settle: AtomicBool::new(may_settle),
                 local: AtomicBool::new(false),
+                leased: AtomicBool::new(false),
                 repeat: None,
             }),
             shadow: None,
@@ -448,6 +461,12 @@ impl Usage {
         self.inner.repeat.is_some()
     }
 
+    /// Whether the store was not called, so that the answer says nothing about whether it works: a refusal was
+    /// repeated, or what was leased was spent.
+    pub(crate) fn spares_call(&self) -> bool {
+        self.is_repeated() || self.inner.leased.load(Ordering::Relaxed)
+    }
+
     /// The same usage, and that of the shadows, as one that the memory of this process has made.
     pub(crate) fn local(self) -> Self {
         self.inner.local.store(true, Ordering::Relaxed);
@@ -485,6 +504,7 @@ impl Usage {
                 rules: rules.into(),
                 may_settle: AtomicBool::new(false),
                 local: AtomicBool::new(self.is_local()),
+                leased: AtomicBool::new(false),
                 repeat: Some(repeat),
             }),
             shadow: None,

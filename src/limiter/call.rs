@@ -104,15 +104,15 @@ impl<T> Call<T> {
 
 /// What a store answers.
 pub(super) trait StoreAnswer {
-    /// Whether it was repeated without the store, and says nothing about whether that answers.
-    fn is_repeated(&self) -> bool {
+    /// Whether it was given without calling the store, and says nothing about whether that answers.
+    fn spares_call(&self) -> bool {
         false
     }
 }
 
 impl StoreAnswer for Decision {
-    fn is_repeated(&self) -> bool {
-        self.usage().is_repeated()
+    fn spares_call(&self) -> bool {
+        self.usage().spares_call()
     }
 }
 
@@ -134,8 +134,8 @@ impl<T: StoreAnswer> Future for Call<T> {
             }
             Poll::Pending => return Poll::Pending,
         };
-        let is_repeated = result.as_ref().is_ok_and(T::is_repeated);
-        if let Some(permit) = this.permit.take_if(|_| !is_repeated) {
+        let spares_call = result.as_ref().is_ok_and(T::spares_call);
+        if let Some(permit) = this.permit.take_if(|_| !spares_call) {
             let limiter = &this.limiter.inner;
             let error = result.as_ref().err();
             limiter.breaker.note(permit, error, &limiter.observer);

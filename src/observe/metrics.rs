@@ -245,7 +245,7 @@ impl PolicyHandles {
 impl Observer for MetricsObserver {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
         self.with_handles(event.timing.ended_at, applied(event), |handles| {
-            if !event.is_local() && !event.is_repeated() {
+            if !event.is_local() && !event.decision.usage().spares_call() {
                 handles.record_latency(event.call(), event.timing);
             }
             handles.count(event);

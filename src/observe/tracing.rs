@@ -117,7 +117,7 @@ impl Observer for TracingObserver {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
         let (call, local) = (event.call(), event.is_local());
         let repeated = event.is_repeated();
-        self.answered(local || repeated);
+        self.answered(local || event.decision.usage().spares_call());
         let shadow = call.is_shadow();
         let latency_us = micros(event.latency());
         match event.denied_by() {

@@ -58,6 +58,8 @@ struct State {
     pause: Option<(Moment, Duration)>,
     /// What is leased meanwhile is not to be spent, and not to be returned: a reset may have forgotten it.
     is_forgotten: bool,
+    /// How often all leases were ended, also those that are being fetched.
+    endings: u64,
 }
 
 /// What the store told last.
@@ -99,6 +101,7 @@ impl Entry {
                 known: None,
                 pause: None,
                 is_forgotten: false,
+                endings: 0,
             }),
         }
     }
@@ -167,6 +170,7 @@ impl Entry {
             entry: Arc::clone(self),
             units,
             sent: now,
+            endings: self.state().endings,
         };
         // Another may have been fetched since the caller found too little.
         let is_needed = {
@@ -204,6 +208,13 @@ impl Entry {
         let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
         let units = wanted.min(known.room / PART_OF_ROOM);
         (units >= cost.saturating_mul(FEWEST)).then_some(units)
+    }
+
+    /// Ends the lease and what is being fetched, which is returned when it comes. Answers the settlement that returns
+    /// what is unspent.
+    pub(super) fn end(&self) -> Option<Settlement> {
+        self.state().endings += 1;
+        self.close()
     }
 
     /// Ends the lease, and answers the settlement that returns what is unspent.
@@ -260,6 +271,8 @@ pub(super) struct Fetch {
     entry: Arc<Entry>,
     units: u64,
     sent: Moment,
+    /// Those before it.
+    endings: u64,
 }
 
 impl Fetch {
@@ -275,7 +288,7 @@ impl Fetch {
     }
 
     /// Makes the units that were charged a lease to be spent from. Answers the settlement that returns them where none
-    /// can be spent: the answer came too late, or the store's clock had stepped back.
+    /// can be spent: the answer came too late, the store's clock had stepped back, or all leases were ended meanwhile.
     pub(super) fn install(&self, usage: &Usage, now: Moment) -> Option<Settlement> {
         if let Some(of_policy) = usage.policies().next() {
             self.entry
@@ -289,6 +302,9 @@ impl Fetch {
             return lease.close();
         }
         let state = self.entry.state();
+        if state.endings != self.endings && !state.is_forgotten {
+            return lease.close();
+        }
         if !state.is_forgotten {
             let mut place = self
                 .entry

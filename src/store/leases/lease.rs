@@ -10,7 +10,7 @@
 //! The charge was decided after m0, and T0 is rounded down to a millisecond. So when `end − T0 − 1 ms` have passed since
 //! m0, the step has not ended, whatever the clocks show and however long the answer took.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use super::{balance::Balance, clock::Moment};
 use crate::{
@@ -107,10 +107,11 @@ impl Lease {
 }
 
 impl Spent {
-    /// The units were not used after all.
+    /// The units were not used after all. They are put back once.
     pub(super) fn put_back(&mut self) {
-        if self.lease.balance.put_back(self.units) {
-            self.left += self.units;
+        let units = mem::take(&mut self.units);
+        if self.lease.balance.put_back(units) {
+            self.left += units;
         }
     }
 

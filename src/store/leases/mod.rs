@@ -1,7 +1,7 @@
 //! [`Leases`]: units of hot identities, charged at once and spent here.
 
 use std::{
-    fmt,
+    fmt, mem,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -110,7 +110,7 @@ impl Leases {
     /// ten seconds at most for each part.
     pub async fn return_unspent(&self) {
         let entries = self.inner.table.entries();
-        let unspent = entries.iter().filter_map(|it| it.close()).collect();
+        let unspent = entries.iter().filter_map(|it| it.end()).collect();
         return_all(&self.inner.store, unspent).await;
     }
 }
@@ -162,7 +162,7 @@ impl Inner {
         if let Some(spent) = self.spend(entry, charge.cost()) {
             let mut rules = Vec::with_capacity(check.rule_count());
             rules.extend(spent.rules());
-            return StoreFuture::ready(Decision::joined(check, true, spent.now_ms(), rules));
+            return StoreFuture::ready(Decision::leased(check, spent.now_ms(), rules));
         }
         let answer = self.pass_on(check, vec![Some(Arc::clone(entry))]);
         self.fetch(entry, charge.cost());
@@ -181,7 +181,7 @@ impl Inner {
         let places = 0..parts.len();
         let rest: Vec<usize> = places.filter(|it| parts[*it].is_none()).collect();
         if rest.is_empty() {
-            return StoreFuture::ready(join(check, true, &parts, None));
+            return StoreFuture::ready(join_spent(check, &parts));
         }
         let entries_of_rest: Vec<_> = rest.iter().map(|it| entries[*it].clone()).collect();
         let answer = if rest.len() == parts.len() {
@@ -254,7 +254,7 @@ impl Inner {
     /// Ends what was leased of this key, and returns it.
     fn end(&self, key: &Key) {
         let entries = self.table.entries_of(key);
-        let unspent: Vec<Settlement> = entries.iter().filter_map(|it| it.close()).collect();
+        let unspent: Vec<Settlement> = entries.iter().filter_map(|it| it.end()).collect();
         if let Ok(runtime) = Handle::try_current()
             && !unspent.is_empty()
         {
@@ -332,6 +332,10 @@ struct Watch {
 impl Watch {
     fn answered(&mut self, result: Result<&Decision, &StoreError>, entries: &[Option<Arc<Entry>>]) {
         self.is_answered = true;
+        // What was repeated says nothing about the store, and may tell of some of the charges only.
+        if result.is_ok_and(|it| it.usage().is_repeated()) {
+            return;
+        }
         self.inner.is_failing.store(result.is_err(), Relaxed);
         let Ok(decision) = result else {
             return;
@@ -356,23 +360,44 @@ impl Drop for Watch {
     }
 }
 
+/// Units that were spent for a check which the store has yet to decide. They are put back when it is not admitted, and
+/// when its caller leaves: otherwise who is denied elsewhere could use up what others share, by leaving.
+struct Held(Vec<Option<Spent>>);
+
+impl Held {
+    fn put_back(&mut self) {
+        self.0.iter_mut().flatten().for_each(Spent::put_back);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.put_back();
+    }
+}
+
 /// The decision about all charges when the store has answered about those that no units were leased for.
 fn join_later(
     check: Check,
-    mut parts: Vec<Option<Spent>>,
+    parts: Vec<Option<Spent>>,
     answer: StoreFuture<Decision>,
 ) -> StoreFuture<Decision> {
-    answer.then(move |result| {
-        if !result.as_ref().is_ok_and(Decision::is_allowed) {
-            for spent in parts.iter_mut().flatten() {
-                spent.put_back();
-            }
+    let mut held = Held(parts);
+    answer.then(move |result| match result? {
+        Decision::Allowed(usage) => {
+            let parts = mem::take(&mut held.0);
+            join(&check, true, &parts, &usage)
         }
-        match result? {
-            Decision::Allowed(usage) => join(&check, true, &parts, Some(&usage)),
-            Decision::Denied(denial) => join(&check, false, &parts, Some(denial.usage())),
-            Decision::Blocked(blocked) => Ok(Decision::Blocked(blocked)),
+        Decision::Denied(denial) if denial.usage().is_repeated() => {
+            // It may tell of some of the charges only.
+            let known = denial.usage().check().clone();
+            Ok(Decision::Denied(denial).repeated(&known, 0, true))
         }
+        Decision::Denied(denial) => {
+            held.put_back();
+            join(&check, false, &held.0, denial.usage())
+        }
+        Decision::Blocked(blocked) => Ok(Decision::Blocked(blocked)),
     })
 }
 
@@ -381,21 +406,24 @@ fn join(
     check: &Check,
     is_admitted: bool,
     parts: &[Option<Spent>],
-    rest: Option<&Usage>,
+    rest: &Usage,
 ) -> Result<Decision, StoreError> {
     let mut rules: Vec<RuleUsage> = Vec::with_capacity(check.rule_count());
-    let mut policies = rest.into_iter().flat_map(Usage::policies);
+    let mut policies = rest.policies();
     for part in parts {
         match part {
             Some(spent) => rules.extend(spent.rules()),
             None => rules.extend(policies.next().into_iter().flat_map(|it| it.rules())),
         }
     }
-    let now_ms = match rest {
-        Some(usage) => usage.decided_at_ms(),
-        None => parts.iter().flatten().map(Spent::now_ms).max().unwrap_or(0),
-    };
-    Decision::joined(check, is_admitted, now_ms, rules)
+    Decision::joined(check, is_admitted, rest.decided_at_ms(), rules)
+}
+
+/// The admission where all was spent here.
+fn join_spent(check: &Check, parts: &[Option<Spent>]) -> Result<Decision, StoreError> {
+    let spent = || parts.iter().flatten();
+    let now_ms = spent().map(Spent::now_ms).max().unwrap_or(0);
+    Decision::leased(check, now_ms, spent().flat_map(Spent::rules).collect())
 }
 
 /// Ends what was leased of a key whose counts are reset or which is blocked: before it is asked for, and when it was

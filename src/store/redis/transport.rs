@@ -93,10 +93,13 @@ impl Transport {
     /// Whether keys of several identities may be sent in one call. Not over a connection that nothing is known of: it
     /// may lead to a cluster.
     pub(super) const fn may_share_calls(&self) -> bool {
-        match self.route {
-            Route::Custom { is_known, .. } => is_known,
-            _ => true,
-        }
+        !matches!(
+            self.route,
+            Route::Custom {
+                is_known: false,
+                ..
+            }
+        )
     }
 
     /// Lets a server take at least so long to answer before its connection counts as lost.
