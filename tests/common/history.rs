@@ -110,6 +110,36 @@ pub(crate) fn wild() -> impl Strategy<Value = History> {
     histories(3, gaps, acts)
 }
 
+/// Some identities that are checked several times in a millisecond, so that leases of them are worth it: up to their
+/// limits, and again when these are released. The clock goes forward and the rules stay.
+pub(crate) fn hot() -> impl Strategy<Value = History> {
+    let checks = prop_oneof![
+        4 => (0..2_usize).prop_map(|policy| vec![(policy, 0)]),
+        1 => (0..2_usize).prop_map(|key| vec![(2, 1), (0, key)]),
+    ];
+    let costs = prop_oneof![6 => Just(1), 1 => 2..=9_u64];
+    let acts = (checks, costs).prop_map(|(charges, cost)| {
+        let charges = charges.into_iter().map(|(policy, key)| (policy, key, cost));
+        Act::Check(charges.collect())
+    });
+    let gaps = prop_oneof![60 => Just(0), 10 => 1..=2_i64, 1 => 3..=60_i64];
+    let steps = (gaps, acts).prop_map(|(gap_ms, act)| Step { gap_ms, act });
+    let policy = |name: &'static str| {
+        let parts = (64..=300_u64, 100..=400_u64, 2..=4_u64);
+        parts.prop_map(move |(limit, window_ms, parts)| {
+            let rule = Rule::new(limit, Duration::from_millis(window_ms));
+            let rule = rule.precision(Duration::from_millis(window_ms.div_ceil(parts)));
+            vec![Policy::new(name, [rule]).unwrap()]
+        })
+    };
+    let policies = (policy("user"), policy("tenant"), policy("all"));
+    (policies, vec(steps, 600..1_200)).prop_map(|((user, tenant, all), steps)| History {
+        start_ms: START_MS,
+        policies: vec![user, tenant, all],
+        steps,
+    })
+}
+
 /// A configuration for few cases, since each of them is long; the environment may ask for more.
 pub(crate) fn few_cases() -> ProptestConfig {
     let asked = std::env::var_os("PROPTEST_CASES").is_some();

@@ -23,6 +23,8 @@ pub(crate) mod model;
 pub(crate) mod nginx;
 #[cfg(feature = "test-util")]
 pub(crate) mod outcome;
+#[cfg(feature = "test-util")]
+pub(crate) mod promise;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 pub(crate) mod scripted;

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::common::{
     history::{
-        Act, Calls, History, Player, START_MS, agree, calls, few_cases, move_clock, same, steady,
-        wild,
+        Calls, History, Player, START_MS, agree, calls, few_cases, move_clock, same, steady, wild,
     },
     model::Model,
+    promise::{admitted, assert_promise},
 };
 use proptest::prelude::*;
 use sluicegate::{MemoryStore, Store, store::Leases, test_util::TestClock};
@@ -30,44 +30,6 @@ async fn agrees_with_the_model(store: &dyn Store, clock: &TestClock, history: &H
         let now_ms = clock.now_ms();
         let (said, right) = (player.play(&step.act).await, model.play(now_ms, &step.act));
         assert_eq!(said, right, "step {index} at {now_ms}: {step:?}");
-    }
-}
-
-/// Units that were admitted: when, by which policy and key, how many.
-type Admitted = (u64, usize, usize, u64);
-
-async fn admitted(store: &dyn Store, clock: &TestClock, history: &History) -> Vec<Admitted> {
-    let mut player = Player::new(store, history);
-    let mut admitted = Vec::new();
-    clock.set(history.start_ms);
-    for step in &history.steps {
-        move_clock(clock, step.gap_ms);
-        let Act::Check(charges) = &step.act else {
-            continue;
-        };
-        if player.play(&step.act).await.unwrap().denied.is_none() {
-            let charges = charges.iter();
-            let now_ms = clock.now_ms();
-            admitted.extend(charges.map(|&(policy, key, cost)| (now_ms, policy, key, cost)));
-        }
-    }
-    admitted
-}
-
-/// No span of a sliding window holds more than the limit: it is enough to look at those that begin with an admission.
-fn assert_promise(history: &History, admitted: &[Admitted]) {
-    for &(from_ms, policy, key, _) in admitted {
-        for rule in history.policies[policy][0].rules() {
-            let span = from_ms..=from_ms + u64::try_from(rule.window().as_millis()).unwrap();
-            let within = admitted.iter().filter(|(at_ms, of, whose, _)| {
-                (*of, *whose) == (policy, key) && span.contains(at_ms)
-            });
-            let units: u128 = within.map(|(.., cost)| u128::from(*cost)).sum();
-            assert!(
-                rule.is_fixed() || units <= rule.limit().into(),
-                "{rule} from {from_ms}"
-            );
-        }
     }
 }
 
@@ -107,7 +69,7 @@ proptest! {
     fn no_span_of_a_window_holds_more_than_the_limit(history in steady()) {
         let (store, clock) = memory();
         block_on(async {
-            assert_promise(&history, &admitted(&store, &clock, &history).await);
+            assert_promise(&history, &admitted(&[&store], &clock, &history).await);
         });
     }
 
@@ -116,7 +78,7 @@ proptest! {
         let (store, clock) = memory();
         let leases = Leases::new(store).clock(clock.clone());
         block_on(async {
-            assert_promise(&history, &admitted(&leases, &clock, &history).await);
+            assert_promise(&history, &admitted(&[&leases], &clock, &history).await);
         });
     }
 

@@ -7,6 +7,7 @@ mod acquire;
 mod blocks;
 mod breaker;
 mod chart;
+mod composed;
 mod contract;
 mod contributors;
 mod deny_cache;

@@ -3,8 +3,8 @@
 //!
 //! `plain` looks at single answers. The rest runs traffic through a proxy while faults are done to the server, and
 //! prints a table, a row for each run. The short form, each fault alone over a store's own connection, runs with all
-//! other tests; the long form takes about twelve minutes, and does every pair of faults that can be combined over each
-//! kind of connection, and with a process that decides by itself meanwhile:
+//! other tests; the long form takes about a quarter of an hour, and does every pair of faults that can be combined over
+//! each kind of connection, with a process that decides by itself meanwhile, and with leases and a deny cache:
 //!
 //! ```console
 //! cargo test --all-features --test faults -- --ignored --nocapture
@@ -44,7 +44,8 @@ fn each_fault_alone() {
     let open = Fault::ALL.map(|fault| (Setup::over(Kind::Url), vec![fault]));
     let silent = Fault::ALL.into_iter().filter(|fault| fault.silences());
     let local = silent.map(|fault| (Setup::LOCAL, vec![fault]));
-    runs(open.into_iter().chain(local).collect());
+    let under_load = Fault::ALL.map(|fault| (Setup::UNDER_LOAD, vec![fault]));
+    runs(open.into_iter().chain(local).chain(under_load).collect());
 }
 
 #[test]
@@ -61,7 +62,8 @@ fn every_fault_and_every_pair_over_each_kind_of_connection() {
         .map(|&fault| vec![fault])
         .chain(pairs)
         .collect();
-    let setups = Kind::ALL.map(Setup::over).into_iter().chain([Setup::LOCAL]);
+    let others = [Setup::LOCAL, Setup::UNDER_LOAD];
+    let setups = Kind::ALL.map(Setup::over).into_iter().chain(others);
     let over = |setup| all.iter().map(move |faults| (setup, faults.clone()));
     runs(setups.flat_map(over).collect());
 }

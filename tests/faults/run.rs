@@ -41,7 +41,7 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     let with_clock = faults.iter().any(|fault| fault.needs_clock());
     let mut site = Site::new(runtime.handle().clone(), with_replica, with_clock);
     let limiter = runtime.block_on(setup.limiter(&site.proxy.url()));
-    let traffic = Traffic::new(limiter.clone());
+    let traffic = Traffic::new(limiter.clone(), setup.with_leases_and_cache);
     site.traffic = Some(traffic.clone());
 
     let tasks = traffic.start(runtime.handle());

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use sluicegate::{FailurePolicy, Limiter, RedisStore};
+use sluicegate::{
+    FailurePolicy, Limiter, RedisStore,
+    store::{DenyCache, Leases},
+};
 
 pub(crate) type Pool = bb8::Pool<bb8_redis::RedisConnectionManager>;
 
@@ -23,6 +26,8 @@ impl Kind {
 pub(crate) struct Setup {
     pub(crate) kind: Kind,
     pub(crate) on_failure: FailurePolicy,
+    /// Around the store, beside the calls that it always shares.
+    pub(crate) with_leases_and_cache: bool,
 }
 
 impl Setup {
@@ -30,6 +35,7 @@ impl Setup {
         Self {
             kind,
             on_failure: FailurePolicy::Open,
+            with_leases_and_cache: false,
         }
     }
 
@@ -37,6 +43,14 @@ impl Setup {
     pub(crate) const LOCAL: Self = Self {
         kind: Kind::Url,
         on_failure: FailurePolicy::Local,
+        with_leases_and_cache: false,
+    };
+
+    /// All that makes Redis cheaper under load.
+    pub(crate) const UNDER_LOAD: Self = Self {
+        kind: Kind::Url,
+        on_failure: FailurePolicy::Open,
+        with_leases_and_cache: true,
     };
 
     pub(crate) fn is_local(self) -> bool {
@@ -48,8 +62,12 @@ impl Setup {
             Kind::Url => RedisStore::connect_lazy(url).unwrap(),
             Kind::Pool => pool(url).await.into(),
         };
-        let limiter = Limiter::new(store).on_failure(self.on_failure);
-        limiter.replicas(REPLICAS)
+        let limiter = if self.with_leases_and_cache {
+            Limiter::new(DenyCache::new(Leases::new(store)))
+        } else {
+            Limiter::new(store)
+        };
+        limiter.on_failure(self.on_failure).replicas(REPLICAS)
     }
 }
 
@@ -62,6 +80,12 @@ pub(crate) async fn pool(url: &str) -> Pool {
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.kind)?;
-        f.write_str(if self.is_local() { ", local" } else { "" })
+        if self.is_local() {
+            f.write_str(", local")?;
+        }
+        if self.with_leases_and_cache {
+            f.write_str(", leases and cache")?;
+        }
+        Ok(())
     }
 }

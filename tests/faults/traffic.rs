@@ -28,6 +28,9 @@ const SMALL: &str = "4/200ms@exact,12/1500ms@exact";
 const BRIEF: &str = "4/200ms@exact";
 const HOT: &str = "15/200ms@exact,60/1500ms@exact";
 
+/// Where there are leases, every fourth task has it alone: so it is hot, and not only as often as others admit.
+const LEASED: &str = "160/200ms@50ms,600/1500ms@100ms";
+
 /// Used up for the rest of the run: whether it stays so needs no clock.
 const DAILY: &str = "100/1d@1m";
 
@@ -38,10 +41,11 @@ pub(crate) struct Traffic {
     is_over: Arc<AtomicBool>,
     policies: Arc<[Policy]>,
     hot: Policy,
+    with_leases: bool,
 }
 
 impl Traffic {
-    pub(crate) fn new(limiter: Limiter) -> Self {
+    pub(crate) fn new(limiter: Limiter, with_leases: bool) -> Self {
         let policy = |name: String, rules| Policy::parse(&name, rules).unwrap();
         let small = (1..KEYS).map(|key| {
             policy(
@@ -54,7 +58,8 @@ impl Traffic {
             tally: Arc::default(),
             is_over: Arc::default(),
             policies: small.chain([policy("daily".into(), DAILY)]).collect(),
-            hot: policy("hot".into(), HOT),
+            hot: policy("hot".into(), if with_leases { LEASED } else { HOT }),
+            with_leases,
         }
     }
 
@@ -122,9 +127,10 @@ impl Traffic {
 
     /// One request. Every other one is charged to the hot key, too: both or neither.
     async fn ask(&self, task: usize) {
-        let own = &self.policies[task / 2 % self.policies.len()];
+        let is_alone = self.with_leases && task % 4 == 3;
+        let own = (!is_alone).then(|| &self.policies[task / 2 % self.policies.len()]);
         let hot = (task % 2 == 1).then_some(&self.hot);
-        let charges = [own]
+        let charges = own
             .into_iter()
             .chain(hot)
             .map(|policy| Charge::new(policy, Key::new("key", policy.name()), 1));

@@ -6,6 +6,7 @@ mod common;
 mod acl;
 mod blocks;
 mod cluster;
+mod composed;
 mod connections;
 mod contract;
 mod contributors;

@@ -1,0 +1,139 @@
+//! Proves that a deny cache around leases keeps what each of them does alone.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use proptest::prelude::*;
+use sluicegate::{
+    Charge, Key, Limiter, MemoryStore, Policy,
+    store::{DenyCache, Leases},
+    test_util::TestClock,
+};
+
+use crate::common::{
+    history::{START_MS, few_cases, hot, steady},
+    promise::{admitted, assert_promise},
+    vectors::{replay_all, replay_blocks},
+    verified::Verified,
+};
+
+fn leased() -> (Leases, TestClock) {
+    let clock = TestClock::new(START_MS);
+    let store = MemoryStore::new().clock(clock.clone());
+    (Leases::new(store).clock(clock.clone()), clock)
+}
+
+/// Two processes over one store.
+fn two() -> ([DenyCache; 2], MemoryStore, TestClock) {
+    let clock = TestClock::new(START_MS);
+    let store = MemoryStore::new().clock(clock.clone());
+    let process = || {
+        let leases = Leases::new(store.clone()).clock(clock.clone());
+        DenyCache::new(leases).clock(clock.clone())
+    };
+    ([process(), process()], store, clock)
+}
+
+/// Each repeated refusal is compared with what the store with leases says then. A lease that comes just after a denial
+/// is spent when that is forgotten.
+mod contract {
+    use super::{Leases, TestClock, Verified, leased};
+
+    crate::contract!(early new);
+    crate::calls!(new);
+    crate::contributors!(new);
+    crate::blocks!(new);
+
+    async fn new() -> (Verified<Leases>, TestClock) {
+        Verified::new(leased())
+    }
+}
+
+/// As a service has it.
+mod unverified {
+    use super::{DenyCache, TestClock, leased};
+
+    crate::contract!(early new);
+    crate::contributors!(new);
+
+    async fn new() -> (DenyCache, TestClock) {
+        let (store, clock) = leased();
+        (DenyCache::new(store).clock(clock.clone()), clock)
+    }
+}
+
+/// Here units that lie in this process are spent before a denial is repeated: so it denies nobody too early.
+mod the_other_way_round {
+    use super::{DenyCache, Leases, MemoryStore, START_MS, TestClock};
+
+    crate::contract!(apart new);
+    crate::contributors!(new);
+
+    async fn new() -> (Leases, TestClock) {
+        let clock = TestClock::new(START_MS);
+        let store = MemoryStore::new().clock(clock.clone());
+        let cache = DenyCache::new(store).clock(clock.clone());
+        (Leases::new(cache).clock(clock.clone()), clock)
+    }
+}
+
+#[tokio::test]
+async fn a_cache_around_leases_agrees_with_the_vectors() {
+    let repeated: Arc<AtomicU64> = Arc::default();
+    let store = async || {
+        let (store, clock) = Verified::new(leased());
+        (store.counting(&repeated), clock)
+    };
+    replay_all(store).await;
+    replay_blocks(store).await;
+    assert!(repeated.load(Relaxed) > 100, "{repeated:?}");
+}
+
+fn block_on(future: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    runtime.unwrap().block_on(future);
+}
+
+proptest! {
+    #[test]
+    fn no_span_of_a_window_holds_more_than_the_limit(history in steady()) {
+        let ([first, second], _, clock) = two();
+        block_on(async {
+            assert_promise(&history, &admitted(&[&first, &second], &clock, &history).await);
+        });
+    }
+}
+
+proptest! {
+    #![proptest_config(few_cases())]
+
+    #[test]
+    fn no_span_of_a_window_holds_more_than_the_limit_for_hot_identities(history in hot()) {
+        let ([first, second], _, clock) = two();
+        block_on(async {
+            assert_promise(&history, &admitted(&[&first, &second], &clock, &history).await);
+        });
+    }
+}
+
+#[tokio::test]
+async fn two_processes_admit_exactly_the_limit_and_repeat_what_is_denied() {
+    let ([first, second], store, clock) = two();
+    let processes = [Limiter::new(first), Limiter::new(second)];
+    let policy = Policy::parse("p", "5000/1h").unwrap();
+    let alice = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
+    let (mut admitted, mut repeated) = (0, 0);
+    for index in 0..20_000_usize {
+        clock.advance(std::time::Duration::from_micros(900));
+        let decision = processes[index % 2].check(alice()).await.unwrap();
+        admitted += usize::from(decision.is_allowed());
+        repeated += usize::from(decision.usage().is_repeated());
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(admitted, 5_000);
+    assert!(repeated > 14_000, "{repeated}");
+    let peeked = Limiter::new(store).peek(alice()).await.unwrap();
+    assert_eq!(peeked.rules().next().unwrap().remaining(), 0);
+}

@@ -1,0 +1,118 @@
+//! Proves that all that makes Redis cheaper under load composes: a deny cache around leases around shared calls.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use sluicegate::{
+    Charge, Key, Limiter, Policy, RedisStore,
+    store::{DenyCache, Leases},
+    test_util::TestClock,
+};
+
+use crate::common::{
+    history::{START_MS, few_cases, hot, steady},
+    promise::{admitted, assert_promise},
+    redis::Server,
+    served::{Served, fresh},
+    vectors::{replay_all, replay_blocks},
+    verified::Verified,
+};
+
+/// Each repeated refusal is compared with what the store with leases says then. A lease that comes just after a denial
+/// is spent when that is forgotten.
+mod contract {
+    use super::{Leases, Served, TestClock, Verified};
+
+    crate::contract!(early new);
+    crate::calls!(new);
+    crate::contributors!(new);
+    crate::blocks!(new);
+
+    async fn new() -> (Verified<Leases>, TestClock) {
+        let (store, clock) = Served::start().await;
+        let leases = Leases::new(store).clock(clock.clone());
+        Verified::new((leases, clock))
+    }
+}
+
+/// As a service has it.
+mod unverified {
+    use super::{DenyCache, Leases, Served, TestClock};
+
+    crate::contract!(early new);
+
+    async fn new() -> (DenyCache, TestClock) {
+        let (store, clock) = Served::start().await;
+        let leases = Leases::new(store).clock(clock.clone());
+        (DenyCache::new(leases).clock(clock.clone()), clock)
+    }
+}
+
+/// Here units that lie in this process are spent before a denial is repeated: so it denies nobody too early.
+mod the_other_way_round {
+    use super::{DenyCache, Leases, Served, TestClock};
+
+    crate::contract!(apart new);
+
+    async fn new() -> (Leases, TestClock) {
+        let (store, clock) = Served::start().await;
+        let cache = DenyCache::new(store).clock(clock.clone());
+        (Leases::new(cache).clock(clock.clone()), clock)
+    }
+}
+
+#[tokio::test]
+async fn all_together_agree_with_the_vectors() {
+    let server = Server::start();
+    let store = async || {
+        let (store, clock) = fresh(&server).await;
+        let leases = Leases::new(store).clock(clock.clone());
+        Verified::new((leases, clock))
+    };
+    replay_all(store).await;
+    replay_blocks(store).await;
+}
+
+/// A process of its own over the same server.
+fn process(store: &RedisStore, clock: &TestClock) -> DenyCache {
+    let leases = Leases::new(store.clone()).clock(clock.clone());
+    DenyCache::new(leases).clock(clock.clone())
+}
+
+#[test]
+fn no_span_of_a_window_holds_more_than_the_limit() {
+    let server = Server::start();
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().build().unwrap();
+    proptest!(few_cases(), |(steady in steady(), hot in hot())| {
+        runtime.block_on(async {
+            for history in [steady, hot] {
+                let (store, clock) = fresh(&server).await;
+                let [first, second] = [process(&store, &clock), process(&store, &clock)];
+                assert_promise(&history, &admitted(&[&first, &second], &clock, &history).await);
+            }
+        });
+    });
+}
+
+#[tokio::test]
+async fn two_processes_admit_exactly_the_limit_with_few_calls() {
+    let server = Server::start();
+    let (store, clock) = fresh(&server).await;
+    clock.set(START_MS);
+    let processes = [process(&store, &clock), process(&store, &clock)]
+        .map(|it| Limiter::new(it).timeout(Duration::from_secs(30)));
+    let policy = Policy::parse("p", "5000/1h").unwrap();
+    let before = server.calls("evalsha");
+    let mut admitted = 0;
+    for index in 0..12_000_usize {
+        clock.advance(Duration::from_micros(300));
+        let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+        let decision = processes[index % 2].check([charge]).await.unwrap();
+        admitted += usize::from(decision.is_allowed());
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(admitted, 5_000);
+    let calls = server.calls("evalsha") - before;
+    assert!(calls < 1_000, "{calls} calls for 12000 requests");
+}
