@@ -1,7 +1,8 @@
 //! The small end for real: one process and one Redis server, which share this machine's cores with nobody if possible.
 //!
-//! The costs are measured where cores take turns: one call in flight, of one check, and of eight. Then 64 callers ask at
-//! once, and the simulation, fed with these costs, must say what happens.
+//! Each has a core of its own. The costs are how long these work for 32 callers, where calls are shared and where they are
+//! not. Then 64 callers ask at once, and the simulation, fed with these costs, must say how many decisions a second come
+//! of it.
 
 #[path = "../../tests/common/redis.rs"]
 #[allow(dead_code, unreachable_pub, reason = "made for the tests")]
@@ -9,6 +10,7 @@ mod redis_server;
 
 use std::{
     fs,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -50,6 +52,8 @@ const CASES: [(&str, Users, usize); 3] = [
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn compare() -> Result<bool, Error> {
     let server = Server::start();
+    pin(server.id(), "0");
+    pin(std::process::id(), "1");
     let bench = Bench::new(server).await?;
     let mut costs = Vec::new();
     let mut turns: [Vec<(Measured, Seen)>; 3] = Default::default();
@@ -63,13 +67,14 @@ pub(crate) async fn compare() -> Result<bool, Error> {
     }
     print_costs(&costs);
     println!(
-        "\n{:<28} {:>10} {:>10} {:>7} {:>18} {:>18}",
+        "\n{:<28} {:>10} {:>10} {:>7} {:>18} {:>16} {:>16}",
         "one process, one server",
         "measured",
         "simulated",
         "ratio",
         "calls a decision",
-        "Redis busy"
+        "Redis busy",
+        "process busy"
     );
     let mut is_close = true;
     for ((name, ..), turns) in CASES.into_iter().zip(&turns) {
@@ -77,13 +82,15 @@ pub(crate) async fn compare() -> Result<bool, Error> {
         let ratio = of(|(real, seen)| seen.rate / real.rate());
         is_close &= (ratio - 1.0).abs() <= MOST;
         println!(
-            "{name:<28} {:>10.0} {:>10.0} {ratio:>7.2} {:>8.3} and {:>5.3} {:>8.2} and {:>5.2}",
+            "{name:<28} {:>10.0} {:>10.0} {ratio:>7.2} {:>8.3} and {:>5.3} {:>6.2} and {:>5.2} {:>6.2} and {:>5.2}",
             of(|it| it.0.rate()),
             of(|it| it.1.rate),
             of(|it| it.0.calls / it.0.decisions),
             of(|it| it.1.calls),
             of(|it| it.0.server_us / it.0.time.as_secs_f64() / 1e6),
             of(|it| it.1.server),
+            of(|it| it.0.process_us / it.0.time.as_secs_f64() / 1e6),
+            of(|it| it.1.process),
         );
     }
     Ok(is_close)
@@ -118,6 +125,8 @@ struct Measured {
     process_us: f64,
     server_us: f64,
     script_us: f64,
+    /// How often the server has read from a connection.
+    reads: f64,
 }
 
 impl Measured {
@@ -152,32 +161,31 @@ impl Bench {
 
     async fn costs(&self) -> Result<Costs, Error> {
         let one = self.run(Users::Random, 1, 1).await?;
-        let eight = self.run(Users::Random, 16, 1).await?;
+        let apart = self.run(Users::Random, CALLERS / 2, 0).await?;
+        let shared = self.run(Users::Random, CALLERS / 2, IN_FLIGHT / 2).await?;
         let fill = self.fills().await?;
-        let single = self.empty_scripts(1).await?;
-        let piped = self.empty_scripts(PIPELINE).await?;
-        // Of a pipeline, once for all; and for each of its calls.
-        let each = (piped.server_around() * PIPELINE as f64 - single.server_around())
-            / (PIPELINE as f64 - 1.0);
-        let read = single.server_around() - each;
-        // What is parsed for further checks.
-        let parsed = (eight.server_around() - one.server_around()) / 7.0;
-        let alone = one.process_us / one.decisions;
-        let shared = eight.process_us / eight.decisions;
-        let process_call = (alone - shared) * 8.0 / 7.0;
-        let of_one = |it: &Measured, us: f64| us / it.decisions;
+        let single = self.empty_scripts(CALLERS / 2, 1).await?;
+        let piped = self.empty_scripts(4, PIPELINE).await?;
+        let read = (single.server_around() - piped.server_around()) / (1.0 - 1.0 / PIPELINE as f64);
+        let call = single.server_around() - read;
+        // Of a call of several checks, what is there once for each further one.
+        let further = |of: &Measured| of.decisions / of.calls - 1.0;
+        let around = |of: &Measured| of.server_around() - read * of.reads / of.calls;
+        let parsed = (around(&shared) - around(&apart)) / further(&shared);
+        let process = |of: &Measured| of.process_us / of.decisions;
+        let process_call =
+            (process(&apart) - process(&shared)) / (1.0 - shared.calls / shared.decisions);
+        let alone_us = one.time.as_secs_f64() * 1e6 - one.process_us - one.server_us;
         Ok(Costs {
             server_read: read,
-            server_call: one.server_around() - read,
-            check: one.script(),
-            further: (eight.script() - one.script()) / 7.0 + parsed,
+            server_call: call,
+            check: apart.script(),
+            further: (shared.script() - apart.script()) / further(&shared) + parsed,
             fill: fill.script() - one.script(),
-            process_check: alone - process_call,
+            process_check: process(&apart) - process_call,
             process_call,
             request: 0.0,
-            round_trip: of_one(&one, one.time.as_secs_f64() * 1e6)
-                - alone
-                - of_one(&one, one.server_us),
+            round_trip: alone_us / one.decisions,
             ..Costs::REFERENCE
         })
     }
@@ -225,35 +233,36 @@ impl Bench {
         .await
     }
 
-    /// One caller, who sends so many calls of a script that does nothing at once.
-    async fn empty_scripts(&self, at_once: usize) -> Result<Measured, Error> {
+    /// Callers with a connection each, who send so many calls of a script that does nothing at once.
+    async fn empty_scripts(&self, callers: usize, at_once: usize) -> Result<Measured, Error> {
         let client = redis::Client::open(self.server.url())?;
-        let connection = client.get_multiplexed_async_connection().await?;
         let script = redis::Script::new("return 0");
-        script
-            .prepare_invoke()
-            .load_async(&mut connection.clone())
-            .await?;
         let mut pipeline = redis::pipe();
         for _ in 0..at_once {
-            pipeline
-                .cmd("EVALSHA")
-                .arg(script.get_hash())
-                .arg(1)
-                .arg("key")
-                .arg(&[0_u8; 60][..]);
+            let call = pipeline.cmd("EVALSHA").arg(script.get_hash());
+            call.arg(1).arg("key").arg(&[0_u8; 60][..]);
+        }
+        let mut connections = Vec::new();
+        for _ in 0..callers {
+            let mut connection = client.get_multiplexed_async_connection().await?;
+            script.prepare_invoke().load_async(&mut connection).await?;
+            connections.push(connection);
         }
         let pipeline = &pipeline;
         self.measure(|end| {
-            let mut connection = connection.clone();
-            async move {
-                let mut calls = 0;
-                while Instant::now() < end {
-                    pipeline.query_async::<()>(&mut connection).await?;
-                    calls += 1;
-                }
-                Ok(calls)
-            }
+            let calls = connections
+                .clone()
+                .into_iter()
+                .map(|mut connection| async move {
+                    let mut calls = 0;
+                    while Instant::now() < end {
+                        pipeline.query_async::<()>(&mut connection).await?;
+                        calls += 1;
+                    }
+                    Ok::<u32, redis::RedisError>(calls)
+                });
+            let calls: Vec<_> = calls.collect();
+            async move { Ok(futures::future::try_join_all(calls).await?.iter().sum()) }
         })
         .await
     }
@@ -277,6 +286,7 @@ impl Bench {
             process_us,
             server_us,
             script_us,
+            reads: self.server.info("stats", "total_reads_processed") as f64,
         })
     }
 
@@ -307,6 +317,20 @@ fn thread_us() -> Result<f64, Error> {
     let stat = fs::read_to_string("/proc/thread-self/schedstat")?;
     let nanos: f64 = stat.split(' ').next().ok_or("empty schedstat")?.parse()?;
     Ok(nanos / 1e3)
+}
+
+/// Lets a process run on one core alone, as the simulation has it, where the system can.
+fn pin(process: u32, core: &str) {
+    let process = process.to_string();
+    let status = Command::new("taskset")
+        .args(["-apc", core, &process])
+        .stdout(Stdio::null())
+        .status();
+    if !status.is_ok_and(|it| it.success()) {
+        println!(
+            "process {process} is not held to a core: there is no taskset, or there is one core"
+        );
+    }
 }
 
 fn user(users: Users, seed: usize) -> impl FnMut() -> Key {
