@@ -29,13 +29,19 @@ pub(crate) struct Call {
     pub(crate) server: usize,
     pub(crate) sent: f64,
     pub(crate) waiting: Vec<Waiting>,
+    pub(crate) operations: f64,
     /// What it costs the server, in µs.
     pub(crate) work: f64,
 }
 
 impl Line {
-    /// The first who wait, as many as go in a call; identical checks as one. Without sharing, each has its own.
-    pub(crate) fn gather(&mut self, is_shared: bool, costs: &Costs) -> Option<(Vec<Waiting>, f64)> {
+    /// The first who wait, as many as go in a call, how many operations they are, and the server's work for them. Identical
+    /// checks are one. Without sharing, each has a call of its own.
+    pub(crate) fn gather(
+        &mut self,
+        is_shared: bool,
+        costs: &Costs,
+    ) -> Option<(Vec<Waiting>, f64, f64)> {
         let mut waiting: Vec<Waiting> = Vec::new();
         // Each identity, whether it is a lease, and how many ask for it.
         let mut operations: Vec<(u32, bool, usize)> = Vec::new();
@@ -57,7 +63,8 @@ impl Line {
                 break;
             }
         }
-        (!waiting.is_empty()).then(|| (waiting, work(&operations, costs)))
+        let work = work(&operations, costs);
+        (!waiting.is_empty()).then(|| (waiting, operations.len() as f64, work))
     }
 }
 

@@ -189,7 +189,7 @@ impl<'a> Model<'a> {
                 }
             }
             Event::Returns(call) => {
-                let read = self.setting.costs.process_call / 2.0;
+                let read = self.setting.costs.process_operation * call.operations / 2.0;
                 let done = self.book(now, call.process, read);
                 self.events.note(done, Event::Ends(call));
             }
@@ -265,11 +265,13 @@ impl<'a> Model<'a> {
     fn begin(&mut self, now: f64, process: usize, line: usize, server: usize) {
         let costs = &self.setting.costs;
         let state = self.lines.entry((process, line)).or_default();
-        let Some((waiting, work)) = state.gather(self.setting.in_flight > 0, costs) else {
+        let Some((waiting, operations, work)) = state.gather(self.setting.in_flight > 0, costs)
+        else {
             return;
         };
         state.in_flight += 1;
-        let (write, way) = (costs.process_call / 2.0, costs.round_trip / 2.0);
+        let write = costs.process_operation * operations / 2.0;
+        let way = costs.round_trip / 2.0;
         let sent = self.book(now, process, write);
         let call = Call {
             process,
@@ -277,6 +279,7 @@ impl<'a> Model<'a> {
             server,
             sent,
             waiting,
+            operations,
             work,
         };
         self.events.note(sent + way, Event::Reaches(call));

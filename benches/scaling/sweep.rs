@@ -15,8 +15,8 @@ const SERVERS: [usize; 5] = [1, 2, 4, 8, 16];
 const PROCESSES: usize = 4;
 /// In µs, beside the round trip.
 const P99: f64 = 5_000.0;
-/// Halvings of the span in which the rate is searched: to 1.4 %.
-const STEPS: u32 = 8;
+/// Halvings of the span in which the rate is searched: to 2.7 %.
+const STEPS: u32 = 7;
 const OCTAVES: f64 = 5.0;
 
 /// Users, what is switched on for them, and how they are called.
@@ -216,7 +216,7 @@ fn print_row(name: &str, scale: impl std::fmt::Display, seen: &Seen) {
 fn bottleneck(seen: &Seen) -> &'static str {
     const BUSY: f64 = 0.85;
     if seen.process.max(seen.server) < BUSY {
-        "waiting for calls"
+        "round trips, bursts"
     } else if seen.process > seen.server {
         "the service's cores"
     } else if seen.servers < BUSY * seen.server {
