@@ -1,0 +1,84 @@
+//! Checks that wait for a call, and what goes together: as in `src/store/redis/batch/`.
+
+use std::collections::VecDeque;
+
+use crate::{costs::Costs, traffic::is_attacker};
+
+/// As `MAX_CHARGES` and `MAX_CALLERS` there.
+const MAX_CHARGES: usize = 8;
+const MAX_CALLERS: usize = 1_024;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Waiting {
+    pub(crate) identity: u32,
+    /// In µs, when the request came.
+    pub(crate) arrived: f64,
+    /// It asks for a lease, and nobody waits for it.
+    pub(crate) is_lease: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct Line {
+    pub(crate) waiting: VecDeque<Waiting>,
+    pub(crate) in_flight: usize,
+}
+
+pub(crate) struct Call {
+    pub(crate) process: usize,
+    pub(crate) line: usize,
+    pub(crate) server: usize,
+    pub(crate) sent: f64,
+    pub(crate) waiting: Vec<Waiting>,
+    pub(crate) operations: f64,
+    /// What it costs the server, in µs.
+    pub(crate) work: f64,
+}
+
+impl Line {
+    /// The first who wait, as many as go in a call, how many operations they are, and the server's work for them. Identical
+    /// checks are one. Without sharing, each has a call of its own.
+    pub(crate) fn gather(
+        &mut self,
+        is_shared: bool,
+        costs: &Costs,
+    ) -> Option<(Vec<Waiting>, f64, f64)> {
+        let mut waiting: Vec<Waiting> = Vec::new();
+        // Each identity, whether it is a lease, and how many ask for it.
+        let mut operations: Vec<(u32, bool, usize)> = Vec::new();
+        let mut charges = 0;
+        while let Some(next) = self.waiting.front() {
+            let same = |it: &&mut (u32, bool, usize)| !it.1 && it.0 == next.identity;
+            match operations.iter_mut().find(same) {
+                Some(operation) if !next.is_lease => operation.2 += 1,
+                _ => {
+                    charges += if next.is_lease { 2 } else { 1 };
+                    if !operations.is_empty() && charges > MAX_CHARGES {
+                        break;
+                    }
+                    operations.push((next.identity, next.is_lease, 1));
+                }
+            }
+            waiting.extend(self.waiting.pop_front());
+            if !is_shared || waiting.len() >= MAX_CALLERS {
+                break;
+            }
+        }
+        let work = work(&operations, costs);
+        (!waiting.is_empty()).then(|| (waiting, operations.len() as f64, work))
+    }
+}
+
+fn work(operations: &[(u32, bool, usize)], costs: &Costs) -> f64 {
+    let mut work = costs.server_call + costs.check - costs.further;
+    for &(identity, is_lease, count) in operations {
+        work += match (is_lease, count) {
+            (true, _) => costs.further * (1.0 + costs.settle_ratio),
+            _ if is_attacker(identity) => costs.further * costs.denied_ratio,
+            _ => costs.further,
+        };
+        if count > 1 {
+            work += costs.fill;
+        }
+    }
+    work
+}
