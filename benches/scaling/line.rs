@@ -64,7 +64,7 @@ impl Line {
             }
         }
         let work = work(&operations, costs);
-        (!waiting.is_empty()).then(|| (waiting, operations.len() as f64, work))
+        (!waiting.is_empty()).then_some((waiting, operations.len() as f64, work))
     }
 }
 

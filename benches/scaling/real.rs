@@ -347,9 +347,12 @@ fn user(users: Users, seed: usize) -> impl FnMut() -> Key {
     }
 }
 
+/// One of them.
+type Figure = fn(&Costs) -> f64;
+
 fn print_costs(turns: &[Costs]) {
     println!("costs in µs, the median of {TURNS} turns");
-    let figures: [(&str, fn(&Costs) -> f64); 8] = [
+    let figures: [(&str, Figure); 8] = [
         ("server_read", |it| it.server_read),
         ("server_call", |it| it.server_call),
         ("check", |it| it.check),
