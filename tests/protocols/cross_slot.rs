@@ -192,6 +192,9 @@ impl Model for CrossSlot {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.admitted() > usize::from(LIMITS[0]) {
+            return;
+        }
         for (index, check) in state.checks.iter().enumerate() {
             for (slot, part) in check.parts.iter().enumerate() {
                 if part.known == Known::NotAsked && !check.is_over() {
