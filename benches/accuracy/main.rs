@@ -28,13 +28,16 @@ use std::{env, process::ExitCode};
 use page::Page;
 use sluicegate::Rule;
 
+/// By its name.
+type Section = (&'static str, fn(&mut Page));
+
 fn main() -> ExitCode {
     if let Ok(job) = env::var(job::JOB) {
         worker::work(&job);
         return ExitCode::SUCCESS;
     }
     let mut page = Page::default();
-    let sections: [(&str, fn(&mut Page)); 6] = [
+    let sections: [Section; 6] = [
         ("crowds", crowds::crowds),
         ("clocks", crowds::clocks),
         ("windows", windows::windows),
