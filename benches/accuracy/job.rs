@@ -38,6 +38,8 @@ pub(crate) struct Job {
     pub(crate) timeout: Duration,
     /// Decide locally when the store cannot, as one of this many.
     pub(crate) replicas: Option<u32>,
+    /// With a deny cache and leases around the store. These cannot be under the rule that tells the time.
+    pub(crate) with_leases_and_cache: bool,
 }
 
 impl Job {
@@ -53,6 +55,7 @@ impl Job {
             burst: 1,
             timeout: PATIENCE,
             replicas: None,
+            with_leases_and_cache: false,
         }
     }
 
@@ -73,6 +76,7 @@ impl Job {
             burst,
             timeout: PATIENCE,
             replicas: None,
+            with_leases_and_cache: false,
         }
     }
 }

@@ -49,6 +49,8 @@ pub(crate) struct Verdict {
     pub(crate) early: usize,
     /// How much later than in an exact window a denied request is admitted, in ms: the least and the most.
     pub(crate) late_ms: Option<(i64, i64)>,
+    /// For how long an exact window would have admitted, while requests were denied again and again, in ms, at most.
+    pub(crate) early_for_ms: u64,
     /// How many denials came before the limit had been admitted at all.
     pub(crate) baseless: usize,
 }
@@ -72,6 +74,7 @@ impl Verdict {
     fn judge_denials(&mut self, rule: &Rule, history: &[Record]) {
         let limit = usize::try_from(rule.limit()).unwrap();
         let mut newest = VecDeque::new();
+        let mut early_since = None;
         for record in history {
             match record.answer {
                 Answer::Admitted => {
@@ -83,15 +86,26 @@ impl Verdict {
                 Answer::Denied(_) if newest.len() < limit => {
                     self.baseless += 1;
                     self.early += 1;
+                    self.note_early(&mut early_since, record.at);
                 }
                 Answer::Denied(retry_after) => {
                     let open = newest[0] + window_ms(rule) + 1;
-                    self.early += usize::from(record.at >= open);
+                    if record.at >= open {
+                        self.early += 1;
+                        self.note_early(&mut early_since, record.at);
+                    } else {
+                        early_since = None;
+                    }
                     self.note_lateness(record.at + ms(retry_after), open);
                 }
                 Answer::AdmittedHere | Answer::DeniedHere | Answer::Nothing => {}
             }
         }
+    }
+
+    fn note_early(&mut self, since: &mut Option<u64>, at: u64) {
+        let since = *since.get_or_insert(at);
+        self.early_for_ms = self.early_for_ms.max(at - since);
     }
 
     fn note_lateness(&mut self, opens: u64, open: u64) {

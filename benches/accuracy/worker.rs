@@ -10,7 +10,10 @@ use std::{
 };
 
 use futures::future::join_all;
-use sluicegate::{Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore};
+use sluicegate::{
+    Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore,
+    store::{DenyCache, Leases},
+};
 
 use crate::{
     common::sentinel::NAME,
@@ -55,11 +58,13 @@ struct Load {
 
 impl Load {
     async fn new(job: Job) -> Self {
-        let policies = job
-            .rules
-            .iter()
-            .enumerate()
-            .map(|(index, rule)| timed(index, rule));
+        let policies = job.rules.iter().enumerate().map(|(index, rule)| {
+            if job.with_leases_and_cache {
+                untimed(index, rule)
+            } else {
+                timed(index, rule)
+            }
+        });
         Self {
             limiter: limiter(&job).await,
             policies: policies.collect(),
@@ -102,7 +107,13 @@ async fn limiter(job: &Job) -> Limiter {
         Where::Sentinels(urls) => RedisStore::sentinel(urls.clone(), NAME).await,
         Where::Cluster(urls) => RedisStore::cluster(urls.clone()).await,
     };
-    let limiter = Limiter::new(store.unwrap()).timeout(job.timeout);
+    let store = store.unwrap();
+    let limiter = if job.with_leases_and_cache {
+        Limiter::new(DenyCache::new(Leases::new(store)))
+    } else {
+        Limiter::new(store)
+    };
+    let limiter = limiter.timeout(job.timeout);
     match job.replicas {
         None => limiter,
         Some(replicas) => limiter.on_failure(FailurePolicy::Local).replicas(replicas),
@@ -114,12 +125,20 @@ pub(crate) fn timed(index: usize, rule: &str) -> Policy {
     Policy::parse(format!("rule-{index}"), &format!("{rule},{CLOCK}")).unwrap()
 }
 
+fn untimed(index: usize, rule: &str) -> Policy {
+    Policy::parse(format!("rule-{index}"), rule).unwrap()
+}
+
 /// One request: when it was decided, in ms of the store's clock, and how.
 pub(crate) async fn ask(limiter: &Limiter, policy: &Policy, who: Key) -> (u64, Answer) {
     let Ok(decision) = limiter.check([Charge::new(policy, who, 1)]).await else {
         return (0, Answer::Nothing);
     };
-    let clock = decision.usage().rules().nth(1).unwrap();
+    let at = match decision.usage().rules().nth(1) {
+        Some(clock) => clock.step_end_ms() - 1,
+        // Where a unit of a lease was spent, up to a round trip late, but within the step that was charged.
+        None => decision.usage().decided_at_ms(),
+    };
     let answer = match &decision {
         Decision::Allowed(usage) if usage.is_local() => Answer::AdmittedHere,
         Decision::Allowed(_) => Answer::Admitted,
@@ -127,5 +146,5 @@ pub(crate) async fn ask(limiter: &Limiter, policy: &Policy, who: Key) -> (u64, A
         Decision::Denied(denial) => Answer::Denied(denial.retry_after().unwrap()),
         Decision::Blocked(_) => panic!("nobody is blocked"),
     };
-    (clock.step_end_ms() - 1, answer)
+    (at, answer)
 }

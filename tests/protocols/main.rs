@@ -2,6 +2,7 @@
 //! inside a process, under every order of its steps. No server is needed.
 
 mod balance;
+mod cross_slot;
 mod deny_cache;
 mod deny_cache_notes;
 mod leases;
