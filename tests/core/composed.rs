@@ -92,7 +92,8 @@ async fn a_cache_around_leases_agrees_with_the_vectors() {
 }
 
 fn block_on(future: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_time().build();
     runtime.unwrap().block_on(future);
 }
 

@@ -18,7 +18,8 @@ fn memory() -> (MemoryStore, TestClock) {
 }
 
 fn block_on(future: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_time().build();
     runtime.unwrap().block_on(future);
 }
 
