@@ -85,13 +85,19 @@ impl Server {
         format!("unix://{}", socket(&self.folder))
     }
 
-    /// Sends one command that must succeed, over a connection that is made once.
+    /// Sends one command that must succeed, over a connection that is made once; again, where that was closed before:
+    /// sentinels close all connections of a server whose role they change.
     pub(crate) fn run<T: redis::FromRedisValue>(&self, command: &str) -> T {
         let mut control = self.control.lock().unwrap();
-        let control = control.get_or_insert_with(|| self.connect());
         let mut words = command.split(' ');
         let mut cmd = redis::cmd(words.next().unwrap());
-        cmd.arg(words.collect::<Vec<_>>()).query(control).unwrap()
+        let cmd = cmd.arg(words.collect::<Vec<_>>());
+        match cmd.query(control.get_or_insert_with(|| self.connect())) {
+            Err(error) if error.kind() == redis::ErrorKind::Io => {
+                cmd.query(control.insert(self.connect())).unwrap()
+            }
+            result => result.unwrap(),
+        }
     }
 
     fn connect(&self) -> redis::Connection {
