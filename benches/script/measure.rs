@@ -1,5 +1,6 @@
-//! Every case runs for a while in turn, many times over, so that a noisy machine disturbs all alike. The figure of a case is
-//! its median; ratios are medians of the ratios within one turn. Ends in 1 when a bar is missed.
+//! The table: every case runs for a while in turn, several times over; the figure of a case is its median. A bar
+//! compares two cases: they take turns that are so short that a noisy machine disturbs both alike, and the figure is
+//! the median of the ratios. Ends in 1 when a bar is missed.
 
 #[path = "../../tests/common/redis.rs"]
 #[allow(
@@ -25,12 +26,13 @@ use crate::picture;
 
 const IDENTITIES: u64 = 10_000;
 /// Odd, so that the median is one of them.
-const TURNS: usize = 9;
-/// Of cases that are chosen, as in `cargo bench --bench script -- "3 rules" "3 rules, heeding blocks"`.
-const FEW_TURNS: usize = 3;
-/// Each turn runs until steps come and go before it is measured.
+const TURNS: usize = 5;
+/// Each case runs until steps come and go before it is measured.
 const WARM_UP: Duration = Duration::from_millis(1_500);
 const TURN: Duration = Duration::from_millis(500);
+/// Of two cases that are compared. Odd, too.
+const SHORT_TURNS: usize = 61;
+const SHORT_TURN: Duration = Duration::from_millis(50);
 const CALLERS: u64 = 32;
 
 const GET_SET: &str = "local v = redis.call('GET', KEYS[1]) redis.call('SET', KEYS[1], ARGV[1], 'PX', 60000) return 1";
@@ -82,7 +84,10 @@ enum Blocks {
 
 #[derive(Clone, Copy)]
 struct Figures {
+    /// What scripts took.
     micros: f64,
+    /// What the whole server took of its processor: calls are read, parsed and answered, too.
+    cpu: f64,
     commands: f64,
 }
 
@@ -95,17 +100,21 @@ pub(crate) async fn run() -> Result<(), Error> {
         .skip(1)
         .filter(|it| !it.starts_with("--"))
         .collect();
-    if !chosen.is_empty() {
-        cases.retain(|case| chosen.contains(&case.name));
-        measure(&server, &mut cases, FEW_TURNS).await?;
-        print_chosen(&cases);
-        return Ok(());
+    for case in &cases {
+        case.block_all().await?;
     }
-    measure(&server, &mut cases, TURNS).await?;
+    if !chosen.is_empty() {
+        return print_chosen(&server, &cases, &chosen).await;
+    }
+    for _ in 0..TURNS {
+        for case in &mut cases {
+            case.turn(&server).await?;
+        }
+    }
     print_cases(&cases);
     let how = format!("the median of {TURNS} turns, Redis {}", version(&server));
-    picture::draw(|name| micros(find(&cases, name)), &how)?;
-    let mut met = bars(&cases);
+    picture::draw(|name| find(&cases, name).micros(), &how)?;
+    let mut met = bars(&server, &cases).await?;
     met &= silence(&server, store.clone()).await?;
     met &= settling(&server, store.clone()).await?;
     met &= memory().await?;
@@ -114,18 +123,6 @@ pub(crate) async fn run() -> Result<(), Error> {
     } else {
         Err("a bar is missed".into())
     }
-}
-
-async fn measure(server: &Server, cases: &mut [Case], turns: usize) -> Result<(), Error> {
-    for case in &*cases {
-        case.block_all().await?;
-    }
-    for _ in 0..turns {
-        for case in &mut *cases {
-            case.turn(server).await?;
-        }
-    }
-    Ok(())
 }
 
 /// As they come: in steps of 17 ms, 1 s and 1 min.
@@ -332,14 +329,47 @@ impl Case {
         Ok(())
     }
 
-    /// Calls as fast as it goes for a while, and reads the server's statistics.
     async fn turn(&mut self, server: &Server) -> Result<(), Error> {
         let connection = connect(server).await?;
         self.run(&connection, WARM_UP).await?;
-        server.run::<()>("CONFIG RESETSTAT");
-        let decisions = self.run(&connection, TURN).await?;
-        self.turns.push(Figures::read(server, decisions));
+        let figures = self.measure(server, &connection, TURN).await?;
+        self.turns.push(figures);
         Ok(())
+    }
+
+    /// Calls as fast as it goes for a while, and reads the server's statistics.
+    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
+    async fn measure(
+        &self,
+        server: &Server,
+        connection: &MultiplexedConnection,
+        time: Duration,
+    ) -> Result<Figures, Error> {
+        server.run::<()>("CONFIG RESETSTAT");
+        let before = cpu_micros(server);
+        let decisions = self.run(connection, time).await?;
+        let mut figures = Figures::read(server, decisions);
+        figures.cpu = (cpu_micros(server) - before) / decisions as f64;
+        Ok(figures)
+    }
+
+    /// What it costs beside another, in turns.
+    async fn ratio(
+        &self,
+        server: &Server,
+        other: &Self,
+        figure: fn(&Figures) -> f64,
+    ) -> Result<f64, Error> {
+        let connection = connect(server).await?;
+        self.run(&connection, WARM_UP).await?;
+        other.run(&connection, WARM_UP).await?;
+        let mut ratios = Vec::new();
+        for _ in 0..SHORT_TURNS {
+            let own = self.measure(server, &connection, SHORT_TURN).await?;
+            let others = other.measure(server, &connection, SHORT_TURN).await?;
+            ratios.push(figure(&own) / figure(&others));
+        }
+        Ok(median(ratios))
     }
 
     async fn run(&self, connection: &MultiplexedConnection, time: Duration) -> Result<u64, Error> {
@@ -390,13 +420,19 @@ impl Case {
         Ok(decisions)
     }
 
-    /// The median over the turns of what `figure` makes of each, next to the same turn of another case.
-    fn median(&self, other: &Self, figure: impl Fn(Figures, Figures) -> f64) -> f64 {
-        let turns = self.turns.iter().zip(&other.turns);
-        let mut figures: Vec<f64> = turns.map(|(own, other)| figure(*own, *other)).collect();
-        figures.sort_by(f64::total_cmp);
-        figures[figures.len() / 2]
+    /// The median over the turns.
+    fn median(&self, figure: impl Fn(&Figures) -> f64) -> f64 {
+        median(self.turns.iter().map(figure).collect())
     }
+
+    fn micros(&self) -> f64 {
+        self.median(|turn| turn.micros)
+    }
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
 }
 
 /// A charge under each policy, each of a key of its own: nobody else's, but shared by all checks of this user.
@@ -450,6 +486,7 @@ impl Figures {
         }
         Self {
             micros: micros as f64 / decisions as f64,
+            cpu: f64::NAN, // until it is measured
             commands: commands as f64 / decisions as f64,
         }
     }
@@ -457,37 +494,47 @@ impl Figures {
 
 fn print_cases(cases: &[Case]) {
     println!(
-        "{:<40} {:>9} {:>9} {:>9} {:>9}",
-        "per decision", "µs", "commands", "/ GET+SET", "/ hash"
+        "{:<40} {:>9} {:>9} {:>9}",
+        "per decision", "script µs", "server µs", "commands"
     );
     for case in cases {
-        let micros = micros(case);
-        let commands = case.median(case, |own, _| own.commands);
-        let to = |other: usize| case.median(&cases[other], |own, other| own.micros / other.micros);
+        let (micros, cpu) = (case.micros(), case.median(|turn| turn.cpu));
+        let commands = case.median(|turn| turn.commands);
+        println!("{:<40} {micros:>9.2} {cpu:>9.2} {commands:>9.2}", case.name);
+    }
+}
+
+/// Of cases that are chosen, each beside the first, as in
+/// `cargo bench --bench script -- "3 rules" "3 rules, heeding blocks"`.
+async fn print_chosen(server: &Server, cases: &[Case], chosen: &[String]) -> Result<(), Error> {
+    let first = find(cases, &chosen[0]);
+    for name in &chosen[1..] {
+        let case = find(cases, name);
+        let micros = case.ratio(server, first, |it| it.micros).await?;
+        let cpu = case.ratio(server, first, |it| it.cpu).await?;
         println!(
-            "{:<40} {micros:>9.2} {commands:>9.2} {:>9.2} {:>9.2}",
-            case.name,
-            to(1),
-            to(3)
+            "{name} / {}: the script {micros:.2}, the server {cpu:.2}",
+            first.name
         );
     }
-}
-
-/// Each beside the first.
-fn print_chosen(cases: &[Case]) {
-    for case in cases {
-        let ratio = case.median(&cases[0], |own, other| own.micros / other.micros);
-        println!("{:<40} {:>9.2} µs {ratio:>9.2}", case.name, micros(case));
-    }
-}
-
-fn micros(case: &Case) -> f64 {
-    case.median(case, |own, _| own.micros)
+    Ok(())
 }
 
 fn find<'cases>(cases: &'cases [Case], name: &str) -> &'cases Case {
     let case = cases.iter().find(|case| case.name == name);
     case.unwrap_or_else(|| panic!("no case: {name}"))
+}
+
+/// Of the thread that does commands, in all.
+fn cpu_micros(server: &Server) -> f64 {
+    let info: String = server.run("INFO cpu");
+    let seconds = |name: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|it| it.parse::<f64>().ok())
+            .expect("a server tells of its processor")
+    };
+    let parts = ["used_cpu_user_main_thread:", "used_cpu_sys_main_thread:"];
+    parts.map(seconds).iter().sum::<f64>() * 1e6
 }
 
 fn version(server: &Server) -> String {
@@ -498,10 +545,7 @@ fn version(server: &Server) -> String {
     version.expect("a server has a version").into()
 }
 
-fn bars(cases: &[Case]) -> bool {
-    let ratio = |one: &str, other: &str| {
-        find(cases, one).median(find(cases, other), |own, other| own.micros / other.micros)
-    };
+async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
     let mut met = true;
     for (one, other, most) in [
         ("now, 3 rules", "before, 3 rules", 1.15),
@@ -529,6 +573,12 @@ fn bars(cases: &[Case]) -> bool {
         ("2 keys, denied by the last", "2 keys", 1.0),
         ("3 keys, denied by the last", "3 keys", 1.0),
         ("8 keys, denied by the last", "8 keys", 1.0),
+    ] {
+        let ratio = find(cases, one).ratio(server, find(cases, other), |it| it.micros);
+        met &= bar(&format!("{one} / {other}"), ratio.await?, most);
+    }
+    // Two strings more are to be parsed, too: so it is the whole server that counts.
+    for (one, other, most) in [
         ("1 rule, heeding blocks", "1 rule", 1.15),
         ("3 rules, heeding blocks", "3 rules", 1.15),
         (
@@ -542,9 +592,11 @@ fn bars(cases: &[Case]) -> bool {
             1.15,
         ),
     ] {
-        met &= bar(&format!("{one} / {other}"), ratio(one, other), most);
+        let ratio = find(cases, one).ratio(server, find(cases, other), |it| it.cpu);
+        let what = format!("{one} / {other}, the whole server");
+        met &= bar(&what, ratio.await?, most);
     }
-    met
+    Ok(met)
 }
 
 fn bar(what: &str, figure: f64, most: f64) -> bool {
@@ -590,13 +642,12 @@ async fn settling(server: &Server, store: RedisStore) -> Result<bool, Error> {
         }
     }
     let mut met = true;
-    for (mut ratios, (what, most)) in ratios
+    for (ratios, (what, most)) in ratios
         .into_iter()
         .zip([("the newest step", 2.0), ("20 ms later", 3.0)])
     {
-        ratios.sort_by(f64::total_cmp);
         let what = format!("settling {what} / a check");
-        met &= bar(&what, ratios[ratios.len() / 2], most);
+        met &= bar(&what, median(ratios), most);
     }
     Ok(met)
 }
@@ -642,13 +693,12 @@ async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
         }
     }
     let mut met = true;
-    for (mut ratios, (other, most)) in ratios
+    for (ratios, (other, most)) in ratios
         .into_iter()
         .zip([("one a minute", 1.2), ("the next after 17 ms", 1.5)])
     {
-        ratios.sort_by(f64::total_cmp);
         let what = format!("first check after an hour of silence / {other}");
-        met &= bar(&what, ratios[ratios.len() / 2], most);
+        met &= bar(&what, median(ratios), most);
     }
     Ok(met)
 }
