@@ -14,7 +14,7 @@
 use std::{
     mem,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{
             AtomicU32, AtomicU64,
             Ordering::{Acquire, Relaxed, Release},
@@ -54,8 +54,8 @@ pub(crate) struct Breaker {
     switches: AtomicU32,
     /// In a row, while it is closed.
     failures: AtomicU32,
-    /// The numbers of the latest shared calls whose failures were counted, the newest first.
-    failed_calls: Mutex<[u64; REMEMBERED]>,
+    /// The numbers of the latest shared calls whose failures were counted since it switched, the newest first.
+    failed_calls: Mutex<[Option<u64>; REMEMBERED]>,
     /// When the next probe may go, in microseconds since `born`.
     probe_at: AtomicU64,
     /// Who was told that it has opened, and will be told that it has closed, whichever clone does that: some keep
@@ -98,22 +98,25 @@ impl Breaker {
         }
     }
 
-    /// Whether the failure of a call has been counted that several callers share. What was not sent, and so has the
-    /// number 0, did not fail.
+    /// Whether the failure of a call has been counted that several callers share. All that waited in vain to be sent,
+    /// and so have the number 0, count as one: they wait behind calls that have no answer.
     fn is_counted(&self, error: &StoreError) -> bool {
-        let Some(call) = error.call() else {
+        let call = error.call();
+        if call.is_none() {
             return false;
-        };
-        let mut counted = self
-            .failed_calls
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if call == 0 || counted.contains(&call) {
+        }
+        let mut counted = self.failed_calls();
+        if counted.contains(&call) {
             return true;
         }
         counted.rotate_right(1);
         counted[0] = call;
         false
+    }
+
+    fn failed_calls(&self) -> MutexGuard<'_, [Option<u64>; REMEMBERED]> {
+        let counted = self.failed_calls.lock();
+        counted.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn answered(&self, Permit(switches): Permit) {
@@ -156,6 +159,7 @@ impl Breaker {
         // Locked first: who closes it must find what the one who opened it has stored.
         let mut last = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let switched = self.switches.compare_exchange(from, to, Release, Relaxed);
+        *self.failed_calls() = Default::default();
         switched.ok().map(|_| mem::replace(&mut *last, told))
     }
 
@@ -201,18 +205,31 @@ fn micros(time: Duration) -> u64 {
 mod tests {
     use super::*;
 
+    /// A caller of the call is told that it had no answer.
+    fn fail(breaker: &Breaker, call: u64) {
+        let error = StoreError::new(StoreErrorKind::Timeout, "late").in_call(Some(call));
+        let permit = breaker.permit().expect("it is closed");
+        breaker.note(permit, Some(&error), &None);
+    }
+
+    #[test]
+    fn those_who_waited_in_vain_to_be_sent_count_as_one_call() {
+        let breaker = Breaker::new(Duration::from_secs(1));
+        for call in [0, 1, 2, 0, 0, 3, 0] {
+            fail(&breaker, call);
+        }
+        assert!(breaker.permit().is_some(), "four have failed");
+        fail(&breaker, 4);
+        assert!(breaker.permit().is_none(), "five have failed");
+    }
+
     #[test]
     fn of_the_callers_of_a_call_one_counts_in_whatever_order_calls_fail() {
         let breaker = Breaker::new(Duration::from_secs(1));
-        let fail = |call| {
-            let error = StoreError::new(StoreErrorKind::Timeout, "late").in_call(Some(call));
-            let permit = breaker.permit().expect("it is closed");
-            breaker.note(permit, Some(&error), &None);
-        };
-        for call in [4, 3, 3, 2, 1, 1, 4, 0] {
-            fail(call);
+        for call in [4, 3, 3, 2, 1, 1, 4] {
+            fail(&breaker, call);
         }
-        fail(5);
+        fail(&breaker, 5);
         assert!(breaker.permit().is_none(), "five calls have failed");
     }
 }
