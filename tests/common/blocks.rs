@@ -369,14 +369,11 @@ pub(crate) async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
 ) {
     let between = patient(Unblocking(Arc::clone(&store)));
     let (limiter, policy) = (patient(Arc::clone(&store)), banning("2/10m=1h"));
-    for name in ["alice", "bob"] {
-        for _ in 0..2 {
-            let decision = strike(&between, &policy, name).await;
-            assert!(matches!(decision, Decision::Denied(_)));
-        }
+    for _ in 0..2 {
+        let decision = strike(&between, &policy, "alice").await;
+        assert!(matches!(decision, Decision::Denied(_)));
     }
     assert!(!is_blocked(&store, "alice").await);
-    assert!(is_blocked(&store, "bob").await);
     // Her strikes are forgotten.
     for expected in [false, true] {
         strike(&limiter, &policy, "alice").await;
