@@ -301,7 +301,6 @@ impl Ban {
     pub const fn time(&self) -> Duration {
         self.time
     }
-
 }
 
 const LONGEST: Duration = Duration::from_secs(3650 * 86_400);

@@ -92,7 +92,7 @@ fn a_wrong_setting_is_told_with_its_place_and_without_the_secret() {
         ),
         (
             "secret = 'hunter2'\ntimeout = '1 s'\n",
-            "sluicegate.toml:2:11: write a time as",
+            "sluicegate.toml:2:11: write a time such as",
         ),
         ("secret = 'hunter2' x\n", "sluicegate.toml:1:20: "),
         (

@@ -6,7 +6,7 @@ use std::{
 };
 
 use sluicegate::{
-    Decision, Key, Policy, Rule, RedisStore, Store, Usage,
+    Decision, Key, Policy, RedisStore, Rule, Store, Usage,
     block::{Block, BlockedBy, Until},
     contributors::{Contribution, Contributors},
     store::{CallFuture, Check, ContributeFuture, Operation, Settlement, StoreFuture},

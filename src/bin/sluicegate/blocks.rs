@@ -9,7 +9,7 @@ use super::{
     Answer,
     block::BlockReport,
     error::Error,
-    output::{DIM, Output, WARN},
+    output::{Output, WARN},
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
     settings::Settings,
@@ -70,10 +70,11 @@ pub(crate) fn run(
     output: &mut Output,
 ) -> Result<Answer, Error> {
     let report = server::block_on(settings, find(args, settings))?;
-    if output.is_json() {
-        output.document(&report)?;
-        return Ok(Answer::Yes);
-    }
+    output.report(&report, |report, output| write(report, settings, output))?;
+    Ok(Answer::Yes)
+}
+
+fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<(), Error> {
     for Unreadable { identity, error } in &report.unreadable {
         writeln!(
             output,
@@ -82,8 +83,7 @@ pub(crate) fn run(
     }
     if report.blocks.is_empty() {
         writeln!(output, "Nobody is blocked.")?;
-        writeln!(output, "{DIM}{}{DIM:#}", settings.prefix_hint())?;
-        return Ok(Answer::Yes);
+        return output.hint(&settings.prefix_hint());
     }
     let mut table = output.table(["identity", "by", "until", "left"]);
     for Row {
@@ -101,13 +101,10 @@ pub(crate) fn run(
     output.write_table(&table)?;
     let more = report.total - report.blocks.len();
     if more > 0 {
-        writeln!(
-            output,
-            "and {more} more: list them with --number {}",
-            report.total
-        )?;
+        let total = report.total;
+        writeln!(output, "and {more} more: list them with --number {total}")?;
     }
-    Ok(Answer::Yes)
+    Ok(())
 }
 
 /// Keeps so many as are listed, and counts the others, one that comes twice possibly twice.

@@ -22,9 +22,8 @@ use super::{
     inspect::StepReport,
     output::{BAD, BOLD, DIM, GOOD, Output, align_right},
     reading::{Entry, ReadArgs, Reading},
-    server,
     settings::Settings,
-    text::grouped,
+    text::{grouped, millis},
     time::{date_time, span, time},
 };
 
@@ -117,25 +116,10 @@ pub(crate) fn run(
         ));
     }
     let key = args.identity.key(settings.ipv6_prefix())?;
-    let reading = server::block_on(settings, async {
-        let inspector = server::inspector(&server::connect(settings).await?, settings);
-        args.read
-            .reader(settings, inspector, key.clone())
-            .await?
-            .read()
-            .await
-    })?;
+    let reading = args.read.read(settings, key.clone())?;
     let report = report(&reading, &key, args.cost)?;
-    if output.is_json() {
-        output.document(&report)?;
-    } else {
-        write(&report, output)?;
-    }
-    Ok(if report.passes {
-        Answer::Yes
-    } else {
-        Answer::No
-    })
+    output.report(&report, write)?;
+    Ok(report.passes.into())
 }
 
 fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report, Error> {
@@ -212,8 +196,7 @@ fn decision(
 
 /// When a rule that denies admits; `None` for never.
 fn after(now_ms: u64, rule: &RuleUsage) -> Option<u64> {
-    let after = rule.retry_after()?.as_millis();
-    Some(now_ms.saturating_add(u64::try_from(after).unwrap_or(u64::MAX)))
+    Some(now_ms.saturating_add(millis(rule.retry_after()?)))
 }
 
 impl PolicyReport {
@@ -240,14 +223,10 @@ impl RuleReport {
         let rule: Rule = usage.rule();
         let section = value.and_then(|value| value.section(&rule));
         let used = section.map_or(0, |section| section.used(now_ms));
-        let fits_ms = if usage.is_exceeded() {
-            after(now_ms, usage)
-        } else {
-            None
-        };
+        let fits_ms = { usage.is_exceeded().then(|| after(now_ms, usage)) }.flatten();
         let steps = section
-            .map_or(Vec::new(), |section| section.steps(now_ms))
-            .into_iter();
+            .into_iter()
+            .flat_map(|section| section.steps(now_ms));
         let before = steps.filter(|step| fits_ms.is_some_and(|fits_ms| step.release_ms <= fits_ms));
         Self {
             rule: rule.to_string(),
@@ -313,18 +292,15 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
         output.write_table(&table)?;
     }
     if used.iter().any(|policy| policy.shadow) {
-        writeln!(output, "{DIM}*: a shadow, which denies no request{DIM:#}")?;
+        output.hint("*: a shadow, which denies no request")?;
     }
     if !empty.is_empty() {
         let empty: Vec<&str> = empty.iter().map(|it| it.policy.as_str()).collect();
-        writeln!(
-            output,
-            "{DIM}it passes, and nothing counts, under {}{DIM:#}",
-            empty.join(", ")
-        )?;
+        let empty = empty.join(", ");
+        output.hint(&format!("it passes, and nothing counts, under {empty}"))?;
     }
     if used.is_empty() && report.blocked.is_none() {
-        writeln!(output, "{DIM}{}{DIM:#}", report.prefix_hint)?;
+        output.hint(&report.prefix_hint)?;
     }
     if let Some(block) = &report.blocked {
         let text = block.text(now_ms);

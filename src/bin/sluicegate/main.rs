@@ -44,6 +44,12 @@ enum Answer {
     No,
 }
 
+impl From<bool> for Answer {
+    fn from(is_yes: bool) -> Self {
+        if is_yes { Self::Yes } else { Self::No }
+    }
+}
+
 fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(Answer::Yes) => ExitCode::SUCCESS,

@@ -71,6 +71,24 @@ impl Output {
         Ok(())
     }
 
+    /// Writes a report: as JSON for a program, else as `write` does.
+    pub(crate) fn report<T: Serialize>(
+        &mut self,
+        report: &T,
+        write: impl FnOnce(&T, &mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        if self.json {
+            self.document(report)
+        } else {
+            write(report, self)
+        }
+    }
+
+    /// Writes a line that matters less.
+    pub(crate) fn hint(&mut self, text: &str) -> Result<(), Error> {
+        Ok(writeln!(self, "{DIM}{text}{DIM:#}")?)
+    }
+
     /// An empty table that fits the terminal; in a pipe its lines are as long as they are.
     pub(crate) fn table<'a>(&self, header: impl IntoIterator<Item = &'a str>) -> Table {
         let mut table = Table::new();

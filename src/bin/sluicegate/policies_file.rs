@@ -17,7 +17,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::{error::Error, text::Position};
+use super::{error::Error, settings::Settings, text::Position};
 
 const TABLE: &str = "policies";
 
@@ -82,6 +82,15 @@ pub(crate) fn load(path: &Path) -> Result<Policies, Error> {
         )));
     }
     Policies::new(file.policies.into_iter().map(|it| it.policy)).map_err(Error::usage)
+}
+
+/// Those of the file that is named, or else of the one that the settings name.
+pub(crate) fn load_named(
+    file: Option<&PathBuf>,
+    settings: &Settings,
+) -> Result<Option<Policies>, Error> {
+    let file = file.or(settings.policies.as_ref());
+    file.map(|file| load(file)).transpose()
 }
 
 /// Reads each policy by itself, so that all that have an error are told.

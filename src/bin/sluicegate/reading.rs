@@ -13,7 +13,9 @@ use super::{
     error::Error,
     policies_file,
     scan::{DEFAULT_LOAD, Scan},
+    server,
     settings::Settings,
+    text::millis,
 };
 
 /// The arguments of verbs that read what is stored for an identity.
@@ -65,10 +67,13 @@ pub(crate) struct Reader {
 }
 
 impl ReadArgs {
-    /// The policies of the file that is named, here or in the configuration file.
-    pub(crate) fn load(&self, settings: &Settings) -> Result<Option<Policies>, Error> {
-        let file = self.policies.as_ref().or(settings.policies.as_ref());
-        file.map(|file| policies_file::load(file)).transpose()
+    /// Reads once.
+    pub(crate) fn read(&self, settings: &Settings, key: Key) -> Result<Reading, Error> {
+        server::block_on(settings, async {
+            let inspector = server::inspector(&server::connect(settings).await?, settings);
+            let reader = self.reader(settings, inspector, key).await?;
+            reader.read().await
+        })
     }
 
     /// Finds out which keys are to be read: those of the policies that are named or in the file, or what a SCAN finds.
@@ -78,7 +83,7 @@ impl ReadArgs {
         inspector: Inspector,
         key: Key,
     ) -> Result<Reader, Error> {
-        let known = self.load(settings)?;
+        let known = policies_file::load_named(self.policies.as_ref(), settings)?;
         let policies = match &known {
             Some(known) if self.only.is_empty() => known
                 .iter()
@@ -118,7 +123,7 @@ impl Reader {
     pub(crate) async fn read(&self) -> Result<Reading, Error> {
         let now_ms = if self.local_clock {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            u64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+            millis(since.unwrap_or_default())
         } else {
             self.inspector.now_ms(&self.key).await?
         };

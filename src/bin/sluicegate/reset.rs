@@ -10,7 +10,7 @@ use super::{
     Answer,
     error::Error,
     identity::IdentityArgs,
-    output::{DIM, Output},
+    output::Output,
     reading::{ReadArgs, Reading},
     server,
     settings::Settings,
@@ -120,7 +120,7 @@ fn done(reading: &Reading, deleted: Vec<String>, output: &mut Output) -> Result<
             output,
             "Nothing is stored for {identity}: nothing was deleted."
         )?;
-        writeln!(output, "{DIM}{}{DIM:#}", reading.prefix_hint)?;
+        output.hint(&reading.prefix_hint)?;
     } else {
         let policies = deleted.join(", ");
         writeln!(output, "Deleted what {identity} had used under {policies}.")?;

@@ -74,13 +74,9 @@ struct Finding {
 pub(crate) fn run(args: &CheckArgs, output: &mut Output) -> Result<Answer, Error> {
     let file = PoliciesFile::read(&args.file)?;
     let report = report(&file, args.cost);
-    if output.is_json() {
-        output.document(&report)?;
-    } else {
-        write(&report, &file, output)?;
-    }
+    output.report(&report, |report, output| write(report, &file, output))?;
     let failed = !report.errors.is_empty() || args.strict && !report.warnings.is_empty();
-    Ok(if failed { Answer::No } else { Answer::Yes })
+    Ok((!failed).into())
 }
 
 fn report(file: &PoliciesFile, cost: u64) -> Report {

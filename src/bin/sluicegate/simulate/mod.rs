@@ -74,10 +74,6 @@ pub(crate) fn run(
     if let Some(path) = &args.report {
         fs::write(path, report::page(&outcome)?).map_err(|error| Error::file(path, &error))?;
     }
-    if output.is_json() {
-        output.document(&outcome)?;
-    } else {
-        write::write(&outcome, output)?;
-    }
+    output.report(&outcome, write::write)?;
     Ok(Answer::Yes)
 }

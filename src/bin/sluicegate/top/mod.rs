@@ -18,7 +18,7 @@ use self::ranking::{Ranked, Ranking};
 use super::{
     Answer,
     error::Error,
-    output::{BAD, DIM, Output, align_right},
+    output::{BAD, Output, align_right},
     policies_file,
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
@@ -95,8 +95,6 @@ struct Report {
     /// How many of them by a ban.
     banned: Option<u64>,
     top: Vec<Row>,
-    #[serde(skip)]
-    prefix_hint: String,
 }
 
 #[derive(Serialize)]
@@ -119,21 +117,12 @@ pub(crate) fn run(
     settings: &Settings,
     output: &mut Output,
 ) -> Result<Answer, Error> {
-    let file = args.policies.as_ref().or(settings.policies.as_ref());
-    let policies = file.map(|file| policies_file::load(file)).transpose()?;
+    let policies = policies_file::load_named(args.policies.as_ref(), settings)?;
     let report = server::block_on(settings, async {
         let inspector = server::inspector(&server::connect(settings).await?, settings);
-        let report = Top::new(args, policies).run(&inspector).await?;
-        Ok(Report {
-            prefix_hint: settings.prefix_hint(),
-            ..report
-        })
+        Top::new(args, policies).run(&inspector).await
     })?;
-    if output.is_json() {
-        output.document(&report)?;
-    } else {
-        write(&report, output)?;
-    }
+    output.report(&report, |report, output| write(report, settings, output))?;
     Ok(Answer::Yes)
 }
 
@@ -242,7 +231,6 @@ impl<'a> Top<'a> {
             unreadable: self.unreadable,
             blocked: self.args.policy.is_none().then_some(self.blocked),
             banned: self.args.policy.is_none().then_some(self.banned),
-            prefix_hint: String::new(),
             top: rows.map(|ranked| Row::of(ranked, has_limits)).collect(),
         }
     }
@@ -318,7 +306,7 @@ fn shorten(rows: &mut [Vec<String>], header: &[&str], width: usize) {
     }
 }
 
-fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
+fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<(), Error> {
     write!(output, "{} keys", grouped(report.keys))?;
     if report.read != report.keys {
         write!(output, ", {} read", grouped(report.read))?;
@@ -341,7 +329,7 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
         )?;
     }
     if report.read == 0 {
-        writeln!(output, "{DIM}{}{DIM:#}", report.prefix_hint)?;
+        output.hint(&settings.prefix_hint())?;
     }
     if !report.top.is_empty() {
         let mut header = vec!["identity", "policy", "rule", "used"];
@@ -373,10 +361,7 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
         )?;
     }
     if report.full.is_none() {
-        writeln!(
-            output,
-            "{DIM}limits are not stored: --policies FILE tells who is denied{DIM:#}"
-        )?;
+        output.hint("limits are not stored: --policies FILE tells who is denied")?;
     }
     Ok(())
 }
