@@ -8,6 +8,8 @@ use std::{
     thread,
 };
 
+use sluicegate::rule::MAX_UNITS;
+
 use super::{
     super::error::Error,
     options::SimulateArgs,
@@ -37,22 +39,22 @@ impl Job {
 /// All jobs, with a store of its own for each.
 pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>, Error> {
     let policies = &mapping.policies;
-    let tally = Tally::new(policies, args.keys, args.decisions.as_deref())?;
+    let tally = Tally::new(policies.clone(), args.keys, args.decisions.as_deref())?;
     let peaks = replay::times(policies, PEAK_FACTOR).map_err(Error::usage)?;
     let mut jobs = vec![
         Job::Tally(Box::new(tally)),
         Job::Peaks(Peaks::new(peaks, args.keys)),
     ];
-    let mut place = 0;
-    for (index, (policy, _)) in policies.iter().enumerate() {
-        for (rule_index, rule) in policy.rules().iter().enumerate() {
+    for (index, mapped) in policies.iter().enumerate() {
+        let shadow = mapped.policy.is_shadow();
+        for (rule_index, rule) in mapped.policy.rules().iter().enumerate() {
+            let place = mapped.first_rule + rule_index;
             for limit in other_limits(rule.limit(), &args.factors) {
                 let changed =
                     replay::with_limit(policies, index, rule_index, limit).map_err(Error::usage)?;
-                let variant = Variant::new(changed, args.keys, place, limit, policy.is_shadow());
+                let variant = Variant::new(changed, args.keys, place, limit, shadow);
                 jobs.push(Job::Variant(variant));
             }
-            place += 1;
         }
     }
     Ok(jobs)
@@ -70,11 +72,8 @@ const PEAK_FACTOR: u64 = 100;
 )]
 fn other_limits(limit: u64, factors: &[f64]) -> Vec<u64> {
     let scaled = |factor: &f64| (limit as f64 * factor).round().max(1.0) as u64;
-    let mut limits: Vec<u64> = factors
-        .iter()
-        .map(scaled)
-        .map(|it| it.min(sluicegate::rule::MAX_UNITS))
-        .collect();
+    let limits = factors.iter().map(|it| scaled(it).min(MAX_UNITS));
+    let mut limits: Vec<u64> = limits.collect();
     limits.sort_unstable();
     limits.dedup();
     limits.retain(|it| *it != limit);

@@ -56,21 +56,9 @@ impl Lines {
                 BUFFER,
                 MultiGzDecoder::new(reader),
             )),
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => {
-                return Err(io::Error::other(
-                    "unpack it first: zstdcat FILE | sluicegate …",
-                ));
-            }
-            [b'B', b'Z', b'h', ..] => {
-                return Err(io::Error::other(
-                    "unpack it first: bzcat FILE | sluicegate …",
-                ));
-            }
-            [0xfd, b'7', b'z', b'X', b'Z', ..] => {
-                return Err(io::Error::other(
-                    "unpack it first: xzcat FILE | sluicegate …",
-                ));
-            }
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => return Err(packed_by("zstd")),
+            [b'B', b'Z', b'h', ..] => return Err(packed_by("bz")),
+            [0xfd, b'7', b'z', b'X', b'Z', ..] => return Err(packed_by("xz")),
             _ => Box::new(reader),
         };
         Ok(Self {
@@ -84,13 +72,8 @@ impl Lines {
     pub(super) fn next(&mut self) -> io::Result<(u64, Line<'_>)> {
         self.line.clear();
         let limit = MAX_LINE as u64 + 1;
-        if self
-            .reader
-            .by_ref()
-            .take(limit)
-            .read_until(b'\n', &mut self.line)?
-            == 0
-        {
+        let mut reader = self.reader.by_ref().take(limit);
+        if reader.read_until(b'\n', &mut self.line)? == 0 {
             return Ok((self.number, Line::End));
         }
         self.number += 1;
@@ -102,6 +85,10 @@ impl Lines {
         }
         Ok((self.number, Line::Text(&self.line)))
     }
+}
+
+fn packed_by(program: &str) -> io::Error {
+    io::Error::other(format!("unpack it first: {program}cat FILE | sluicegate …"))
 }
 
 struct Counted {

@@ -108,17 +108,15 @@ pub(super) struct OtherLimit {
 pub(super) struct OverTime {
     /// The length of a span.
     pub(super) seconds: u64,
-    pub(super) spans: Vec<TimeSpan>,
+    pub(super) spans: Vec<Span>,
 }
 
-#[derive(Serialize)]
-pub(super) struct TimeSpan {
-    /// The start, in s since the Unix epoch.
-    pub(super) from: u64,
-    pub(super) requests: u64,
-    pub(super) refused: u64,
-    /// By rule, in the order of policies and rules.
-    pub(super) by_rule: Vec<u64>,
+impl OverTime {
+    /// In one span.
+    pub(super) fn most_requests(&self) -> u64 {
+        let requests = self.spans.iter().map(|it| it.requests);
+        requests.max().unwrap_or(0)
+    }
 }
 
 #[derive(Serialize)]
@@ -161,8 +159,8 @@ impl Outcome {
             .policies
             .iter()
             .zip(&tally.policies)
-            .zip(&mapping.is_named)
-            .map(|(((policy, key), counts), is_named)| {
+            .map(|(mapped, counts)| {
+                let policy = &mapped.policy;
                 let rules = policy.rules().iter().zip(rules.by_ref()).map(
                     |(rule, (place, (counts, (peak, more))))| RuleOutcome {
                         rule: rule.to_string(),
@@ -180,13 +178,13 @@ impl Outcome {
                 );
                 PolicyOutcome {
                     name: policy.name().to_owned(),
-                    key: mapping.name(*key).to_owned(),
+                    key: mapping.name(mapped.key).to_owned(),
                     shadow: policy.is_shadow(),
                     requests: counts.requests,
                     refused: counts.refused,
                     rules: rules.collect(),
                     bans: policy.banned_by().is_some(),
-                    is_named: *is_named,
+                    is_named: mapped.is_named,
                 }
             });
         let time = |ms| (tally.requests > 0).then(|| text::rfc3339(ms));
@@ -208,29 +206,11 @@ impl Outcome {
 }
 
 fn over_time(tally: &Tally, most: u64) -> OverTime {
-    let (seconds, spans) = tally.timeline.spans(most);
-    let spans = spans.into_iter().map(
-        |(
-            from,
-            Span {
-                requests,
-                refused,
-                mut by_rule,
-            },
-        )| {
-            by_rule.resize(tally.rules.len(), 0);
-            TimeSpan {
-                from,
-                requests,
-                refused,
-                by_rule,
-            }
-        },
-    );
-    OverTime {
-        seconds,
-        spans: spans.collect(),
+    let (seconds, mut spans) = tally.timeline.spans(most);
+    for span in &mut spans {
+        span.by_rule.resize(tally.rules.len(), 0);
     }
+    OverTime { seconds, spans }
 }
 
 fn hardest_hit(tally: &Tally, top: usize) -> Vec<Identity> {

@@ -184,13 +184,7 @@ fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
 }
 
 fn chart(over_time: &OverTime, output: &mut Output) -> Result<(), Error> {
-    let most = over_time
-        .spans
-        .iter()
-        .map(|it| it.requests)
-        .max()
-        .unwrap_or(0)
-        .max(1);
+    let most = over_time.most_requests().max(1);
     writeln!(
         output,
         "\n{BOLD}Over time{BOLD:#}, in spans of {}: requests █, refused ▒",
