@@ -12,7 +12,7 @@ use sluicegate::{
 
 use super::{
     Answer,
-    error::Error,
+    error::{Error, Result},
     identity::IdentityArgs,
     output::{BAD, BOLD, Output},
     server,
@@ -107,7 +107,7 @@ impl From<Block> for BlockReport {
 
 impl BlockReport {
     /// The block that holds at this time, of what is stored.
-    pub(crate) fn of(stored: StoredBlock, now_ms: u64) -> Result<Option<Self>, Error> {
+    pub(crate) fn of(stored: StoredBlock, now_ms: u64) -> Result<Option<Self>> {
         let block = stored.map_err(|error| {
             Error::server(format_args!(
                 "the block of the identity: {error}. No check that heeds it can be decided: the service's failure policy \
@@ -161,11 +161,7 @@ impl UntilArgs {
     }
 }
 
-pub(crate) fn block(
-    args: &BlockArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
+pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
     let (report, asked_ms) = server::block_on(settings, async {
         let store = server::connect(settings).await?;
@@ -216,7 +212,7 @@ pub(crate) fn unblock(
     args: &UnblockArgs,
     settings: &Settings,
     output: &mut Output,
-) -> Result<Answer, Error> {
+) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
     let (identity, now_ms, was_blocked) = server::block_on(settings, async {
         let store = server::connect(settings).await?;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{
     Answer,
     block::BlockReport,
-    error::Error,
+    error::Result,
     output::{Output, WARN},
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
@@ -64,17 +64,13 @@ struct Row {
     now_ms: u64,
 }
 
-pub(crate) fn run(
-    args: &BlocksArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
+pub(crate) fn run(args: &BlocksArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let report = server::block_on(settings, find(args, settings))?;
     output.report(&report, |report, output| write(report, settings, output))?;
     Ok(Answer::Yes)
 }
 
-fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<(), Error> {
+fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
     for Unreadable { identity, error } in &report.unreadable {
         writeln!(
             output,
@@ -108,7 +104,7 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
 }
 
 /// Keeps so many as are listed, and counts the others, one that comes twice possibly twice.
-async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report, Error> {
+async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
     let inspector = server::inspector(&server::connect(settings).await?, settings);
     let mut rows = BTreeMap::new();
     let (mut dropped, mut unreadable) = (0, BTreeMap::new());

@@ -8,7 +8,7 @@ use sluicegate::{Policy, Rule, contributors::Contributors};
 
 use super::{
     Answer,
-    error::Error,
+    error::{Error, Result},
     identity::IdentityArgs,
     output::{BOLD, Output, align_right},
     policies_file, server,
@@ -75,7 +75,7 @@ pub(crate) fn run(
     args: &ContributorsArgs,
     settings: &Settings,
     output: &mut Output,
-) -> Result<Answer, Error> {
+) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
     let policy = policy(args, settings)?;
     let told = server::block_on(settings, async {
@@ -88,7 +88,7 @@ pub(crate) fn run(
 }
 
 /// The policy of the service, or one with this window: its limit does not matter here.
-fn policy(args: &ContributorsArgs, settings: &Settings) -> Result<Policy, Error> {
+fn policy(args: &ContributorsArgs, settings: &Settings) -> Result<Policy> {
     if let Some(rule) = args.window {
         return Policy::new(&args.policy, [rule]).map_err(Error::usage);
     }
@@ -125,7 +125,7 @@ fn report(policy: &Policy, told: &Contributors, number: usize) -> Report {
     }
 }
 
-fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<(), Error> {
+fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
     let policy = &report.policy;
     if report.contributors.is_empty() {
         writeln!(

@@ -17,7 +17,7 @@ use sluicegate::{
 use super::{
     Answer,
     block::BlockReport,
-    error::Error,
+    error::{Error, Result},
     identity::IdentityArgs,
     inspect::StepReport,
     output::{BAD, BOLD, DIM, GOOD, Output, align_right},
@@ -105,11 +105,7 @@ struct RuleReport {
     released_first: Vec<StepReport>,
 }
 
-pub(crate) fn run(
-    args: &ExplainArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
+pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     if args.read.policies.is_none() && settings.policies.is_none() {
         return Err(Error::usage(
             "the limits are needed: give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml",
@@ -122,7 +118,7 @@ pub(crate) fn run(
     Ok(report.passes.into())
 }
 
-fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report, Error> {
+fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
     let mut report = Report {
         identity: reading.identity.clone(),
         now_ms: reading.now_ms,
@@ -169,7 +165,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report, Error> {
 }
 
 /// What the script could not read, it cannot decide by either.
-fn value(entry: &Entry) -> Result<Option<&StoredValue>, Error> {
+fn value(entry: &Entry) -> Result<Option<&StoredValue>> {
     let value = entry.stored.as_ref().map_err(|error| {
         let name = &entry.name;
         Error::server(format_args!(
@@ -186,7 +182,7 @@ fn decision(
     cost: u64,
     now_ms: u64,
     value: Option<&StoredValue>,
-) -> Result<Decision, Error> {
+) -> Result<Decision> {
     // As if it were no shadow: what it would decide.
     let counting = Policy::new(policy.name(), policy.rules().iter().copied());
     let counting = counting.map_err(Error::usage)?;
@@ -266,7 +262,7 @@ impl RuleReport {
     }
 }
 
-fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
+fn write(report: &Report, output: &mut Output) -> Result<()> {
     let (now_ms, cost) = (report.now_ms, report.cost);
     let at = date_time(now_ms);
     writeln!(

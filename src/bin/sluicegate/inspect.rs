@@ -13,7 +13,7 @@ use sluicegate::{
 use super::{
     Answer,
     block::BlockReport,
-    error::Error,
+    error::Result,
     identity::IdentityArgs,
     output::{BAD, BOLD, DIM, Output, align_right},
     reading::{Entry, ReadArgs, Reading},
@@ -103,11 +103,7 @@ pub(crate) struct StepReport {
     pub(crate) release_ms: u64,
 }
 
-pub(crate) fn run(
-    args: &InspectArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
+pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
     let reading = args.read.read(settings, key)?;
     let report = Report::of(&reading)?;
@@ -116,7 +112,7 @@ pub(crate) fn run(
 }
 
 impl Report {
-    pub(crate) fn of(reading: &Reading) -> Result<Self, Error> {
+    pub(crate) fn of(reading: &Reading) -> Result<Self> {
         let policies = reading.entries.iter();
         Ok(Self {
             identity: reading.identity.clone(),
@@ -130,7 +126,7 @@ impl Report {
     }
 
     /// For a person.
-    pub(crate) fn write(&self, output: &mut Output) -> Result<(), Error> {
+    pub(crate) fn write(&self, output: &mut Output) -> Result<()> {
         let time = date_time(self.now_ms);
         writeln!(
             output,

@@ -30,7 +30,7 @@ use clap::Parser;
 
 use self::{
     args::{Cli, Command},
-    error::Error,
+    error::Result,
     output::Output,
     settings::Settings,
 };
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<Answer, Error> {
+fn run(cli: Cli) -> Result<Answer> {
     let output = &mut Output::new(cli.json);
     let settings = || Settings::load(cli.settings, cli.config.as_deref());
     match cli.command {

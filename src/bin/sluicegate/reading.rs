@@ -10,7 +10,7 @@ use sluicegate::{
 };
 
 use super::{
-    error::Error,
+    error::{Error, Result},
     policies_file,
     scan::{DEFAULT_LOAD, Scan},
     server,
@@ -68,7 +68,7 @@ pub(crate) struct Reader {
 
 impl ReadArgs {
     /// Reads once.
-    pub(crate) fn read(&self, settings: &Settings, key: Key) -> Result<Reading, Error> {
+    pub(crate) fn read(&self, settings: &Settings, key: Key) -> Result<Reading> {
         server::block_on(settings, async {
             let inspector = server::inspector(&server::connect(settings).await?, settings);
             let reader = self.reader(settings, inspector, key).await?;
@@ -82,7 +82,7 @@ impl ReadArgs {
         settings: &Settings,
         inspector: Inspector,
         key: Key,
-    ) -> Result<Reader, Error> {
+    ) -> Result<Reader> {
         let known = policies_file::load_named(self.policies.as_ref(), settings)?;
         let policies = match &known {
             Some(known) if self.only.is_empty() => known
@@ -104,7 +104,7 @@ impl ReadArgs {
         })
     }
 
-    fn named(&self, known: Option<&Policies>) -> Result<Vec<(String, Option<Policy>)>, Error> {
+    fn named(&self, known: Option<&Policies>) -> Result<Vec<(String, Option<Policy>)>> {
         let named = self
             .only
             .iter()
@@ -120,7 +120,7 @@ impl ReadArgs {
 }
 
 impl Reader {
-    pub(crate) async fn read(&self) -> Result<Reading, Error> {
+    pub(crate) async fn read(&self) -> Result<Reading> {
         let now_ms = if self.local_clock {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             millis(since.unwrap_or_default())
@@ -147,7 +147,7 @@ impl Reader {
 }
 
 /// The policies under which something is stored for an identity, in the order of their names: by looking at all keys.
-async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<String>, Error> {
+async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<String>> {
     let mut names = Vec::new();
     let scan = Scan::new(inspector, DEFAULT_LOAD).await?;
     scan.run(&inspector.all_of(key), async |_, found| {

@@ -11,7 +11,7 @@ use std::{
 use sluicegate::rule::MAX_UNITS;
 
 use super::{
-    super::error::Error,
+    super::error::{Error, Result},
     options::SimulateArgs,
     others::{Peaks, Variant},
     replay,
@@ -27,7 +27,7 @@ pub(super) enum Job {
 }
 
 impl Job {
-    pub(super) fn take(&mut self, request: &Request) -> Result<(), Error> {
+    pub(super) fn take(&mut self, request: &Request) -> Result<()> {
         match self {
             Self::Tally(it) => it.take(request),
             Self::Variant(it) => Ok(it.take(request)?),
@@ -37,7 +37,7 @@ impl Job {
 }
 
 /// All jobs, with a store of its own for each.
-pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>, Error> {
+pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
     let policies = &mapping.policies;
     let tally = Tally::new(policies.clone(), args.keys, args.decisions.as_deref())?;
     let peaks = replay::times(policies, PEAK_FACTOR).map_err(Error::usage)?;
@@ -83,8 +83,8 @@ fn other_limits(limit: u64, factors: &[f64]) -> Vec<u64> {
 /// Hands batches of requests to the jobs, each of which sees all of them in order, and answers the jobs.
 pub(super) fn run(
     jobs: Vec<Job>,
-    read: impl FnOnce(&mut dyn FnMut(Vec<Request>) -> bool) -> Result<(), Error>,
-) -> Result<Vec<Job>, Error> {
+    read: impl FnOnce(&mut dyn FnMut(Vec<Request>) -> bool) -> Result<()>,
+) -> Result<Vec<Job>> {
     let count = thread::available_parallelism()
         .map_or(1, usize::from)
         .min(jobs.len());
@@ -115,7 +115,7 @@ pub(super) fn run(
     })
 }
 
-fn work(mut jobs: Vec<Job>, batches: &Receiver<Arc<[Request]>>) -> Result<Vec<Job>, Error> {
+fn work(mut jobs: Vec<Job>, batches: &Receiver<Arc<[Request]>>) -> Result<Vec<Job>> {
     for batch in batches {
         for job in &mut jobs {
             for request in &*batch {

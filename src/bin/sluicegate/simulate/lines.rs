@@ -12,7 +12,7 @@ use std::{
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::super::error::Error;
+use super::super::error::{Error, Result};
 
 /// A longer line is no request that a server would have read.
 const MAX_LINE: usize = 64 << 10;
@@ -34,7 +34,7 @@ pub(super) enum Line<'a> {
 
 impl Lines {
     /// Opens a file, or stdin if the path is `-`. `read` is added the bytes that are read, before they are unpacked.
-    pub(super) fn open(path: &Path, read: &Arc<AtomicU64>) -> Result<Self, Error> {
+    pub(super) fn open(path: &Path, read: &Arc<AtomicU64>) -> Result<Self> {
         let of_path = |error: io::Error| Error::file(path, &error);
         let raw: Box<dyn Read> = if path == Path::new("-") {
             let stdin = io::stdin();

@@ -28,13 +28,15 @@ use std::fs;
 
 pub(crate) use self::options::SimulateArgs;
 use self::{progress::Progress, reading::Reading, request::Mapping, result::Outcome};
-use super::{Answer, error::Error, output::Output, policies_file, settings::Settings};
+use super::{
+    Answer,
+    error::{Error, Result},
+    output::Output,
+    policies_file,
+    settings::Settings,
+};
 
-pub(crate) fn run(
-    args: &SimulateArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
+pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let policies = policies_file::load(&args.policies)?;
     if policies.iter().next().is_none() {
         return Err(Error::usage(format_args!(

@@ -3,7 +3,10 @@
 use serde::Serialize;
 
 use super::{
-    super::{error::Error, text},
+    super::{
+        error::{Error, Result},
+        text,
+    },
     lines::{Line, Lines},
     options::SimulateArgs,
     order::Order,
@@ -60,7 +63,7 @@ impl<'a> Reading<'a> {
         args: &'a SimulateArgs,
         mapping: &'a Mapping,
         progress: &'a Progress,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let logs = args.logs.iter().map(|path| {
             let lines = Lines::open(path, &progress.read)?;
             Ok(Log { lines, next: None })
@@ -71,13 +74,13 @@ impl<'a> Reading<'a> {
             progress,
             time: Field::new(&args.time),
             path: Field::new("path"),
-            logs: logs.collect::<Result<_, Error>>()?,
+            logs: logs.collect::<Result<_>>()?,
             counts: Counts::default(),
         })
     }
 
     /// Reads all logs to their ends, merged by time, until `send` wants no more.
-    pub(super) fn read(&mut self, send: &mut dyn FnMut(Vec<Request>) -> bool) -> Result<(), Error> {
+    pub(super) fn read(&mut self, send: &mut dyn FnMut(Vec<Request>) -> bool) -> Result<()> {
         let mut order = Order::new(self.args.reorder, !self.args.no_spread);
         let mut batch = Vec::with_capacity(BATCH);
         for log in 0..self.logs.len() {
@@ -113,7 +116,7 @@ impl<'a> Reading<'a> {
     }
 
     /// Reads the next request of a log.
-    fn advance(&mut self, at: usize) -> Result<(), Error> {
+    fn advance(&mut self, at: usize) -> Result<()> {
         let log = &mut self.logs[at];
         let path = &self.args.logs[at];
         loop {

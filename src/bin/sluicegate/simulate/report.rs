@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Write};
 
 use super::{
     super::{
-        error::Error,
+        error::{Error, Result},
         text::{date, grouped},
     },
     plot::{self, COLOURS},
@@ -23,7 +23,7 @@ const HEAD: &str = "<!doctype html>
 ";
 
 /// The page.
-pub(super) fn page(outcome: &Outcome) -> Result<String, Error> {
+pub(super) fn page(outcome: &Outcome) -> Result<String> {
     let failed =
         |error: &dyn Display| Error::usage(format_args!("cannot draw the report: {error}"));
     let mut page = format!(

@@ -5,7 +5,10 @@ use std::{net::IpAddr, str};
 use sluicegate::{Key, PeerIp, Policy, policies::Policies};
 
 use super::{
-    super::{error::Error, identity::leaked},
+    super::{
+        error::{Error, Result},
+        identity::leaked,
+    },
     record::{Field, Record},
     stamp::Stamp,
 };
@@ -46,11 +49,7 @@ pub(super) struct Mapped {
 impl Mapping {
     /// Reads `--key FIELD` and `--key POLICY=FIELD`. Without them, a policy that is called as a field is by that field,
     /// and any other by `ip`.
-    pub(super) fn new(
-        policies: &Policies,
-        keys: &[String],
-        ipv6_prefix: u8,
-    ) -> Result<Self, Error> {
+    pub(super) fn new(policies: &Policies, keys: &[String], ipv6_prefix: u8) -> Result<Self> {
         let mut mapping = Self {
             policies: Vec::new(),
             fields: Vec::new(),

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{
-    super::{error::Error, text},
+    super::{error::Result, text},
     jobs::Job,
     reading::Counts,
     request::Mapping,
@@ -140,7 +140,7 @@ impl Outcome {
         jobs: Vec<Job>,
         lines: Counts,
         top: usize,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let (mut tally, mut peaks, mut variants) = (None, None, Vec::new());
         for job in jobs {
             match job {

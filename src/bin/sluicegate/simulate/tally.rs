@@ -5,7 +5,7 @@ use std::{collections::HashMap, path::Path};
 use sluicegate::{Decision, Denial, Key};
 
 use super::{
-    super::error::Error,
+    super::error::Result,
     decisions::Decisions,
     replay::Replay,
     request::{Mapped, Request},
@@ -60,7 +60,7 @@ impl Tally {
         policies: Vec<Mapped>,
         capacity: usize,
         decisions: Option<&Path>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let rules = policies.iter().map(|it| it.policy.rules().len()).sum();
         Ok(Self {
             most_identities: capacity,
@@ -79,7 +79,7 @@ impl Tally {
         })
     }
 
-    pub(super) fn take(&mut self, request: &Request) -> Result<(), Error> {
+    pub(super) fn take(&mut self, request: &Request) -> Result<()> {
         let decision = self.replay.decide(request)?;
         if self.requests == 0 {
             self.first_ms = request.ms;
@@ -169,7 +169,7 @@ impl Tally {
     }
 
     /// Writes what is left to write.
-    pub(super) fn finish(&mut self) -> Result<(), Error> {
+    pub(super) fn finish(&mut self) -> Result<()> {
         self.full |= self.replay.is_full();
         self.decisions.as_mut().map_or(Ok(()), Decisions::flush)
     }

@@ -6,7 +6,7 @@ use comfy_table::{Cell, CellAlignment, Color};
 
 use super::{
     super::{
-        error::Error,
+        error::Result,
         output::{BAD, BOLD, DIM, Output, WARN},
         text::{date, grouped, short_date},
     },
@@ -16,7 +16,7 @@ use super::{
 /// The length of the longest bar.
 const BAR: u64 = 30;
 
-pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<()> {
     summary(outcome, output)?;
     if outcome.requests == 0 {
         return Ok(());
@@ -40,7 +40,7 @@ pub(super) fn share(part: u64, whole: u64) -> String {
     }
 }
 
-fn summary(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+fn summary(outcome: &Outcome, output: &mut Output) -> Result<()> {
     let Outcome {
         requests,
         refused,
@@ -105,7 +105,7 @@ fn name(policy: &PolicyOutcome) -> String {
     format!("{} (by {}{shadow})", policy.name, policy.key)
 }
 
-fn policies(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+fn policies(outcome: &Outcome, output: &mut Output) -> Result<()> {
     let mut table = output.table([
         "policy",
         "rule",
@@ -137,7 +137,7 @@ fn policies(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
     output.write_table(&table)
 }
 
-fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<()> {
     if outcome
         .rules()
         .all(|(_, rule)| rule.other_limits.is_empty())
@@ -183,7 +183,7 @@ fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
     output.write_table(&table)
 }
 
-fn chart(over_time: &OverTime, output: &mut Output) -> Result<(), Error> {
+fn chart(over_time: &OverTime, output: &mut Output) -> Result<()> {
     let most = over_time.most_requests().max(1);
     writeln!(
         output,
@@ -221,7 +221,7 @@ pub(super) fn span(seconds: u64) -> String {
     }
 }
 
-fn hardest_hit(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+fn hardest_hit(outcome: &Outcome, output: &mut Output) -> Result<()> {
     if outcome.hardest_hit.is_empty() {
         return Ok(());
     }

@@ -17,7 +17,7 @@ use sluicegate::{
 use self::ranking::{Ranked, Ranking};
 use super::{
     Answer,
-    error::Error,
+    error::Result,
     output::{BAD, Output, align_right},
     policies_file,
     scan::{DEFAULT_LOAD, Scan, Share},
@@ -112,11 +112,7 @@ struct Row {
     fits_ms: Option<u64>,
 }
 
-pub(crate) fn run(
-    args: &TopArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
+pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let policies = policies_file::load_named(args.policies.as_ref(), settings)?;
     let report = server::block_on(settings, async {
         let inspector = server::inspector(&server::connect(settings).await?, settings);
@@ -151,7 +147,7 @@ impl<'a> Top<'a> {
         }
     }
 
-    async fn run(mut self, inspector: &Inspector) -> Result<Report, Error> {
+    async fn run(mut self, inspector: &Inspector) -> Result<Report> {
         let scan = Scan::new(inspector, self.args.load).await?;
         let selection = match self.args.policy.as_deref() {
             Some(policy) => inspector.all(Some(policy)),
@@ -169,7 +165,7 @@ impl<'a> Top<'a> {
         Ok(self.report(scan.total))
     }
 
-    async fn batch(&mut self, server: &Server, mut names: Vec<StoredName>) -> Result<(), Error> {
+    async fn batch(&mut self, server: &Server, mut names: Vec<StoredName>) -> Result<()> {
         names.retain(|name| is_chosen(name, self.args.sample));
         let (blocks, mut names): (Vec<_>, Vec<_>) =
             names.into_iter().partition(StoredName::is_of_block);
@@ -200,7 +196,7 @@ impl<'a> Top<'a> {
         Ok(())
     }
 
-    async fn count_blocks(&mut self, server: &Server, names: &[StoredName]) -> Result<(), Error> {
+    async fn count_blocks(&mut self, server: &Server, names: &[StoredName]) -> Result<()> {
         if names.is_empty() {
             return Ok(());
         }
@@ -306,7 +302,7 @@ fn shorten(rows: &mut [Vec<String>], header: &[&str], width: usize) {
     }
 }
 
-fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<(), Error> {
+fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
     write!(output, "{} keys", grouped(report.keys))?;
     if report.read != report.keys {
         write!(output, ", {} read", grouped(report.read))?;
