@@ -263,13 +263,11 @@ impl RuleReport {
 }
 
 fn write(report: &Report, output: &mut Output) -> Result<()> {
-    let (now_ms, cost) = (report.now_ms, report.cost);
-    let at = date_time(now_ms);
+    let (at, cost) = (date_time(report.now_ms), grouped(report.cost));
     writeln!(
         output,
-        "{BOLD}{}{BOLD:#}  cost {}  {DIM}{at}{DIM:#}",
-        report.identity,
-        grouped(cost)
+        "{BOLD}{}{BOLD:#}  cost {cost}  {DIM}{at}{DIM:#}",
+        report.identity
     )?;
     let mut table = output.table(["policy", "rule", "used", "left", "fits", "released first"]);
     let (empty, used): (Vec<_>, Vec<_>) = report.policies.iter().partition(|it| it.is_empty());
@@ -280,7 +278,7 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
                 (0, false) => policy.policy.clone(),
                 _ => String::new(),
             };
-            table.add_row(rule.row(name, now_ms));
+            table.add_row(rule.row(name, report.now_ms));
         }
     }
     align_right(&mut table, 2..=3);
@@ -298,6 +296,11 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
     if used.is_empty() && report.blocked.is_none() {
         output.hint(&report.prefix_hint)?;
     }
+    write_verdict(report, output)
+}
+
+fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
+    let now_ms = report.now_ms;
     if let Some(block) = &report.blocked {
         let text = block.text(now_ms);
         writeln!(

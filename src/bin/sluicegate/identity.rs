@@ -17,8 +17,8 @@ const MAX_STDIN: u64 = 1 << 20;
 /// The argument of verbs about one identity.
 #[derive(Args)]
 pub(crate) struct IdentityArgs {
-    /// Who: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or cookie:session=VALUE; a VALUE
-    /// of - is read from stdin, so that a secret stays out of the shell's history
+    /// Who: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or cookie:session=VALUE; a
+    /// VALUE of - is read from stdin, so that a secret stays out of the shell's history
     #[arg(value_name = "IDENTITY")]
     identity: Identity,
 

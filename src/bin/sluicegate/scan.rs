@@ -69,7 +69,7 @@ pub(crate) struct Scan {
 }
 
 impl Scan {
-    /// Keeps a server busy for at most this share of the time, and shows on stderr how far it is, if that is a terminal.
+    /// Keeps a server busy for at most this share of the time. Shows on stderr how far it is, if that is a terminal.
     pub(crate) async fn new(inspector: &Inspector, load: Share) -> Result<Self> {
         let servers = inspector.servers().await?;
         let mut total = 0;

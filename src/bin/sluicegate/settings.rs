@@ -1,4 +1,5 @@
-//! [`Settings`]: where the counts are, and how they are named. From the command line, else the environment, else a file.
+//! [`Settings`]: where the counts are, and how they are named: from the command line, else the environment, else a
+//! file.
 
 use std::{
     env, fs,
@@ -46,7 +47,8 @@ pub(crate) struct Settings {
     )]
     pub(crate) sentinel: Option<Vec<String>>,
 
-    /// The primary that the sentinels know: NAME, or redis://USER:PASSWORD@NAME [env: SLUICEGATE_PRIMARY] [default: mymaster]
+    /// The primary that the sentinels know: NAME, or redis://USER:PASSWORD@NAME [env: SLUICEGATE_PRIMARY]
+    /// [default: mymaster]
     #[arg(long, global = true, value_name = "NAME", hide_short_help = true)]
     pub(crate) primary: Option<String>,
 

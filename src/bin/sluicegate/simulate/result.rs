@@ -1,13 +1,15 @@
 //! [`Outcome`]: what came out, as `--json` writes it. Fields are only ever added.
 
 use serde::Serialize;
+use sluicegate::Rule;
 
 use super::{
     super::{error::Result, text},
     jobs::Job,
+    others::Variant,
     reading::Counts,
     request::Mapping,
-    tally::Tally,
+    tally::{RuleTally, Tally},
     timeline::Span,
 };
 
@@ -72,8 +74,8 @@ pub(super) struct RuleOutcome {
     pub(super) refused: u64,
     /// Requests that it refused alone.
     pub(super) alone: u64,
-    /// The lowest limit under which nobody would have been refused, if no other rule refused anybody either; null if it is
-    /// above a hundred times the limit.
+    /// The lowest limit under which nobody would have been refused, if no other rule refused anybody either; null if it
+    /// is above a hundred times the limit.
     pub(super) nobody_refused_at: Option<u64>,
     pub(super) limit: u64,
     /// All refusals of requests if this rule had another limit; of a shadow, those that it would have refused.
@@ -81,6 +83,26 @@ pub(super) struct RuleOutcome {
 }
 
 impl RuleOutcome {
+    fn new<'a>(
+        rule: &Rule,
+        counts: RuleTally,
+        (peak, is_more): (u64, bool),
+        others: impl Iterator<Item = &'a Variant>,
+    ) -> Self {
+        let others = others.map(|it| OtherLimit {
+            limit: it.limit,
+            refused: it.refused,
+        });
+        Self {
+            rule: rule.to_string(),
+            refused: counts.refused,
+            alone: counts.alone,
+            nobody_refused_at: (!is_more).then_some(peak),
+            limit: rule.limit(),
+            other_limits: others.collect(),
+        }
+    }
+
     /// The limit under which nobody would have been refused, for a person.
     pub(super) fn nobody_at(&self) -> String {
         self.nobody_refused_at.map_or_else(
@@ -154,39 +176,25 @@ impl Outcome {
         };
         tally.finish()?;
         variants.sort_by_key(|it| (it.rule, it.limit));
-        let mut rules = tally.rules.iter().zip(&peaks.peaks).enumerate();
-        let policies = mapping
-            .policies
-            .iter()
-            .zip(&tally.policies)
-            .map(|(mapped, counts)| {
-                let policy = &mapped.policy;
-                let rules = policy.rules().iter().zip(rules.by_ref()).map(
-                    |(rule, (place, (counts, (peak, more))))| RuleOutcome {
-                        rule: rule.to_string(),
-                        refused: counts.refused,
-                        alone: counts.alone,
-                        nobody_refused_at: (!more).then_some(*peak),
-                        limit: rule.limit(),
-                        other_limits: { variants.iter().filter(|it| it.rule == place) }
-                            .map(|it| OtherLimit {
-                                limit: it.limit,
-                                refused: it.refused,
-                            })
-                            .collect(),
-                    },
-                );
-                PolicyOutcome {
-                    name: policy.name().to_owned(),
-                    key: mapping.name(mapped.key).to_owned(),
-                    shadow: policy.is_shadow(),
-                    requests: counts.requests,
-                    refused: counts.refused,
-                    rules: rules.collect(),
-                    bans: policy.banned_by().is_some(),
-                    is_named: mapped.is_named,
-                }
+        let policies = mapping.policies.iter().zip(&tally.policies);
+        let policies = policies.map(|(mapped, counts)| {
+            let policy = &mapped.policy;
+            let rules = (mapped.first_rule..).zip(policy.rules());
+            let rules = rules.map(|(place, rule)| {
+                let others = variants.iter().filter(|it| it.rule == place);
+                RuleOutcome::new(rule, tally.rules[place], peaks.peaks[place], others)
             });
+            PolicyOutcome {
+                name: policy.name().to_owned(),
+                key: mapping.name(mapped.key).to_owned(),
+                shadow: policy.is_shadow(),
+                requests: counts.requests,
+                refused: counts.refused,
+                rules: rules.collect(),
+                bans: policy.banned_by().is_some(),
+                is_named: mapped.is_named,
+            }
+        });
         let time = |ms| (tally.requests > 0).then(|| text::rfc3339(ms));
         Ok(Self {
             requests: tally.requests,

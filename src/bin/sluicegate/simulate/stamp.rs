@@ -36,8 +36,8 @@ impl Stamp {
         Self::new(time.as_millisecond(), !text.contains('.'))
     }
 
-    /// Reads what JSON logs write: RFC 3339, the form of the common log, or seconds (with a fraction), milli-, micro- or
-    /// nanoseconds since the Unix epoch; which of these it is, is told by the size of the number.
+    /// Reads what JSON logs write: RFC 3339, the form of the common log, or seconds (with a fraction), milli-, micro-
+    /// or nanoseconds since the Unix epoch; the size of the number tells which of these it is.
     pub(super) fn json(value: &Value) -> Option<Self> {
         match value {
             Value::Number(number) => match number.as_i64() {

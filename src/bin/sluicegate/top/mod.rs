@@ -307,11 +307,8 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
     if report.read != report.keys {
         write!(output, ", {} read", grouped(report.read))?;
     }
-    write!(
-        output,
-        ", {} with units that count",
-        grouped(report.counting)
-    )?;
+    let counting = grouped(report.counting);
+    write!(output, ", {counting} with units that count")?;
     match report.full {
         Some(0) => writeln!(output, ", none of them full")?,
         Some(full) => writeln!(output, ", {BAD}{} full{BAD:#}", grouped(full))?,
@@ -328,26 +325,7 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
         output.hint(&settings.prefix_hint())?;
     }
     if !report.top.is_empty() {
-        let mut header = vec!["identity", "policy", "rule", "used"];
-        match report.full {
-            Some(_) => header.extend(["", "denied for"]),
-            None => header.push("steps"),
-        }
-        let rows = report.top.iter().map(|row| row.cells(report.now_ms));
-        let mut rows: Vec<Vec<String>> = rows.collect();
-        if output.is_terminal() {
-            shorten(&mut rows, &header, output.width().into());
-        }
-        let mut table = output.table(header);
-        for row in rows {
-            let cells = row.into_iter().enumerate();
-            table.add_row(cells.map(|(column, text)| match column {
-                5 => Cell::new(text).fg(Color::Red),
-                _ => Cell::new(text),
-            }));
-        }
-        align_right(&mut table, 3..=4);
-        output.write_table(&table)?;
+        write_rows(report, output)?;
     }
     if report.unreadable > 0 {
         let count = grouped(report.unreadable);
@@ -360,4 +338,27 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
         output.hint("limits are not stored: --policies FILE tells who is denied")?;
     }
     Ok(())
+}
+
+fn write_rows(report: &Report, output: &mut Output) -> Result<()> {
+    let mut header = vec!["identity", "policy", "rule", "used"];
+    match report.full {
+        Some(_) => header.extend(["", "denied for"]),
+        None => header.push("steps"),
+    }
+    let rows = report.top.iter().map(|row| row.cells(report.now_ms));
+    let mut rows: Vec<Vec<String>> = rows.collect();
+    if output.is_terminal() {
+        shorten(&mut rows, &header, output.width().into());
+    }
+    let mut table = output.table(header);
+    for row in rows {
+        let cells = row.into_iter().enumerate();
+        table.add_row(cells.map(|(column, text)| match column {
+            5 => Cell::new(text).fg(Color::Red),
+            _ => Cell::new(text),
+        }));
+    }
+    align_right(&mut table, 3..=4);
+    output.write_table(&table)
 }
