@@ -4,13 +4,10 @@ use std::{
     fs::File,
     io::{self, BufRead, BufReader, IsTerminal, Read},
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
 };
 
 use flate2::bufread::MultiGzDecoder;
+use indicatif::ProgressBar;
 
 use super::super::error::{Error, Result};
 
@@ -33,8 +30,8 @@ pub(super) enum Line<'a> {
 }
 
 impl Lines {
-    /// Opens a file, or stdin if the path is `-`. `read` is added the bytes that are read, before they are unpacked.
-    pub(super) fn open(path: &Path, read: &Arc<AtomicU64>) -> Result<Self> {
+    /// Opens a file, or stdin if the path is `-`.
+    pub(super) fn open(path: &Path, bar: &ProgressBar) -> Result<Self> {
         let of_path = |error: io::Error| Error::file(path, &error);
         let raw: Box<dyn Read> = if path == Path::new("-") {
             let stdin = io::stdin();
@@ -45,8 +42,7 @@ impl Lines {
         } else {
             Box::new(File::open(path).map_err(of_path)?)
         };
-        let read = read.clone();
-        Self::new(Counted { raw, read }).map_err(of_path)
+        Self::new(bar.wrap_read(raw)).map_err(of_path)
     }
 
     pub(super) fn new(raw: impl Read + 'static) -> io::Result<Self> {
@@ -89,19 +85,6 @@ impl Lines {
 
 fn packed_by(program: &str) -> io::Error {
     io::Error::other(format!("unpack it first: {program}cat FILE | sluicegate …"))
-}
-
-struct Counted {
-    raw: Box<dyn Read>,
-    read: Arc<AtomicU64>,
-}
-
-impl Read for Counted {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.raw.read(buffer)?;
-        self.read.fetch_add(count as u64, Ordering::Relaxed);
-        Ok(count)
-    }
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ mod write;
 use std::fs;
 
 pub(crate) use self::options::SimulateArgs;
-use self::{progress::Progress, reading::Reading, request::Mapping, result::Outcome};
+use self::{reading::Reading, request::Mapping, result::Outcome};
 use super::{
     Answer,
     error::{Error, Result},
@@ -56,10 +56,10 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
         let file = fs::OpenOptions::new().append(true).create(true).open(path);
         file.map_err(|error| Error::file(path, &error))?;
     }
-    let progress = Progress::new(&args.logs);
-    let mut reading = Reading::open(args, &mapping, &progress)?;
+    let bar = progress::bar(&args.logs);
+    let mut reading = Reading::open(args, &mapping, &bar)?;
     let jobs = jobs::run(jobs, |send| reading.read(send))?;
-    progress.bar.finish_and_clear();
+    bar.finish_and_clear();
     reading.report();
     let counts = &reading.counts;
     if counts.read > 0 && counts.unreadable == counts.read {

@@ -1,5 +1,6 @@
 //! [`Reading`]: the logs, merged by time and put into order.
 
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::{
@@ -10,7 +11,6 @@ use super::{
     lines::{Line, Lines},
     options::SimulateArgs,
     order::Order,
-    progress::Progress,
     record::{Field, Record},
     request::{Mapping, Request},
 };
@@ -45,7 +45,6 @@ struct Unreadable {
 pub(super) struct Reading<'a> {
     args: &'a SimulateArgs,
     mapping: &'a Mapping,
-    progress: &'a Progress,
     time: Field,
     path: Field,
     logs: Vec<Log>,
@@ -62,16 +61,15 @@ impl<'a> Reading<'a> {
     pub(super) fn open(
         args: &'a SimulateArgs,
         mapping: &'a Mapping,
-        progress: &'a Progress,
+        bar: &ProgressBar,
     ) -> Result<Self> {
         let logs = args.logs.iter().map(|path| {
-            let lines = Lines::open(path, &progress.read)?;
+            let lines = Lines::open(path, bar)?;
             Ok(Log { lines, next: None })
         });
         Ok(Self {
             args,
             mapping,
-            progress,
             time: Field::new(&args.time),
             path: Field::new("path"),
             logs: logs.collect::<Result<_>>()?,
@@ -131,9 +129,6 @@ impl<'a> Reading<'a> {
                 Line::Text(line) => Ok(line),
             };
             self.counts.read += 1;
-            if self.counts.read.is_multiple_of(8_192) {
-                self.progress.show();
-            }
             let read = line.and_then(|line| {
                 let record = Record::read(line).map_err(|why| (line, why))?;
                 let stamp = record.stamp(&self.time).map_err(|why| (line, why))?;

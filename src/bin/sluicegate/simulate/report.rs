@@ -211,11 +211,7 @@ fn other_limits(page: &mut String, outcome: &Outcome) -> fmt::Result {
         .max();
     let most = most.unwrap_or(0).max(outcome.refused);
     for (policy, rule) in outcome.rules() {
-        let (now, whole) = if policy.shadow {
-            (policy.refused, policy.requests)
-        } else {
-            (outcome.refused, outcome.requests)
-        };
+        let (now, whole) = outcome.counts_with(policy);
         for (limit, refused) in rule.limits(now) {
             let class = if limit == rule.limit {
                 "number now"

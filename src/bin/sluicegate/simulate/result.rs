@@ -157,6 +157,15 @@ impl Outcome {
         policies.flat_map(|policy| policy.rules.iter().map(move |rule| (policy, rule)))
     }
 
+    /// How many requests are refused now, and of how many, where another limit of this policy would change that.
+    pub(super) fn counts_with(&self, policy: &PolicyOutcome) -> (u64, u64) {
+        if policy.shadow {
+            (policy.refused, policy.requests)
+        } else {
+            (self.refused, self.requests)
+        }
+    }
+
     pub(super) fn new(
         mapping: &Mapping,
         jobs: Vec<Job>,

@@ -153,11 +153,7 @@ fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<()> {
         "change",
     ]);
     for (policy, rule) in outcome.rules() {
-        let (now, requests) = if policy.shadow {
-            (policy.refused, policy.requests)
-        } else {
-            (outcome.refused, outcome.requests)
-        };
+        let (now, requests) = outcome.counts_with(policy);
         for (index, (limit, refused)) in rule.limits(now).into_iter().enumerate() {
             let change = match refused.checked_sub(now) {
                 Some(_) if limit == rule.limit => "now".to_owned(),
