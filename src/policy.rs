@@ -166,8 +166,8 @@ impl Policy {
         self.inner.ban.is_some() && !self.shadow
     }
 
-    /// The policy under which the strikes of a ban are counted. Strikes up to the limit always fit: those that are there
-    /// are fewer, or a ban is due in any case.
+    /// The policy under which the strikes of a ban are counted. As many as the limit always fit, unless there are so
+    /// many already that a ban is due.
     pub(crate) fn of_strikes(strikes: Rule) -> Self {
         Self {
             inner: Arc::new(Inner {
