@@ -19,14 +19,23 @@ local function later_block(now, block, place, held)
   return pack('<I1', place) .. held
 end
 
--- Blocks an identity until a time or for a time, unless it is blocked for longer.
--- name, arg  of the key, and what is asked for
--- state      of the key; gets what is to be written
+-- Blocks an identity until a time or for a time, unless it is blocked for longer. A ban is about two keys: it is
+-- made only if the strikes of the second reach its limit, and forgets them.
+-- first   the number of the operation's first key
+-- states  of its keys; get what is to be written
 -- Returns what is to be replied: the block that holds.
-local function block(now, name, arg, state)
-  local action, _, stop, _, by = unpack('<I1I4I7I1I1', arg)
+local function block(now, first, states)
+  local state, strikes = states[1], states[2]
+  local action, _, stop, _, by = unpack('<I1I4I7I1I1', ARGV[first + 1])
+  if strikes then
+    local task = strikes.task
+    local stored = relayout(now, redis.pcall('GET', KEYS[first + 1]), task)
+    local used = read_section(now, stored.value, 14 + stored[1] * 14, task[2], 1, stored[2])
+    if used < task[7] then return '\2' end
+    strikes.is_gone = true
+  end
   if action == 6 then stop = math.min(now + stop, 281474976710655) end -- 2^48 - 1 is for ever
-  local held = redis.pcall('GET', name)
+  local held = redis.pcall('GET', KEYS[first])
   if held then
     local held_until = read_block(held)
     if held_until > now and held_until >= stop then return '\1' .. held end

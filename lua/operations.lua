@@ -84,7 +84,7 @@ while KEYS[i] do
     elseif kind == 4 then
       state.is_gone = true
     elseif kind > 4 then
-      reply = seldom().slow_path().block(now, KEYS[first], arg, state)
+      reply = seldom().slow_path().block(now, first, states)
     end
     admitted = 0
   elseif kind > 1 then

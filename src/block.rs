@@ -52,8 +52,8 @@
 //! the answer to the request: so a burst can be denied a few times more before the ban holds. A ban begins with the
 //! denial that was the last strike, forgets the strikes, and lasts exactly its time. What is denied by a block is no
 //! strike. Keys on an
-//! [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned. A ban whose last strike is
-//! being counted while the identity is unblocked may begin right after it.
+//! [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned. A ban that is being made while
+//! the identity is unblocked is not made, or is ended; strikes that are not counted yet count after that.
 //!
 //! Ban only by keys that a client cannot choose. Who may name another's key, such as the user of a login that has not
 //! succeeded, can have that other banned; and a ban of an address is one of all who share it.
@@ -300,11 +300,6 @@ impl Ban {
     #[must_use]
     pub const fn time(&self) -> Duration {
         self.time
-    }
-
-    /// A block of this ban, after a denial at this time of the store.
-    pub(crate) fn until(&self, denied_at_ms: u64) -> Until {
-        Until::At(UNIX_EPOCH + Duration::from_millis(denied_at_ms) + self.time)
     }
 }
 

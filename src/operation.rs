@@ -6,6 +6,7 @@ use crate::{
     decision::{Decision, Usage},
     key::Key,
     policy::Policy,
+    rule::Rule,
     settlement::Settlement,
 };
 
@@ -39,6 +40,15 @@ pub enum Operation {
         /// Who asks for it.
         by: BlockedBy,
     },
+    /// Block an identity by a [ban](crate::block#bans), if its strikes still reach the limit; then they are forgotten.
+    Ban {
+        /// Who is blocked.
+        key: Key,
+        /// Counts the strikes.
+        strikes: Rule,
+        /// Until when.
+        until: Until,
+    },
     /// End all blocks of an identity, and forget its strikes.
     Unblock {
         /// Who is no longer blocked.
@@ -59,6 +69,8 @@ pub enum Reply {
     Reset,
     /// To [`Operation::Block`]: the block that holds now.
     Block(Block),
+    /// To [`Operation::Ban`]: the block that holds now; `None` if there are too few strikes.
+    Ban(Option<Block>),
     /// To [`Operation::Unblock`].
     Unblock,
 }

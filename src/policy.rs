@@ -166,12 +166,13 @@ impl Policy {
         self.inner.ban.is_some() && !self.shadow
     }
 
-    /// The policy under which the strikes of a ban are counted.
+    /// The policy under which the strikes of a ban are counted. As many as the limit always fit, unless there are so
+    /// many already that a ban is due.
     pub(crate) fn of_strikes(strikes: Rule) -> Self {
         Self {
             inner: Arc::new(Inner {
                 name: STRIKES.into(),
-                rules: [strikes].into(),
+                rules: [strikes.doubled()].into(),
                 ban: None,
             }),
             shadow: false,

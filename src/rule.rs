@@ -170,6 +170,12 @@ impl Rule {
         self
     }
 
+    /// The rule with twice its limit.
+    pub(crate) fn doubled(mut self) -> Self {
+        self.limit = (self.limit * 2).min(MAX_UNITS);
+        self
+    }
+
     /// An error for a rule that no store could count.
     pub(crate) fn validate(&self) -> Result<(), RuleError> {
         self.problem().map_or(Ok(()), |problem| {

@@ -1,7 +1,7 @@
 //! Strikes are counted, and bans made, by one task of the limiter, apart from the requests.
 //!
 //! ```text
-//! denial ──▶ waiting strikes ──▶ task: charge them in the store ──▶ too many: block, and forget the strikes
+//! denial ──▶ waiting strikes ──▶ task: charge them in the store ──▶ too many: ban
 //! ```
 
 use std::{
@@ -9,14 +9,14 @@ use std::{
     collections::HashMap,
     mem,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::{runtime::Handle, task::JoinSet, time::timeout};
 
 use super::Limiter;
 use crate::{
-    block::{Ban, BlockedBy},
+    block::{Ban, Until},
     charge::Charge,
     check::Check,
     decision::{Decision, Denial},
@@ -205,8 +205,10 @@ impl Counting {
     }
 }
 
-/// Counts strikes of an identity, and blocks it if it has too many. What the store cannot do is not tried again: the
+/// Counts strikes of an identity, and bans it if it has too many. What the store cannot do is not tried again: the
 /// next denial is a strike, too. No call is about two identities: a proxy may have their keys on two servers.
+///
+/// The store bans only if the strikes are still there, so that an operator can unblock the identity between the calls.
 async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
     // Where they count together, the ban that comes first sees those of all.
     strikes.sort_by_key(|it| Reverse(order(&it.ban)));
@@ -214,27 +216,26 @@ async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
     let replies = call(&limiter, checks.collect()).await;
     let counted = strikes.iter().zip(replies);
     let banned = counted.filter_map(|(it, reply)| match reply {
-        Some(Reply::Check(decision)) if is_last_strike(&decision) => Some(it),
+        Some(Reply::Check(decision)) if it.reach_limit(&decision) => Some(it),
         _ => None,
     });
-    let banned: Vec<&Strikes> = banned.collect();
-    let Some(last) = banned.last() else {
+    let mut banned: Vec<&Strikes> = banned.collect();
+    if banned.is_empty() {
         return;
-    };
-    let policy = Policy::of_strikes(last.ban.strikes());
-    let blocks = banned.iter().map(|it| Operation::Block {
+    }
+    // The longest first: it forgets the strikes, so that the others are not made.
+    banned.sort_by_key(|it| Reverse(it.until()));
+    let bans = banned.iter().map(|it| Operation::Ban {
         key: key.clone(),
-        until: it.ban.until(it.denied_at_ms),
-        by: BlockedBy::Ban,
+        strikes: it.ban.strikes(),
+        until: Until::At(it.until()),
     });
-    let mut operations: Vec<Operation> = blocks.collect();
-    operations.push(Operation::Reset { policy, key });
-    let replies = call(&limiter, operations).await;
+    let replies = call(&limiter, bans.collect()).await;
     let Some(observer) = &limiter.inner.observer else {
         return;
     };
     for (strikes, reply) in banned.iter().zip(replies) {
-        if let Some(Reply::Block(block)) = reply {
+        if let Some(Reply::Ban(Some(block))) = reply {
             let policy = &strikes.policy;
             observer.on_ban(&BanEvent { policy, block });
         }
@@ -250,19 +251,25 @@ async fn call(limiter: &Limiter, operations: Vec<Operation>) -> Vec<Option<Reply
 }
 
 impl Strikes {
-    /// Charges them.
+    /// Charges them. More than the limit are worth no more.
     fn check(&self, key: &Key) -> Operation {
-        let policy = Policy::of_strikes(self.ban.strikes());
-        let charge = Charge::new(&policy, key.clone(), self.count);
+        let strikes = self.ban.strikes();
+        let count = self.count.min(strikes.limit());
+        let charge = Charge::new(&Policy::of_strikes(strikes), key.clone(), count);
         Operation::Check(Check::of_one(charge))
     }
-}
 
-/// Where so many do not fit any more, there are too many in any case.
-fn is_last_strike(decision: &Decision) -> bool {
-    match decision {
-        Decision::Allowed(usage) => usage.rules().any(|it| it.remaining() == 0),
-        Decision::Denied(_) => true,
-        Decision::Blocked(_) => false,
+    /// They are charged with twice the limit.
+    fn reach_limit(&self, charged: &Decision) -> bool {
+        let limit = self.ban.strikes().limit();
+        match charged {
+            Decision::Allowed(usage) => usage.rules().any(|it| it.remaining() <= limit),
+            Decision::Denied(_) => true,
+            Decision::Blocked(_) => false,
+        }
+    }
+
+    fn until(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.denied_at_ms) + self.ban.time()
     }
 }

@@ -12,7 +12,7 @@
 //! ```
 //! use std::sync::{Arc, atomic::{AtomicU64, Ordering::Relaxed}};
 //! use sluicegate::{
-//!     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, Usage, block::{Block, BlockedBy, Until},
+//!     Charge, Decision, Key, Limiter, MemoryStore, Policy, Rule, Store, Usage, block::{Block, BlockedBy, Until},
 //!     store::{Check, Settlement, StoreFuture},
 //! };
 //!
@@ -31,9 +31,12 @@
 //!     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
 //!         self.0.reset(policy, key)
 //!     }
-//!     // Without these two, nobody can be blocked.
+//!     // Without these three, nobody can be blocked.
 //!     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
 //!         self.0.block(key, until, by)
+//!     }
+//!     fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+//!         self.0.ban(key, strikes, until)
 //!     }
 //!     fn unblock(&self, key: &Key) -> StoreFuture<()> {
 //!         self.0.unblock(key)
@@ -79,6 +82,7 @@ use crate::{
     error::StoreError,
     key::Key,
     policy::Policy,
+    rule::Rule,
 };
 pub use crate::{
     check::Check,
@@ -134,6 +138,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The default is an error: the store keeps no blocks.
     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
         let _ = (key, until, by);
+        StoreFuture::ready(Err(NO_BLOCKS))
+    }
+
+    /// Blocks an identity by a [ban](crate::block#bans), unless it is blocked for longer, and forgets its strikes; but
+    /// only if they still reach the limit of this rule. Answers the block that holds, or `None` if they do not.
+    ///
+    /// [Unblocking](Store::unblock) comes wholly before it, and then there are no strikes, or wholly after it. The
+    /// default is an error: the store keeps no blocks.
+    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+        let _ = (key, strikes, until);
         StoreFuture::ready(Err(NO_BLOCKS))
     }
 
@@ -223,6 +237,11 @@ fn call_one(store: &(impl Store + ?Sized), operation: &Operation) -> StoreFuture
         Operation::Settle(settlement) => store.settle(settlement).map(Reply::Settle),
         Operation::Reset { policy, key } => store.reset(policy, key).map(|()| Reply::Reset),
         Operation::Block { key, until, by } => store.block(key, *until, *by).map(Reply::Block),
+        Operation::Ban {
+            key,
+            strikes,
+            until,
+        } => store.ban(key, *strikes, *until).map(Reply::Ban),
         Operation::Unblock { key } => store.unblock(key).map(|()| Reply::Unblock),
     }
 }
@@ -243,6 +262,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
         (**self).block(key, until, by)
+    }
+
+    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+        (**self).ban(key, strikes, until)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {

@@ -10,6 +10,7 @@ use crate::{
     decision::{Decision, Usage},
     key::Key,
     policy::Policy,
+    rule::Rule,
     settlement::Settlement,
 };
 
@@ -48,6 +49,10 @@ impl Store for ScaledStore {
 
     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
         self.store.block(key, until, by)
+    }
+
+    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+        self.store.ban(key, strikes, until)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {

@@ -91,8 +91,8 @@ fn a_wrong_setting_is_told_with_its_place_and_without_the_secret() {
             "sluicegate.toml:2:1: unknown field `secrets`",
         ),
         (
-            "secret = 'hunter2'\ntimeout = '1 s'\n",
-            "sluicegate.toml:2:11: write a time as",
+            "secret = 'hunter2'\ntimeout = '1 x'\n",
+            "sluicegate.toml:2:11: write a time such as",
         ),
         ("secret = 'hunter2' x\n", "sluicegate.toml:1:20: "),
         (

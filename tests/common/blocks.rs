@@ -7,10 +7,10 @@ use std::{
 };
 
 use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, Store,
+    Charge, Decision, Key, Limiter, Policy, Rule, Store, Usage,
     block::{Block, BlockedBy, Until},
     decision::Blocked,
-    store::{Check, Operation, Reply, Settlement},
+    store::{CallFuture, Check, Operation, Reply, Settlement, StoreFuture},
     test_util::TestClock,
 };
 
@@ -41,6 +41,8 @@ macro_rules! blocks {
             secret_keys_are_blocked_apart_from_plain_ones
             what_was_blocked_is_not_settled
             a_ban_follows_the_last_strike_and_lasts_its_time
+            a_ban_needs_all_its_strikes_and_forgets_them
+            who_is_unblocked_while_a_ban_is_made_is_not_banned
         }
     };
     (@each $new:path: $($sentence:ident)*) => {
@@ -291,6 +293,92 @@ pub(crate) async fn a_ban_follows_the_last_strike_and_lasts_its_time(
     }
     let blocked = blocked(decide(1, 72_003).await);
     assert_eq!(blocked.block().until_ms(), Some(START_MS + 132_002));
+}
+
+pub(crate) async fn a_ban_needs_all_its_strikes_and_forgets_them(
+    store: Arc<impl Store>,
+    clock: TestClock,
+) {
+    let (limiter, policy) = (patient(Arc::clone(&store)), banning("9/10s@1s=1h"));
+    let ban = async |strikes: &str| {
+        let strikes: Rule = strikes.parse().unwrap();
+        let until = Until::At(at(clock.now_ms()) + HOUR);
+        store.ban(&user("alice"), strikes, until).await.unwrap()
+    };
+    assert_eq!(ban("1/10s@1s").await, None);
+    for _ in 0..2 {
+        strike(&limiter, &policy, "alice").await;
+    }
+    strike(&limiter, &policy, "bob").await;
+    for too_few in ["3/10s@1s", "1/11s@1s", "1/10s@2s", "1/10s@exact", "1/10s"] {
+        assert_eq!(ban(too_few).await, None, "{too_few}");
+    }
+    assert!(!is_blocked(&store, "alice").await);
+    let expected = Some(Block::new(START_MS + ms(HOUR), BlockedBy::Ban));
+    assert_eq!(ban("2/10s@1s").await, expected);
+    assert!(is_blocked(&store, "alice").await);
+    assert_eq!(ban("1/10s@1s").await, None, "its strikes are forgotten");
+    store.unblock(&user("alice")).await.unwrap();
+
+    // They count for as long as their rule says.
+    strike(&limiter, &policy, "alice").await;
+    clock.advance(Duration::from_secs(1));
+    strike(&limiter, &policy, "alice").await;
+    clock.set(START_MS + 11_000);
+    assert_eq!(ban("2/10s@1s").await, None);
+
+    // A longer block holds, and the strikes are forgotten.
+    let block = block_user(&store, "alice", 2 * HOUR).await;
+    assert_eq!(ban("1/10s@1s").await, Some(block));
+    store.unblock(&user("alice")).await.unwrap();
+    assert_eq!(ban("1/10s@1s").await, None);
+    assert!(!is_blocked(&store, "alice").await);
+}
+
+/// A store whose alice is unblocked before whatever is called for but checks.
+#[derive(Debug)]
+struct Unblocking<S>(Arc<S>);
+
+impl<S: Store> Store for Unblocking<S> {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.0.check(check)
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.0.settle(settlement)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.0.reset(policy, key)
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        let store = Arc::clone(&self.0);
+        StoreFuture::pending(async move {
+            if !matches!(operations[..], [Operation::Check(_), ..]) {
+                store.unblock(&user("alice")).await?;
+            }
+            store.call(operations).await
+        })
+    }
+}
+
+pub(crate) async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
+    store: Arc<impl Store>,
+    _: TestClock,
+) {
+    let between = patient(Unblocking(Arc::clone(&store)));
+    let (limiter, policy) = (patient(Arc::clone(&store)), banning("2/10m=1h"));
+    for _ in 0..2 {
+        let decision = strike(&between, &policy, "alice").await;
+        assert!(matches!(decision, Decision::Denied(_)));
+    }
+    assert!(!is_blocked(&store, "alice").await);
+    // Her strikes are forgotten.
+    for expected in [false, true] {
+        strike(&limiter, &policy, "alice").await;
+        assert_eq!(is_blocked(&store, "alice").await, expected);
+    }
 }
 
 pub(crate) async fn checks_that_heed_no_blocks_are_not_denied(

@@ -6,7 +6,7 @@ use std::{
 };
 
 use sluicegate::{
-    Decision, Key, Policy, RedisStore, Store, Usage,
+    Decision, Key, Policy, RedisStore, Rule, Store, Usage,
     block::{Block, BlockedBy, Until},
     contributors::{Contribution, Contributors},
     store::{CallFuture, Check, ContributeFuture, Operation, Settlement, StoreFuture},
@@ -127,6 +127,10 @@ impl<T: fmt::Debug + Send + Sync + 'static> Store for Served<T> {
 
     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
         self.store.block(key, until, by)
+    }
+
+    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+        self.store.ban(key, strikes, until)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use sluicegate::{
-    Decision, Key, Policy, Store, StoreError, Usage,
+    Decision, Key, Policy, Rule, Store, StoreError, Usage,
     block::{Block, BlockedBy, BlockedIdentity, Until},
     contributors::{Contribution, Contributors},
     store::{
@@ -127,6 +127,10 @@ impl<S: Store> Store for Verified<S> {
 
     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
         self.cache.block(key, until, by)
+    }
+
+    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+        self.cache.ban(key, strikes, until)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {

@@ -1,7 +1,7 @@
 //! Bans, and blocks over the memory of a process.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Barrier, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -231,6 +231,29 @@ async fn unblocking_forgets_strikes_that_wait_to_be_counted() {
     limiter.strikes_counted().await;
     assert_eq!(blocked(&limiter, "alice").await, None);
     assert_eq!(blocked(&limiter, "bob").await, Some(3_600_000));
+}
+
+/// Whichever is first: the strikes are forgotten, or the ban is ended.
+#[tokio::test]
+async fn nobody_is_banned_who_is_unblocked_at_the_same_time() {
+    let store = MemoryStore::new();
+    let limiter = Limiter::new(store.clone());
+    let policy = policy("login", "9/1d=1h");
+    let strikes = "2/1d".parse().unwrap();
+    for round in 0..500 {
+        check(&limiter, [charge(&policy, "alice")]).await;
+        check(&limiter, [charge(&policy, "alice")]).await;
+        let start = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                start.wait();
+                drop(store.ban(&user("alice"), strikes, Until::ForEver));
+            });
+            start.wait();
+            drop(store.unblock(&user("alice")));
+        });
+        assert_eq!(store.blocks(1).await.unwrap(), [], "round {round}");
+    }
 }
 
 #[tokio::test]

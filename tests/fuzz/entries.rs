@@ -120,13 +120,18 @@ pub(crate) fn script_reply(data: &[u8]) {
     let heeding = Operation::Check(check.clone().with_blocks());
     let unblock = Operation::Unblock { key: key.clone() };
     let (until, by) = (Until::ForEver, BlockedBy::Operator);
+    let ban = Operation::Ban {
+        key: key.clone(),
+        strikes: Rule::per_minute(1),
+        until,
+    };
     let block = Operation::Block { key, until, by };
     let first = if choice & 0x40 == 0 {
         Operation::Check(check)
     } else {
         heeding
     };
-    let _ = block_on(store.call(vec![first, block, unblock, fill]));
+    let _ = block_on(store.call(vec![first, block, ban, unblock, fill]));
 }
 
 /// Whatever is stored, it is read as steps that add up, or is an error. The first six bytes are the time in seconds.

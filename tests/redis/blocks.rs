@@ -362,6 +362,34 @@ async fn strikes_have_a_key_of_their_own_that_a_ban_and_an_unblock_remove() {
     assert_eq!(server.run::<u64>("DBSIZE"), 0);
 }
 
+#[tokio::test]
+async fn strikes_that_cannot_be_read_are_no_ban_and_disturb_no_other_operation() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let strikes = "sluicegate:{user=alice}:!strikes";
+    for write in [
+        format!("SET {strikes} garbage"),
+        format!("RPUSH {strikes} 1"),
+    ] {
+        let _: redis::Value = server.run(&format!("DEL {strikes}"));
+        let _: redis::Value = server.run(&write);
+        let check = Check::new(charges(&["bob"])).unwrap().without_cost();
+        let operations = vec![
+            Operation::Ban {
+                key: user("alice"),
+                strikes: "1/1d".parse().unwrap(),
+                until: Until::ForEver,
+            },
+            Operation::Check(check),
+        ];
+        let replies = store.call(operations).await.unwrap();
+        let error = replies[0].as_ref().unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Protocol);
+        assert!(matches!(&replies[1], Ok(Reply::Check(it)) if it.is_allowed()));
+        assert_eq!(server.run::<Vec<String>>("KEYS *"), [strikes]);
+    }
+}
+
 #[cfg(feature = "bb8")]
 #[tokio::test]
 async fn every_kind_of_connection_knows_blocks() {

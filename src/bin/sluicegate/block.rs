@@ -1,9 +1,9 @@
 //! `sluicegate block` and `unblock`.
 
-use std::io::Write;
+use std::{io::Write, time::Duration};
 
 use clap::Args;
-use jiff::{Span, SpanRelativeTo, Timestamp, civil::DateTime, tz::TimeZone};
+use jiff::Timestamp;
 use serde::Serialize;
 use sluicegate::{
     block::{Block, Until},
@@ -12,11 +12,12 @@ use sluicegate::{
 
 use super::{
     Answer,
-    error::Error,
+    error::{Error, Result},
     identity::IdentityArgs,
-    output::{BAD, BOLD, DIM, Output},
+    output::{BAD, BOLD, Output},
     server,
     settings::Settings,
+    text::{self, millis},
     time::{date_time, span},
 };
 
@@ -57,8 +58,8 @@ pub(crate) struct BlockArgs {
 #[group(required = true, multiple = false)]
 struct UntilArgs {
     /// For how long: 90s, 2h, 7d, 1h30m
-    #[arg(long = "for", value_name = "TIME", value_parser = parse_span)]
-    span: Option<std::time::Duration>,
+    #[arg(long = "for", value_name = "TIME", value_parser = text::parse_duration)]
+    span: Option<Duration>,
 
     /// Until when: 2026-12-01T08:00:00+01:00, or without an offset in UTC
     #[arg(long, value_name = "DATE", value_parser = parse_date)]
@@ -106,7 +107,7 @@ impl From<Block> for BlockReport {
 
 impl BlockReport {
     /// The block that holds at this time, of what is stored.
-    pub(crate) fn of(stored: StoredBlock, now_ms: u64) -> Result<Option<Self>, Error> {
+    pub(crate) fn of(stored: StoredBlock, now_ms: u64) -> Result<Option<Self>> {
         let block = stored.map_err(|error| {
             Error::server(format_args!(
                 "the block of the identity: {error}. No check that heeds it can be decided: the service's failure policy \
@@ -151,48 +152,45 @@ impl UntilArgs {
             (None, None) => Until::ForEver,
         }
     }
+
+    /// In ms since the Unix epoch; `None` for ever.
+    fn ms(&self, now_ms: u64) -> Option<u64> {
+        let date = |date: Timestamp| u64::try_from(date.as_millisecond()).unwrap_or(0);
+        let span = |span| now_ms.saturating_add(millis(span));
+        self.span.map(span).or(self.until.map(date))
+    }
 }
 
-pub(crate) fn block(
-    args: &BlockArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
+pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
-    let (report, asked) = server::block_on(settings, async {
+    let (report, asked_ms) = server::block_on(settings, async {
         let store = server::connect(settings).await?;
         let inspector = server::inspector(&store, settings);
         let now_ms = inspector.now_ms(&key).await?;
-        let until = args.until.get();
-        if let Until::At(date) = until
-            && Timestamp::try_from(date).is_ok_and(|date| is_past(date, now_ms))
-        {
+        let until_ms = args.until.ms(now_ms);
+        if until_ms.is_some_and(|it| it <= now_ms) {
             return Err(Error::usage(
                 "this time has passed by the server's clock: nobody was blocked",
             ));
         }
         let limiter = server::limiter(store, settings);
-        let block = limiter.block(&key, until).await?;
+        let block = limiter.block(&key, args.until.get()).await?;
         let report = Report {
             identity: inspector.name(&key, "").identity().to_owned(),
             now_ms,
             blocked: Some(block.into()),
         };
-        Ok((report, until))
+        Ok((report, until_ms))
     })?;
     if output.is_json() {
         output.document(&report)?;
     } else if let Some(block) = &report.blocked {
         let text = block.text(report.now_ms);
-        writeln!(
-            output,
-            "{BOLD}{}{BOLD:#} is {BAD}{text}{BAD:#}.",
-            report.identity
-        )?;
-        if block.is_other_than(asked, report.now_ms) {
-            writeln!(
-                output,
-                "{DIM}That block ends later than what was asked for, and so it holds: unblock first to shorten it.{DIM:#}"
+        let identity = &report.identity;
+        writeln!(output, "{BOLD}{identity}{BOLD:#} is {BAD}{text}{BAD:#}.")?;
+        if block.is_other_than(asked_ms) {
+            output.hint(
+                "That block ends later than what was asked for, and so it holds: unblock first to shorten it.",
             )?;
         }
     }
@@ -201,17 +199,8 @@ pub(crate) fn block(
 
 impl BlockReport {
     /// Whether a block that ends later was there before. The server counted a span from its own time, a little later.
-    fn is_other_than(&self, asked: Until, now_ms: u64) -> bool {
+    fn is_other_than(&self, asked_ms: Option<u64>) -> bool {
         const ROUND_TRIP_MS: u64 = 10_000;
-        let asked_ms = match asked {
-            Until::ForEver => None,
-            Until::After(span) => u64::try_from(span.as_millis())
-                .ok()
-                .map(|ms| now_ms.saturating_add(ms)),
-            Until::At(date) => Timestamp::try_from(date)
-                .ok()
-                .and_then(|it| u64::try_from(it.as_millisecond()).ok()),
-        };
         match (self.until_ms, asked_ms) {
             (Some(held), Some(asked)) => held > asked.saturating_add(ROUND_TRIP_MS),
             (held, asked) => held != asked,
@@ -223,7 +212,7 @@ pub(crate) fn unblock(
     args: &UnblockArgs,
     settings: &Settings,
     output: &mut Output,
-) -> Result<Answer, Error> {
+) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
     let (identity, now_ms, was_blocked) = server::block_on(settings, async {
         let store = server::connect(settings).await?;
@@ -248,75 +237,12 @@ pub(crate) fn unblock(
         writeln!(output, "{BOLD}{identity}{BOLD:#} is no longer blocked.")?;
     } else {
         writeln!(output, "{BOLD}{identity}{BOLD:#} was not blocked.")?;
-        writeln!(output, "{DIM}{}{DIM:#}", settings.prefix_hint())?;
+        output.hint(&settings.prefix_hint())?;
     }
-    Ok(if was_blocked { Answer::Yes } else { Answer::No })
-}
-
-fn is_past(date: Timestamp, now_ms: u64) -> bool {
-    u64::try_from(date.as_millisecond()).unwrap_or(0) <= now_ms
-}
-
-fn parse_span(text: &str) -> Result<std::time::Duration, String> {
-    let error = || "write a time such as 90s, 2h, 7d or 1h30m".to_owned();
-    let span: Span = text.parse().map_err(|_| error())?;
-    let span = span
-        .to_duration(SpanRelativeTo::days_are_24_hours())
-        .map_err(|_| error())?;
-    let span = std::time::Duration::try_from(span).map_err(|_| error())?;
-    if span.is_zero() {
-        Err(error())
-    } else {
-        Ok(span)
-    }
+    Ok(was_blocked.into())
 }
 
 fn parse_date(text: &str) -> Result<Timestamp, String> {
-    if let Ok(time) = text.parse() {
-        return Ok(time);
-    }
-    let civil = text
-        .parse::<DateTime>()
-        .and_then(|it| it.to_zoned(TimeZone::UTC));
-    civil
-        .map(|it| it.timestamp())
-        .map_err(|_| "write a date such as 2026-12-01T08:00:00+01:00".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_read_as_people_write_them() {
-        for (text, seconds) in [
-            ("90s", 90),
-            ("2h", 7_200),
-            ("7d", 604_800),
-            ("1h30m", 5_400),
-            ("2 hours", 7_200),
-        ] {
-            assert_eq!(
-                parse_span(text).map(|it| it.as_secs()),
-                Ok(seconds),
-                "{text}"
-            );
-        }
-        for text in ["", "0s", "-1h", "2", "h", "soon"] {
-            assert!(parse_span(text).is_err(), "{text}");
-        }
-        for text in [
-            "2026-12-01T08:00:00+01:00",
-            "2026-12-01T07:00:00Z",
-            "2026-12-01 07:00",
-            "2026-12-01T07:00:00",
-        ] {
-            assert_eq!(
-                parse_date(text).map(|it| it.as_second()),
-                Ok(1_796_108_400),
-                "{text}"
-            );
-        }
-        assert!(parse_date("tomorrow").is_err());
-    }
+    let date = text::parse_date(text);
+    date.ok_or_else(|| "write a date such as 2026-12-01T08:00:00+01:00".into())
 }

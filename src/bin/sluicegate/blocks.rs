@@ -8,8 +8,8 @@ use serde::Serialize;
 use super::{
     Answer,
     block::BlockReport,
-    error::Error,
-    output::{DIM, Output, WARN},
+    error::Result,
+    output::{Output, WARN},
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
     settings::Settings,
@@ -64,16 +64,13 @@ struct Row {
     now_ms: u64,
 }
 
-pub(crate) fn run(
-    args: &BlocksArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
+pub(crate) fn run(args: &BlocksArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let report = server::block_on(settings, find(args, settings))?;
-    if output.is_json() {
-        output.document(&report)?;
-        return Ok(Answer::Yes);
-    }
+    output.report(&report, |report, output| write(report, settings, output))?;
+    Ok(Answer::Yes)
+}
+
+fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
     for Unreadable { identity, error } in &report.unreadable {
         writeln!(
             output,
@@ -82,8 +79,7 @@ pub(crate) fn run(
     }
     if report.blocks.is_empty() {
         writeln!(output, "Nobody is blocked.")?;
-        writeln!(output, "{DIM}{}{DIM:#}", settings.prefix_hint())?;
-        return Ok(Answer::Yes);
+        return output.hint(&settings.prefix_hint());
     }
     let mut table = output.table(["identity", "by", "until", "left"]);
     for Row {
@@ -101,17 +97,14 @@ pub(crate) fn run(
     output.write_table(&table)?;
     let more = report.total - report.blocks.len();
     if more > 0 {
-        writeln!(
-            output,
-            "and {more} more: list them with --number {}",
-            report.total
-        )?;
+        let total = report.total;
+        writeln!(output, "and {more} more: list them with --number {total}")?;
     }
-    Ok(Answer::Yes)
+    Ok(())
 }
 
 /// Keeps so many as are listed, and counts the others, one that comes twice possibly twice.
-async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report, Error> {
+async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
     let inspector = server::inspector(&server::connect(settings).await?, settings);
     let mut rows = BTreeMap::new();
     let (mut dropped, mut unreadable) = (0, BTreeMap::new());

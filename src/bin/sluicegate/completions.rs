@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
-use super::{Answer, args::Cli, error::Error, output::Output};
+use super::{Answer, args::Cli, error::Result, output::Output};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,7 +19,7 @@ pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-pub(crate) fn run(args: &CompletionsArgs, output: &mut Output) -> Result<Answer, Error> {
+pub(crate) fn run(args: &CompletionsArgs, output: &mut Output) -> Result<Answer> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "sluicegate", &mut script);
     output.write_all(&script)?;

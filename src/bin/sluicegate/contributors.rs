@@ -8,9 +8,9 @@ use sluicegate::{Policy, Rule, contributors::Contributors};
 
 use super::{
     Answer,
-    error::Error,
+    error::{Error, Result},
     identity::IdentityArgs,
-    output::{BOLD, DIM, Output, align_right},
+    output::{BOLD, Output, align_right},
     policies_file, server,
     settings::Settings,
     text::{grouped, millis, printable},
@@ -75,7 +75,7 @@ pub(crate) fn run(
     args: &ContributorsArgs,
     settings: &Settings,
     output: &mut Output,
-) -> Result<Answer, Error> {
+) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
     let policy = policy(args, settings)?;
     let told = server::block_on(settings, async {
@@ -83,22 +83,16 @@ pub(crate) fn run(
         Ok(limiter.contributors(&policy, &key).await?)
     })?;
     let report = report(&policy, &told, args.number);
-    if output.is_json() {
-        output.document(&report)?;
-    } else {
-        write(&report, settings, output)?;
-    }
-    let is_known = !report.contributors.is_empty();
-    Ok(if is_known { Answer::Yes } else { Answer::No })
+    output.report(&report, |report, output| write(report, settings, output))?;
+    Ok((!report.contributors.is_empty()).into())
 }
 
 /// The policy of the service, or one with this window: its limit does not matter here.
-fn policy(args: &ContributorsArgs, settings: &Settings) -> Result<Policy, Error> {
+fn policy(args: &ContributorsArgs, settings: &Settings) -> Result<Policy> {
     if let Some(rule) = args.window {
         return Policy::new(&args.policy, [rule]).map_err(Error::usage);
     }
-    let file = args.policies.as_ref().or(settings.policies.as_ref());
-    let Some(file) = file else {
+    let Some(file) = args.policies.as_ref().or(settings.policies.as_ref()) else {
         return Err(Error::usage(
             "the window is needed: give --policies FILE or --window TIME, or write `policies = \"FILE\"` into \
              sluicegate.toml",
@@ -131,15 +125,14 @@ fn report(policy: &Policy, told: &Contributors, number: usize) -> Report {
     }
 }
 
-fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<(), Error> {
+fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
     let policy = &report.policy;
     if report.contributors.is_empty() {
         writeln!(
             output,
             "Nobody is known to have contributed under `{policy}`."
         )?;
-        writeln!(output, "{DIM}{}{DIM:#}", settings.prefix_hint())?;
-        return Ok(());
+        return output.hint(&settings.prefix_hint());
     }
     let total = grouped(report.total);
     let window = span(report.window_ms);
@@ -164,10 +157,10 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
     let others = report.total.saturating_sub(listed);
     if others > 0 {
         let others = grouped(others);
-        writeln!(
-            output,
-            "\n{DIM}{others} units are of others, or not known whose.{DIM:#}"
-        )?;
+        writeln!(output)?;
+        output.hint(&format!(
+            "{others} units are of others, or not known whose."
+        ))?;
     }
     Ok(())
 }

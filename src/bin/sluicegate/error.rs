@@ -11,6 +11,8 @@ pub(crate) struct Error {
     message: String,
 }
 
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
 const USAGE: u8 = 2;
 const SERVER: u8 = 3;
 

@@ -17,14 +17,13 @@ use sluicegate::{
 use super::{
     Answer,
     block::BlockReport,
-    error::Error,
+    error::{Error, Result},
     identity::IdentityArgs,
     inspect::StepReport,
     output::{BAD, BOLD, DIM, GOOD, Output, align_right},
     reading::{Entry, ReadArgs, Reading},
-    server,
     settings::Settings,
-    text::grouped,
+    text::{grouped, millis},
     time::{date_time, span, time},
 };
 
@@ -106,39 +105,20 @@ struct RuleReport {
     released_first: Vec<StepReport>,
 }
 
-pub(crate) fn run(
-    args: &ExplainArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
+pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     if args.read.policies.is_none() && settings.policies.is_none() {
         return Err(Error::usage(
             "the limits are needed: give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml",
         ));
     }
     let key = args.identity.key(settings.ipv6_prefix())?;
-    let reading = server::block_on(settings, async {
-        let inspector = server::inspector(&server::connect(settings).await?, settings);
-        args.read
-            .reader(settings, inspector, key.clone())
-            .await?
-            .read()
-            .await
-    })?;
+    let reading = args.read.read(settings, key.clone())?;
     let report = report(&reading, &key, args.cost)?;
-    if output.is_json() {
-        output.document(&report)?;
-    } else {
-        write(&report, output)?;
-    }
-    Ok(if report.passes {
-        Answer::Yes
-    } else {
-        Answer::No
-    })
+    output.report(&report, write)?;
+    Ok(report.passes.into())
 }
 
-fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report, Error> {
+fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
     let mut report = Report {
         identity: reading.identity.clone(),
         now_ms: reading.now_ms,
@@ -185,7 +165,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report, Error> {
 }
 
 /// What the script could not read, it cannot decide by either.
-fn value(entry: &Entry) -> Result<Option<&StoredValue>, Error> {
+fn value(entry: &Entry) -> Result<Option<&StoredValue>> {
     let value = entry.stored.as_ref().map_err(|error| {
         let name = &entry.name;
         Error::server(format_args!(
@@ -202,7 +182,7 @@ fn decision(
     cost: u64,
     now_ms: u64,
     value: Option<&StoredValue>,
-) -> Result<Decision, Error> {
+) -> Result<Decision> {
     // As if it were no shadow: what it would decide.
     let counting = Policy::new(policy.name(), policy.rules().iter().copied());
     let counting = counting.map_err(Error::usage)?;
@@ -212,8 +192,7 @@ fn decision(
 
 /// When a rule that denies admits; `None` for never.
 fn after(now_ms: u64, rule: &RuleUsage) -> Option<u64> {
-    let after = rule.retry_after()?.as_millis();
-    Some(now_ms.saturating_add(u64::try_from(after).unwrap_or(u64::MAX)))
+    Some(now_ms.saturating_add(millis(rule.retry_after()?)))
 }
 
 impl PolicyReport {
@@ -240,14 +219,10 @@ impl RuleReport {
         let rule: Rule = usage.rule();
         let section = value.and_then(|value| value.section(&rule));
         let used = section.map_or(0, |section| section.used(now_ms));
-        let fits_ms = if usage.is_exceeded() {
-            after(now_ms, usage)
-        } else {
-            None
-        };
+        let fits_ms = { usage.is_exceeded().then(|| after(now_ms, usage)) }.flatten();
         let steps = section
-            .map_or(Vec::new(), |section| section.steps(now_ms))
-            .into_iter();
+            .into_iter()
+            .flat_map(|section| section.steps(now_ms));
         let before = steps.filter(|step| fits_ms.is_some_and(|fits_ms| step.release_ms <= fits_ms));
         Self {
             rule: rule.to_string(),
@@ -287,14 +262,12 @@ impl RuleReport {
     }
 }
 
-fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
-    let (now_ms, cost) = (report.now_ms, report.cost);
-    let at = date_time(now_ms);
+fn write(report: &Report, output: &mut Output) -> Result<()> {
+    let (at, cost) = (date_time(report.now_ms), grouped(report.cost));
     writeln!(
         output,
-        "{BOLD}{}{BOLD:#}  cost {}  {DIM}{at}{DIM:#}",
-        report.identity,
-        grouped(cost)
+        "{BOLD}{}{BOLD:#}  cost {cost}  {DIM}{at}{DIM:#}",
+        report.identity
     )?;
     let mut table = output.table(["policy", "rule", "used", "left", "fits", "released first"]);
     let (empty, used): (Vec<_>, Vec<_>) = report.policies.iter().partition(|it| it.is_empty());
@@ -305,7 +278,7 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
                 (0, false) => policy.policy.clone(),
                 _ => String::new(),
             };
-            table.add_row(rule.row(name, now_ms));
+            table.add_row(rule.row(name, report.now_ms));
         }
     }
     align_right(&mut table, 2..=3);
@@ -313,19 +286,21 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
         output.write_table(&table)?;
     }
     if used.iter().any(|policy| policy.shadow) {
-        writeln!(output, "{DIM}*: a shadow, which denies no request{DIM:#}")?;
+        output.hint("*: a shadow, which denies no request")?;
     }
     if !empty.is_empty() {
         let empty: Vec<&str> = empty.iter().map(|it| it.policy.as_str()).collect();
-        writeln!(
-            output,
-            "{DIM}it passes, and nothing counts, under {}{DIM:#}",
-            empty.join(", ")
-        )?;
+        let empty = empty.join(", ");
+        output.hint(&format!("it passes, and nothing counts, under {empty}"))?;
     }
     if used.is_empty() && report.blocked.is_none() {
-        writeln!(output, "{DIM}{}{DIM:#}", report.prefix_hint)?;
+        output.hint(&report.prefix_hint)?;
     }
+    write_verdict(report, output)
+}
+
+fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
+    let now_ms = report.now_ms;
     if let Some(block) = &report.blocked {
         let text = block.text(now_ms);
         writeln!(

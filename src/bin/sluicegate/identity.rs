@@ -9,7 +9,7 @@ use std::{
 use clap::Args;
 use sluicegate::{Header, Key, PeerIp, extract::Cookie};
 
-use super::error::Error;
+use super::error::{Error, Result};
 
 /// A secret that is longer is not one.
 const MAX_STDIN: u64 = 1 << 20;
@@ -17,8 +17,8 @@ const MAX_STDIN: u64 = 1 << 20;
 /// The argument of verbs about one identity.
 #[derive(Args)]
 pub(crate) struct IdentityArgs {
-    /// Who: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or cookie:session=VALUE; a VALUE
-    /// of - is read from stdin, so that a secret stays out of the shell's history
+    /// Who: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or cookie:session=VALUE; a
+    /// VALUE of - is read from stdin, so that a secret stays out of the shell's history
     #[arg(value_name = "IDENTITY")]
     identity: Identity,
 
@@ -29,7 +29,7 @@ pub(crate) struct IdentityArgs {
 
 impl IdentityArgs {
     /// The key that the service has for this identity, if its extractors take `ipv6_prefix` bits of an IPv6 address.
-    pub(crate) fn key(&self, ipv6_prefix: u8) -> Result<Key, Error> {
+    pub(crate) fn key(&self, ipv6_prefix: u8) -> Result<Key> {
         self.identity.key(self.hashed, ipv6_prefix)
     }
 }
@@ -56,7 +56,7 @@ impl FromStr for Identity {
 }
 
 impl Identity {
-    fn key(&self, hashed: bool, ipv6_prefix: u8) -> Result<Key, Error> {
+    fn key(&self, hashed: bool, ipv6_prefix: u8) -> Result<Key> {
         let stdin;
         let value = if self.value == "-" {
             stdin = read_stdin()?;
@@ -92,14 +92,14 @@ fn is_hash(value: &str) -> bool {
     hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-fn header(name: &str, value: &str) -> Result<Key, Error> {
+fn header(name: &str, value: &str) -> Result<Key> {
     let valid = http::HeaderName::from_bytes(name.as_bytes());
     valid.map_err(|_| Error::usage(format_args!("`{name}` cannot be the name of a header")))?;
     Ok(Header::new(name).key(value))
 }
 
 /// The key as `PeerIp` and `ForwardedIp` make it: of an IPv6 address, its network.
-pub(crate) fn address(text: &str, ipv6_prefix: u8) -> Result<Key, Error> {
+pub(crate) fn address(text: &str, ipv6_prefix: u8) -> Result<Key> {
     let error = || {
         Error::usage(format_args!(
             "`{text}` is no IP address: write 203.0.113.7, 2001:db8::7, or an IPv6 network of 32 to 128 bits: 2001:db8::/64"
@@ -116,7 +116,7 @@ pub(crate) fn address(text: &str, ipv6_prefix: u8) -> Result<Key, Error> {
     Ok(PeerIp.ipv6_prefix(bits).key(address))
 }
 
-fn read_stdin() -> Result<String, Error> {
+fn read_stdin() -> Result<String> {
     let mut text = String::new();
     let read = io::stdin().take(MAX_STDIN).read_to_string(&mut text);
     read.map_err(|error| Error::usage(format_args!("stdin: {error}")))?;

@@ -13,14 +13,13 @@ use sluicegate::{
 use super::{
     Answer,
     block::BlockReport,
-    error::Error,
+    error::Result,
     identity::IdentityArgs,
     output::{BAD, BOLD, DIM, Output, align_right},
     reading::{Entry, ReadArgs, Reading},
-    server,
     settings::Settings,
     sparkline::sparkline,
-    text::grouped,
+    text::{grouped, millis},
     time::{date_time, span},
 };
 
@@ -104,31 +103,16 @@ pub(crate) struct StepReport {
     pub(crate) release_ms: u64,
 }
 
-pub(crate) fn run(
-    args: &InspectArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
+pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
-    let reading = server::block_on(settings, async {
-        let inspector = server::inspector(&server::connect(settings).await?, settings);
-        args.read
-            .reader(settings, inspector, key)
-            .await?
-            .read()
-            .await
-    })?;
+    let reading = args.read.read(settings, key)?;
     let report = Report::of(&reading)?;
-    if output.is_json() {
-        output.document(&report)?;
-    } else {
-        report.write(output)?;
-    }
+    output.report(&report, Report::write)?;
     Ok(Answer::Yes)
 }
 
 impl Report {
-    pub(crate) fn of(reading: &Reading) -> Result<Self, Error> {
+    pub(crate) fn of(reading: &Reading) -> Result<Self> {
         let policies = reading.entries.iter();
         Ok(Self {
             identity: reading.identity.clone(),
@@ -142,7 +126,7 @@ impl Report {
     }
 
     /// For a person.
-    pub(crate) fn write(&self, output: &mut Output) -> Result<(), Error> {
+    pub(crate) fn write(&self, output: &mut Output) -> Result<()> {
         let time = date_time(self.now_ms);
         writeln!(
             output,
@@ -154,8 +138,7 @@ impl Report {
         }
         if self.policies.is_empty() {
             writeln!(output, "Nothing is stored.")?;
-            writeln!(output, "{DIM}{}{DIM:#}", self.prefix_hint)?;
-            return Ok(());
+            return output.hint(&self.prefix_hint);
         }
         let empty = self.policies.iter().filter(|it| it.is_empty());
         let empty: Vec<&str> = empty.map(|it| it.policy.as_str()).collect();
@@ -164,14 +147,10 @@ impl Report {
             output.write_table(&table)?;
         }
         if !empty.is_empty() {
-            writeln!(
-                output,
-                "{DIM}nothing is stored under {}{DIM:#}",
-                empty.join(", ")
-            )?;
+            output.hint(&format!("nothing is stored under {}", empty.join(", ")))?;
         }
         if empty.len() == self.policies.len() && self.blocked.is_none() {
-            writeln!(output, "{DIM}{}{DIM:#}", self.prefix_hint)?;
+            output.hint(&self.prefix_hint)?;
         }
         for policy in &self.policies {
             if let Some(error) = &policy.error {
@@ -180,10 +159,7 @@ impl Report {
         }
         let mut rules = self.policies.iter().flat_map(|it| &it.rules);
         if rules.any(|rule| rule.limit.is_none()) {
-            writeln!(
-                output,
-                "{DIM}?: the limit is not stored, and no file tells it{DIM:#}"
-            )?;
+            output.hint("?: the limit is not stored, and no file tells it")?;
         }
         Ok(())
     }
@@ -256,7 +232,6 @@ impl PolicyReport {
 
 impl RuleReport {
     fn of(rule: &Rule, limit: Option<u64>, section: Option<&Section>, now_ms: u64) -> Self {
-        let ms = |it: std::time::Duration| u64::try_from(it.as_millis()).unwrap_or(u64::MAX);
         let text = rule.to_string();
         let window = text.split_once('/').map_or("", |it| it.1);
         let steps = section.map_or(Vec::new(), |section| section.steps(now_ms));
@@ -265,8 +240,8 @@ impl RuleReport {
         Self {
             rule: limit.map_or(format!("?/{window}"), |_| text.clone()),
             limit,
-            window_ms: ms(rule.window()),
-            step_ms: ms(rule.step()),
+            window_ms: millis(rule.window()),
+            step_ms: millis(rule.step()),
             fixed: rule.is_fixed(),
             used,
             left: limit.map(|limit| limit.saturating_sub(used)),

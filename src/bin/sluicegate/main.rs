@@ -30,7 +30,7 @@ use clap::Parser;
 
 use self::{
     args::{Cli, Command},
-    error::Error,
+    error::Result,
     output::Output,
     settings::Settings,
 };
@@ -44,6 +44,12 @@ enum Answer {
     No,
 }
 
+impl From<bool> for Answer {
+    fn from(is_yes: bool) -> Self {
+        if is_yes { Self::Yes } else { Self::No }
+    }
+}
+
 fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(Answer::Yes) => ExitCode::SUCCESS,
@@ -52,7 +58,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<Answer, Error> {
+fn run(cli: Cli) -> Result<Answer> {
     let output = &mut Output::new(cli.json);
     let settings = || Settings::load(cli.settings, cli.config.as_deref());
     match cli.command {

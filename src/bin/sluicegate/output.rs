@@ -10,7 +10,7 @@ use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle, presets};
 use serde::Serialize;
 
-use super::{error::Error, text};
+use super::{error::Result, text};
 
 pub(crate) const BOLD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
@@ -60,7 +60,7 @@ impl Output {
     }
 
     /// Writes one JSON document: pretty for a person who looks at it, else on one line.
-    pub(crate) fn document(&mut self, document: &impl Serialize) -> Result<(), Error> {
+    pub(crate) fn document(&mut self, document: &impl Serialize) -> Result<()> {
         let json = if self.is_terminal() {
             serde_json::to_string_pretty(document)
         } else {
@@ -69,6 +69,24 @@ impl Output {
         let json = json.map_err(io::Error::from)?;
         writeln!(self, "{}", escaped(&json))?;
         Ok(())
+    }
+
+    /// Writes a report: as JSON for a program, else as `write` does.
+    pub(crate) fn report<T: Serialize>(
+        &mut self,
+        report: &T,
+        write: impl FnOnce(&T, &mut Self) -> Result<()>,
+    ) -> Result<()> {
+        if self.json {
+            self.document(report)
+        } else {
+            write(report, self)
+        }
+    }
+
+    /// Writes a line that matters less.
+    pub(crate) fn hint(&mut self, text: &str) -> Result<()> {
+        Ok(writeln!(self, "{DIM}{text}{DIM:#}")?)
     }
 
     /// An empty table that fits the terminal; in a pipe its lines are as long as they are.
@@ -89,7 +107,7 @@ impl Output {
     }
 
     /// Writes a table, without blanks at the ends of its lines.
-    pub(crate) fn write_table(&mut self, table: &Table) -> Result<(), Error> {
+    pub(crate) fn write_table(&mut self, table: &Table) -> Result<()> {
         writeln!(self, "{}", table.trim_fmt())?;
         Ok(())
     }

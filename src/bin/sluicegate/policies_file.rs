@@ -17,7 +17,11 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::{error::Error, text::Position};
+use super::{
+    error::{Error, Result},
+    settings::Settings,
+    text::Position,
+};
 
 const TABLE: &str = "policies";
 
@@ -43,7 +47,7 @@ pub(crate) struct Mistake {
 }
 
 impl PoliciesFile {
-    pub(crate) fn read(path: &Path) -> Result<Self, Error> {
+    pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(|error| Error::file(path, &error))?;
         let is_json = path
             .extension()
@@ -68,7 +72,7 @@ impl PoliciesFile {
 }
 
 /// The policies of a file, for verbs that use them; an error tells the first mistake, and its place.
-pub(crate) fn load(path: &Path) -> Result<Policies, Error> {
+pub(crate) fn load(path: &Path) -> Result<Policies> {
     let file = PoliciesFile::read(path)?;
     if let Some(mistake) = file.errors.first() {
         let place = file.place(mistake.span.as_ref());
@@ -82,6 +86,12 @@ pub(crate) fn load(path: &Path) -> Result<Policies, Error> {
         )));
     }
     Policies::new(file.policies.into_iter().map(|it| it.policy)).map_err(Error::usage)
+}
+
+/// Those of the file that is named, or else of the one that the settings name.
+pub(crate) fn load_named(file: Option<&PathBuf>, settings: &Settings) -> Result<Option<Policies>> {
+    let file = file.or(settings.policies.as_ref());
+    file.map(|file| load(file)).transpose()
 }
 
 /// Reads each policy by itself, so that all that have an error are told.

@@ -10,10 +10,12 @@ use sluicegate::{
 };
 
 use super::{
-    error::Error,
+    error::{Error, Result},
     policies_file,
     scan::{DEFAULT_LOAD, Scan},
+    server,
     settings::Settings,
+    text::millis,
 };
 
 /// The arguments of verbs that read what is stored for an identity.
@@ -65,10 +67,13 @@ pub(crate) struct Reader {
 }
 
 impl ReadArgs {
-    /// The policies of the file that is named, here or in the configuration file.
-    pub(crate) fn load(&self, settings: &Settings) -> Result<Option<Policies>, Error> {
-        let file = self.policies.as_ref().or(settings.policies.as_ref());
-        file.map(|file| policies_file::load(file)).transpose()
+    /// Reads once.
+    pub(crate) fn read(&self, settings: &Settings, key: Key) -> Result<Reading> {
+        server::block_on(settings, async {
+            let inspector = server::inspector(&server::connect(settings).await?, settings);
+            let reader = self.reader(settings, inspector, key).await?;
+            reader.read().await
+        })
     }
 
     /// Finds out which keys are to be read: those of the policies that are named or in the file, or what a SCAN finds.
@@ -77,8 +82,8 @@ impl ReadArgs {
         settings: &Settings,
         inspector: Inspector,
         key: Key,
-    ) -> Result<Reader, Error> {
-        let known = self.load(settings)?;
+    ) -> Result<Reader> {
+        let known = policies_file::load_named(self.policies.as_ref(), settings)?;
         let policies = match &known {
             Some(known) if self.only.is_empty() => known
                 .iter()
@@ -99,7 +104,7 @@ impl ReadArgs {
         })
     }
 
-    fn named(&self, known: Option<&Policies>) -> Result<Vec<(String, Option<Policy>)>, Error> {
+    fn named(&self, known: Option<&Policies>) -> Result<Vec<(String, Option<Policy>)>> {
         let named = self
             .only
             .iter()
@@ -115,10 +120,10 @@ impl ReadArgs {
 }
 
 impl Reader {
-    pub(crate) async fn read(&self) -> Result<Reading, Error> {
+    pub(crate) async fn read(&self) -> Result<Reading> {
         let now_ms = if self.local_clock {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            u64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+            millis(since.unwrap_or_default())
         } else {
             self.inspector.now_ms(&self.key).await?
         };
@@ -142,7 +147,7 @@ impl Reader {
 }
 
 /// The policies under which something is stored for an identity, in the order of their names: by looking at all keys.
-async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<String>, Error> {
+async fn found(inspector: &Inspector, key: &Key) -> Result<Vec<String>> {
     let mut names = Vec::new();
     let scan = Scan::new(inspector, DEFAULT_LOAD).await?;
     scan.run(&inspector.all_of(key), async |_, found| {

@@ -8,9 +8,9 @@ use sluicegate::{Key, Limiter, Policy};
 
 use super::{
     Answer,
-    error::Error,
+    error::{Error, Result},
     identity::IdentityArgs,
-    output::{DIM, Output},
+    output::Output,
     reading::{ReadArgs, Reading},
     server,
     settings::Settings,
@@ -53,11 +53,7 @@ struct Report {
     deleted: Vec<String>,
 }
 
-pub(crate) fn run(
-    args: &ResetArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
+pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     // Before anything else: nobody can be asked.
     let may_ask = io::stdin().is_terminal() && io::stderr().is_terminal();
     if !args.yes && !may_ask {
@@ -94,7 +90,7 @@ fn stored(reading: &Reading) -> Vec<String> {
     stored.map(|entry| entry.name.clone()).collect()
 }
 
-fn agrees(identity: &str, policies: &[String]) -> Result<bool, Error> {
+fn agrees(identity: &str, policies: &[String]) -> Result<bool> {
     anstream::eprint!(
         "Delete what {identity} has used under {}? [y/N] ",
         policies.join(", ")
@@ -106,12 +102,12 @@ fn agrees(identity: &str, policies: &[String]) -> Result<bool, Error> {
 }
 
 /// The counts belong to the name: the rules do not matter.
-async fn reset(limiter: &Limiter, name: &str, key: &Key) -> Result<(), Error> {
+async fn reset(limiter: &Limiter, name: &str, key: &Key) -> Result<()> {
     let policy = Policy::parse(name, "1/1s").map_err(Error::usage)?;
     Ok(limiter.reset(&policy, key).await?)
 }
 
-fn done(reading: &Reading, deleted: Vec<String>, output: &mut Output) -> Result<Answer, Error> {
+fn done(reading: &Reading, deleted: Vec<String>, output: &mut Output) -> Result<Answer> {
     let identity = reading.identity.clone();
     if output.is_json() {
         output.document(&Report { identity, deleted })?;
@@ -120,7 +116,7 @@ fn done(reading: &Reading, deleted: Vec<String>, output: &mut Output) -> Result<
             output,
             "Nothing is stored for {identity}: nothing was deleted."
         )?;
-        writeln!(output, "{DIM}{}{DIM:#}", reading.prefix_hint)?;
+        output.hint(&reading.prefix_hint)?;
     } else {
         let policies = deleted.join(", ");
         writeln!(output, "Deleted what {identity} had used under {policies}.")?;

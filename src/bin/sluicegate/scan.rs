@@ -8,7 +8,7 @@ use std::{
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use sluicegate::store::redis::inspect::{Inspector, Selection, Server, StoredName};
 
-use super::error::Error;
+use super::error::Result;
 
 /// How many keys are looked at at a time: a server does nothing else meanwhile, for less than half a millisecond.
 const BATCH: u32 = 250;
@@ -69,8 +69,8 @@ pub(crate) struct Scan {
 }
 
 impl Scan {
-    /// Keeps a server busy for at most this share of the time, and shows on stderr how far it is, if that is a terminal.
-    pub(crate) async fn new(inspector: &Inspector, load: Share) -> Result<Self, Error> {
+    /// Keeps a server busy for at most this share of the time. Shows on stderr how far it is, if that is a terminal.
+    pub(crate) async fn new(inspector: &Inspector, load: Share) -> Result<Self> {
         let servers = inspector.servers().await?;
         let mut total = 0;
         for server in &servers {
@@ -93,8 +93,8 @@ impl Scan {
     pub(crate) async fn run(
         &self,
         selection: &Selection,
-        mut found: impl AsyncFnMut(&Server, Vec<StoredName>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+        mut found: impl AsyncFnMut(&Server, Vec<StoredName>) -> Result<()>,
+    ) -> Result<()> {
         for server in &self.servers {
             let mut cursor = 0;
             loop {

@@ -6,16 +6,16 @@ use redis::IntoConnectionInfo;
 use sluicegate::{Limiter, RedisStore, StoreError, store::redis::inspect::Inspector};
 use tokio::runtime::Runtime;
 
-use super::{error::Error, settings::Settings};
+use super::{
+    error::{Error, Result},
+    settings::Settings,
+};
 
 /// The names of keys may begin with this, as `RedisStore::prefix` has it.
 const MAX_PREFIX: usize = 48;
 
 /// Runs a verb that asks the server of these settings; what it says no to is told with its name.
-pub(crate) fn block_on<T>(
-    settings: &Settings,
-    verb: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
+pub(crate) fn block_on<T>(settings: &Settings, verb: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime =
         Runtime::new().map_err(|error| Error::usage(format_args!("no runtime: {error}")))?;
     let result = runtime.block_on(verb);
@@ -28,7 +28,7 @@ pub(crate) fn block_on<T>(
 }
 
 /// Connects to the server of these settings, and names its keys as they say.
-pub(crate) async fn connect(settings: &Settings) -> Result<RedisStore, Error> {
+pub(crate) async fn connect(settings: &Settings) -> Result<RedisStore> {
     let (_, origin) = name(settings)?;
     let unusable = |error: StoreError| Error::usage(format_args!("{origin}: {error}"));
     let mut store = store(settings).map_err(unusable)?;
@@ -66,7 +66,7 @@ fn primary(settings: &Settings) -> &str {
 }
 
 /// The server as messages name it, without users and passwords, and the setting that it comes from.
-fn name(settings: &Settings) -> Result<(String, String), Error> {
+fn name(settings: &Settings) -> Result<(String, String)> {
     if let Some(url) = &settings.redis {
         let origin = settings.origin("redis");
         return Ok((addresses([url], &origin)?, origin));
@@ -88,10 +88,7 @@ fn name(settings: &Settings) -> Result<(String, String), Error> {
     ))
 }
 
-fn addresses<'a>(
-    urls: impl IntoIterator<Item = &'a String>,
-    origin: &str,
-) -> Result<String, Error> {
+fn addresses<'a>(urls: impl IntoIterator<Item = &'a String>, origin: &str) -> Result<String> {
     let addresses = urls.into_iter().map(|url| {
         let server = url.as_str().into_connection_info();
         // Not the URL: there may be a password in it.
@@ -103,11 +100,11 @@ fn addresses<'a>(
         })?;
         Ok(server.addr().to_string())
     });
-    let addresses: Vec<String> = addresses.collect::<Result<_, Error>>()?;
+    let addresses: Vec<String> = addresses.collect::<Result<_>>()?;
     Ok(addresses.join(", "))
 }
 
-fn valid_prefix(prefix: &str) -> Result<&str, Error> {
+fn valid_prefix(prefix: &str) -> Result<&str> {
     let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
     if prefix.len() <= MAX_PREFIX && prefix.bytes().all(plain) {
         return Ok(prefix);

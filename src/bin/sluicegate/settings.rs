@@ -1,4 +1,5 @@
-//! [`Settings`]: where the counts are, and how they are named. From the command line, else the environment, else a file.
+//! [`Settings`]: where the counts are, and how they are named: from the command line, else the environment, else a
+//! file.
 
 use std::{
     env, fs,
@@ -10,7 +11,7 @@ use clap::Args;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 use super::{
-    error::Error,
+    error::{Error, Result},
     text::{self, Position},
 };
 
@@ -46,7 +47,8 @@ pub(crate) struct Settings {
     )]
     pub(crate) sentinel: Option<Vec<String>>,
 
-    /// The primary that the sentinels know: NAME, or redis://USER:PASSWORD@NAME [env: SLUICEGATE_PRIMARY] [default: mymaster]
+    /// The primary that the sentinels know: NAME, or redis://USER:PASSWORD@NAME [env: SLUICEGATE_PRIMARY]
+    /// [default: mymaster]
     #[arg(long, global = true, value_name = "NAME", hide_short_help = true)]
     pub(crate) primary: Option<String>,
 
@@ -91,7 +93,7 @@ enum Source {
 
 impl Settings {
     /// Adds the environment and the configuration file to what the command line says.
-    pub(crate) fn load(args: Self, file: Option<&Path>) -> Result<Self, Error> {
+    pub(crate) fn load(args: Self, file: Option<&Path>) -> Result<Self> {
         let environment = Self::from_environment(|name| env::var(name).ok())?;
         let named = file.map(Path::to_owned);
         let named = named.or_else(|| env::var_os("SLUICEGATE_CONFIG").map(PathBuf::from));
@@ -114,7 +116,7 @@ impl Settings {
         self.ipv6_prefix.unwrap_or(64)
     }
 
-    fn from_environment(get: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+    fn from_environment(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         let list = |name| get(name).map(|list| list.split(',').map(str::to_owned).collect());
         let timeout = get("SLUICEGATE_TIMEOUT").map(|text| text::parse_duration(&text));
@@ -138,7 +140,7 @@ impl Settings {
         })
     }
 
-    fn from_file(file: &Path) -> Result<Self, Error> {
+    fn from_file(file: &Path) -> Result<Self> {
         let text = fs::read_to_string(file).map_err(|error| Error::file(file, &error))?;
         let mut settings: Self = toml::from_str(&text).map_err(|error| {
             // Without the line: there may be a password in it.
@@ -173,7 +175,7 @@ impl Settings {
         }
     }
 
-    fn validate(&self) -> Result<(), Error> {
+    fn validate(&self) -> Result<()> {
         let servers = [
             self.redis.is_some(),
             self.cluster.is_some(),

@@ -5,7 +5,7 @@ use std::{iter, ops::Range};
 /// From little to much; nothing is a dot.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Draws steps, each with the time that it takes and its units, from the first time to the last; the highest bar is full.
+/// Draws steps, each with the time that it takes and its units, over a span of time; the highest bar is full.
 ///
 /// A step stands in the column that its middle falls into.
 pub(crate) fn sparkline(

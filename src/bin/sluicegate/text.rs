@@ -2,16 +2,22 @@
 
 use std::{fmt, time::Duration};
 
-use jiff::Timestamp;
-use sluicegate::Rule;
+use indicatif::HumanCount;
+use jiff::{Span, SpanRelativeTo, Timestamp, tz::Offset};
 
-/// Reads a span of time as rules write it: `100ms`, `2s`, `10m`, `2h`, `7d`.
+/// Reads a span of time: `100ms`, `2s`, `10m`, `2h`, `7d`, `1h30m`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let rule = format!("1/{text}").parse::<Rule>();
-    match rule {
-        Ok(rule) if !text.contains(['@', ' ']) => Ok(rule.window()),
-        _ => Err("write a time as 100ms, 2s, 10m, 2h or 7d".into()),
-    }
+    let span = text.parse::<Span>();
+    let span = span.and_then(|it| it.to_duration(SpanRelativeTo::days_are_24_hours()));
+    let span = span.ok().and_then(|it| Duration::try_from(it).ok());
+    span.filter(|it| !it.is_zero())
+        .ok_or_else(|| "write a time such as 100ms, 90s, 2h, 7d or 1h30m".into())
+}
+
+/// Reads a date and a time, in UTC if it has no offset.
+pub(crate) fn parse_date(text: &str) -> Option<Timestamp> {
+    let in_utc = || Offset::UTC.to_timestamp(text.parse().ok()?).ok();
+    text.parse().ok().or_else(in_utc)
 }
 
 /// Whole milliseconds, as far as a number goes.
@@ -69,15 +75,7 @@ impl fmt::Display for Position {
 
 /// Writes a number with a blank between thousands.
 pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push('\u{202f}');
-        }
-        text.push(digit);
-    }
-    text
+    HumanCount(number).to_string().replace(',', "\u{202f}")
 }
 
 /// Text of a stranger in one line, without what a terminal would obey, or what turns the direction of the text around.
@@ -98,12 +96,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_read_as_in_rules() {
-        assert_eq!(parse_duration("100ms"), Ok(Duration::from_millis(100)));
-        assert_eq!(parse_duration("2h"), Ok(Duration::from_secs(7_200)));
-        for text in ["", "2", "1m@fixed", "-1s", "0s", " 1s", "1s ", "1w"] {
+    fn times_are_read_as_people_write_them() {
+        for (text, ms) in [
+            ("100ms", 100),
+            ("90s", 90_000),
+            ("2h", 7_200_000),
+            ("7d", 604_800_000),
+            ("1h30m", 5_400_000),
+            ("2 hours", 7_200_000),
+        ] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(ms)));
+        }
+        for text in ["", "0s", "-1h", "2", "h", "soon", "1m@fixed"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
+        for text in [
+            "2026-12-01T08:00:00+01:00",
+            "2026-12-01T07:00:00Z",
+            "2026-12-01 07:00",
+            "2026-12-01T07:00:00",
+        ] {
+            let seconds = parse_date(text).map(Timestamp::as_second);
+            assert_eq!(seconds, Some(1_796_108_400), "{text}");
+        }
+        assert!(parse_date("tomorrow").is_none());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::{
     Answer,
-    error::Error,
+    error::{Error, Result},
     identity::IdentityArgs,
     inspect::Report,
     output::{DIM, Output},
@@ -50,11 +50,7 @@ pub(crate) struct WatchArgs {
     interval: Duration,
 }
 
-pub(crate) fn run(
-    args: &WatchArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
+pub(crate) fn run(args: &WatchArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
     server::block_on(settings, async {
         let inspector = server::inspector(&server::connect(settings).await?, settings);
@@ -90,7 +86,7 @@ struct Watch {
 
 impl Watch {
     /// Draws a page at each interval, without end. A server that is away is told of there.
-    async fn draw(&mut self, output: &mut Output) -> Result<(), Error> {
+    async fn draw(&mut self, output: &mut Output) -> Result<()> {
         let mut ticks = ticks(self.interval);
         let mut latest = None;
         loop {
@@ -117,7 +113,7 @@ impl Watch {
     }
 
     /// Prints each change, without end. A server that is away is told of once, on stderr.
-    async fn print(&mut self, output: &mut Output) -> Result<(), Error> {
+    async fn print(&mut self, output: &mut Output) -> Result<()> {
         let mut ticks = ticks(self.interval);
         let mut is_away = false;
         loop {
@@ -139,7 +135,7 @@ impl Watch {
         }
     }
 
-    fn print_change(&mut self, report: &Report, output: &mut Output) -> Result<(), Error> {
+    fn print_change(&mut self, report: &Report, output: &mut Output) -> Result<()> {
         let line = line(report);
         if self.last.as_ref() == Some(&line) {
             return Ok(());
@@ -192,7 +188,7 @@ fn ticks(every: Duration) -> tokio::time::Interval {
 }
 
 /// Waits for Ctrl-C, or for whatever ends programs.
-async fn interrupted() -> Result<(), Error> {
+async fn interrupted() -> Result<()> {
     let failed = |error| Error::usage(format_args!("Ctrl-C cannot be noticed: {error}"));
     #[cfg(unix)]
     {
@@ -215,12 +211,12 @@ async fn interrupted() -> Result<(), Error> {
 struct Screen;
 
 impl Screen {
-    fn enter() -> Result<Self, Error> {
+    fn enter() -> Result<Self> {
         write(b"\x1b[?1049h\x1b[?25l")?;
         Ok(Self)
     }
 
-    fn clear() -> Result<(), Error> {
+    fn clear() -> Result<()> {
         write(b"\x1b[H\x1b[J")
     }
 }
@@ -231,7 +227,7 @@ impl Drop for Screen {
     }
 }
 
-fn write(bytes: &[u8]) -> Result<(), Error> {
+fn write(bytes: &[u8]) -> Result<()> {
     let mut stdout = io::stdout();
     stdout.write_all(bytes)?;
     Ok(stdout.flush()?)

@@ -143,7 +143,9 @@ impl GivenBack {
             Operation::Check(_) | Operation::Fill { .. } => {}
             Operation::Settle(settlement) => self.add_settlement(settlement),
             Operation::Reset { policy, key } => self.add_reset(policy, key),
-            Operation::Block { key, .. } | Operation::Unblock { key } => self.add_blocks(key),
+            Operation::Block { key, .. }
+            | Operation::Ban { key, .. }
+            | Operation::Unblock { key } => self.add_blocks(key),
         }
     }
 

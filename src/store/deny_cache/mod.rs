@@ -26,6 +26,7 @@ use crate::{
     error::StoreError,
     key::Key,
     policy::Policy,
+    rule::Rule,
 };
 
 mod clock;
@@ -200,6 +201,12 @@ impl Store for DenyCache {
         let mut given_back = GivenBack::new(&self.memory);
         given_back.add_blocks(key);
         given_back.after(self.store.block(key, until, by))
+    }
+
+    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+        let mut given_back = GivenBack::new(&self.memory);
+        given_back.add_blocks(key);
+        given_back.after(self.store.ban(key, strikes, until))
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {

@@ -33,7 +33,7 @@ use crate::{
     key::Key,
     operation::{Operation, Reply},
     policy::Policy,
-    rule::millis,
+    rule::{Rule, millis},
     settlement::Settlement,
     store::{CallFuture, ContributeFuture, Store, StoreFuture},
 };
@@ -451,7 +451,9 @@ impl Ending {
     fn of(inner: &Arc<Inner>, operation: &Operation) -> Option<Self> {
         let what = match operation {
             Operation::Reset { policy, key } => Ended::Reset(policy.clone(), key.clone()),
-            Operation::Block { key, .. } => Ended::Blocked(key.clone()),
+            Operation::Block { key, .. } | Operation::Ban { key, .. } => {
+                Ended::Blocked(key.clone())
+            }
             _ => return None,
         };
         Some(Self::new(inner, what))
@@ -493,6 +495,15 @@ impl Store for Leases {
         let ending = Ending::new(&self.inner, Ended::Blocked(key.clone()));
         let block = self.inner.store.block(key, until, by);
         block.then(move |result| {
+            drop(ending);
+            result
+        })
+    }
+
+    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+        let ending = Ending::new(&self.inner, Ended::Blocked(key.clone()));
+        let ban = self.inner.store.ban(key, strikes, until);
+        ban.then(move |result| {
             drop(ending);
             result
         })

@@ -23,6 +23,7 @@ use self::{
 use crate::test_util::TestClock;
 use crate::{
     block::{Block, BlockedBy, BlockedIdentity, STRIKES, Until},
+    charge::Charge,
     check::Check,
     contributors::{Contribution, Contributors},
     decision::{Count, Decision, Filled, Usage},
@@ -30,6 +31,7 @@ use crate::{
     key::Key,
     operation::{Operation, Reply},
     policy::Policy,
+    rule::Rule,
     settlement::Settlement,
     store::{CallFuture, ContributeFuture, Store, StoreFuture},
 };
@@ -99,6 +101,8 @@ struct Inner {
     tokens: Tokens,
     shards: Box<[Mutex<Shard>]>,
     blocks: Blocks,
+    /// Held by a ban from its look at the strikes on, and by what ends blocks and strikes.
+    bans: Mutex<()>,
     contributors: ContributorTables,
 }
 
@@ -159,6 +163,7 @@ impl MemoryStore {
                 tokens: Tokens::default(),
                 shards: shards.collect(),
                 blocks: Blocks::new(keys),
+                bans: Mutex::default(),
                 contributors: ContributorTables::default(),
             }),
         }
@@ -257,7 +262,28 @@ impl Inner {
         self.blocks.block(key.clone(), block, now_ms)
     }
 
+    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> Result<Option<Block>, StoreError> {
+        let _alone = self.bans.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.strikes(key, strikes) < strikes.limit() {
+            return Ok(None);
+        }
+        let block = self.block(key, until, BlockedBy::Ban)?;
+        self.forget(STRIKES, key);
+        Ok(Some(block))
+    }
+
+    fn strikes(&self, key: &Key, strikes: Rule) -> u64 {
+        let look = Charge::new(&Policy::of_strikes(strikes), key.clone(), 0);
+        let token = self.tokens.token(STRIKES, key);
+        let mut shards = Locked::new(&self.shards, &[token], &self.clock);
+        let (now_ms, mut counts) = (shards.now_ms, [Count::default()]);
+        let entry = shards.shard(token).entry(token);
+        entry.look(&look, now_ms, &mut counts);
+        counts[0].used
+    }
+
     fn unblock(&self, key: &Key) {
+        let _alone = self.bans.lock().unwrap_or_else(PoisonError::into_inner);
         self.blocks.unblock(key);
         self.forget(STRIKES, key);
     }
@@ -276,6 +302,11 @@ impl Inner {
                 Ok(Reply::Reset)
             }
             Operation::Block { key, until, by } => self.block(key, *until, *by).map(Reply::Block),
+            Operation::Ban {
+                key,
+                strikes,
+                until,
+            } => self.ban(key, *strikes, *until).map(Reply::Ban),
             Operation::Unblock { key } => {
                 self.unblock(key);
                 Ok(Reply::Unblock)
@@ -330,6 +361,10 @@ impl Store for MemoryStore {
 
     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
         StoreFuture::ready(self.inner.block(key, until, by))
+    }
+
+    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+        StoreFuture::ready(self.inner.ban(key, strikes, until))
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {

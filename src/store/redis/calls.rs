@@ -20,6 +20,7 @@ use crate::{
     error::StoreError,
     key::Key,
     policy::Policy,
+    rule::Rule,
     settlement::Settlement,
     store::{CallFuture, Operation, Reply, StoreFuture},
 };
@@ -58,6 +59,23 @@ impl RedisStore {
         let key = key.clone();
         self.execute_one(Operation::Block { key, until, by }, |reply| match reply {
             Reply::Block(block) => Some(block),
+            _ => None,
+        })
+    }
+
+    pub(super) fn ban_one_slot(
+        &self,
+        key: &Key,
+        strikes: Rule,
+        until: Until,
+    ) -> StoreFuture<Option<Block>> {
+        let ban = Operation::Ban {
+            key: key.clone(),
+            strikes,
+            until,
+        };
+        self.execute_one(ban, |reply| match reply {
+            Reply::Ban(block) => Some(block),
             _ => None,
         })
     }

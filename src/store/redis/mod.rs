@@ -55,6 +55,7 @@ use crate::{
     decision::{Decision, Usage},
     key::Key,
     policy::Policy,
+    rule::Rule,
     settlement::Settlement,
     store::{CallFuture, ContributeFuture, Operation, Store, StoreFuture},
 };
@@ -212,6 +213,10 @@ impl Store for RedisStore {
 
     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
         self.block_one_slot(key, until, by)
+    }
+
+    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+        self.ban_one_slot(key, strikes, until)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {

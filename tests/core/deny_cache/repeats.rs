@@ -9,7 +9,7 @@ use std::{
 };
 
 use sluicegate::{
-    Charge, Decision, Denial, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
+    Charge, Decision, Denial, Key, Limiter, MemoryStore, Policy, Rule, Store, StoreError, Usage,
     block::{Ban, Block, BlockedBy, Until},
     error::StoreErrorKind,
     observe::{CompletionEvent, DecisionEvent, Observer},
@@ -64,6 +64,10 @@ impl Store for Counting {
 
     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
         self.store.block(key, until, by)
+    }
+
+    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+        self.store.ban(key, strikes, until)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {

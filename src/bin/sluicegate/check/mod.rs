@@ -10,7 +10,7 @@ use serde::Serialize;
 use self::warnings::Level;
 use super::{
     Answer,
-    error::Error,
+    error::Result,
     output::{BAD, BOLD, DIM, GOOD, Output, WARN},
     policies_file::{self, PoliciesFile},
     text::Position,
@@ -71,16 +71,12 @@ struct Finding {
     span: Option<Range<usize>>,
 }
 
-pub(crate) fn run(args: &CheckArgs, output: &mut Output) -> Result<Answer, Error> {
+pub(crate) fn run(args: &CheckArgs, output: &mut Output) -> Result<Answer> {
     let file = PoliciesFile::read(&args.file)?;
     let report = report(&file, args.cost);
-    if output.is_json() {
-        output.document(&report)?;
-    } else {
-        write(&report, &file, output)?;
-    }
+    output.report(&report, |report, output| write(report, &file, output))?;
     let failed = !report.errors.is_empty() || args.strict && !report.warnings.is_empty();
-    Ok(if failed { Answer::No } else { Answer::Yes })
+    Ok((!failed).into())
 }
 
 fn report(file: &PoliciesFile, cost: u64) -> Report {
@@ -136,7 +132,7 @@ fn finding(file: &PoliciesFile, span: Option<Range<usize>>, message: String) -> 
     }
 }
 
-fn write(report: &Report, file: &PoliciesFile, output: &mut Output) -> Result<(), Error> {
+fn write(report: &Report, file: &PoliciesFile, output: &mut Output) -> Result<()> {
     for (label, style, findings) in [
         ("error", BAD, &report.errors),
         ("warning", WARN, &report.warnings),
@@ -181,7 +177,7 @@ fn write(report: &Report, file: &PoliciesFile, output: &mut Output) -> Result<()
 }
 
 /// The line of the text, and carets below the span.
-fn write_line(file: &PoliciesFile, span: &Range<usize>, output: &mut Output) -> Result<(), Error> {
+fn write_line(file: &PoliciesFile, span: &Range<usize>, output: &mut Output) -> Result<()> {
     let at = Position::of(&file.text, span.start);
     let Some(line) = file.text.lines().nth(at.line - 1) else {
         return Ok(());

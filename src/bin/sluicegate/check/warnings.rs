@@ -36,35 +36,35 @@ pub(crate) struct Warning {
     pub(crate) message: String,
 }
 
+impl Warning {
+    fn new(code: &'static str, rule: &Rule, message: impl Into<String>) -> Self {
+        Self {
+            level: Level::Warning,
+            code,
+            rule: *rule,
+            message: message.into(),
+        }
+    }
+}
+
 /// What is to be said about a policy, where the dearest request costs `cost`.
 pub(crate) fn of(policy: &Policy, cost: u64) -> Vec<Warning> {
     let rules = policy.rules();
-    let closed: Vec<Warning> = rules
-        .iter()
-        .filter_map(|rule| too_low(rule, cost))
-        .collect();
+    let closed = rules.iter().filter_map(|rule| too_low(rule, cost));
+    let closed: Vec<Warning> = closed.collect();
     // Nothing else matters where nothing passes.
     if !closed.is_empty() {
         return closed;
     }
     let mut warnings = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
-        let others = || {
-            rules
-                .iter()
-                .enumerate()
-                .filter(move |(it, _)| *it != index)
-                .map(|it| it.1)
-        };
-        if let Some(warning) = others().find_map(|other| idle(rule, other)) {
+        let (before, after) = (&rules[..index], &rules[index + 1..]);
+        let mut others = before.iter().chain(after);
+        if let Some(warning) = others.find_map(|other| idle(rule, other)) {
             warnings.push(warning);
             continue;
         }
-        warnings.extend(
-            rules[..index]
-                .iter()
-                .find_map(|other| nearly_equal(rule, other)),
-        );
+        warnings.extend(before.iter().find_map(|other| nearly_equal(rule, other)));
         warnings.extend(coarse(rule));
         warnings.extend(many_steps(rule));
         warnings.extend(fixed(rule));
@@ -80,25 +80,16 @@ fn too_low(rule: &Rule, cost: u64) -> Option<Warning> {
         }
         _ => return None,
     };
-    Some(Warning {
-        level: Level::Warning,
-        code: "limit-below-cost",
-        rule: *rule,
-        message,
-    })
+    Some(Warning::new("limit-below-cost", rule, message))
 }
 
 fn idle(rule: &Rule, other: &Rule) -> Option<Warning> {
     let (span_ms, most) = most_admitted(rule, other);
-    (most <= u128::from(rule.limit())).then(|| Warning {
-        level: Level::Warning,
-        code: "never-denies",
-        rule: *rule,
-        message: format!(
-            "this rule can never deny: `{other}` admits at most {most} in the {} that it counts",
-            span_text(span_ms)
-        ),
-    })
+    let span = span_text(span_ms);
+    let message = format!(
+        "this rule can never deny: `{other}` admits at most {most} in the {span} that it counts"
+    );
+    (most <= u128::from(rule.limit())).then(|| Warning::new("never-denies", rule, message))
 }
 
 /// The span in ms in which units were charged that count under `rule` at one time, and how many of them `other` admits.
@@ -135,49 +126,38 @@ fn nearly_equal(rule: &Rule, other: &Rule) -> Option<Warning> {
         (other, rule)
     };
     let near = long.window().as_millis() * 10 <= short.window().as_millis() * 11;
-    (near && rule.is_fixed() == other.is_fixed()).then(|| Warning {
-        level: Level::Warning,
-        code: "nearly-equal-windows",
-        rule: *rule,
-        message: format!("the window is nearly that of `{other}`: each is counted and costs time; is one of them enough?"),
-    })
+    let message = format!(
+        "the window is nearly that of `{other}`: each is counted and costs time; is one of them enough?"
+    );
+    (near && rule.is_fixed() == other.is_fixed())
+        .then(|| Warning::new("nearly-equal-windows", rule, message))
 }
 
 fn coarse(rule: &Rule) -> Option<Warning> {
     let is_coarse = !rule.is_fixed()
         && rule.step() * 2 > rule.window()
         && rule.window() > Duration::from_millis(10);
-    is_coarse.then(|| Warning {
-        level: Level::Warning,
-        code: "coarse-precision",
-        rule: *rule,
-        message: format!(
-            "units come back up to {} late, so that a busy client may get as little as half of the limit; leave the precision out",
-            span_text(rule.step().as_millis())
-        ),
-    })
+    let step = span_text(rule.step().as_millis());
+    let message = format!(
+        "units come back up to {step} late, so that a busy client may get as little as half of the limit; leave the precision out"
+    );
+    is_coarse.then(|| Warning::new("coarse-precision", rule, message))
 }
 
 fn many_steps(rule: &Rule) -> Option<Warning> {
     let steps = rule.window().as_millis() / rule.step().as_millis() + 1;
     let steps = steps.min(u128::from(rule.limit()));
-    (!rule.is_fixed() && steps > MANY_STEPS).then(|| Warning {
-        level: Level::Warning,
-        code: "many-steps",
-        rule: *rule,
-        message: format!(
-            "a key may hold {steps} steps, about {} kB; a coarser precision holds fewer",
-            steps * 8 / 1_000
-        ),
-    })
+    let kb = steps * 8 / 1_000;
+    let message =
+        format!("a key may hold {steps} steps, about {kb} kB; a coarser precision holds fewer");
+    (!rule.is_fixed() && steps > MANY_STEPS).then(|| Warning::new("many-steps", rule, message))
 }
 
 fn fixed(rule: &Rule) -> Option<Warning> {
+    let message = "up to twice the limit may pass around the boundary of two windows";
     rule.is_fixed().then(|| Warning {
         level: Level::Note,
-        code: "fixed-window",
-        rule: *rule,
-        message: "up to twice the limit may pass around the boundary of two windows".to_owned(),
+        ..Warning::new("fixed-window", rule, message)
     })
 }
 

@@ -10,7 +10,10 @@ use serde::Serialize;
 use sluicegate::{Decision, Denial};
 
 use super::{
-    super::{error::Error, text},
+    super::{
+        error::{Error, Result},
+        text,
+    },
     request::Request,
 };
 
@@ -38,7 +41,7 @@ struct Line<'a> {
 }
 
 impl Decisions {
-    pub(super) fn create(path: &Path) -> Result<Self, Error> {
+    pub(super) fn create(path: &Path) -> Result<Self> {
         let file = File::create(path).map_err(|error| Error::file(path, &error))?;
         Ok(Self {
             path: path.into(),
@@ -46,11 +49,7 @@ impl Decisions {
         })
     }
 
-    pub(super) fn write(
-        &mut self,
-        request: &Request,
-        decision: Option<&Decision>,
-    ) -> Result<(), Error> {
+    pub(super) fn write(&mut self, request: &Request, decision: Option<&Decision>) -> Result<()> {
         let denial = match decision {
             Some(Decision::Denied(denial)) => Some(denial),
             _ => None,
@@ -75,7 +74,7 @@ impl Decisions {
             .map_err(|error| Error::file(&self.path, &error))
     }
 
-    pub(super) fn flush(&mut self) -> Result<(), Error> {
+    pub(super) fn flush(&mut self) -> Result<()> {
         self.file
             .flush()
             .map_err(|error| Error::file(&self.path, &error))

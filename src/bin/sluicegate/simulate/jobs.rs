@@ -8,8 +8,10 @@ use std::{
     thread,
 };
 
+use sluicegate::rule::MAX_UNITS;
+
 use super::{
-    super::error::Error,
+    super::error::{Error, Result},
     options::SimulateArgs,
     others::{Peaks, Variant},
     replay,
@@ -25,7 +27,7 @@ pub(super) enum Job {
 }
 
 impl Job {
-    pub(super) fn take(&mut self, request: &Request) -> Result<(), Error> {
+    pub(super) fn take(&mut self, request: &Request) -> Result<()> {
         match self {
             Self::Tally(it) => it.take(request),
             Self::Variant(it) => Ok(it.take(request)?),
@@ -35,24 +37,24 @@ impl Job {
 }
 
 /// All jobs, with a store of its own for each.
-pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>, Error> {
+pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
     let policies = &mapping.policies;
-    let tally = Tally::new(policies, args.keys, args.decisions.as_deref())?;
+    let tally = Tally::new(policies.clone(), args.keys, args.decisions.as_deref())?;
     let peaks = replay::times(policies, PEAK_FACTOR).map_err(Error::usage)?;
     let mut jobs = vec![
         Job::Tally(Box::new(tally)),
         Job::Peaks(Peaks::new(peaks, args.keys)),
     ];
-    let mut place = 0;
-    for (index, (policy, _)) in policies.iter().enumerate() {
-        for (rule_index, rule) in policy.rules().iter().enumerate() {
+    for (index, mapped) in policies.iter().enumerate() {
+        let shadow = mapped.policy.is_shadow();
+        for (rule_index, rule) in mapped.policy.rules().iter().enumerate() {
+            let place = mapped.first_rule + rule_index;
             for limit in other_limits(rule.limit(), &args.factors) {
                 let changed =
                     replay::with_limit(policies, index, rule_index, limit).map_err(Error::usage)?;
-                let variant = Variant::new(changed, args.keys, place, limit, policy.is_shadow());
+                let variant = Variant::new(changed, args.keys, place, limit, shadow);
                 jobs.push(Job::Variant(variant));
             }
-            place += 1;
         }
     }
     Ok(jobs)
@@ -70,11 +72,8 @@ const PEAK_FACTOR: u64 = 100;
 )]
 fn other_limits(limit: u64, factors: &[f64]) -> Vec<u64> {
     let scaled = |factor: &f64| (limit as f64 * factor).round().max(1.0) as u64;
-    let mut limits: Vec<u64> = factors
-        .iter()
-        .map(scaled)
-        .map(|it| it.min(sluicegate::rule::MAX_UNITS))
-        .collect();
+    let limits = factors.iter().map(|it| scaled(it).min(MAX_UNITS));
+    let mut limits: Vec<u64> = limits.collect();
     limits.sort_unstable();
     limits.dedup();
     limits.retain(|it| *it != limit);
@@ -84,8 +83,8 @@ fn other_limits(limit: u64, factors: &[f64]) -> Vec<u64> {
 /// Hands batches of requests to the jobs, each of which sees all of them in order, and answers the jobs.
 pub(super) fn run(
     jobs: Vec<Job>,
-    read: impl FnOnce(&mut dyn FnMut(Vec<Request>) -> bool) -> Result<(), Error>,
-) -> Result<Vec<Job>, Error> {
+    read: impl FnOnce(&mut dyn FnMut(Vec<Request>) -> bool) -> Result<()>,
+) -> Result<Vec<Job>> {
     let count = thread::available_parallelism()
         .map_or(1, usize::from)
         .min(jobs.len());
@@ -116,7 +115,7 @@ pub(super) fn run(
     })
 }
 
-fn work(mut jobs: Vec<Job>, batches: &Receiver<Arc<[Request]>>) -> Result<Vec<Job>, Error> {
+fn work(mut jobs: Vec<Job>, batches: &Receiver<Arc<[Request]>>) -> Result<Vec<Job>> {
     for batch in batches {
         for job in &mut jobs {
             for request in &*batch {

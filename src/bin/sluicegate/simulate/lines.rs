@@ -4,15 +4,12 @@ use std::{
     fs::File,
     io::{self, BufRead, BufReader, IsTerminal, Read},
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
 };
 
 use flate2::bufread::MultiGzDecoder;
+use indicatif::ProgressBar;
 
-use super::super::error::Error;
+use super::super::error::{Error, Result};
 
 /// A longer line is no request that a server would have read.
 const MAX_LINE: usize = 64 << 10;
@@ -33,8 +30,8 @@ pub(super) enum Line<'a> {
 }
 
 impl Lines {
-    /// Opens a file, or stdin if the path is `-`. `read` is added the bytes that are read, before they are unpacked.
-    pub(super) fn open(path: &Path, read: &Arc<AtomicU64>) -> Result<Self, Error> {
+    /// Opens a file, or stdin if the path is `-`.
+    pub(super) fn open(path: &Path, bar: &ProgressBar) -> Result<Self> {
         let of_path = |error: io::Error| Error::file(path, &error);
         let raw: Box<dyn Read> = if path == Path::new("-") {
             let stdin = io::stdin();
@@ -45,8 +42,7 @@ impl Lines {
         } else {
             Box::new(File::open(path).map_err(of_path)?)
         };
-        let read = read.clone();
-        Self::new(Counted { raw, read }).map_err(of_path)
+        Self::new(bar.wrap_read(raw)).map_err(of_path)
     }
 
     pub(super) fn new(raw: impl Read + 'static) -> io::Result<Self> {
@@ -56,21 +52,9 @@ impl Lines {
                 BUFFER,
                 MultiGzDecoder::new(reader),
             )),
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => {
-                return Err(io::Error::other(
-                    "unpack it first: zstdcat FILE | sluicegate …",
-                ));
-            }
-            [b'B', b'Z', b'h', ..] => {
-                return Err(io::Error::other(
-                    "unpack it first: bzcat FILE | sluicegate …",
-                ));
-            }
-            [0xfd, b'7', b'z', b'X', b'Z', ..] => {
-                return Err(io::Error::other(
-                    "unpack it first: xzcat FILE | sluicegate …",
-                ));
-            }
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => return Err(packed_by("zstd")),
+            [b'B', b'Z', b'h', ..] => return Err(packed_by("bz")),
+            [0xfd, b'7', b'z', b'X', b'Z', ..] => return Err(packed_by("xz")),
             _ => Box::new(reader),
         };
         Ok(Self {
@@ -84,13 +68,8 @@ impl Lines {
     pub(super) fn next(&mut self) -> io::Result<(u64, Line<'_>)> {
         self.line.clear();
         let limit = MAX_LINE as u64 + 1;
-        if self
-            .reader
-            .by_ref()
-            .take(limit)
-            .read_until(b'\n', &mut self.line)?
-            == 0
-        {
+        let mut reader = self.reader.by_ref().take(limit);
+        if reader.read_until(b'\n', &mut self.line)? == 0 {
             return Ok((self.number, Line::End));
         }
         self.number += 1;
@@ -104,17 +83,8 @@ impl Lines {
     }
 }
 
-struct Counted {
-    raw: Box<dyn Read>,
-    read: Arc<AtomicU64>,
-}
-
-impl Read for Counted {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.raw.read(buffer)?;
-        self.read.fetch_add(count as u64, Ordering::Relaxed);
-        Ok(count)
-    }
+fn packed_by(program: &str) -> io::Error {
+    io::Error::other(format!("unpack it first: {program}cat FILE | sluicegate …"))
 }
 
 #[cfg(test)]

@@ -27,14 +27,16 @@ mod write;
 use std::fs;
 
 pub(crate) use self::options::SimulateArgs;
-use self::{progress::Progress, reading::Reading, request::Mapping, result::Outcome};
-use super::{Answer, error::Error, output::Output, policies_file, settings::Settings};
+use self::{reading::Reading, request::Mapping, result::Outcome};
+use super::{
+    Answer,
+    error::{Error, Result},
+    output::Output,
+    policies_file,
+    settings::Settings,
+};
 
-pub(crate) fn run(
-    args: &SimulateArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
+pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let policies = policies_file::load(&args.policies)?;
     if policies.iter().next().is_none() {
         return Err(Error::usage(format_args!(
@@ -54,10 +56,10 @@ pub(crate) fn run(
         let file = fs::OpenOptions::new().append(true).create(true).open(path);
         file.map_err(|error| Error::file(path, &error))?;
     }
-    let progress = Progress::new(&args.logs);
-    let mut reading = Reading::open(args, &mapping, &progress)?;
+    let bar = progress::bar(&args.logs);
+    let mut reading = Reading::open(args, &mapping, &bar)?;
     let jobs = jobs::run(jobs, |send| reading.read(send))?;
-    progress.bar.finish_and_clear();
+    bar.finish_and_clear();
     reading.report();
     let counts = &reading.counts;
     if counts.read > 0 && counts.unreadable == counts.read {
@@ -74,10 +76,6 @@ pub(crate) fn run(
     if let Some(path) = &args.report {
         fs::write(path, report::page(&outcome)?).map_err(|error| Error::file(path, &error))?;
     }
-    if output.is_json() {
-        output.document(&outcome)?;
-    } else {
-        write::write(&outcome, output)?;
-    }
+    output.report(&outcome, write::write)?;
     Ok(Answer::Yes)
 }

@@ -1,8 +1,11 @@
 //! Replays under other policies: [`Variant`], and [`Peaks`].
 
-use sluicegate::{Decision, Policy, StoreError};
+use sluicegate::{Decision, StoreError};
 
-use super::{replay::Replay, request::Request};
+use super::{
+    replay::Replay,
+    request::{Mapped, Request},
+};
 
 /// The whole log with another limit in one rule.
 pub(super) struct Variant {
@@ -16,7 +19,7 @@ pub(super) struct Variant {
 
 impl Variant {
     pub(super) fn new(
-        policies: Vec<(Policy, usize)>,
+        policies: Vec<Mapped>,
         capacity: usize,
         rule: usize,
         limit: u64,
@@ -50,23 +53,14 @@ pub(super) struct Peaks {
     replay: Replay,
     /// In the order of policies and rules: the highest use, and whether somebody would have used more.
     pub(super) peaks: Vec<(u64, bool)>,
-    /// The place of the first rule of each policy.
-    places: Vec<(Policy, usize)>,
 }
 
 impl Peaks {
-    pub(super) fn new(policies: Vec<(Policy, usize)>, capacity: usize) -> Self {
-        let mut first_rule = 0;
-        let places = policies.iter().map(|(policy, _)| {
-            let place = (policy.clone(), first_rule);
-            first_rule += policy.rules().len();
-            place
-        });
-        let places = places.collect();
+    pub(super) fn new(policies: Vec<Mapped>, capacity: usize) -> Self {
+        let rules = policies.iter().map(|it| it.policy.rules().len()).sum();
         Self {
             replay: Replay::new(policies, capacity),
-            peaks: vec![(0, false); first_rule],
-            places,
+            peaks: vec![(0, false); rules],
         }
     }
 
@@ -82,14 +76,11 @@ impl Peaks {
 
     fn look(&mut self, decision: &Decision) {
         for policy in decision.usage().policies() {
-            let Some((_, first)) = self
-                .places
-                .iter()
-                .find(|it| it.0.name() == policy.policy().name())
-            else {
+            let Some(place) = self.replay.place(policy.policy()) else {
                 continue;
             };
-            for (peak, rule) in self.peaks[*first..].iter_mut().zip(policy.rules()) {
+            let first = self.replay.policies[place].first_rule;
+            for (peak, rule) in self.peaks[first..].iter_mut().zip(policy.rules()) {
                 peak.0 = peak.0.max(rule.rule().limit() - rule.remaining());
                 peak.1 |= rule.is_exceeded();
             }

@@ -10,7 +10,7 @@ use plotters::{
 
 use super::{
     super::text::{formatted, grouped},
-    result::{OverTime, TimeSpan},
+    result::OverTime,
 };
 
 const SIZE: (u32, u32) = (1_000, 260);
@@ -27,22 +27,12 @@ type Plot = Result<String, Box<dyn Error>>;
 
 /// Requests, and in front of them those that were refused.
 pub(super) fn requests(over_time: &OverTime) -> Plot {
-    let counts = |it: &TimeSpan| (it.requests, it.refused);
-    let most = over_time
-        .spans
-        .iter()
-        .map(|it| it.requests)
-        .max()
-        .unwrap_or(0);
-    draw(over_time, most, |chart| {
+    draw(over_time, over_time.most_requests(), |chart| {
         for (index, span) in over_time.spans.iter().enumerate() {
-            let (requests, refused) = counts(span);
-            for (count, colour) in [(requests, REQUESTS), (refused, REFUSED)] {
+            for (count, colour) in [(span.requests, REQUESTS), (span.refused, REFUSED)] {
                 if count > 0 {
-                    chart.draw_series([Rectangle::new(
-                        [(index, 0), (index + 1, count)],
-                        colour.filled(),
-                    )])?;
+                    let corners = [(index, 0), (index + 1, count)];
+                    chart.draw_series([Rectangle::new(corners, colour.filled())])?;
                 }
             }
         }

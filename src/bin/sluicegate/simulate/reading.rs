@@ -1,13 +1,16 @@
 //! [`Reading`]: the logs, merged by time and put into order.
 
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::{
-    super::{error::Error, text},
+    super::{
+        error::{Error, Result},
+        text,
+    },
     lines::{Line, Lines},
     options::SimulateArgs,
     order::Order,
-    progress::Progress,
     record::{Field, Record},
     request::{Mapping, Request},
 };
@@ -42,7 +45,6 @@ struct Unreadable {
 pub(super) struct Reading<'a> {
     args: &'a SimulateArgs,
     mapping: &'a Mapping,
-    progress: &'a Progress,
     time: Field,
     path: Field,
     logs: Vec<Log>,
@@ -59,25 +61,24 @@ impl<'a> Reading<'a> {
     pub(super) fn open(
         args: &'a SimulateArgs,
         mapping: &'a Mapping,
-        progress: &'a Progress,
-    ) -> Result<Self, Error> {
+        bar: &ProgressBar,
+    ) -> Result<Self> {
         let logs = args.logs.iter().map(|path| {
-            let lines = Lines::open(path, &progress.read)?;
+            let lines = Lines::open(path, bar)?;
             Ok(Log { lines, next: None })
         });
         Ok(Self {
             args,
             mapping,
-            progress,
             time: Field::new(&args.time),
             path: Field::new("path"),
-            logs: logs.collect::<Result<_, Error>>()?,
+            logs: logs.collect::<Result<_>>()?,
             counts: Counts::default(),
         })
     }
 
     /// Reads all logs to their ends, merged by time, until `send` wants no more.
-    pub(super) fn read(&mut self, send: &mut dyn FnMut(Vec<Request>) -> bool) -> Result<(), Error> {
+    pub(super) fn read(&mut self, send: &mut dyn FnMut(Vec<Request>) -> bool) -> Result<()> {
         let mut order = Order::new(self.args.reorder, !self.args.no_spread);
         let mut batch = Vec::with_capacity(BATCH);
         for log in 0..self.logs.len() {
@@ -113,7 +114,7 @@ impl<'a> Reading<'a> {
     }
 
     /// Reads the next request of a log.
-    fn advance(&mut self, at: usize) -> Result<(), Error> {
+    fn advance(&mut self, at: usize) -> Result<()> {
         let log = &mut self.logs[at];
         let path = &self.args.logs[at];
         loop {
@@ -128,9 +129,6 @@ impl<'a> Reading<'a> {
                 Line::Text(line) => Ok(line),
             };
             self.counts.read += 1;
-            if self.counts.read.is_multiple_of(8_192) {
-                self.progress.show();
-            }
             let read = line.and_then(|line| {
                 let record = Record::read(line).map_err(|why| (line, why))?;
                 let stamp = record.stamp(&self.time).map_err(|why| (line, why))?;

@@ -7,7 +7,7 @@
 //! 203.0.113.7 - alice [10/Oct/2000:13:55:36 -0700] "GET /a HTTP/1.1" 200 2326 "referer" "agent" "extra1" …
 //! ```
 
-use std::{borrow::Cow, net::IpAddr, str};
+use std::{borrow::Cow, net::IpAddr, num::NonZeroUsize, str};
 
 use serde_json::Value;
 
@@ -51,7 +51,7 @@ enum Known {
     Agent,
     Time,
     /// What follows the user agent, from 1.
-    Extra(usize),
+    Extra(NonZeroUsize),
 }
 
 impl Known {
@@ -65,12 +65,7 @@ impl Known {
             "referer" => Self::Referer,
             "agent" => Self::Agent,
             "time" => Self::Time,
-            _ => Self::Extra(
-                name.strip_prefix("extra")?
-                    .parse()
-                    .ok()
-                    .filter(|it| *it > 0)?,
-            ),
+            _ => Self::Extra(name.strip_prefix("extra")?.parse().ok()?),
         })
     }
 
@@ -212,7 +207,7 @@ impl<'a> Common<'a> {
             Known::Status => after_time(2),
             Known::Referer => after_time(4),
             Known::Agent => after_time(5),
-            Known::Extra(number) => after_time(5_usize.checked_add(number)?),
+            Known::Extra(number) => after_time(number.get().checked_add(5)?),
         }
     }
 

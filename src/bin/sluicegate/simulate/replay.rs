@@ -7,21 +7,20 @@ use std::{
 
 use sluicegate::{
     Charge, Decision, MemoryStore, Policy, Rule, Store, StoreError, error::PolicyError,
-    store::Check, test_util::TestClock,
+    rule::MAX_UNITS, store::Check, test_util::TestClock,
 };
 
-use super::request::Request;
+use super::request::{Mapped, Request};
 
 pub(super) struct Replay {
     clock: TestClock,
     store: MemoryStore,
     capacity: usize,
-    /// With the place of each one's key.
-    policies: Vec<(Policy, usize)>,
+    pub(super) policies: Vec<Mapped>,
 }
 
 impl Replay {
-    pub(super) fn new(policies: Vec<(Policy, usize)>, capacity: usize) -> Self {
+    pub(super) fn new(policies: Vec<Mapped>, capacity: usize) -> Self {
         let clock = TestClock::new(0);
         Self {
             store: MemoryStore::new().capacity(capacity).clock(clock.clone()),
@@ -34,9 +33,9 @@ impl Replay {
     /// Decides one request, as the middleware would: all policies for which it has a key in one check. `None` if there
     /// are none.
     pub(super) fn decide(&self, request: &Request) -> Result<Option<Decision>, StoreError> {
-        let charges = self.policies.iter().filter_map(|(policy, key)| {
-            let key = request.keys[*key].as_ref()?;
-            Some(Charge::new(policy, key.clone(), 1))
+        let charges = self.policies.iter().filter_map(|it| {
+            let key = request.keys[it.key].as_ref()?;
+            Some(Charge::new(&it.policy, key.clone(), 1))
         });
         let check = Check::new(charges)?;
         if check.charges().is_empty() && check.shadow_charges().is_empty() {
@@ -50,6 +49,12 @@ impl Replay {
         }
     }
 
+    /// The place of a policy.
+    pub(super) fn place(&self, policy: &Policy) -> Option<usize> {
+        let mut policies = self.policies.iter();
+        policies.position(|it| it.policy.name() == policy.name())
+    }
+
     /// Whether it is so full that it may have dropped keys that count: its parts fill unevenly.
     pub(super) fn is_full(&self) -> bool {
         self.store.len() >= self.capacity - self.capacity / 10
@@ -58,40 +63,30 @@ impl Replay {
 
 /// The same policies, with another limit in one rule of one of them.
 pub(super) fn with_limit(
-    policies: &[(Policy, usize)],
+    policies: &[Mapped],
     policy: usize,
     rule: usize,
     limit: u64,
-) -> Result<Vec<(Policy, usize)>, PolicyError> {
+) -> Result<Vec<Mapped>, PolicyError> {
     let mut policies = policies.to_vec();
-    let changed = &mut policies[policy].0;
-    let rules = changed.rules().iter().enumerate();
-    let rules: Vec<Rule> = rules
-        .map(|(at, it)| if at == rule { limited(it, limit) } else { *it })
-        .collect();
+    let changed = &mut policies[policy].policy;
+    let mut rules = changed.rules().to_vec();
+    rules[rule] = limited(&rules[rule], limit);
     *changed = with_rules(changed, rules)?;
     Ok(policies)
 }
 
 /// The same policies, with each limit so many times as high.
-pub(super) fn times(
-    policies: &[(Policy, usize)],
-    factor: u64,
-) -> Result<Vec<(Policy, usize)>, PolicyError> {
-    let raised = policies.iter().map(|(policy, key)| {
-        let rules = policy.rules().iter();
-        let rules = rules.map(|it| {
-            limited(
-                it,
-                it.limit()
-                    .max(1)
-                    .saturating_mul(factor)
-                    .min(sluicegate::rule::MAX_UNITS),
-            )
+pub(super) fn times(policies: &[Mapped], factor: u64) -> Result<Vec<Mapped>, PolicyError> {
+    let mut policies = policies.to_vec();
+    for Mapped { policy, .. } in &mut policies {
+        let rules = policy.rules().iter().map(|rule| {
+            let limit = rule.limit().max(1).saturating_mul(factor);
+            limited(rule, limit.min(MAX_UNITS))
         });
-        Ok((with_rules(policy, rules.collect())?, *key))
-    });
-    raised.collect()
+        *policy = with_rules(policy, rules.collect())?;
+    }
+    Ok(policies)
 }
 
 fn limited(rule: &Rule, limit: u64) -> Rule {

@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Write};
 
 use super::{
     super::{
-        error::Error,
+        error::{Error, Result},
         text::{date, grouped},
     },
     plot::{self, COLOURS},
@@ -23,7 +23,7 @@ const HEAD: &str = "<!doctype html>
 ";
 
 /// The page.
-pub(super) fn page(outcome: &Outcome) -> Result<String, Error> {
+pub(super) fn page(outcome: &Outcome) -> Result<String> {
     let failed =
         |error: &dyn Display| Error::usage(format_args!("cannot draw the report: {error}"));
     let mut page = format!(
@@ -211,11 +211,7 @@ fn other_limits(page: &mut String, outcome: &Outcome) -> fmt::Result {
         .max();
     let most = most.unwrap_or(0).max(outcome.refused);
     for (policy, rule) in outcome.rules() {
-        let (now, whole) = if policy.shadow {
-            (policy.refused, policy.requests)
-        } else {
-            (outcome.refused, outcome.requests)
-        };
+        let (now, whole) = outcome.counts_with(policy);
         for (limit, refused) in rule.limits(now) {
             let class = if limit == rule.limit {
                 "number now"

@@ -5,7 +5,10 @@ use std::{net::IpAddr, str};
 use sluicegate::{Key, PeerIp, Policy, policies::Policies};
 
 use super::{
-    super::{error::Error, identity::leaked},
+    super::{
+        error::{Error, Result},
+        identity::leaked,
+    },
     record::{Field, Record},
     stamp::Stamp,
 };
@@ -27,25 +30,29 @@ pub(super) struct Request {
 
 /// The policies, and the field of a line by which each of them tells clients apart.
 pub(super) struct Mapping {
-    pub(super) policies: Vec<(Policy, usize)>,
+    pub(super) policies: Vec<Mapped>,
     fields: Vec<(Field, &'static str)>,
-    /// Of each policy, whether its field was named by `--key`.
-    pub(super) is_named: Vec<bool>,
     ipv6_prefix: u8,
+}
+
+#[derive(Clone)]
+pub(super) struct Mapped {
+    pub(super) policy: Policy,
+    /// The place of its field, and of its key in a request.
+    pub(super) key: usize,
+    /// Whether its field was named by `--key`.
+    pub(super) is_named: bool,
+    /// The place of its first rule among those of all policies.
+    pub(super) first_rule: usize,
 }
 
 impl Mapping {
     /// Reads `--key FIELD` and `--key POLICY=FIELD`. Without them, a policy that is called as a field is by that field,
     /// and any other by `ip`.
-    pub(super) fn new(
-        policies: &Policies,
-        keys: &[String],
-        ipv6_prefix: u8,
-    ) -> Result<Self, Error> {
+    pub(super) fn new(policies: &Policies, keys: &[String], ipv6_prefix: u8) -> Result<Self> {
         let mut mapping = Self {
             policies: Vec::new(),
             fields: Vec::new(),
-            is_named: Vec::new(),
             ipv6_prefix,
         };
         for key in keys {
@@ -68,15 +75,21 @@ impl Mapping {
                 .find_map(|key| key.strip_prefix(policy)?.strip_prefix('='))
         };
         let all = keys.iter().rev().find(|key| !key.contains('='));
+        let mut first_rule = 0;
         for policy in policies.iter() {
             let named = own(policy.name()).or(all.map(String::as_str));
             let field = named.unwrap_or(match policy.name() {
                 "user" => "user",
                 _ => "ip",
             });
-            mapping.is_named.push(named.is_some());
-            let field = mapping.field(field);
-            mapping.policies.push((policy.clone(), field));
+            let mapped = Mapped {
+                policy: policy.clone(),
+                key: mapping.field(field),
+                is_named: named.is_some(),
+                first_rule,
+            };
+            mapping.policies.push(mapped);
+            first_rule += policy.rules().len();
         }
         Ok(mapping)
     }
@@ -147,7 +160,7 @@ mod tests {
         Ok(mapping
             .policies
             .iter()
-            .map(|(_, field)| mapping.name(*field).to_owned())
+            .map(|it| mapping.name(it.key).to_owned())
             .collect())
     }
 

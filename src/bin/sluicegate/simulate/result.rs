@@ -1,13 +1,15 @@
 //! [`Outcome`]: what came out, as `--json` writes it. Fields are only ever added.
 
 use serde::Serialize;
+use sluicegate::Rule;
 
 use super::{
-    super::{error::Error, text},
+    super::{error::Result, text},
     jobs::Job,
+    others::Variant,
     reading::Counts,
     request::Mapping,
-    tally::Tally,
+    tally::{RuleTally, Tally},
     timeline::Span,
 };
 
@@ -72,8 +74,8 @@ pub(super) struct RuleOutcome {
     pub(super) refused: u64,
     /// Requests that it refused alone.
     pub(super) alone: u64,
-    /// The lowest limit under which nobody would have been refused, if no other rule refused anybody either; null if it is
-    /// above a hundred times the limit.
+    /// The lowest limit under which nobody would have been refused, if no other rule refused anybody either; null if it
+    /// is above a hundred times the limit.
     pub(super) nobody_refused_at: Option<u64>,
     pub(super) limit: u64,
     /// All refusals of requests if this rule had another limit; of a shadow, those that it would have refused.
@@ -81,6 +83,26 @@ pub(super) struct RuleOutcome {
 }
 
 impl RuleOutcome {
+    fn new<'a>(
+        rule: &Rule,
+        counts: RuleTally,
+        (peak, is_more): (u64, bool),
+        others: impl Iterator<Item = &'a Variant>,
+    ) -> Self {
+        let others = others.map(|it| OtherLimit {
+            limit: it.limit,
+            refused: it.refused,
+        });
+        Self {
+            rule: rule.to_string(),
+            refused: counts.refused,
+            alone: counts.alone,
+            nobody_refused_at: (!is_more).then_some(peak),
+            limit: rule.limit(),
+            other_limits: others.collect(),
+        }
+    }
+
     /// The limit under which nobody would have been refused, for a person.
     pub(super) fn nobody_at(&self) -> String {
         self.nobody_refused_at.map_or_else(
@@ -108,17 +130,15 @@ pub(super) struct OtherLimit {
 pub(super) struct OverTime {
     /// The length of a span.
     pub(super) seconds: u64,
-    pub(super) spans: Vec<TimeSpan>,
+    pub(super) spans: Vec<Span>,
 }
 
-#[derive(Serialize)]
-pub(super) struct TimeSpan {
-    /// The start, in s since the Unix epoch.
-    pub(super) from: u64,
-    pub(super) requests: u64,
-    pub(super) refused: u64,
-    /// By rule, in the order of policies and rules.
-    pub(super) by_rule: Vec<u64>,
+impl OverTime {
+    /// In one span.
+    pub(super) fn most_requests(&self) -> u64 {
+        let requests = self.spans.iter().map(|it| it.requests);
+        requests.max().unwrap_or(0)
+    }
 }
 
 #[derive(Serialize)]
@@ -137,12 +157,21 @@ impl Outcome {
         policies.flat_map(|policy| policy.rules.iter().map(move |rule| (policy, rule)))
     }
 
+    /// How many requests are refused now, and of how many, where another limit of this policy would change that.
+    pub(super) fn counts_with(&self, policy: &PolicyOutcome) -> (u64, u64) {
+        if policy.shadow {
+            (policy.refused, policy.requests)
+        } else {
+            (self.refused, self.requests)
+        }
+    }
+
     pub(super) fn new(
         mapping: &Mapping,
         jobs: Vec<Job>,
         lines: Counts,
         top: usize,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let (mut tally, mut peaks, mut variants) = (None, None, Vec::new());
         for job in jobs {
             match job {
@@ -156,39 +185,25 @@ impl Outcome {
         };
         tally.finish()?;
         variants.sort_by_key(|it| (it.rule, it.limit));
-        let mut rules = tally.rules.iter().zip(&peaks.peaks).enumerate();
-        let policies = mapping
-            .policies
-            .iter()
-            .zip(&tally.policies)
-            .zip(&mapping.is_named)
-            .map(|(((policy, key), counts), is_named)| {
-                let rules = policy.rules().iter().zip(rules.by_ref()).map(
-                    |(rule, (place, (counts, (peak, more))))| RuleOutcome {
-                        rule: rule.to_string(),
-                        refused: counts.refused,
-                        alone: counts.alone,
-                        nobody_refused_at: (!more).then_some(*peak),
-                        limit: rule.limit(),
-                        other_limits: { variants.iter().filter(|it| it.rule == place) }
-                            .map(|it| OtherLimit {
-                                limit: it.limit,
-                                refused: it.refused,
-                            })
-                            .collect(),
-                    },
-                );
-                PolicyOutcome {
-                    name: policy.name().to_owned(),
-                    key: mapping.name(*key).to_owned(),
-                    shadow: policy.is_shadow(),
-                    requests: counts.requests,
-                    refused: counts.refused,
-                    rules: rules.collect(),
-                    bans: policy.banned_by().is_some(),
-                    is_named: *is_named,
-                }
+        let policies = mapping.policies.iter().zip(&tally.policies);
+        let policies = policies.map(|(mapped, counts)| {
+            let policy = &mapped.policy;
+            let rules = (mapped.first_rule..).zip(policy.rules());
+            let rules = rules.map(|(place, rule)| {
+                let others = variants.iter().filter(|it| it.rule == place);
+                RuleOutcome::new(rule, tally.rules[place], peaks.peaks[place], others)
             });
+            PolicyOutcome {
+                name: policy.name().to_owned(),
+                key: mapping.name(mapped.key).to_owned(),
+                shadow: policy.is_shadow(),
+                requests: counts.requests,
+                refused: counts.refused,
+                rules: rules.collect(),
+                bans: policy.banned_by().is_some(),
+                is_named: mapped.is_named,
+            }
+        });
         let time = |ms| (tally.requests > 0).then(|| text::rfc3339(ms));
         Ok(Self {
             requests: tally.requests,
@@ -208,29 +223,11 @@ impl Outcome {
 }
 
 fn over_time(tally: &Tally, most: u64) -> OverTime {
-    let (seconds, spans) = tally.timeline.spans(most);
-    let spans = spans.into_iter().map(
-        |(
-            from,
-            Span {
-                requests,
-                refused,
-                mut by_rule,
-            },
-        )| {
-            by_rule.resize(tally.rules.len(), 0);
-            TimeSpan {
-                from,
-                requests,
-                refused,
-                by_rule,
-            }
-        },
-    );
-    OverTime {
-        seconds,
-        spans: spans.collect(),
+    let (seconds, mut spans) = tally.timeline.spans(most);
+    for span in &mut spans {
+        span.by_rule.resize(tally.rules.len(), 0);
     }
+    OverTime { seconds, spans }
 }
 
 fn hardest_hit(tally: &Tally, top: usize) -> Vec<Identity> {

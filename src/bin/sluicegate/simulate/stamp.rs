@@ -2,8 +2,10 @@
 
 use std::str;
 
-use jiff::{Timestamp, civil, tz};
+use jiff::{Timestamp, fmt::strtime};
 use serde_json::Value;
+
+use super::super::text::parse_date;
 
 /// The store's clock goes no further.
 const LATEST_MS: i64 = 1 << 47;
@@ -26,56 +28,16 @@ impl Stamp {
     /// Reads `10/Oct/2000:13:55:36 -0700`, also with a fraction of the second before the blank.
     pub(super) fn common(text: &[u8]) -> Option<Self> {
         let text = str::from_utf8(text).ok()?;
-        let (date, zone) = text.split_once(' ')?;
-        let (date, fraction) = date
-            .split_once('.')
-            .map_or((date, None), |(date, it)| (date, Some(it)));
-        let &[
-            day1,
-            day2,
-            b'/',
-            m1,
-            m2,
-            m3,
-            b'/',
-            y1,
-            y2,
-            y3,
-            y4,
-            b':',
-            ref clock @ ..,
-        ] = date.as_bytes()
-        else {
-            return None;
-        };
-        let &[h1, h2, b':', min1, min2, b':', s1, s2] = clock else {
-            return None;
-        };
-        const MONTHS: [&[u8; 3]; 12] = [
-            b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov",
-            b"Dec",
-        ];
-        let month = MONTHS.iter().position(|it| **it == [m1, m2, m3])?;
-        let year = two(y1, y2)? * 100 + two(y3, y4)?;
-        // A leap second is counted as the one before it.
-        let (day, second) = (two(day1, day2)?, two(s1, s2)?.min(59));
-        let month = i8::try_from(month + 1).ok()?;
-        let (day, hour) = (i8::try_from(day).ok()?, i8::try_from(two(h1, h2)?).ok()?);
-        let (minute, second) = (
-            i8::try_from(two(min1, min2)?).ok()?,
-            i8::try_from(second).ok()?,
-        );
-        let date = civil::DateTime::new(year, month, day, hour, minute, second, 0).ok()?;
-        let utc = tz::Offset::UTC.to_timestamp(date).ok()?;
-        let ms = utc.as_millisecond() - zone_ms(zone.as_bytes())?;
-        match fraction {
-            None => Self::new(ms, true),
-            Some(digits) => Self::new(ms + fraction_ms(digits)?, false),
-        }
+        let time = strtime::parse("%d/%b/%Y:%H:%M:%S%.f %z", text).ok()?;
+        Self::of(time.to_timestamp().ok()?, text)
     }
 
-    /// Reads what JSON logs write: RFC 3339, the form of the common log, or seconds (with a fraction), milli-, micro- or
-    /// nanoseconds since the Unix epoch; which of these it is, is told by the size of the number.
+    fn of(time: Timestamp, text: &str) -> Option<Self> {
+        Self::new(time.as_millisecond(), !text.contains('.'))
+    }
+
+    /// Reads what JSON logs write: RFC 3339, the form of the common log, or seconds (with a fraction), milli-, micro-
+    /// or nanoseconds since the Unix epoch; the size of the number tells which of these it is.
     pub(super) fn json(value: &Value) -> Option<Self> {
         match value {
             Value::Number(number) => match number.as_i64() {
@@ -94,18 +56,10 @@ impl Stamp {
         if let Ok(seconds) = text.parse() {
             return Self::seconds(seconds);
         }
-        if let Ok(timestamp) = text.parse::<Timestamp>() {
-            return Self::new(timestamp.as_millisecond(), !text.contains('.'));
+        if let Some(time) = parse_date(text) {
+            return Self::of(time, text);
         }
-        if let Ok(date) = text.parse::<civil::DateTime>() {
-            let timestamp = tz::Offset::UTC.to_timestamp(date).ok()?;
-            return Self::new(timestamp.as_millisecond(), !text.contains('.'));
-        }
-        Self::common(
-            text.trim_start_matches('[')
-                .trim_end_matches(']')
-                .as_bytes(),
-        )
+        Self::common(text.trim_matches(['[', ']']).as_bytes())
     }
 
     fn epoch(number: i64) -> Option<Self> {
@@ -124,29 +78,6 @@ impl Stamp {
         (0.0..1e14).contains(&ms).then_some(())?;
         Self::new(ms as i64, false)
     }
-}
-
-fn two(ten: u8, one: u8) -> Option<i16> {
-    let digit = |byte: u8| byte.is_ascii_digit().then(|| i16::from(byte - b'0'));
-    Some(digit(ten)? * 10 + digit(one)?)
-}
-
-fn zone_ms(zone: &[u8]) -> Option<i64> {
-    let &[sign, h1, h2, m1, m2] = zone else {
-        return None;
-    };
-    let minutes = i64::from(two(h1, h2)?) * 60 + i64::from(two(m1, m2)?);
-    match sign {
-        b'+' => Some(minutes * 60_000),
-        b'-' => Some(minutes * -60_000),
-        _ => None,
-    }
-}
-
-fn fraction_ms(digits: &str) -> Option<i64> {
-    let is_number = !digits.is_empty() && digits.bytes().all(|it| it.is_ascii_digit());
-    is_number.then_some(())?;
-    format!("{digits:0<3}").get(..3)?.parse().ok()
 }
 
 #[cfg(test)]

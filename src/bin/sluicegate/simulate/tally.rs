@@ -2,10 +2,14 @@
 
 use std::{collections::HashMap, path::Path};
 
-use sluicegate::{Decision, Denial, Key, Policy};
+use sluicegate::{Decision, Denial, Key};
 
 use super::{
-    super::error::Error, decisions::Decisions, replay::Replay, request::Request, timeline::Timeline,
+    super::error::Result,
+    decisions::Decisions,
+    replay::Replay,
+    request::{Mapped, Request},
+    timeline::Timeline,
 };
 
 #[derive(Clone, Copy, Default)]
@@ -49,25 +53,16 @@ pub(super) struct Tally {
     pub(super) hits: HashMap<Key, Hit>,
     /// Whether the store may have forgotten counts.
     pub(super) full: bool,
-    /// For each policy the place of its key, the place of its first rule, and whether it is a shadow.
-    places: Vec<(Policy, usize, usize)>,
 }
 
 impl Tally {
     pub(super) fn new(
-        policies: &[(Policy, usize)],
+        policies: Vec<Mapped>,
         capacity: usize,
         decisions: Option<&Path>,
-    ) -> Result<Self, Error> {
-        let mut first_rule = 0;
-        let places = policies.iter().map(|(policy, key)| {
-            let place = (policy.clone(), *key, first_rule);
-            first_rule += policy.rules().len();
-            place
-        });
-        let places: Vec<_> = places.collect();
+    ) -> Result<Self> {
+        let rules = policies.iter().map(|it| it.policy.rules().len()).sum();
         Ok(Self {
-            replay: Replay::new(policies.to_vec(), capacity),
             most_identities: capacity,
             decisions: decisions.map(Decisions::create).transpose()?,
             requests: 0,
@@ -75,16 +70,16 @@ impl Tally {
             unlimited: 0,
             first_ms: 0,
             last_ms: 0,
-            policies: vec![PolicyTally::default(); places.len()],
-            rules: vec![RuleTally::default(); first_rule],
+            policies: vec![PolicyTally::default(); policies.len()],
+            rules: vec![RuleTally::default(); rules],
             timeline: Timeline::default(),
             hits: HashMap::new(),
             full: false,
-            places,
+            replay: Replay::new(policies, capacity),
         })
     }
 
-    pub(super) fn take(&mut self, request: &Request) -> Result<(), Error> {
+    pub(super) fn take(&mut self, request: &Request) -> Result<()> {
         let decision = self.replay.decide(request)?;
         if self.requests == 0 {
             self.first_ms = request.ms;
@@ -92,8 +87,8 @@ impl Tally {
         self.requests += 1;
         self.last_ms = request.ms;
         self.timeline.at(request.ms).requests += 1;
-        for ((_, key, _), tally) in self.places.iter().zip(&mut self.policies) {
-            tally.requests += u64::from(request.keys[*key].is_some());
+        for (mapped, tally) in self.replay.policies.iter().zip(&mut self.policies) {
+            tally.requests += u64::from(request.keys[mapped.key].is_some());
         }
         if let Some(decisions) = &mut self.decisions {
             decisions.write(request, decision.as_ref())?;
@@ -128,14 +123,9 @@ impl Tally {
         let mut told: Vec<&Key> = Vec::new();
         for policy in denial.usage().policies() {
             let refuses = policy.rules().iter().any(|it| it.is_exceeded());
-            let key = self
-                .places
-                .iter()
-                .find(|it| it.0.name() == policy.policy().name());
-            let Some(key) = key
-                .and_then(|it| request.keys[it.1].as_ref())
-                .filter(|key| refuses && !told.contains(key))
-            else {
+            let place = self.replay.place(policy.policy());
+            let key = place.and_then(|it| request.keys[self.replay.policies[it].key].as_ref());
+            let Some(key) = key.filter(|key| refuses && !told.contains(key)) else {
                 continue;
             };
             told.push(key);
@@ -162,20 +152,13 @@ impl Tally {
     fn count_rules(&mut self, denial: &Denial) -> Vec<usize> {
         let mut refusing = Vec::new();
         for policy in denial.usage().policies() {
-            let Some(place) = self
-                .places
-                .iter()
-                .position(|it| it.0.name() == policy.policy().name())
-            else {
+            let Some(place) = self.replay.place(policy.policy()) else {
                 continue;
             };
-            let exceeded = policy
-                .rules()
-                .iter()
-                .enumerate()
-                .filter(|(_, rule)| rule.is_exceeded());
+            let rules = (self.replay.policies[place].first_rule..).zip(policy.rules());
+            let exceeded = rules.filter(|(_, rule)| rule.is_exceeded());
             let before = refusing.len();
-            refusing.extend(exceeded.map(|(rule, _)| self.places[place].2 + rule));
+            refusing.extend(exceeded.map(|(place, _)| place));
             self.policies[place].refused += u64::from(refusing.len() > before);
         }
         for rule in &refusing {
@@ -186,7 +169,7 @@ impl Tally {
     }
 
     /// Writes what is left to write.
-    pub(super) fn finish(&mut self) -> Result<(), Error> {
+    pub(super) fn finish(&mut self) -> Result<()> {
         self.full |= self.replay.is_full();
         self.decisions.as_mut().map_or(Ok(()), Decisions::flush)
     }

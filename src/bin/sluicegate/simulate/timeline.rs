@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 const MAX_SPANS: usize = 512;
 
 /// Lengths of a span in s; each divides all that follow it but the next few, so spans are added up anew from the first.
@@ -29,8 +31,10 @@ const LENGTHS: [u64; 21] = [
     5_529_600_000,
 ];
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Span {
+    /// The start, in s since the Unix epoch.
+    pub(super) from: u64,
     pub(super) requests: u64,
     pub(super) refused: u64,
     /// By rule, in the order of policies and rules.
@@ -83,7 +87,7 @@ impl Timeline {
 
     /// The length of a span in s, and the spans from the first to the last with those in which nothing came, at most
     /// `most`.
-    pub(super) fn spans(&self, most: u64) -> (u64, Vec<(u64, Span)>) {
+    pub(super) fn spans(&self, most: u64) -> (u64, Vec<Span>) {
         let mut copy = self.clone();
         let (Some(first), Some(last)) = (self.spans.keys().next(), self.spans.keys().next_back())
         else {
@@ -95,7 +99,10 @@ impl Timeline {
         }
         let length = LENGTHS[copy.length];
         let starts = (0..count(length)).map(|index| (first / length + index) * length);
-        let spans = starts.map(|start| (start, copy.spans.remove(&start).unwrap_or_default()));
+        let spans = starts.map(|from| Span {
+            from,
+            ..copy.spans.remove(&from).unwrap_or_default()
+        });
         (length, spans.collect())
     }
 }
@@ -117,7 +124,7 @@ mod tests {
             "{length}: {}",
             spans.len()
         );
-        assert_eq!(spans.iter().map(|it| it.1.requests).sum::<u64>(), 100_000);
+        assert_eq!(spans.iter().map(|it| it.requests).sum::<u64>(), 100_000);
     }
 
     #[test]
@@ -129,7 +136,7 @@ mod tests {
         let (length, spans) = timeline.spans(24);
         let requests: Vec<_> = spans
             .iter()
-            .map(|(start, span)| (*start, span.requests))
+            .map(|span| (span.from, span.requests))
             .collect();
         assert_eq!(
             (length, requests),

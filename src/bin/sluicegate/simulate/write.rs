@@ -6,7 +6,7 @@ use comfy_table::{Cell, CellAlignment, Color};
 
 use super::{
     super::{
-        error::Error,
+        error::Result,
         output::{BAD, BOLD, DIM, Output, WARN},
         text::{date, grouped, short_date},
     },
@@ -16,7 +16,7 @@ use super::{
 /// The length of the longest bar.
 const BAR: u64 = 30;
 
-pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<()> {
     summary(outcome, output)?;
     if outcome.requests == 0 {
         return Ok(());
@@ -40,7 +40,7 @@ pub(super) fn share(part: u64, whole: u64) -> String {
     }
 }
 
-fn summary(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+fn summary(outcome: &Outcome, output: &mut Output) -> Result<()> {
     let Outcome {
         requests,
         refused,
@@ -105,7 +105,7 @@ fn name(policy: &PolicyOutcome) -> String {
     format!("{} (by {}{shadow})", policy.name, policy.key)
 }
 
-fn policies(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+fn policies(outcome: &Outcome, output: &mut Output) -> Result<()> {
     let mut table = output.table([
         "policy",
         "rule",
@@ -137,7 +137,7 @@ fn policies(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
     output.write_table(&table)
 }
 
-fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<()> {
     if outcome
         .rules()
         .all(|(_, rule)| rule.other_limits.is_empty())
@@ -153,11 +153,7 @@ fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
         "change",
     ]);
     for (policy, rule) in outcome.rules() {
-        let (now, requests) = if policy.shadow {
-            (policy.refused, policy.requests)
-        } else {
-            (outcome.refused, outcome.requests)
-        };
+        let (now, requests) = outcome.counts_with(policy);
         for (index, (limit, refused)) in rule.limits(now).into_iter().enumerate() {
             let change = match refused.checked_sub(now) {
                 Some(_) if limit == rule.limit => "now".to_owned(),
@@ -183,14 +179,8 @@ fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
     output.write_table(&table)
 }
 
-fn chart(over_time: &OverTime, output: &mut Output) -> Result<(), Error> {
-    let most = over_time
-        .spans
-        .iter()
-        .map(|it| it.requests)
-        .max()
-        .unwrap_or(0)
-        .max(1);
+fn chart(over_time: &OverTime, output: &mut Output) -> Result<()> {
+    let most = over_time.most_requests().max(1);
     writeln!(
         output,
         "\n{BOLD}Over time{BOLD:#}, in spans of {}: requests █, refused ▒",
@@ -227,7 +217,7 @@ pub(super) fn span(seconds: u64) -> String {
     }
 }
 
-fn hardest_hit(outcome: &Outcome, output: &mut Output) -> Result<(), Error> {
+fn hardest_hit(outcome: &Outcome, output: &mut Output) -> Result<()> {
     if outcome.hardest_hit.is_empty() {
         return Ok(());
     }

@@ -17,8 +17,8 @@ use sluicegate::{
 use self::ranking::{Ranked, Ranking};
 use super::{
     Answer,
-    error::Error,
-    output::{BAD, DIM, Output, align_right},
+    error::Result,
+    output::{BAD, Output, align_right},
     policies_file,
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
@@ -95,8 +95,6 @@ struct Report {
     /// How many of them by a ban.
     banned: Option<u64>,
     top: Vec<Row>,
-    #[serde(skip)]
-    prefix_hint: String,
 }
 
 #[derive(Serialize)]
@@ -114,26 +112,13 @@ struct Row {
     fits_ms: Option<u64>,
 }
 
-pub(crate) fn run(
-    args: &TopArgs,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<Answer, Error> {
-    let file = args.policies.as_ref().or(settings.policies.as_ref());
-    let policies = file.map(|file| policies_file::load(file)).transpose()?;
+pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
+    let policies = policies_file::load_named(args.policies.as_ref(), settings)?;
     let report = server::block_on(settings, async {
         let inspector = server::inspector(&server::connect(settings).await?, settings);
-        let report = Top::new(args, policies).run(&inspector).await?;
-        Ok(Report {
-            prefix_hint: settings.prefix_hint(),
-            ..report
-        })
+        Top::new(args, policies).run(&inspector).await
     })?;
-    if output.is_json() {
-        output.document(&report)?;
-    } else {
-        write(&report, output)?;
-    }
+    output.report(&report, |report, output| write(report, settings, output))?;
     Ok(Answer::Yes)
 }
 
@@ -162,7 +147,7 @@ impl<'a> Top<'a> {
         }
     }
 
-    async fn run(mut self, inspector: &Inspector) -> Result<Report, Error> {
+    async fn run(mut self, inspector: &Inspector) -> Result<Report> {
         let scan = Scan::new(inspector, self.args.load).await?;
         let selection = match self.args.policy.as_deref() {
             Some(policy) => inspector.all(Some(policy)),
@@ -180,7 +165,7 @@ impl<'a> Top<'a> {
         Ok(self.report(scan.total))
     }
 
-    async fn batch(&mut self, server: &Server, mut names: Vec<StoredName>) -> Result<(), Error> {
+    async fn batch(&mut self, server: &Server, mut names: Vec<StoredName>) -> Result<()> {
         names.retain(|name| is_chosen(name, self.args.sample));
         let (blocks, mut names): (Vec<_>, Vec<_>) =
             names.into_iter().partition(StoredName::is_of_block);
@@ -211,7 +196,7 @@ impl<'a> Top<'a> {
         Ok(())
     }
 
-    async fn count_blocks(&mut self, server: &Server, names: &[StoredName]) -> Result<(), Error> {
+    async fn count_blocks(&mut self, server: &Server, names: &[StoredName]) -> Result<()> {
         if names.is_empty() {
             return Ok(());
         }
@@ -242,7 +227,6 @@ impl<'a> Top<'a> {
             unreadable: self.unreadable,
             blocked: self.args.policy.is_none().then_some(self.blocked),
             banned: self.args.policy.is_none().then_some(self.banned),
-            prefix_hint: String::new(),
             top: rows.map(|ranked| Row::of(ranked, has_limits)).collect(),
         }
     }
@@ -318,16 +302,13 @@ fn shorten(rows: &mut [Vec<String>], header: &[&str], width: usize) {
     }
 }
 
-fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
+fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
     write!(output, "{} keys", grouped(report.keys))?;
     if report.read != report.keys {
         write!(output, ", {} read", grouped(report.read))?;
     }
-    write!(
-        output,
-        ", {} with units that count",
-        grouped(report.counting)
-    )?;
+    let counting = grouped(report.counting);
+    write!(output, ", {counting} with units that count")?;
     match report.full {
         Some(0) => writeln!(output, ", none of them full")?,
         Some(full) => writeln!(output, ", {BAD}{} full{BAD:#}", grouped(full))?,
@@ -341,29 +322,10 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
         )?;
     }
     if report.read == 0 {
-        writeln!(output, "{DIM}{}{DIM:#}", report.prefix_hint)?;
+        output.hint(&settings.prefix_hint())?;
     }
     if !report.top.is_empty() {
-        let mut header = vec!["identity", "policy", "rule", "used"];
-        match report.full {
-            Some(_) => header.extend(["", "denied for"]),
-            None => header.push("steps"),
-        }
-        let rows = report.top.iter().map(|row| row.cells(report.now_ms));
-        let mut rows: Vec<Vec<String>> = rows.collect();
-        if output.is_terminal() {
-            shorten(&mut rows, &header, output.width().into());
-        }
-        let mut table = output.table(header);
-        for row in rows {
-            let cells = row.into_iter().enumerate();
-            table.add_row(cells.map(|(column, text)| match column {
-                5 => Cell::new(text).fg(Color::Red),
-                _ => Cell::new(text),
-            }));
-        }
-        align_right(&mut table, 3..=4);
-        output.write_table(&table)?;
+        write_rows(report, output)?;
     }
     if report.unreadable > 0 {
         let count = grouped(report.unreadable);
@@ -373,10 +335,30 @@ fn write(report: &Report, output: &mut Output) -> Result<(), Error> {
         )?;
     }
     if report.full.is_none() {
-        writeln!(
-            output,
-            "{DIM}limits are not stored: --policies FILE tells who is denied{DIM:#}"
-        )?;
+        output.hint("limits are not stored: --policies FILE tells who is denied")?;
     }
     Ok(())
+}
+
+fn write_rows(report: &Report, output: &mut Output) -> Result<()> {
+    let mut header = vec!["identity", "policy", "rule", "used"];
+    match report.full {
+        Some(_) => header.extend(["", "denied for"]),
+        None => header.push("steps"),
+    }
+    let rows = report.top.iter().map(|row| row.cells(report.now_ms));
+    let mut rows: Vec<Vec<String>> = rows.collect();
+    if output.is_terminal() {
+        shorten(&mut rows, &header, output.width().into());
+    }
+    let mut table = output.table(header);
+    for row in rows {
+        let cells = row.into_iter().enumerate();
+        table.add_row(cells.map(|(column, text)| match column {
+            5 => Cell::new(text).fg(Color::Red),
+            _ => Cell::new(text),
+        }));
+    }
+    align_right(&mut table, 3..=4);
+    output.write_table(&table)
 }

@@ -26,7 +26,7 @@ pub(super) struct Ranked {
     /// When one more unit fits; `None` where it does now, or never, or the limit is not known.
     pub(super) fits_ms: Option<u64>,
     pub(super) full: bool,
-    rank: (f64, u64),
+    rank: (u128, u64),
 }
 
 impl Ranking {
@@ -75,7 +75,6 @@ impl Ranked {
         }
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "for an order")]
     fn of_limits(
         name: &StoredName,
         value: &StoredValue,
@@ -86,7 +85,7 @@ impl Ranked {
             let section = value.section(rule)?;
             let count = section.count(now_ms, rule.limit(), 1);
             let full = count.used >= rule.limit();
-            let share = count.used as f64 / rule.limit().max(1) as f64;
+            let share = (u128::from(count.used) << 64) / u128::from(rule.limit().max(1));
             (count.used > 0).then(|| Self {
                 name: name.clone(),
                 rule: *rule,
@@ -98,15 +97,10 @@ impl Ranked {
                 rank: (share, count.fits_at_ms),
             })
         });
-        let fullest = rules.max_by(|one, other| {
-            one.rank
-                .partial_cmp(&other.rank)
-                .unwrap_or(std::cmp::Ordering::Equal)
-        })?;
-        let steps = value
-            .section(&fullest.rule)
-            .map_or(0, |section| section.steps(now_ms).len());
-        Some(Self { steps, ..fullest })
+        let mut fullest = rules.max_by_key(|it| it.rank)?;
+        let section = value.section(&fullest.rule)?;
+        fullest.steps = section.steps(now_ms).len();
+        Some(fullest)
     }
 
     fn of_units(name: &StoredName, value: &StoredValue, now_ms: u64) -> Option<Self> {
@@ -120,7 +114,7 @@ impl Ranked {
             steps: section.steps(now_ms).len(),
             fits_ms: None,
             full: false,
-            rank: (0.0, used),
+            rank: (0, used),
         })
     }
 }

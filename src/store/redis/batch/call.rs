@@ -174,7 +174,10 @@ fn charges(operation: &Operation) -> usize {
     let check = match operation {
         Operation::Check(check) | Operation::Fill { check, .. } => check,
         Operation::Settle(settlement) => settlement.check(),
-        Operation::Reset { .. } | Operation::Block { .. } | Operation::Unblock { .. } => return 1,
+        Operation::Reset { .. }
+        | Operation::Block { .. }
+        | Operation::Ban { .. }
+        | Operation::Unblock { .. } => return 1,
     };
     check.charges().len() + check.shadow_charges().len()
 }

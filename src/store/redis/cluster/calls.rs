@@ -123,9 +123,9 @@ impl RedisStore {
                 Operation::Check(check) | Operation::Fill { check, .. } => self.slots_of(check),
                 Operation::Settle(settlement) => self.slots_of(settlement.check()),
                 Operation::Reset { policy, key } => vec![self.slot(policy.name(), key)],
-                Operation::Block { key, .. } | Operation::Unblock { key } => {
-                    vec![self.slot(BLOCKS, key)]
-                }
+                Operation::Block { key, .. }
+                | Operation::Ban { key, .. }
+                | Operation::Unblock { key } => vec![self.slot(BLOCKS, key)],
             };
             let uses = slots.iter().filter_map(|slot| last_uses.get(slot));
             let only_slot = match slots[..] {

@@ -72,9 +72,9 @@ impl RedisStore {
             Operation::Check(check) | Operation::Fill { check, .. } => check,
             Operation::Settle(settlement) => settlement.check(),
             Operation::Reset { policy, key } => return Some(self.slot(policy.name(), key)),
-            Operation::Block { key, .. } | Operation::Unblock { key } => {
-                return Some(self.slot(BLOCKS, key));
-            }
+            Operation::Block { key, .. }
+            | Operation::Ban { key, .. }
+            | Operation::Unblock { key } => return Some(self.slot(BLOCKS, key)),
         };
         let mut charges = check.charges().iter().chain(check.shadow_charges());
         let first = charges.next()?;

@@ -83,6 +83,11 @@ impl Call {
                 Operation::Settle(settlement) => call.push_settlement(names, settlement),
                 Operation::Reset { policy, key } => call.push_reset(names, policy.name(), key),
                 Operation::Block { key, until, by } => call.push_block(names, key, *until, *by),
+                Operation::Ban {
+                    key,
+                    strikes,
+                    until,
+                } => call.push_ban(names, key, *strikes, *until),
                 Operation::Unblock { key } => {
                     call.push_reset(names, BLOCKS, key);
                     call.push_reset(names, STRIKES, key);
@@ -175,6 +180,14 @@ impl Call {
         push_number(arg, ms, 7);
         arg.extend([0, by.code(), VERSION]);
         self.args.end();
+    }
+
+    /// The block, and the strikes that it needs and forgets.
+    fn push_ban(&mut self, names: &Names, key: &Key, strikes: Rule, until: Until) {
+        self.push_block(names, key, until, BlockedBy::Ban);
+        self.push_key(names, STRIKES, key);
+        let limit = std::iter::once(strikes.limit());
+        self.push_task(RESET + JOINED, 0, 0, &[strikes], limit);
     }
 
     fn push_key(&mut self, names: &Names, policy: &str, key: &Key) {

@@ -77,6 +77,16 @@ impl Reader<'_> {
                 self.done()?;
                 self.block().map(Reply::Block)
             }
+            Operation::Ban { .. } => match self.bytes {
+                [NOT_ASKED, rest @ ..] => {
+                    self.bytes = rest;
+                    Ok(Reply::Ban(None))
+                }
+                _ => {
+                    self.done()?;
+                    self.block().map(|block| Reply::Ban(Some(block)))
+                }
+            },
             Operation::Unblock { .. } => {
                 let (block, strikes) = (self.done(), self.done());
                 block.and(strikes).map(|()| Reply::Unblock)

@@ -127,9 +127,11 @@ proptest! {
         let key = Key::new("user", "alice");
         let heeding = Operation::Fill { check: check().with_blocks(), count: 3 };
         let unblock = Operation::Unblock { key: key.clone() };
-        let block = Operation::Block { key, until: crate::block::Until::ForEver, by: BlockedBy::Ban };
+        let until = crate::block::Until::ForEver;
+        let block = Operation::Block { key: key.clone(), until, by: BlockedBy::Ban };
+        let ban = Operation::Ban { key, strikes: crate::Rule::per_minute(1), until };
         let limits = [Operation::Check(check()), fill, Operation::Settle(settlement), reset];
-        for first in limits.into_iter().chain([heeding, block, unblock]) {
+        for first in limits.into_iter().chain([heeding, block, ban, unblock]) {
             let operations = [first, Operation::Check(check())];
             prop_assert_eq!(replies(&operations, &reply).len(), 2);
         }
