@@ -2,6 +2,7 @@
 
 use std::{
     fmt, mem,
+    panic::catch_unwind,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -36,6 +37,7 @@ use crate::{
     rule::millis,
     settlement::Settlement,
     store::{CallFuture, ContributeFuture, Store, StoreFuture},
+    warning,
 };
 
 mod balance;
@@ -74,6 +76,8 @@ struct Inner {
     is_failing: AtomicBool,
     /// What the caller waits for, in ms.
     timeout_ms: AtomicU64,
+    /// Whether a runtime was met whose timers are not enabled: then nothing is leased any more.
+    lacks_timers: AtomicBool,
 }
 
 impl Leases {
@@ -89,6 +93,7 @@ impl Leases {
             table: Table::new(),
             is_failing: AtomicBool::new(false),
             timeout_ms: AtomicU64::new(u64::MAX),
+            lacks_timers: AtomicBool::new(false),
         };
         Self {
             inner: Arc::new(inner),
@@ -138,12 +143,29 @@ impl Inner {
 
     /// The entry of a charge if it is hot, and a task that looks after it.
     fn find(self: &Arc<Self>, charge: &Charge) -> Option<Arc<Entry>> {
-        let entry = self.table.find(charge, &self.clock)?;
+        let may_lease = || self.runtime().is_some();
+        let entry = self.table.find(charge, &self.clock, may_lease)?;
         entry.count(charge.cost());
         if !self.table.has_task() {
             self.start_sweeping();
         }
         Some(entry)
+    }
+
+    /// Where what is leased can be fetched, returned and looked after.
+    fn runtime(&self) -> Option<Handle> {
+        let runtime = Handle::try_current().ok()?;
+        if self.lacks_timers.load(Relaxed) {
+            return None;
+        }
+        // By no other way does a runtime tell whether it has timers.
+        if catch_unwind(|| drop(sleep(Duration::ZERO))).is_err() {
+            if !self.lacks_timers.swap(true, Relaxed) {
+                warning::nothing_leased();
+            }
+            return None;
+        }
+        Some(runtime)
     }
 
     fn spend(&self, entry: &Entry, cost: u64) -> Option<Spent> {
@@ -220,10 +242,10 @@ impl Inner {
         if self.is_failing.load(Relaxed) {
             return;
         }
-        let Ok(runtime) = Handle::try_current() else {
+        let Some(fetch) = entry.begin(cost, self.clock.now()) else {
             return;
         };
-        let Some(fetch) = entry.begin(cost, self.clock.now()) else {
+        let Some(runtime) = self.runtime() else {
             return;
         };
         // What is unspent is returned in the same call. It is never returned twice: if that fails, it stays charged.
@@ -255,8 +277,8 @@ impl Inner {
     fn end(&self, key: &Key) {
         let entries = self.table.entries_of(key);
         let unspent: Vec<Settlement> = entries.iter().filter_map(|it| it.end()).collect();
-        if let Ok(runtime) = Handle::try_current()
-            && !unspent.is_empty()
+        if !unspent.is_empty()
+            && let Some(runtime) = self.runtime()
         {
             let store = Arc::clone(&self.store);
             drop(runtime.spawn(async move { return_all(&store, unspent).await }));
@@ -265,7 +287,7 @@ impl Inner {
 
     #[cold]
     fn start_sweeping(self: &Arc<Self>) {
-        if let Ok(runtime) = Handle::try_current()
+        if let Some(runtime) = self.runtime()
             && !self.table.set_task(true)
         {
             let sweeper = Sweeper(Arc::downgrade(self));

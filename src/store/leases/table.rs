@@ -11,8 +11,6 @@ use std::{
     },
 };
 
-use tokio::runtime::Handle;
-
 use super::{
     clock::Clock,
     entry::{Entry, HOT, span},
@@ -48,8 +46,13 @@ impl Table {
         }
     }
 
-    /// The entry of a charge, if it is hot.
-    pub(super) fn find(&self, charge: &Charge, clock: &Clock) -> Option<Arc<Entry>> {
+    /// The entry of a charge, if it is hot; made only if units may be leased here.
+    pub(super) fn find(
+        &self,
+        charge: &Charge,
+        clock: &Clock,
+        may_lease: impl FnOnce() -> bool,
+    ) -> Option<Arc<Entry>> {
         let span = span(charge)?;
         let hash = self.hash(charge.policy(), charge.key());
         let known = {
@@ -62,7 +65,7 @@ impl Table {
         }
         let now = clock.now();
         let number = millis(now.monotonic) / millis(span).max(1);
-        if self.counts.count(hash, number) < HOT || Handle::try_current().is_err() {
+        if self.counts.count(hash, number) < HOT || !may_lease() {
             return None;
         }
         let mut entries = self
