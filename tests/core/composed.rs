@@ -36,12 +36,11 @@ fn two() -> ([DenyCache; 2], MemoryStore, TestClock) {
     ([process(), process()], store, clock)
 }
 
-/// Each repeated refusal is compared with what the store with leases says then. A lease that comes just after a denial
-/// is spent when that is forgotten.
+/// Each repeated refusal is compared with what the store with leases says then.
 mod contract {
     use super::{Leases, TestClock, Verified, leased};
 
-    crate::contract!(early new);
+    crate::contract!(apart new);
     crate::calls!(new);
     crate::contributors!(new);
     crate::blocks!(new);
@@ -55,7 +54,7 @@ mod contract {
 mod unverified {
     use super::{DenyCache, TestClock, leased};
 
-    crate::contract!(early new);
+    crate::contract!(apart new);
     crate::contributors!(new);
 
     async fn new() -> (DenyCache, TestClock) {
@@ -64,7 +63,6 @@ mod unverified {
     }
 }
 
-/// Here units that lie in this process are spent before a denial is repeated: so it denies nobody too early.
 mod the_other_way_round {
     use super::{DenyCache, Leases, MemoryStore, START_MS, TestClock};
 
