@@ -55,7 +55,9 @@ mod unverified {
     use super::{DenyCache, TestClock, leased};
 
     crate::contract!(apart new);
+    crate::calls!(new);
     crate::contributors!(new);
+    crate::blocks!(new);
 
     async fn new() -> (DenyCache, TestClock) {
         let (store, clock) = leased();
@@ -67,7 +69,9 @@ mod the_other_way_round {
     use super::{DenyCache, Leases, MemoryStore, START_MS, TestClock};
 
     crate::contract!(apart new);
+    crate::calls!(new);
     crate::contributors!(new);
+    crate::blocks!(new);
 
     async fn new() -> (Leases, TestClock) {
         let clock = TestClock::new(START_MS);
