@@ -113,8 +113,8 @@ impl Leases {
     /// Ends all leases and returns what is unspent, before a process ends. Without it, that stays charged until it is
     /// released.
     ///
-    /// What cannot be returned stays charged, too: nothing is tried again. It waits for the store as long as that takes,
-    /// ten seconds at most for each part.
+    /// What cannot be returned stays charged, too: nothing is tried again. It waits for the store as long as that
+    /// takes, ten seconds at most for each part.
     pub async fn return_unspent(&self) {
         let entries = self.inner.table.entries();
         let unspent = entries.iter().filter_map(|it| it.end()).collect();
@@ -417,9 +417,10 @@ impl Drop for Watch {
     }
 }
 
-/// Units that were spent for a check which the store has yet to decide, for each charge that there were any for. They
-/// are put back when it is not admitted, and when its caller leaves: otherwise who is denied elsewhere could use up what
-/// others share, by leaving.
+/// Units that were spent for a check which the store has yet to decide, for each charge that there were any for.
+///
+/// They are put back when it is not admitted, and when its caller leaves: otherwise who is denied elsewhere could use
+/// up what others share, by leaving.
 struct Held(Vec<Option<(Spent, Transfer)>>);
 
 impl Held {

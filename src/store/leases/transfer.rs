@@ -43,7 +43,8 @@ impl Drop for Transfer {
     }
 }
 
-/// What was unspent when a lease was ended, to be returned. Dropped when the store has answered, or nobody waits for it.
+/// What was unspent when a lease was ended, to be returned. Dropped when the store has answered, or nobody waits for
+/// it.
 #[derive(Debug)]
 pub(super) struct Unspent {
     pub(super) settlement: Settlement,
