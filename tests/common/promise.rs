@@ -55,7 +55,8 @@ pub(crate) fn assert_promise(history: &History, admitted: &[Admitted]) {
     }
 }
 
-/// The most units in any span of the window, both ends included: of when they were admitted, in this order, and how many.
+/// The most units in any span of the window, both ends included: of when they were admitted, in this order, and how
+/// many.
 ///
 /// It is enough to look at the spans that end with an admission.
 pub(crate) fn most_within(window_ms: u64, admitted: &[(u64, u64)]) -> u128 {

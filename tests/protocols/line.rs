@@ -57,7 +57,8 @@ fn gather(waiting: &mut VecDeque<Caller>) -> Option<Vec<Caller>> {
 /// Who shares it, and its epoch.
 type Call = (Vec<Caller>, u64);
 
-/// Calls to a server. Each ends when this thread is about to do something else, or, in a runtime that was shut down, at once.
+/// Calls to a server. Each ends when this thread is about to do something else, or, in a runtime that was shut down,
+/// at once.
 struct Calls {
     line: Line<Caller>,
     start: Instant,

@@ -58,8 +58,8 @@ impl DenyCache {
     /// identity that is known to be blocked. For an address that sends random API keys: of these, each check is
     /// another one.
     ///
-    /// Such a denial [tells less](crate::Denial::is_partial): only of the charge that does not fit, and its time to retry is
-    /// the least, since others may deny for longer. Of a block, too: another key of the check may be blocked for
+    /// Such a denial [tells less](crate::Denial::is_partial): only of the charge that does not fit, and its time to
+    /// retry is the least, since others may deny for longer. Of a block, too: another key of the check may be blocked for
     /// longer. The default is no.
     #[must_use]
     pub fn any_charge(self) -> Self {
