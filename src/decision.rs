@@ -171,6 +171,7 @@ struct Inner {
     may_settle: AtomicBool,
     local: AtomicBool,
     leased: AtomicBool,
+    may_be_repeated: AtomicBool,
     repeat: Option<Repeat>,
 }
 
@@ -380,6 +381,7 @@ impl Usage {
                 may_settle: AtomicBool::new(may_settle),
                 local: AtomicBool::new(false),
                 leased: AtomicBool::new(false),
+                may_be_repeated: AtomicBool::new(true),
                 repeat: None,
             }),
             shadow: None,
@@ -467,6 +469,15 @@ impl Usage {
         self.is_repeated() || self.inner.leased.load(Ordering::Relaxed)
     }
 
+    /// Forbids to repeat the denial: units that were charged lie in this process, and the check may fit in them.
+    pub(crate) fn forbid_repeats(&self) {
+        self.inner.may_be_repeated.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn may_be_repeated(&self) -> bool {
+        self.inner.may_be_repeated.load(Ordering::Relaxed)
+    }
+
     /// The same usage, and that of the shadows, as one that the memory of this process has made.
     pub(crate) fn local(self) -> Self {
         self.inner.local.store(true, Ordering::Relaxed);
@@ -505,6 +516,7 @@ impl Usage {
                 may_settle: AtomicBool::new(false),
                 local: AtomicBool::new(self.is_local()),
                 leased: AtomicBool::new(false),
+                may_be_repeated: AtomicBool::new(true),
                 repeat: Some(repeat),
             }),
             shadow: None,

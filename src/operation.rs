@@ -74,3 +74,14 @@ pub enum Reply {
     /// To [`Operation::Unblock`].
     Unblock,
 }
+
+impl Reply {
+    /// Of a check; of a fill, one that is refused if any is.
+    pub(crate) fn last_decision(&self) -> Option<&Decision> {
+        match self {
+            Self::Check(decision) => Some(decision),
+            Self::Fill(decisions) => decisions.last(),
+            _ => None,
+        }
+    }
+}

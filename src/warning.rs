@@ -43,6 +43,15 @@ pub(crate) fn breaker_closed() {
     tracing::warn!(target: "sluicegate", "breaker closed: the store decides again");
 }
 
+/// Leases are of no use in this runtime.
+pub(crate) fn nothing_leased() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        "misconfigured: `Leases` needs a tokio runtime whose timers are enabled; nothing is leased any more"
+    );
+}
+
 /// The store was not told who contributes; it is told again with the next contributions, and the warning is then new.
 pub(crate) fn contributors_lost(error: &StoreError) {
     #[cfg(feature = "tracing")]

@@ -93,11 +93,17 @@ pub use crate::{
 
 mod call_id;
 mod deny_cache;
+mod give_backs;
 mod leases;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod scaled;
+
+/// What [`give_backs`] takes from elsewhere in a test.
+mod sync {
+    pub(super) use std::sync::atomic;
+}
 
 pub(crate) use call_id::CallId;
 pub use deny_cache::DenyCache;

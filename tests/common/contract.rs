@@ -21,11 +21,6 @@ macro_rules! contract {
     };
     // For a store that may decide the keys of one check apart.
     (apart $new:path) => {
-        $crate::contract! { early $new }
-        $crate::contract! { @each $new: exactly_the_limit_is_admitted_under_concurrency }
-    };
-    // For a store that may also deny too early for a moment: while time stands still, that is for ever.
-    (early $new:path) => {
         $crate::contract! { $new:
             a_denied_check_is_charged_nowhere
             all_keys_and_policies_are_charged_together
@@ -60,6 +55,7 @@ macro_rules! contract {
             the_clock_may_show_the_epoch_or_its_latest_time
             the_largest_check_is_decided_and_settled
             clones_of_a_limiter_share_their_counts
+            exactly_the_limit_is_admitted_under_concurrency
         }
     };
     ($new:path: $($sentence:ident)*) => {

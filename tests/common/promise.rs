@@ -1,5 +1,7 @@
 //! The promise: no span of a window holds more than the limit.
 
+use std::collections::BTreeSet;
+
 use sluicegate::{Store, test_util::TestClock};
 
 use super::history::{Act, History, Player, move_clock};
@@ -37,19 +39,43 @@ pub(crate) async fn admitted(
     admitted
 }
 
-/// It is enough to look at the spans that begin with an admission.
 pub(crate) fn assert_promise(history: &History, admitted: &[Admitted]) {
-    for &(from_ms, policy, key, _) in admitted {
-        for rule in history.policies[policy][0].rules() {
-            let span = from_ms..=from_ms + u64::try_from(rule.window().as_millis()).unwrap();
-            let within = admitted.iter().filter(|(at_ms, of, whose, _)| {
-                (*of, *whose) == (policy, key) && span.contains(at_ms)
-            });
-            let units: u128 = within.map(|(.., cost)| u128::from(*cost)).sum();
+    let subjects: BTreeSet<_> = admitted.iter().map(|it| (it.1, it.2)).collect();
+    for subject in subjects {
+        let own = admitted.iter().filter(|it| (it.1, it.2) == subject);
+        let units: Vec<_> = own.map(|it| (it.0, it.3)).collect();
+        for rule in history.policies[subject.0][0].rules() {
+            let window_ms = u64::try_from(rule.window().as_millis()).unwrap();
+            let most = most_within(window_ms, &units);
             assert!(
-                rule.is_fixed() || units <= rule.limit().into(),
-                "{units} units under {rule} from {from_ms}"
+                rule.is_fixed() || most <= rule.limit().into(),
+                "{most} units under {rule}"
             );
         }
     }
+}
+
+/// The most units in any span of the window, both ends included: of when they were admitted, in this order, and how
+/// many.
+///
+/// It is enough to look at the spans that end with an admission.
+pub(crate) fn most_within(window_ms: u64, admitted: &[(u64, u64)]) -> u128 {
+    let (mut first, mut units, mut most) = (0, 0, 0);
+    for (at_ms, added) in admitted {
+        units += u128::from(*added);
+        while admitted[first].0 + window_ms < *at_ms {
+            units -= u128::from(admitted[first].1);
+            first += 1;
+        }
+        most = units.max(most);
+    }
+    most
+}
+
+#[test]
+fn the_span_with_the_most_units_is_found() {
+    let admitted = [(1, 2), (11, 3), (12, 4), (12, 1), (30, 1)];
+    assert_eq!(most_within(10, &admitted), 8);
+    assert_eq!(most_within(11, &admitted), 10);
+    assert_eq!(most_within(10, &[]), 0);
 }

@@ -36,12 +36,11 @@ fn two() -> ([DenyCache; 2], MemoryStore, TestClock) {
     ([process(), process()], store, clock)
 }
 
-/// Each repeated refusal is compared with what the store with leases says then. A lease that comes just after a denial
-/// is spent when that is forgotten.
+/// Each repeated refusal is compared with what the store with leases says then.
 mod contract {
     use super::{Leases, TestClock, Verified, leased};
 
-    crate::contract!(early new);
+    crate::contract!(apart new);
     crate::calls!(new);
     crate::contributors!(new);
     crate::blocks!(new);
@@ -55,8 +54,10 @@ mod contract {
 mod unverified {
     use super::{DenyCache, TestClock, leased};
 
-    crate::contract!(early new);
+    crate::contract!(apart new);
+    crate::calls!(new);
     crate::contributors!(new);
+    crate::blocks!(new);
 
     async fn new() -> (DenyCache, TestClock) {
         let (store, clock) = leased();
@@ -64,12 +65,13 @@ mod unverified {
     }
 }
 
-/// Here units that lie in this process are spent before a denial is repeated: so it denies nobody too early.
 mod the_other_way_round {
     use super::{DenyCache, Leases, MemoryStore, START_MS, TestClock};
 
     crate::contract!(apart new);
+    crate::calls!(new);
     crate::contributors!(new);
+    crate::blocks!(new);
 
     async fn new() -> (Leases, TestClock) {
         let clock = TestClock::new(START_MS);

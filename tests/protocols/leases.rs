@@ -142,6 +142,16 @@ impl State {
         })
     }
 
+    /// Forgets what makes no difference any more, so that there are fewer states.
+    fn forget(&mut self) {
+        let now = self.store_now();
+        let counts = |end: &u8| end + WINDOW > now;
+        self.charged
+            .retain(|(end, units)| *units > 0 && counts(end));
+        self.messages
+            .retain(|it| !matches!(it, Message::Return { step_end, .. } if !counts(step_end)));
+    }
+
     fn send(&mut self, message: Message) {
         self.messages.push(message);
         self.messages.sort();
@@ -301,6 +311,7 @@ impl Model for Leases {
             }
             Action::Crash(index) => state.processes[index] = Process::default(),
         }
+        state.forget();
         Some(state)
     }
 

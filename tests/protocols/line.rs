@@ -10,6 +10,7 @@ mod line;
 use std::{
     cell::RefCell,
     collections::VecDeque,
+    iter,
     sync::atomic::{AtomicBool, Ordering::SeqCst},
     time::Duration,
 };
@@ -53,7 +54,11 @@ fn gather(waiting: &mut VecDeque<Caller>) -> Option<Vec<Caller>> {
     (!call.is_empty()).then_some(call)
 }
 
-/// A call, which ends when this thread is about to do something else, or, in a runtime that was shut down, at once.
+/// Who shares it, and its epoch.
+type Call = (Vec<Caller>, u64);
+
+/// Calls to a server. Each ends when this thread is about to do something else, or, in a runtime that was shut down,
+/// at once.
 struct Calls {
     line: Line<Caller>,
     start: Instant,
@@ -71,23 +76,26 @@ impl Calls {
     }
 
     fn enter(&self, caller: &Caller) {
-        if let Some(call) = self
-            .line
-            .enter(caller.clone(), self.start, PATIENCE, gather)
-        {
+        if let Some(call) = self.enter_after(Duration::ZERO, caller) {
             self.run(call);
         }
     }
 
-    fn run(&self, call: Vec<Caller>) {
+    fn enter_after(&self, time: Duration, caller: &Caller) -> Option<Call> {
+        let now = self.start + time;
+        self.line.enter(caller.clone(), now, PATIENCE, gather)
+    }
+
+    /// Sends it, ends it, and does the same with those that are begun then.
+    fn run(&self, (call, epoch): Call) {
         let begun = RefCell::new(vec![call]);
         loop {
             let call = begun.borrow_mut().pop();
             let Some(call) = call else { return };
             send(&call);
-            self.line.end(self.start, gather, |call| {
+            self.line.end(epoch, self.start, gather, |call| {
                 if self.shut_down {
-                    self.run(call);
+                    self.run((call, epoch));
                 } else {
                     begun.borrow_mut().push(call);
                 }
@@ -102,10 +110,12 @@ impl Calls {
         }
     }
 
-    /// Whether the next to come does not wait.
-    fn is_idle(&self) -> bool {
-        let call = self.line.enter(Caller::new(), self.start, PATIENCE, gather);
-        call.is_some_and(|call| call.len() == 1)
+    /// How many begin a call, each a caller of its own, before the next has to wait.
+    fn free_places(&self) -> usize {
+        let begin = || self.enter_after(Duration::ZERO, &Caller::new());
+        iter::from_fn(begin)
+            .inspect(|(call, _)| assert_eq!(call.len(), 1))
+            .count()
     }
 }
 
@@ -135,7 +145,7 @@ fn everybody_is_sent_once(most: usize, shut_down: bool) {
             other.join().unwrap();
         }
         assert!(callers.iter().all(|it| it.sent.load(SeqCst)));
-        assert!(calls.is_idle());
+        assert_eq!(calls.free_places(), most);
     });
 }
 
@@ -163,14 +173,10 @@ fn who_leaves_keeps_nobody_else_waiting() {
             })
         };
         // Leaves before it can be sent, and so is not.
-        let first = calls
-            .line
-            .enter(callers[1].clone(), calls.start, PATIENCE, gather);
+        let first = calls.enter_after(Duration::ZERO, &callers[1]);
         let (hasty, stays) = (Caller::new(), &callers[2]);
         if let Some(first) = first {
-            let waits = calls
-                .line
-                .enter(hasty.clone(), calls.start, PATIENCE, gather);
+            let waits = calls.enter_after(Duration::ZERO, &hasty);
             assert!(waits.is_none());
             calls.leave(&hasty);
             calls.run(first);
@@ -179,29 +185,45 @@ fn who_leaves_keeps_nobody_else_waiting() {
         calls.enter(stays);
         leaves.join().unwrap();
         assert!(callers[1..].iter().all(|it| it.sent.load(SeqCst)));
-        assert!(calls.is_idle());
+        assert_eq!(calls.free_places(), 1);
     });
 }
 
 #[test]
-fn calls_that_never_end_keep_nobody_waiting_longer_than_the_patience() {
+fn calls_that_never_end_give_up_all_their_places_when_the_patience_runs_out() {
+    every_order(|| {
+        let calls = Calls::new(2, false);
+        let enter = |after| {
+            let call = calls.enter_after(after, &Caller::new());
+            call.map_or(0, |(call, _)| call.len())
+        };
+        let soon = PATIENCE - Duration::from_millis(1);
+        assert_eq!([enter(Duration::ZERO), enter(Duration::ZERO)], [1, 1]);
+        assert_eq!([enter(soon), enter(soon)], [0, 0]);
+        assert_eq!([enter(PATIENCE), enter(PATIENCE)], [2, 2]);
+        assert_eq!(enter(PATIENCE), 0);
+        assert_eq!(enter(2 * PATIENCE), 2);
+    });
+}
+
+#[test]
+fn a_call_that_was_given_up_gives_its_place_to_nobody() {
     every_order(|| {
         let calls = Calls::new(1, false);
-        let enter = |after| {
-            let now = calls.start + after;
-            let call = calls.line.enter(Caller::new(), now, PATIENCE, gather);
-            call.map_or(0, |it| it.len())
+        let callers = [(); 3].map(|()| Caller::new());
+        let late = calls.enter_after(Duration::ZERO, &Caller::new()).unwrap();
+        assert!(calls.enter_after(Duration::ZERO, &callers[0]).is_none());
+        let ends = {
+            let calls = Arc::clone(&calls);
+            thread::spawn(move || calls.run(late))
         };
-        assert_eq!(enter(Duration::ZERO), 1);
-        assert_eq!(enter(PATIENCE - Duration::from_millis(1)), 0);
-        assert_eq!(enter(PATIENCE), 2);
-        assert_eq!(enter(PATIENCE), 0);
-        // The one that was begun beyond the number gives its place to nobody.
-        calls
-            .line
-            .end(calls.start + PATIENCE, gather, |_| panic!("two places"));
-        calls
-            .line
-            .end(calls.start + PATIENCE, gather, |call| send(&call));
+        // The late call, or the one begun when it has ended, is given up; or both have ended.
+        let call = calls.enter_after(PATIENCE, &callers[1]).unwrap();
+        assert!(calls.enter_after(PATIENCE, &callers[2]).is_none());
+        ends.join().unwrap();
+        assert!(!callers[2].sent.load(SeqCst));
+        calls.run(call);
+        assert!(callers.iter().all(|it| it.sent.load(SeqCst)));
+        assert_eq!(calls.free_places(), 1);
     });
 }

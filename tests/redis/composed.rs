@@ -18,12 +18,11 @@ use crate::common::{
     verified::Verified,
 };
 
-/// Each repeated refusal is compared with what the store with leases says then. A lease that comes just after a denial
-/// is spent when that is forgotten.
+/// Each repeated refusal is compared with what the store with leases says then.
 mod contract {
     use super::{Leases, Served, TestClock, Verified};
 
-    crate::contract!(early new);
+    crate::contract!(apart new);
     crate::calls!(new);
     crate::contributors!(new);
     crate::blocks!(new);
@@ -39,7 +38,7 @@ mod contract {
 mod unverified {
     use super::{DenyCache, Leases, Served, TestClock};
 
-    crate::contract!(early new);
+    crate::contract!(apart new);
 
     async fn new() -> (DenyCache, TestClock) {
         let (store, clock) = Served::start().await;
@@ -48,7 +47,6 @@ mod unverified {
     }
 }
 
-/// Here units that lie in this process are spent before a denial is repeated: so it denies nobody too early.
 mod the_other_way_round {
     use super::{DenyCache, Leases, Served, TestClock};
 

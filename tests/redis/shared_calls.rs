@@ -349,6 +349,30 @@ fn a_runtime_that_is_shut_down_takes_nobody_of_another_with_it() {
     }
 }
 
+#[test]
+fn a_runtime_that_is_parked_keeps_others_waiting_once() {
+    let server = Server::start();
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    };
+    let (runs, parked) = (runtime(), runtime());
+    let store = runs.block_on(RedisStore::connect(server.url())).unwrap();
+    let store = store.in_flight(1);
+    let _never_answered = parked.block_on(in_flight(&store));
+    let limiter = Limiter::new(store).timeout(Duration::from_millis(100));
+    let api = policy("api", "20/1h");
+    let (mut failed, mut allowed) = (0, 0);
+    runs.block_on(async {
+        while allowed < 20 {
+            let decision = limiter.check([charge(&api, "alice", 1)]).await;
+            failed += usize::from(decision.is_err());
+            allowed += usize::from(decision.is_ok_and(|it| it.is_allowed()));
+        }
+    });
+    assert!(failed < 10, "{failed}");
+}
+
 #[tokio::test]
 async fn a_server_that_forgets_the_script_is_told_it_again_and_charges_once() {
     let server = Server::start();

@@ -3,7 +3,6 @@
 use std::{collections::hash_map::RandomState, hash::BuildHasher, sync::Arc, time::Duration};
 
 use super::{
-    give_backs::GiveBacks,
     subject::{Subject, hash_of_charge, hash_of_check, hash_of_identity},
     table::{Entry, Table},
     validity::Validity,
@@ -14,7 +13,7 @@ use crate::{
     key::Key,
     policy::Policy,
     settlement::Settlement,
-    store::{Operation, StoreFuture},
+    store::{Operation, StoreFuture, give_backs::GiveBacks},
 };
 
 /// So many that what others are given back seldom ends what is remembered of somebody.

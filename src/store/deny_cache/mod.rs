@@ -30,16 +30,10 @@ use crate::{
 };
 
 mod clock;
-mod give_backs;
 mod memory;
 mod subject;
 mod table;
 mod validity;
-
-/// What [`give_backs`] takes from elsewhere in a test.
-mod sync {
-    pub(super) use std::sync::atomic;
-}
 
 #[doc = include_str!("deny_cache.md")]
 #[derive(Clone)]
@@ -65,8 +59,8 @@ impl DenyCache {
     /// identity that is known to be blocked. For an address that sends random API keys: of these, each check is
     /// another one.
     ///
-    /// Such a denial [tells less](crate::Denial::is_partial): only of the charge that does not fit, and its time to retry is
-    /// the least, since others may deny for longer. Of a block, too: another key of the check may be blocked for
+    /// Such a denial [tells less](crate::Denial::is_partial): only of the charge that does not fit, and its time to
+    /// retry is the least, since others may deny for longer. Of a block, too: another key of the check may be blocked for
     /// longer. The default is no.
     #[must_use]
     pub fn any_charge(self) -> Self {
@@ -132,6 +126,9 @@ struct Question {
 impl Question {
     /// Remembers what the store has answered, if that is a refusal.
     fn remember(&self, decision: &Decision) {
+        if !decision.usage().may_be_repeated() {
+            return;
+        }
         let Some(refused_for) = refused_for(decision) else {
             return;
         };
@@ -293,7 +290,7 @@ fn join(
         Part::Asked(question) => {
             let result = results.next().unwrap_or(Err(TOO_FEW));
             if let (Some(question), Ok(reply)) = (question, &result)
-                && let Some(decision) = last_decision(reply)
+                && let Some(decision) = reply.last_decision()
             {
                 question.remember(decision);
             }
@@ -305,15 +302,6 @@ fn join(
 
 const TOO_FEW: StoreError =
     StoreError::protocol("the store answered fewer operations than it was called for");
-
-/// Of a fill, the one that is refused if any is.
-fn last_decision(reply: &Reply) -> Option<&Decision> {
-    match reply {
-        Reply::Check(decision) => Some(decision),
-        Reply::Fill(decisions) => decisions.last(),
-        _ => None,
-    }
-}
 
 impl fmt::Debug for DenyCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

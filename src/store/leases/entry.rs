@@ -3,7 +3,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{
             AtomicBool, AtomicU64,
-            Ordering::{AcqRel, Relaxed, Release},
+            Ordering::{AcqRel, Acquire, Relaxed, Release},
         },
     },
     time::Duration,
@@ -12,6 +12,7 @@ use std::{
 use super::{
     clock::Moment,
     lease::{LONGEST, Lease, Spent},
+    transfer::{Transfer, Unspent},
 };
 use crate::{
     charge::Charge,
@@ -21,6 +22,7 @@ use crate::{
     policy::Policy,
     rule::millis,
     settlement::Settlement,
+    store::give_backs::GiveBacks,
 };
 
 /// Who is checked so often in one span is worth a lease.
@@ -47,6 +49,10 @@ pub(super) struct Entry {
     units: AtomicU64,
     lease: RwLock<Option<Arc<Lease>>>,
     is_fetching: AtomicBool,
+    /// How many [`Transfer`]s there are.
+    pub(super) transfers: AtomicU64,
+    give_backs: Arc<GiveBacks>,
+    slot: usize,
     state: Mutex<State>,
 }
 
@@ -87,7 +93,13 @@ pub(super) fn span(charge: &Charge) -> Option<Duration> {
 }
 
 impl Entry {
-    pub(super) fn new(charge: &Charge, span: Duration, now: Moment) -> Self {
+    /// Notes what it gives back, in this slot.
+    pub(super) fn new(
+        charge: &Charge,
+        span: Duration,
+        now: Moment,
+        (give_backs, slot): (&Arc<GiveBacks>, usize),
+    ) -> Self {
         Self {
             policy: charge.policy().clone(),
             key: charge.key().clone(),
@@ -96,6 +108,9 @@ impl Entry {
             units: AtomicU64::new(HOT.saturating_mul(charge.cost())),
             lease: RwLock::default(),
             is_fetching: AtomicBool::new(false),
+            transfers: AtomicU64::new(0),
+            give_backs: Arc::clone(give_backs),
+            slot,
             state: Mutex::new(State {
                 since: now,
                 known: None,
@@ -167,7 +182,7 @@ impl Entry {
             return None;
         }
         let fetch = Fetch {
-            entry: Arc::clone(self),
+            transfer: Transfer::begin(self),
             units,
             sent: now,
             endings: self.state().endings,
@@ -212,19 +227,29 @@ impl Entry {
 
     /// Ends the lease and what is being fetched, which is returned when it comes. Answers the settlement that returns
     /// what is unspent.
-    pub(super) fn end(&self) -> Option<Settlement> {
+    pub(super) fn end(self: &Arc<Self>) -> Option<Unspent> {
         self.state().endings += 1;
         self.close()
     }
 
     /// Ends the lease, and answers the settlement that returns what is unspent.
-    pub(super) fn close(&self) -> Option<Settlement> {
+    pub(super) fn close(self: &Arc<Self>) -> Option<Unspent> {
+        let transfer = Transfer::begin(self);
         let mut lease = self.lease.write().unwrap_or_else(PoisonError::into_inner);
-        lease.take()?.close()
+        match lease.take().and_then(|it| it.close()) {
+            Some(settlement) => Some(Unspent {
+                settlement,
+                _transfer: transfer,
+            }),
+            None => {
+                transfer.gives_nothing_back();
+                None
+            }
+        }
     }
 
     /// The same where the lease has been over for long enough that the next should have come.
-    pub(super) fn close_overdue(&self, now: Moment) -> Option<Settlement> {
+    pub(super) fn close_overdue(self: &Arc<Self>, now: Moment) -> Option<Unspent> {
         let is_overdue = {
             let lease = self.lease.read().unwrap_or_else(PoisonError::into_inner);
             lease
@@ -235,9 +260,24 @@ impl Entry {
     }
 
     /// Ends the lease without returning anything, and all that are being fetched.
-    pub(super) fn forget(&self) {
+    pub(super) fn forget(self: &Arc<Self>) {
         self.state().is_forgotten = true;
-        let _ = self.close();
+        drop(self.close());
+    }
+
+    /// Notes that units can be spent or charged again that could not be so far.
+    pub(super) fn note_give_back(&self) {
+        self.give_backs.note(self.slot);
+    }
+
+    /// Whether units that were charged may be spent here or returned.
+    ///
+    /// In this order: units leave the lease after a transfer has begun, and come there before it ends.
+    pub(super) fn has_units(&self) -> bool {
+        let lease = self.lease.read().unwrap_or_else(PoisonError::into_inner);
+        let is_spendable = lease.as_ref().is_some_and(|it| it.left() > 0);
+        drop(lease);
+        is_spendable || self.transfers.load(Acquire) > 0
     }
 
     /// Whether it is not worth a lease any more, and has none. Older checks count half at every span.
@@ -256,7 +296,7 @@ impl Entry {
         let is_cold = per_span < u128::from(HOT / 2);
         let lease = self.lease.read().unwrap_or_else(PoisonError::into_inner);
         // Whoever still holds the entry leases nothing that nobody would find.
-        state.is_forgotten = is_cold && lease.is_none() && !self.is_fetching.load(Relaxed);
+        state.is_forgotten = is_cold && lease.is_none() && self.transfers.load(Acquire) == 0;
         state.is_forgotten
     }
 
@@ -268,7 +308,7 @@ impl Entry {
 /// A lease that is being fetched: one at a time for an entry.
 #[derive(Debug)]
 pub(super) struct Fetch {
-    entry: Arc<Entry>,
+    transfer: Transfer,
     units: u64,
     sent: Moment,
     /// Those before it.
@@ -277,12 +317,13 @@ pub(super) struct Fetch {
 
 impl Fetch {
     pub(super) fn entry(&self) -> &Arc<Entry> {
-        &self.entry
+        self.transfer.entry()
     }
 
     /// What is charged: all units at once.
     pub(super) fn check(&self) -> Check {
-        let charge = Charge::new(&self.entry.policy, self.entry.key.clone(), self.units);
+        let entry = self.entry();
+        let charge = Charge::new(&entry.policy, entry.key.clone(), self.units);
         // Who is blocked gets no lease.
         Check::of_one(charge).with_blocks()
     }
@@ -290,35 +331,32 @@ impl Fetch {
     /// Makes the units that were charged a lease to be spent from. Answers the settlement that returns them where none
     /// can be spent: the answer came too late, the store's clock had stepped back, or all leases were ended meanwhile.
     pub(super) fn install(&self, usage: &Usage, now: Moment) -> Option<Settlement> {
+        let entry = self.entry();
         if let Some(of_policy) = usage.policies().next() {
-            self.entry
-                .learn(of_policy, usage.decided_at_ms(), self.sent, now);
+            entry.learn(of_policy, usage.decided_at_ms(), self.sent, now);
         }
         let lease = Lease::new(usage.clone(), self.units, self.sent);
         if lease.was_behind() {
-            self.entry.pause(now);
+            entry.pause(now);
         }
         if lease.is_over(now) {
             return lease.close();
         }
-        let state = self.entry.state();
-        if state.endings != self.endings && !state.is_forgotten {
+        let state = entry.state();
+        if state.is_forgotten {
+            return None;
+        }
+        if state.endings != self.endings {
             return lease.close();
         }
-        if !state.is_forgotten {
-            let mut place = self
-                .entry
-                .lease
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
-            *place = Some(Arc::new(lease));
-        }
+        let mut place = entry.lease.write().unwrap_or_else(PoisonError::into_inner);
+        *place = Some(Arc::new(lease));
         None
     }
 }
 
 impl Drop for Fetch {
     fn drop(&mut self) {
-        self.entry.is_fetching.store(false, Release);
+        self.entry().is_fetching.store(false, Release);
     }
 }

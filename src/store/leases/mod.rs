@@ -2,6 +2,7 @@
 
 use std::{
     fmt, mem,
+    panic::catch_unwind,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -20,6 +21,7 @@ use self::{
     entry::{Entry, Fetch},
     lease::Spent,
     table::Table,
+    transfer::{Transfer, Unspent},
 };
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
@@ -36,6 +38,7 @@ use crate::{
     rule::{Rule, millis},
     settlement::Settlement,
     store::{CallFuture, ContributeFuture, Store, StoreFuture},
+    warning,
 };
 
 mod balance;
@@ -44,6 +47,7 @@ mod entry;
 mod hot;
 mod lease;
 mod table;
+mod transfer;
 
 /// What [`balance`] counts with: a test gives it others.
 mod sync {
@@ -74,6 +78,8 @@ struct Inner {
     is_failing: AtomicBool,
     /// What the caller waits for, in ms.
     timeout_ms: AtomicU64,
+    /// Whether a runtime was met whose timers are not enabled: then nothing is leased any more.
+    lacks_timers: AtomicBool,
 }
 
 impl Leases {
@@ -89,6 +95,7 @@ impl Leases {
             table: Table::new(),
             is_failing: AtomicBool::new(false),
             timeout_ms: AtomicU64::new(u64::MAX),
+            lacks_timers: AtomicBool::new(false),
         };
         Self {
             inner: Arc::new(inner),
@@ -106,8 +113,8 @@ impl Leases {
     /// Ends all leases and returns what is unspent, before a process ends. Without it, that stays charged until it is
     /// released.
     ///
-    /// What cannot be returned stays charged, too: nothing is tried again. It waits for the store as long as that takes,
-    /// ten seconds at most for each part.
+    /// What cannot be returned stays charged, too: nothing is tried again. It waits for the store as long as that
+    /// takes, ten seconds at most for each part.
     pub async fn return_unspent(&self) {
         let entries = self.inner.table.entries();
         let unspent = entries.iter().filter_map(|it| it.end()).collect();
@@ -118,17 +125,17 @@ impl Leases {
 impl Inner {
     fn check(self: &Arc<Self>, check: &Check) -> StoreFuture<Decision> {
         if !check.shadow_charges().is_empty() {
-            return self.store.check(check);
+            return self.ask(check);
         }
         match check.charges() {
             [charge] => match self.find(charge) {
-                None => self.store.check(check),
+                None => self.ask(check),
                 Some(entry) => self.check_one(check, charge, &entry),
             },
             charges => {
                 let entries: Vec<_> = charges.iter().map(|it| self.find(it)).collect();
                 if entries.iter().all(Option::is_none) {
-                    self.store.check(check)
+                    self.ask(check)
                 } else {
                     self.check_several(check, &entries)
                 }
@@ -138,7 +145,8 @@ impl Inner {
 
     /// The entry of a charge if it is hot, and a task that looks after it.
     fn find(self: &Arc<Self>, charge: &Charge) -> Option<Arc<Entry>> {
-        let entry = self.table.find(charge, &self.clock)?;
+        let may_lease = || self.runtime().is_some();
+        let entry = self.table.find(charge, &self.clock, may_lease)?;
         entry.count(charge.cost());
         if !self.table.has_task() {
             self.start_sweeping();
@@ -146,11 +154,39 @@ impl Inner {
         Some(entry)
     }
 
+    /// Where what is leased can be fetched, returned and looked after.
+    fn runtime(&self) -> Option<Handle> {
+        let runtime = Handle::try_current().ok()?;
+        if self.lacks_timers.load(Relaxed) {
+            return None;
+        }
+        // By no other way does a runtime tell whether it has timers.
+        if catch_unwind(|| drop(sleep(Duration::ZERO))).is_err() {
+            if !self.lacks_timers.swap(true, Relaxed) {
+                warning::nothing_leased();
+            }
+            return None;
+        }
+        Some(runtime)
+    }
+
     fn spend(&self, entry: &Entry, cost: u64) -> Option<Spent> {
         if self.is_failing.load(Relaxed) {
             return None;
         }
         entry.spend(cost, || self.clock.now())
+    }
+
+    /// Spends units that may be put back.
+    fn hold(&self, entry: &Arc<Entry>, cost: u64) -> Option<(Spent, Transfer)> {
+        let transfer = Transfer::begin(entry);
+        match self.spend(entry, cost) {
+            Some(spent) => Some((spent, transfer)),
+            None => {
+                transfer.gives_nothing_back();
+                None
+            }
+        }
     }
 
     fn check_one(
@@ -175,20 +211,21 @@ impl Inner {
         entries: &[Option<Arc<Entry>>],
     ) -> StoreFuture<Decision> {
         let charges = check.charges().iter().zip(entries);
-        let parts: Vec<Option<Spent>> = charges
-            .map(|(charge, entry)| self.spend(entry.as_ref()?, charge.cost()))
-            .collect();
-        let places = 0..parts.len();
-        let rest: Vec<usize> = places.filter(|it| parts[*it].is_none()).collect();
+        let mut held = Held(
+            charges
+                .map(|(charge, entry)| self.hold(entry.as_ref()?, charge.cost()))
+                .collect(),
+        );
+        let rest = held.missing();
         if rest.is_empty() {
-            return StoreFuture::ready(join_spent(check, &parts));
+            return StoreFuture::ready(join_spent(check, &held.keep()));
         }
         let entries_of_rest: Vec<_> = rest.iter().map(|it| entries[*it].clone()).collect();
-        let answer = if rest.len() == parts.len() {
+        let answer = if rest.len() == entries.len() {
             self.pass_on(check, entries_of_rest)
         } else {
             let answer = self.pass_on(&check.pick(&rest), entries_of_rest);
-            join_later(check.clone(), parts, answer)
+            join_later(check.clone(), held, answer)
         };
         for place in rest {
             if let Some(entry) = &entries[place] {
@@ -196,6 +233,15 @@ impl Inner {
             }
         }
         answer
+    }
+
+    /// Lets the store decide.
+    fn ask(self: &Arc<Self>, check: &Check) -> StoreFuture<Decision> {
+        let (this, given_back) = (Arc::clone(self), self.table.given_back());
+        self.store.check(check).map(move |decision| {
+            this.table.judge(&decision, given_back);
+            decision
+        })
     }
 
     /// Lets the store decide, and learns from it about the charges that are hot.
@@ -209,7 +255,7 @@ impl Inner {
             sent: self.clock.now(),
             is_answered: false,
         };
-        self.store.check(check).then(move |result| {
+        self.ask(check).then(move |result| {
             watch.answered(result.as_ref(), &entries);
             result
         })
@@ -220,43 +266,50 @@ impl Inner {
         if self.is_failing.load(Relaxed) {
             return;
         }
-        let Ok(runtime) = Handle::try_current() else {
-            return;
-        };
         let Some(fetch) = entry.begin(cost, self.clock.now()) else {
             return;
         };
+        let Some(runtime) = self.runtime() else {
+            return;
+        };
         // What is unspent is returned in the same call. It is never returned twice: if that fails, it stays charged.
-        let unspent = entry.close().map(Operation::Settle);
-        let operations = unspent.into_iter().chain([Operation::Check(fetch.check())]);
+        let unspent = entry.close();
+        let returned = unspent
+            .iter()
+            .map(|it| Operation::Settle(it.settlement.clone()));
+        let operations = returned.chain([Operation::Check(fetch.check())]);
         let call = self.store.call(operations.collect());
         // A caller who leaves must not make units get lost.
-        drop(runtime.spawn(Arc::clone(self).install(fetch, call)));
+        let this = Arc::clone(self);
+        drop(runtime.spawn(async move {
+            this.install(&fetch, call).await;
+            drop((unspent, fetch));
+        }));
     }
 
-    async fn install(self: Arc<Self>, fetch: Fetch, call: CallFuture) {
+    async fn install(&self, fetch: &Fetch, call: CallFuture) {
         let replies = timeout(PATIENCE, call).await.ok().and_then(Result::ok);
         let now = self.clock.now();
         let Some(Ok(Reply::Check(decision))) = replies.and_then(|mut it| it.pop()) else {
             fetch.entry().pause(now);
             return;
         };
-        let unspent = match decision {
-            Decision::Allowed(usage) => fetch.install(&usage, now),
-            Decision::Denied(_) | Decision::Blocked(_) => {
-                fetch.entry().pause(now);
-                None
+        match decision {
+            Decision::Allowed(usage) => {
+                if let Some(unspent) = fetch.install(&usage, now) {
+                    let _ = timeout(PATIENCE, self.store.settle(&unspent)).await;
+                }
             }
-        };
-        return_all(&self.store, unspent.into_iter().collect()).await;
+            Decision::Denied(_) | Decision::Blocked(_) => fetch.entry().pause(now),
+        }
     }
 
     /// Ends what was leased of this key, and returns it.
     fn end(&self, key: &Key) {
         let entries = self.table.entries_of(key);
-        let unspent: Vec<Settlement> = entries.iter().filter_map(|it| it.end()).collect();
-        if let Ok(runtime) = Handle::try_current()
-            && !unspent.is_empty()
+        let unspent: Vec<Unspent> = entries.iter().filter_map(|it| it.end()).collect();
+        if !unspent.is_empty()
+            && let Some(runtime) = self.runtime()
         {
             let store = Arc::clone(&self.store);
             drop(runtime.spawn(async move { return_all(&store, unspent).await }));
@@ -265,7 +318,7 @@ impl Inner {
 
     #[cold]
     fn start_sweeping(self: &Arc<Self>) {
-        if let Ok(runtime) = Handle::try_current()
+        if let Some(runtime) = self.runtime()
             && !self.table.set_task(true)
         {
             let sweeper = Sweeper(Arc::downgrade(self));
@@ -285,13 +338,17 @@ impl Inner {
 }
 
 /// Returns what was unspent, each by a call of its own: a proxy may have the identities on several servers.
-async fn return_all(store: &Arc<dyn Store>, unspent: Vec<Settlement>) {
+async fn return_all(store: &Arc<dyn Store>, unspent: Vec<Unspent>) {
     let mut tasks = JoinSet::new();
-    for settlement in unspent {
+    for unspent in unspent {
         if tasks.len() == MAX_TOGETHER {
             tasks.join_next().await;
         }
-        tasks.spawn(timeout(PATIENCE, store.settle(&settlement)));
+        let settled = timeout(PATIENCE, store.settle(&unspent.settlement));
+        tasks.spawn(async move {
+            let _ = settled.await;
+            drop(unspent);
+        });
     }
     while tasks.join_next().await.is_some() {}
 }
@@ -360,13 +417,39 @@ impl Drop for Watch {
     }
 }
 
-/// Units that were spent for a check which the store has yet to decide. They are put back when it is not admitted, and
-/// when its caller leaves: otherwise who is denied elsewhere could use up what others share, by leaving.
-struct Held(Vec<Option<Spent>>);
+/// Units that were spent for a check which the store has yet to decide, for each charge that there were any for.
+///
+/// They are put back when it is not admitted, and when its caller leaves: otherwise who is denied elsewhere could use
+/// up what others share, by leaving.
+struct Held(Vec<Option<(Spent, Transfer)>>);
 
 impl Held {
-    fn put_back(&mut self) {
-        self.0.iter_mut().flatten().for_each(Spent::put_back);
+    /// The places of the charges that the store has to decide.
+    fn missing(&self) -> Vec<usize> {
+        let places = self.0.iter().enumerate();
+        let missing = places.filter(|(_, it)| it.is_none());
+        missing.map(|(place, _)| place).collect()
+    }
+
+    /// They are not put back any more.
+    fn keep(&mut self) -> Vec<Option<Spent>> {
+        let parts = mem::take(&mut self.0).into_iter();
+        let kept = parts.map(|part| {
+            let (spent, transfer) = part?;
+            transfer.gives_nothing_back();
+            Some(spent)
+        });
+        kept.collect()
+    }
+
+    fn put_back(&mut self) -> Vec<Option<Spent>> {
+        let parts = mem::take(&mut self.0).into_iter();
+        let put_back = parts.map(|part| {
+            let (mut spent, _transfer) = part?;
+            spent.put_back();
+            Some(spent)
+        });
+        put_back.collect()
     }
 }
 
@@ -379,23 +462,22 @@ impl Drop for Held {
 /// The decision about all charges when the store has answered about those that no units were leased for.
 fn join_later(
     check: Check,
-    parts: Vec<Option<Spent>>,
+    mut held: Held,
     answer: StoreFuture<Decision>,
 ) -> StoreFuture<Decision> {
-    let mut held = Held(parts);
     answer.then(move |result| match result? {
-        Decision::Allowed(usage) => {
-            let parts = mem::take(&mut held.0);
-            join(&check, true, &parts, &usage)
-        }
+        Decision::Allowed(usage) => join(&check, true, &held.keep(), &usage),
         Decision::Denied(denial) if denial.usage().is_repeated() => {
             // It may tell of some of the charges only.
             let known = denial.usage().check().clone();
             Ok(Decision::Denied(denial).repeated(&known, 0, true))
         }
         Decision::Denied(denial) => {
-            held.put_back();
-            join(&check, false, &held.0, denial.usage())
+            let joined = join(&check, false, &held.put_back(), denial.usage())?;
+            if !denial.usage().may_be_repeated() {
+                joined.usage().forbid_repeats();
+            }
+            Ok(joined)
         }
         Decision::Blocked(blocked) => Ok(Decision::Blocked(blocked)),
     })
@@ -522,11 +604,14 @@ impl Store for Leases {
         let endings: Vec<Ending> = endings
             .filter_map(|it| Ending::of(&self.inner, it))
             .collect();
-        let call = self.inner.store.call(operations);
-        if endings.is_empty() {
-            return call;
-        }
-        call.then(move |result| {
+        let (inner, given_back) = (Arc::clone(&self.inner), self.inner.table.given_back());
+        self.inner.store.call(operations).then(move |result| {
+            let decided = result
+                .iter()
+                .flatten()
+                .flatten()
+                .filter_map(Reply::last_decision);
+            decided.for_each(|it| inner.table.judge(it, given_back));
             drop(endings);
             result
         })

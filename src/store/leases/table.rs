@@ -11,19 +11,23 @@ use std::{
     },
 };
 
-use tokio::runtime::Handle;
-
 use super::{
     clock::Clock,
     entry::{Entry, HOT, span},
     hot::HotCounts,
 };
-use crate::{charge::Charge, key::Key, policy::Policy, rule::millis};
+use crate::{
+    charge::Charge, decision::Decision, key::Key, policy::Policy, rule::millis,
+    store::give_backs::GiveBacks,
+};
 
 /// How many identities can have leases.
 const MAX_ENTRIES: usize = 4_096;
 
 const SHARDS: usize = 16;
+
+/// More than entries, so that few share one.
+const SLOTS: usize = 16_384;
 
 type Shard = RwLock<HashMap<u64, Arc<Entry>>>;
 
@@ -34,6 +38,8 @@ pub(super) struct Table {
     counts: HotCounts,
     /// By the hash of the policy's name and the key: of two with one hash, the second is never hot.
     shards: [Shard; SHARDS],
+    /// Units that were returned, or came to a lease.
+    give_backs: Arc<GiveBacks>,
     /// Whether a task looks after them.
     has_task: AtomicBool,
 }
@@ -44,25 +50,53 @@ impl Table {
             hasher: RandomState::new(),
             counts: HotCounts::new(),
             shards: array::from_fn(|_| RwLock::default()),
+            give_backs: Arc::new(GiveBacks::new(SLOTS)),
             has_task: AtomicBool::new(false),
         }
     }
 
-    /// The entry of a charge, if it is hot.
-    pub(super) fn find(&self, charge: &Charge, clock: &Clock) -> Option<Arc<Entry>> {
+    /// The number of what was given back last: see [`GiveBacks::last`].
+    pub(super) fn given_back(&self) -> u64 {
+        self.give_backs.last()
+    }
+
+    /// Forbids to repeat a denial where units that fit may be spent here, or may have been returned, since `given_back`
+    /// was read.
+    pub(super) fn judge(&self, decision: &Decision, given_back: u64) {
+        let Decision::Denied(denial) = decision else {
+            return;
+        };
+        let usage = denial.usage();
+        let charges = usage.check().charges().iter().zip(usage.policies());
+        let mut denying = charges.filter(|(_, it)| it.rules().iter().any(|it| it.is_exceeded()));
+        let may_fit_sooner = denying.any(|(charge, _)| {
+            let hash = self.hash(charge.policy(), charge.key());
+            // Afterwards: units that are noted as given back are not on their way any more.
+            self.get(hash).is_some_and(|it| it.has_units())
+                || !self
+                    .give_backs
+                    .none_since(given_back, self.give_backs.slot(hash))
+        });
+        if may_fit_sooner {
+            usage.forbid_repeats();
+        }
+    }
+
+    /// The entry of a charge, if it is hot; made only if units may be leased here.
+    pub(super) fn find(
+        &self,
+        charge: &Charge,
+        clock: &Clock,
+        may_lease: impl FnOnce() -> bool,
+    ) -> Option<Arc<Entry>> {
         let span = span(charge)?;
         let hash = self.hash(charge.policy(), charge.key());
-        let known = {
-            let entries = self.shard(hash).read();
-            let entries = entries.unwrap_or_else(PoisonError::into_inner);
-            entries.get(&hash).cloned()
-        };
-        if let Some(entry) = known {
+        if let Some(entry) = self.get(hash) {
             return entry.is_of(charge).then_some(entry);
         }
         let now = clock.now();
         let number = millis(now.monotonic) / millis(span).max(1);
-        if self.counts.count(hash, number) < HOT || Handle::try_current().is_err() {
+        if self.counts.count(hash, number) < HOT || !may_lease() {
             return None;
         }
         let mut entries = self
@@ -72,10 +106,17 @@ impl Table {
         if entries.len() >= MAX_ENTRIES / SHARDS {
             return None;
         }
-        let entry = entries
-            .entry(hash)
-            .or_insert_with(|| Arc::new(Entry::new(charge, span, now)));
+        let entry = entries.entry(hash).or_insert_with(|| {
+            let slot = self.give_backs.slot(hash);
+            Arc::new(Entry::new(charge, span, now, (&self.give_backs, slot)))
+        });
         entry.is_of(charge).then(|| Arc::clone(entry))
+    }
+
+    fn get(&self, hash: u64) -> Option<Arc<Entry>> {
+        let entries = self.shard(hash).read();
+        let entries = entries.unwrap_or_else(PoisonError::into_inner);
+        entries.get(&hash).cloned()
     }
 
     /// All entries, in no order.

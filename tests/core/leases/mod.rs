@@ -1,7 +1,6 @@
 //! Proves that a store with leases keeps the contract, and never admits one unit too many.
 
 mod adversary;
-mod composed;
 mod races;
 mod spending;
 

@@ -238,6 +238,87 @@ async fn a_refusal_that_is_repeated_within_says_nothing_about_the_store() {
     assert!(!decision.is_allowed() && decision.usage().is_repeated());
 }
 
+/// A cache around the leases, and one hot identity of which the store has nothing left, as units lie in this process.
+async fn exhausted(world: &World, charge: &Charge) -> Limiter {
+    let check = Check::new([Charge::new(
+        charge.policy(),
+        charge.key().clone(),
+        world.left(charge).await,
+    )])
+    .unwrap();
+    assert!(world.store.store.check(&check).await.unwrap().is_allowed());
+    let cache = DenyCache::new(world.leases.clone()).clock(world.clock.clone());
+    Limiter::new(cache).timeout(Duration::from_secs(60))
+}
+
+#[tokio::test]
+async fn a_denial_is_not_repeated_when_a_lease_comes_that_was_on_its_way() {
+    let world = World::new();
+    let alice = [charge(&policies().0, "alice")];
+    world.warm_up(&alice).await;
+    world.store.holds_calls.store(true, SeqCst);
+    let next_second = world.clock.now_ms() / 1_000 * 1_000 + 1_000;
+    world.clock.set(next_second);
+    assert!(world.check(&alice).await.is_allowed());
+    let limiter = exhausted(&world, &alice[0]).await;
+    assert!(!limiter.check(alice.clone()).await.unwrap().is_allowed());
+    world.store.answers.notify_waiters();
+    background().await;
+    assert!(limiter.check(alice.clone()).await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn a_denial_is_not_repeated_when_what_was_unspent_has_been_returned() {
+    let world = World::new();
+    let alice = [charge(&policies().0, "alice")];
+    world.warm_up(&alice).await;
+    let limiter = exhausted(&world, &alice[0]).await;
+    // Its lease is over, and nobody has returned it yet.
+    world
+        .clock
+        .set(world.clock.now_ms() / 1_000 * 1_000 + 1_000);
+    assert!(!limiter.check(alice.clone()).await.unwrap().is_allowed());
+    world.leases.return_unspent().await;
+    assert!(limiter.check(alice.clone()).await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn a_denial_is_not_repeated_when_what_another_check_held_is_put_back() {
+    let world = World::new();
+    let (all, own) = policies();
+    let everybody = [charge(&all, "everybody")];
+    let admitted = world.warm_up(&everybody).await;
+    let unspent = 100_000 - admitted - world.left(&everybody[0]).await;
+    let limiter = exhausted(&world, &everybody[0]).await;
+    world.store.holds_checks.store(true, SeqCst);
+    let both = [everybody[0].clone(), charge(&own, "bob")];
+    let mut held: Vec<_> = (0..unspent)
+        .map(|_| Box::pin(world.limiter.check(both.clone())))
+        .collect();
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(!held.is_empty());
+    for check in &mut held {
+        assert!(check.as_mut().poll(&mut cx).is_pending());
+    }
+    world.store.holds_checks.store(false, SeqCst);
+    assert!(!limiter.check(everybody.clone()).await.unwrap().is_allowed());
+    drop(held);
+    assert!(limiter.check(everybody.clone()).await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn a_denial_is_repeated_where_no_units_lie_here() {
+    let world = World::new();
+    let alice = [charge(&policies().0, "alice")];
+    world.warm_up(&alice).await;
+    world.leases.return_unspent().await;
+    let limiter = exhausted(&world, &alice[0]).await;
+    for is_repeated in [false, true, true] {
+        let decision = limiter.check(alice.clone()).await.unwrap();
+        assert_eq!(decision.usage().is_repeated(), is_repeated);
+    }
+}
+
 #[tokio::test]
 async fn what_is_spent_here_does_not_close_the_breaker() {
     let world = World::new();

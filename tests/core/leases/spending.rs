@@ -348,6 +348,37 @@ async fn nothing_is_leased_near_the_limit_or_in_steps_too_short_or_for_who_is_no
     assert_eq!(world.calls(), 100);
 }
 
+#[test]
+fn nothing_is_leased_in_a_runtime_without_timers() {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.build().unwrap().block_on(async {
+        let world = World::new(1);
+        let alice = [charge(&policy("100000/1m"), "alice", 1)];
+        for _ in 0..500 {
+            world.pass(100);
+            assert!(world.admits(0, &alice).await);
+        }
+        assert_eq!(world.calls(), 500);
+        assert_eq!(world.left(&alice[0]).await, [100_000 - 500]);
+    });
+}
+
+#[tokio::test]
+async fn a_clock_that_steps_far_back_admits_the_limit_once_more_at_most() {
+    let world = World::new(2);
+    let alice = [charge(&policy("4000/1s@100ms"), "alice", 1)];
+    for ahead_ms in [10_000, 0] {
+        world.clock.set(START_MS + ahead_ms);
+        let mut admitted = 0;
+        for request in 0..9_000 {
+            world.pass(100);
+            admitted += u64::from(world.admits(request % 2, &alice).await);
+        }
+        // Of what was leased before, nothing is spent beyond that.
+        assert_eq!(admitted, 4_000, "{ahead_ms}");
+    }
+}
+
 #[tokio::test]
 async fn while_the_store_fails_callers_notice() {
     let world = World::new(1);

@@ -8,8 +8,11 @@ use super::sync::{Mutex, MutexGuard};
 
 /// Those who wait for a call, first come, first served.
 ///
-/// While somebody waits who has not left, `most` calls are in flight: whoever ends one of them takes with it those who
-/// wait. One lock guards all, so nobody can begin to wait while the last call ends.
+/// Whoever comes while fewer than `most` calls are in flight begins one, and whoever ends one begins the next with those
+/// who wait. One lock guards all, so nobody can begin to wait while the last call ends.
+///
+/// A call may never end: its runtime may be parked. So when none was begun and none has ended for a while, all in flight
+/// are given up and their number is counted anew. Each call is of an *epoch*, and ends nothing in a later one.
 pub(super) struct Line<T> {
     most: usize,
     state: Mutex<State<T>>,
@@ -17,8 +20,11 @@ pub(super) struct Line<T> {
 
 struct State<T> {
     waiting: VecDeque<T>,
+    /// How often the calls in flight were given up.
+    epoch: u64,
+    /// Calls of this epoch.
     in_flight: usize,
-    /// Calls that have ended, and whose places are to be given to the next.
+    /// Calls of this epoch that have ended, and whose places are to be given to the next.
     ended: usize,
     /// At least how many of those who wait have left.
     left: usize,
@@ -30,6 +36,7 @@ impl<T> Line<T> {
     pub(super) fn new(most: usize, now: Instant) -> Self {
         let state = State {
             waiting: VecDeque::new(),
+            epoch: 0,
             in_flight: 0,
             ended: 0,
             left: 0,
@@ -41,51 +48,54 @@ impl<T> Line<T> {
         }
     }
 
-    /// Lets one more wait; answers whose call is to be begun now, as `gather` takes them from those who wait.
-    ///
-    /// A call is begun beyond `most` when none was begun and none has ended for so long as `patience`: those in flight
-    /// may never end.
+    /// Lets one more wait; answers whose call is to be begun now, as `gather` takes them from those who wait, and the
+    /// call's epoch. Calls in flight are given up when nothing has moved for `patience`.
     pub(super) fn enter<C>(
         &self,
         one: T,
         now: Instant,
         patience: Duration,
         gather: impl FnOnce(&mut VecDeque<T>) -> Option<C>,
-    ) -> Option<C> {
+    ) -> Option<(C, u64)> {
         let mut state = self.lock();
         state.waiting.push_back(one);
-        if state.in_flight >= self.most && now.saturating_duration_since(state.moved) < patience {
-            return None;
+        if state.in_flight >= self.most {
+            if now.saturating_duration_since(state.moved) < patience {
+                return None;
+            }
+            state.epoch += 1;
+            state.in_flight = 0;
+            state.ended = 0;
         }
         let call = gather(&mut state.waiting)?;
         state.in_flight += 1;
         state.moved = now;
-        Some(call)
+        Some((call, state.epoch))
     }
 
-    /// Notes that a call has ended, and begins the next, if anybody waits.
+    /// Notes that a call of this epoch has ended, and begins the next, if anybody waits.
     ///
     /// A call that `begin` cannot begin ends within it, and so comes back here: it is left to the loop of whoever is
     /// in it already, so that a line of any length takes no stack.
     pub(super) fn end<C>(
         &self,
+        epoch: u64,
         now: Instant,
         gather: impl Fn(&mut VecDeque<T>) -> Option<C>,
         begin: impl Fn(C),
     ) {
         let mut state = self.lock();
+        if state.epoch != epoch {
+            return;
+        }
         state.moved = now;
         state.ended += 1;
         if state.ended > 1 {
             return;
         }
-        while state.ended > 0 {
-            let next = if state.in_flight > self.most {
-                None
-            } else {
-                gather(&mut state.waiting)
-            };
-            match next {
+        // While a call is begun the lock is free, and the epoch may end.
+        while state.epoch == epoch && state.ended > 0 {
+            match gather(&mut state.waiting) {
                 Some(call) => {
                     drop(state);
                     begin(call);
@@ -93,7 +103,9 @@ impl<T> Line<T> {
                 }
                 None => state.in_flight -= 1,
             }
-            state.ended -= 1;
+            if state.epoch == epoch {
+                state.ended -= 1;
+            }
         }
     }
 

@@ -9,6 +9,7 @@
 //!
 //! There is no timer: with nothing in flight nobody waits. Each call runs in a task of its own, in the runtime of those
 //! who wait for it, and gives its place to the next when it ends, however it ends: also when that runtime is shut down.
+//! Where that runtime is parked it may not end: see [`Line`].
 
 mod call;
 mod line;
@@ -93,8 +94,9 @@ impl SharedCalls {
         };
         let patience = self.executor.patience();
         let now = Instant::now();
-        if let Some(call) = self.line.enter(request, now, patience, SharedCall::gather) {
-            self.begin(call);
+        let begun = self.line.enter(request, now, patience, SharedCall::gather);
+        if let Some((call, epoch)) = begun {
+            self.begin(call, epoch);
         }
         match (&mut caller.answer).await {
             Ok(reply) => reply,
@@ -102,12 +104,15 @@ impl SharedCalls {
         }
     }
 
-    fn begin(self: &Arc<Self>, call: SharedCall) {
+    fn begin(self: &Arc<Self>, call: SharedCall, epoch: u64) {
         let runtime = call.runtime.clone();
-        let place = Place(Arc::clone(self));
+        let place = Place {
+            calls: Arc::clone(self),
+            epoch,
+        };
         runtime.spawn(async move {
-            let calls = &place.0;
-            let returned = call.send(|it| calls.executor.execute(it)).await;
+            let executor = &place.calls.executor;
+            let returned = call.send(|it| executor.execute(it)).await;
             // First, so that the next call is under way while those of this one are answered.
             drop(place);
             returned.answer();
@@ -116,14 +121,19 @@ impl SharedCalls {
 }
 
 /// The place of a call among those in flight, given to the next when the call has ended or was dropped.
-struct Place(Arc<SharedCalls>);
+struct Place {
+    calls: Arc<SharedCalls>,
+    epoch: u64,
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let Self(calls) = self;
+        let (calls, epoch) = (&self.calls, self.epoch);
         calls
             .line
-            .end(Instant::now(), SharedCall::gather, |call| calls.begin(call));
+            .end(epoch, Instant::now(), SharedCall::gather, |call| {
+                calls.begin(call, epoch);
+            });
     }
 }
 
