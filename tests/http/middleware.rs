@@ -819,6 +819,6 @@ async fn debug_output_names_policies_and_no_identity() {
         Ok::<_, Infallible>(Response::new(String::new()))
     }));
     let future = service.ready().await.unwrap().call(Request::new(()));
-    assert!(format!("{future:?}").contains("deciding"));
+    assert!(format!("{future:?}").contains("serving"));
     assert!(!format!("{layer:?}{future:?}").contains("alice"));
 }
