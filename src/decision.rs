@@ -352,20 +352,23 @@ impl Usage {
         now_ms: u64,
         counts: &[Count],
     ) -> Result<Self, StoreError> {
-        let usages = check.rules().zip(counts).map(|((rule, cost), count)| {
-            let denied_ms = if admitted {
-                None
-            } else {
-                denial_ms(rule.limit(), cost, now_ms, *count)
-            };
-            RuleUsage::new(*rule, now_ms, *count, denied_ms)
-        });
-        let usages: RuleUsages = usages.collect();
-        let expected = check.rule_count();
-        if usages.len() != expected || counts.len() != expected {
-            return Err(StoreError::protocol(
-                "the store counted other rules than were checked",
-            ));
+        let other_rules =
+            || StoreError::protocol("the store counted other rules than were checked");
+        let mut usages = RuleUsages::new();
+        let mut counts = counts.iter();
+        for charge in check.charges() {
+            for rule in charge.policy().rules() {
+                let count = *counts.next().ok_or_else(other_rules)?;
+                let denied_ms = if admitted {
+                    None
+                } else {
+                    denial_ms(rule.limit(), charge.cost(), now_ms, count)
+                };
+                usages.push(RuleUsage::new(*rule, now_ms, count, denied_ms));
+            }
+        }
+        if counts.next().is_some() {
+            return Err(other_rules());
         }
         Ok(Self::of(check, now_ms, usages, admitted))
     }

@@ -32,7 +32,7 @@ pub(in crate::middleware) enum Step {
     Known(Option<Admission>),
     LookingUp {
         look_ups: Pin<Box<LookUps>>,
-        draft: Draft,
+        draft: Box<Draft>,
     },
     Deciding(Eventual<Resolution>),
 }
@@ -45,12 +45,13 @@ impl Step {
             Ok(true) => return Self::known_as(Ok(None)),
             Err(rejection) => return Self::reject(plan, rejection),
         }
-        match plan.charges(head) {
+        let mut draft = plan.draft(head);
+        match plan.charge_known(&mut draft, head) {
             Err(rejection) => Self::reject(plan, rejection),
-            Ok(draft) if !plan.looks_up() => Self::submit(plan, draft.build()),
-            Ok(draft) => Self::LookingUp {
+            Ok(()) if !plan.looks_up() => Self::submit(plan, draft.build()),
+            Ok(()) => Self::LookingUp {
                 look_ups: Box::pin(plan.look_up(head)),
-                draft,
+                draft: Box::new(draft),
             },
         }
     }

@@ -285,10 +285,15 @@ impl Inner {
 
     /// The token of each charge, shadows last, and room for a count of each rule.
     fn tokens_and_counts(&self, check: &Check) -> (CheckTokens, Counts) {
-        let charges = || check.charges().iter().chain(check.shadow_charges());
-        let tokens = charges().map(|it| self.tokens.token(it.policy().name(), it.key()));
-        let rules = charges().map(|it| it.policy().rules().len()).sum();
-        (tokens.collect(), Counts::from_elem(Count::default(), rules))
+        let charges = check.all_charges();
+        let mut tokens = CheckTokens::with_capacity(charges.len());
+        let mut rules = 0;
+        for charge in charges {
+            let policy = charge.policy();
+            tokens.push(self.tokens.token(policy.name(), charge.key()));
+            rules += policy.rules().len();
+        }
+        (tokens, Counts::from_elem(Count::default(), rules))
     }
 }
 
