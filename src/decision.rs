@@ -176,8 +176,8 @@ struct Inner {
     repeat: Option<Repeat>,
 }
 
-/// What is left under each rule. A few are in one allocation with the rest.
-type RuleUsages = SmallVec<[RuleUsage; 3]>;
+/// What is left under each rule. A single one is in one allocation with the rest; more would be long to move.
+type RuleUsages = SmallVec<[RuleUsage; 1]>;
 
 /// How a refusal was repeated.
 #[derive(Clone, Copy, Debug)]
@@ -354,7 +354,7 @@ impl Usage {
     ) -> Result<Self, StoreError> {
         let other_rules =
             || StoreError::protocol("the store counted other rules than were checked");
-        let mut usages = RuleUsages::new();
+        let mut usages = RuleUsages::with_capacity(counts.len());
         let mut counts = counts.iter();
         for charge in check.charges() {
             for rule in charge.policy().rules() {

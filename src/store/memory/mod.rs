@@ -53,8 +53,8 @@ const MAX_SHARDS: usize = 16;
 const MIN_SHARD: usize = 1_024;
 
 /// The token of each charge, and a count for each rule. What most checks have at most is kept on the stack.
-type CheckTokens = SmallVec<[Token; 4]>;
-type Counts = SmallVec<[Count; 8]>;
+type CheckTokens = SmallVec<[Token; 2]>;
+type Counts = SmallVec<[Count; 4]>;
 
 /// Keeps the counts in the memory of this process; cheap to clone, and its clones share their counts.
 ///
