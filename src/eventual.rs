@@ -1,7 +1,6 @@
 //! [`Eventual`]: a value that is known at once, or has to be waited for.
 
 use std::{
-    fmt,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -50,14 +49,5 @@ impl<T> Future for Eventual<T> {
             },
             Self::Pending(future) => future.as_mut().poll(cx),
         }
-    }
-}
-
-impl<T> fmt::Debug for Eventual<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Known(_) => "Known",
-            Self::Pending(_) => "Pending",
-        })
     }
 }

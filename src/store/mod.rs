@@ -365,6 +365,9 @@ impl<T> Future for StoreFuture<T> {
 
 impl<T> fmt::Debug for StoreFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("StoreFuture").field(&self.answer).finish()
+        let ready = matches!(self.answer, Eventual::Known(_));
+        f.debug_struct("StoreFuture")
+            .field("ready", &ready)
+            .finish_non_exhaustive()
     }
 }
