@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::{charge::Charge, error::StoreError, key::Key, policy::Policy, rule::Rule};
 
 /// More than one request needs; the time that a check takes grows with them.
@@ -64,6 +66,11 @@ impl Check {
     #[must_use]
     pub fn shadow_charges(&self) -> &[Charge] {
         &self.all[self.counting..]
+    }
+
+    /// The charges that count, then those of shadows.
+    pub(crate) fn all_charges(&self) -> &[Charge] {
+        &self.all
     }
 
     /// The charges of shadows as a check of their own, in which they count; `None` when there are none.
@@ -195,13 +202,10 @@ impl Check {
     }
 }
 
-/// A check that is being built.
-///
-/// The first charge is kept apart, since most requests have one: a check of it costs no allocation but its own.
+/// A check that is being built. Most requests have one charge: a check of it costs no allocation but its own.
 #[derive(Debug, Default)]
 pub(crate) struct CheckBuilder {
-    first: Option<Charge>,
-    others: Vec<Charge>,
+    charges: SmallVec<[Charge; 1]>,
     /// How many count, and how many are of shadows.
     counts: [usize; 2],
     has_ban: bool,
@@ -212,7 +216,7 @@ impl CheckBuilder {
     /// With room for this many charges.
     pub(crate) fn with_capacity(charges: usize) -> Self {
         Self {
-            others: Vec::with_capacity(charges.saturating_sub(1)),
+            charges: SmallVec::with_capacity(charges),
             ..Self::default()
         }
     }
@@ -220,8 +224,8 @@ impl CheckBuilder {
     /// Fails as [`Check::new`] does.
     pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
         self.has_contributors |= charge.label().is_some();
-        let charges = self.first.iter_mut().chain(&mut self.others);
-        if let Some(twin) = { charges }.find(|it| it.is_twin_of(&charge)) {
+        let mut charges = self.charges.iter_mut();
+        if let Some(twin) = charges.find(|it| it.is_twin_of(&charge)) {
             if !twin.policy().is_same(charge.policy()) {
                 return Err(StoreError::invalid_request(
                     "a check names two policies with one name and different rules",
@@ -238,32 +242,25 @@ impl CheckBuilder {
         }
         *count += 1;
         self.has_ban |= charge.policy().bans();
-        if self.first.is_none() {
-            self.first = Some(charge);
-        } else {
-            self.others.push(charge);
-        }
+        self.charges.push(charge);
         Ok(())
     }
 
-    pub(crate) fn build(self) -> Check {
+    pub(crate) fn build(mut self) -> Check {
         let [counting, shadows] = self.counts;
-        let has_contributors = self.has_contributors;
-        let all: Arc<[Charge]> = match self.first {
-            Some(charge) if self.others.is_empty() => Arc::new([charge]),
-            first => {
-                let mut all: Vec<Charge> = first.into_iter().chain(self.others).collect();
-                if shadows > 0 {
-                    all.sort_by_key(|charge| charge.policy().is_shadow());
-                }
-                all.into()
-            }
+        if shadows > 0 {
+            self.charges
+                .sort_by_key(|charge| charge.policy().is_shadow());
+        }
+        let all: Arc<[Charge]> = match self.charges.into_inner() {
+            Ok(one) => Arc::new(one),
+            Err(charges) => charges.into_vec().into(),
         };
         Check {
             all,
             counting,
             heeds_blocks: self.has_ban,
-            has_contributors,
+            has_contributors: self.has_contributors,
         }
     }
 }

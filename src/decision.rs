@@ -36,6 +36,8 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
+
 pub use crate::window::Count;
 use crate::{
     block::{Block, BlockedBy},
@@ -109,7 +111,7 @@ impl Decision {
             Self::Blocked(blocked) => Self::Blocked(Blocked {
                 retry_after_ms: blocked.retry_after_ms.map(|ms| ms.saturating_sub(age_ms)),
                 usage: blocked.usage.repeated(blocked.usage.check(), repeat),
-                ..blocked.clone()
+                identity: blocked.identity.clone(),
             }),
         }
     }
@@ -167,13 +169,16 @@ pub struct Usage {
 struct Inner {
     check: Check,
     decided_at_ms: u64,
-    rules: Box<[RuleUsage]>,
+    rules: RuleUsages,
     may_settle: AtomicBool,
     local: AtomicBool,
     leased: AtomicBool,
     may_be_repeated: AtomicBool,
     repeat: Option<Repeat>,
 }
+
+/// What is left under each rule. A single one is in one allocation with the rest; more would be long to move.
+type RuleUsages = SmallVec<[RuleUsage; 1]>;
 
 /// How a refusal was repeated.
 #[derive(Clone, Copy, Debug)]
@@ -348,21 +353,23 @@ impl Usage {
         now_ms: u64,
         counts: &[Count],
     ) -> Result<Self, StoreError> {
-        // Allocated once: `collect` could not know the length.
-        let mut usages = Vec::with_capacity(counts.len());
-        usages.extend(check.rules().zip(counts).map(|((rule, cost), count)| {
-            let denied_ms = if admitted {
-                None
-            } else {
-                denial_ms(rule.limit(), cost, now_ms, *count)
-            };
-            RuleUsage::new(*rule, now_ms, *count, denied_ms)
-        }));
-        let expected = check.rule_count();
-        if usages.len() != expected || counts.len() != expected {
-            return Err(StoreError::protocol(
-                "the store counted other rules than were checked",
-            ));
+        let other_rules =
+            || StoreError::protocol("the store counted other rules than were checked");
+        let mut usages = RuleUsages::with_capacity(counts.len());
+        let mut counts = counts.iter();
+        for charge in check.charges() {
+            for rule in charge.policy().rules() {
+                let count = *counts.next().ok_or_else(other_rules)?;
+                let denied_ms = if admitted {
+                    None
+                } else {
+                    denial_ms(rule.limit(), charge.cost(), now_ms, count)
+                };
+                usages.push(RuleUsage::new(*rule, now_ms, count, denied_ms));
+            }
+        }
+        if counts.next().is_some() {
+            return Err(other_rules());
         }
         Ok(Self::of(check, now_ms, usages, admitted))
     }
@@ -370,7 +377,7 @@ impl Usage {
     fn of(
         check: &Check,
         decided_at_ms: u64,
-        rules: impl Into<Box<[RuleUsage]>>,
+        rules: impl Into<RuleUsages>,
         may_settle: bool,
     ) -> Self {
         Self {
@@ -505,14 +512,11 @@ impl Usage {
 
     fn repeated(&self, check: &Check, repeat: Repeat) -> Self {
         let age_ms = repeat.age_ms;
-        // Allocated once.
-        let mut rules = Vec::with_capacity(self.inner.rules.len());
-        rules.extend(self.rules().map(|rule| rule.repeated(age_ms)));
         Self {
             inner: Arc::new(Inner {
                 check: check.clone(),
                 decided_at_ms: self.decided_at_ms().saturating_add(age_ms),
-                rules: rules.into(),
+                rules: self.rules().map(|rule| rule.repeated(age_ms)).collect(),
                 may_settle: AtomicBool::new(false),
                 local: AtomicBool::new(self.is_local()),
                 leased: AtomicBool::new(false),
@@ -525,7 +529,7 @@ impl Usage {
 
     /// To be shown, not to be settled.
     fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
-        let rules: Box<[_]> = self.rules().map(|rule| rule.moved(&moved)).collect();
+        let rules: RuleUsages = self.rules().map(|rule| rule.moved(&moved)).collect();
         let usage = Self::of(self.check(), self.decided_at_ms(), rules, false);
         usage.inner.local.store(self.is_local(), Ordering::Relaxed);
         Self {
@@ -728,8 +732,8 @@ impl Denial {
 /// A check that was denied since an identity is blocked; nothing was charged.
 #[derive(Clone, Debug)]
 pub struct Blocked {
-    key: Key,
-    block: Block,
+    /// Who is blocked. Shared: every decision is as large as this one, and most are no blocks.
+    identity: Arc<(Key, Block)>,
     retry_after_ms: Option<u64>,
     usage: Usage,
 }
@@ -740,8 +744,7 @@ impl Blocked {
     pub fn new(key: Key, block: Block, decided_at_ms: u64) -> Self {
         let until = block.until_ms();
         Self {
-            key,
-            block,
+            identity: Arc::new((key, block)),
             retry_after_ms: until.map(|until| until.saturating_sub(decided_at_ms)),
             usage: Usage::of(&Check::nothing(), decided_at_ms, Vec::new(), false),
         }
@@ -749,14 +752,14 @@ impl Blocked {
 
     /// Who is blocked. Of several, the one whose block ends last.
     #[must_use]
-    pub const fn key(&self) -> &Key {
-        &self.key
+    pub fn key(&self) -> &Key {
+        &self.identity.0
     }
 
     /// The block.
     #[must_use]
-    pub const fn block(&self) -> Block {
-        self.block
+    pub fn block(&self) -> Block {
+        self.identity.1
     }
 
     /// What clients are told: how long a ban lasts, and nothing of an operator's block.
@@ -765,13 +768,13 @@ impl Blocked {
     }
 
     pub(crate) fn is_ban(&self) -> bool {
-        self.block.by() == BlockedBy::Ban
+        self.block().by() == BlockedBy::Ban
     }
 
     /// Of two answers to one check, the one whose block ends later.
     #[cfg(feature = "cluster")]
     pub(crate) fn or_later(self, other: Self) -> Self {
-        if self.block.or_later(other.block) == self.block {
+        if self.block().or_later(other.block()) == self.block() {
             self
         } else {
             other

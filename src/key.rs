@@ -12,6 +12,8 @@
 
 use std::fmt;
 
+use smallvec::SmallVec;
+
 /// Who is limited: a kind (`ip`, `user`, `api-key`) and a value.
 ///
 /// Two keys are equal when kind, value and secrecy are. The value may be any bytes of any length: stores keep a short
@@ -19,7 +21,8 @@ use std::fmt;
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Key {
     kind: &'static str,
-    value: Box<[u8]>,
+    /// Most addresses and numbers fit without an allocation.
+    value: SmallVec<[u8; 24]>,
     secret: bool,
 }
 
@@ -29,7 +32,7 @@ impl Key {
     pub fn new(kind: &'static str, value: impl AsRef<[u8]>) -> Self {
         Self {
             kind,
-            value: value.as_ref().into(),
+            value: SmallVec::from_slice(value.as_ref()),
             secret: false,
         }
     }
@@ -51,7 +54,7 @@ impl Key {
 
     /// The value itself, from which stores make a token; must not be logged, used in metrics or kept.
     #[must_use]
-    pub const fn value(&self) -> &[u8] {
+    pub fn value(&self) -> &[u8] {
         &self.value
     }
 

@@ -137,6 +137,7 @@ mod check;
 pub mod contributors;
 pub mod decision;
 pub mod error;
+mod eventual;
 pub mod extract;
 mod failure;
 mod jitter;

@@ -283,6 +283,14 @@ impl StepQueue {
 
     /// Adds units to a step that is kept or new; a step without units is dropped.
     fn add(&mut self, end_ms: u64, units: i64) {
+        // Mostly to the newest one.
+        if let Some(newest) = self.steps.back_mut()
+            && newest.end_ms == end_ms
+            && units > 0
+        {
+            newest.total = newest.total.wrapping_add_signed(units);
+            return;
+        }
         let index = self.position(end_ms);
         if !self.holds(index, end_ms) {
             let total = self.base.wrapping_add(self.total(index));

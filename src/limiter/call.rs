@@ -1,4 +1,4 @@
-//! [`Call`]: one call of the store, through the breaker, under the timeout, and within the observer's scope.
+//! One call of the store, through the breaker, under the timeout, and within the observer's scope.
 
 use std::{
     pin::Pin,
@@ -14,15 +14,16 @@ use crate::{
     contributors::Contributors,
     decision::Decision,
     error::{StoreError, StoreErrorKind},
+    eventual::Eventual,
     observe::{CallInfo, PollScope, Timing},
     store::{Store, StoreFuture},
 };
 
 pin_project! {
-    /// One call of the store, begun when it is made.
-    pub(super) struct Call<T> {
+    /// One call of the store that has to be waited for.
+    struct Call<T> {
         limiter: Limiter,
-        // `None` when the store is not called.
+        // `None` when the breaker is not asked.
         permit: Option<Permit>,
         answer: StoreFuture<T>,
         #[pin]
@@ -41,69 +42,74 @@ pub(super) struct Answer<T> {
 
 impl Limiter {
     /// Calls the store, if the breaker permits it.
-    pub(super) fn call<'a, T>(
+    pub(super) fn call<'a, T: StoreAnswer>(
         &self,
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
-    ) -> Call<T> {
-        let Some(permit) = self.inner.breaker.permit() else {
-            let start = self.inner.observer.as_ref().map(|_| Instant::now());
-            return Call {
-                start,
-                ..Call::new(self, StoreFuture::ready(Err(circuit_open())))
-            };
-        };
-        self.begin(Some(permit), info, || begin(&*self.inner.store))
+    ) -> Eventual<Answer<T>> {
+        match self.inner.breaker.permit() {
+            Some(permit) => self.begin(Some(permit), info, || begin(&*self.inner.store)),
+            None => Eventual::ready(Answer {
+                result: Err(circuit_open()),
+                timing: self.start().map(Timing::since),
+            }),
+        }
     }
 
     /// Calls the memory of this process, which needs no permit.
-    pub(super) fn call_local<'a, T>(
+    pub(super) fn call_local<'a, T: StoreAnswer>(
         &self,
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
-    ) -> Call<T> {
+    ) -> Eventual<Answer<T>> {
         self.begin(None, info, || begin(&self.inner.local))
     }
 
-    fn begin<'a, T>(
+    fn begin<'a, T: StoreAnswer>(
         &self,
         permit: Option<Permit>,
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce() -> StoreFuture<T>,
-    ) -> Call<T> {
+    ) -> Eventual<Answer<T>> {
+        let start = self.start();
         let observer = self.inner.observer.as_ref();
-        let start = observer.map(|_| Instant::now());
         let mut scope = observer.and_then(|it| it.on_call(&info()));
-        let answer = within(&mut scope, begin);
-        Call {
-            permit,
-            scope,
-            start,
-            ..Call::new(self, answer)
-        }
-    }
-}
-
-impl<T> Call<T> {
-    /// A call whose answer does not come from the store.
-    pub(super) fn new(limiter: &Limiter, answer: StoreFuture<T>) -> Self {
-        Self {
-            limiter: limiter.clone(),
-            permit: None,
-            answer,
-            timeout: LazySleep::new(limiter.inner.timeout),
-            scope: None,
-            start: None,
+        let mut answer = within(&mut scope, begin);
+        match answer.known() {
+            Some(result) => Eventual::ready(self.answered(result, permit, start)),
+            None => Eventual::pending(Call {
+                limiter: self.clone(),
+                permit,
+                answer,
+                timeout: LazySleep::new(self.inner.timeout),
+                scope,
+                start,
+            }),
         }
     }
 
-    pub(super) const fn limiter(&self) -> &Limiter {
-        &self.limiter
+    fn start(&self) -> Option<Instant> {
+        self.inner.observer.as_ref().map(|_| Instant::now())
+    }
+
+    fn answered<T: StoreAnswer>(
+        &self,
+        result: Result<T, StoreError>,
+        permit: Option<Permit>,
+        start: Option<Instant>,
+    ) -> Answer<T> {
+        let spares_call = result.as_ref().is_ok_and(T::spares_call);
+        if let Some(permit) = permit.filter(|_| !spares_call) {
+            let error = result.as_ref().err();
+            self.inner.breaker.note(permit, error, &self.inner.observer);
+        }
+        let timing = start.map(Timing::since);
+        Answer { result, timing }
     }
 }
 
 /// What a store answers.
-pub(super) trait StoreAnswer {
+pub(super) trait StoreAnswer: Send + 'static {
     /// Whether it was given without calling the store, and says nothing about whether that answers.
     fn spares_call(&self) -> bool {
         false
@@ -119,7 +125,7 @@ impl StoreAnswer for Decision {
 impl StoreAnswer for () {}
 impl StoreAnswer for Block {}
 impl StoreAnswer for Contributors {}
-impl<T> StoreAnswer for Vec<T> {}
+impl<T: Send + 'static> StoreAnswer for Vec<T> {}
 
 impl<T: StoreAnswer> Future for Call<T> {
     type Output = Answer<T>;
@@ -134,14 +140,10 @@ impl<T: StoreAnswer> Future for Call<T> {
             }
             Poll::Pending => return Poll::Pending,
         };
-        let spares_call = result.as_ref().is_ok_and(T::spares_call);
-        if let Some(permit) = this.permit.take_if(|_| !spares_call) {
-            let limiter = &this.limiter.inner;
-            let error = result.as_ref().err();
-            limiter.breaker.note(permit, error, &limiter.observer);
-        }
-        let timing = this.start.map(Timing::since);
-        Poll::Ready(Answer { result, timing })
+        let answer = this
+            .limiter
+            .answered(result, this.permit.take(), *this.start);
+        Poll::Ready(answer)
     }
 }
 

@@ -1,22 +1,12 @@
-//! [`DecisionFuture`]: the one path of every decision, and [`Resolution`], what comes out of it.
+//! The one path of every decision, and [`Resolution`], what comes out of it.
 
-use std::{
-    pin::Pin,
-    task::{Context, Poll, ready},
-};
-
-use pin_project_lite::pin_project;
-
-use super::{
-    Limiter,
-    call::{Answer, Call},
-};
+use super::{Limiter, call::Answer};
 use crate::{
     check::Check,
     decision::Decision,
     error::StoreError,
+    eventual::Eventual,
     observe::{CallInfo, CallKind},
-    store::StoreFuture,
 };
 
 /// What becomes of a check.
@@ -49,56 +39,44 @@ impl Resolution {
     }
 }
 
-pin_project! {
-    /// Decides a check: by the store, or by the failure policy. Begun when it is made.
-    pub(crate) struct DecisionFuture {
-        kind: CallKind,
-        check: Check,
-        #[pin]
-        call: Call<Decision>,
-    }
-}
-
 impl Limiter {
     /// Decides a check and charges it.
-    pub(crate) fn decide(&self, mut check: Check) -> DecisionFuture {
+    pub(crate) fn decide(&self, mut check: Check) -> Eventual<Resolution> {
         if self.inner.heeds_blocks {
             check = check.with_blocks();
         }
-        DecisionFuture::new(self, CallKind::Check, check)
+        self.decide_as(CallKind::Check, check)
     }
-}
 
-impl DecisionFuture {
-    pub(super) fn new(limiter: &Limiter, kind: CallKind, check: Check) -> Self {
+    /// Decides a check by the store, or by the failure policy. Begun at once, also where it has to be waited for.
+    pub(super) fn decide_as(&self, kind: CallKind, check: Check) -> Eventual<Resolution> {
         // Of nothing, there is nothing to ask or to tell.
-        let call = if check.is_empty() {
-            let nothing = Decision::new(&check, true, 0, &[]);
-            Call::new(limiter, StoreFuture::ready(nothing))
-        } else {
-            limiter.call(|| CallInfo::new(kind, &check), |store| store.check(&check))
-        };
-        Self { kind, check, call }
+        if check.is_empty() {
+            let result = Decision::new(&check, true, 0, &[]);
+            let timing = None;
+            return Eventual::ready(self.resolve(kind, &check, Answer { result, timing }));
+        }
+        let mut call = self.call(|| CallInfo::new(kind, &check), |store| store.check(&check));
+        if let Some(answer) = call.known() {
+            return Eventual::ready(self.resolve(kind, &check, answer));
+        }
+        let limiter = self.clone();
+        Eventual::pending(async move { limiter.resolve(kind, &check, call.await) })
     }
-}
 
-impl Future for DecisionFuture {
-    type Output = Resolution;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Resolution> {
-        let mut this = self.project();
-        let Answer { result, timing } = ready!(this.call.as_mut().poll(cx));
-        let limiter = this.call.limiter();
+    /// What becomes of a check by what the call for it has come to.
+    fn resolve(&self, kind: CallKind, check: &Check, answer: Answer<Decision>) -> Resolution {
+        let Answer { result, timing } = answer;
         let resolution = match result {
             Ok(decision) => Resolution::Decided(decision),
-            Err(error) => limiter.fall_back(*this.kind, this.check, &error, timing),
+            Err(error) => self.fall_back(kind, check, &error, timing),
         };
         if let Resolution::Decided(decision) = &resolution {
-            if this.check.has_contributors() {
-                limiter.record_contributors(decision, this.check);
+            if check.has_contributors() {
+                self.record_contributors(decision, check);
             }
-            limiter.report_decision(*this.kind, decision, this.check, timing);
+            self.report_decision(kind, decision, check, timing);
         }
-        Poll::Ready(resolution)
+        resolution
     }
 }

@@ -30,7 +30,7 @@ use crate::{
 };
 use breaker::Breaker;
 use call::{Answer, StoreAnswer};
-pub(crate) use decide::{DecisionFuture, Resolution};
+pub(crate) use decide::Resolution;
 pub(crate) use timeout::LazySleep;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
@@ -258,7 +258,7 @@ impl Limiter {
         charges: impl IntoIterator<Item = Charge>,
     ) -> Result<Usage, StoreError> {
         let check = Check::new(charges)?.without_cost();
-        let resolution = DecisionFuture::new(self, CallKind::Peek, check).await;
+        let resolution = self.decide_as(CallKind::Peek, check).await;
         Ok(resolution.into_result()?.usage().clone())
     }
 

@@ -1,12 +1,10 @@
 //! Settling: the final costs of what was admitted.
 
-use super::{
-    Limiter,
-    call::{Answer, Call},
-};
+use super::{Limiter, call::Answer};
 use crate::{
     decision::Usage,
     error::StoreError,
+    eventual::Eventual,
     observe::{CallInfo, CallKind, RequestOutcome},
     operation::{Operation, Reply},
     settlement::Settlement,
@@ -43,7 +41,7 @@ impl Limiter {
         results
     }
 
-    fn call_to_settle(&self, settlements: &[Settlement], local: bool) -> Call<Settled> {
+    fn call_to_settle(&self, settlements: &[Settlement], local: bool) -> Eventual<Answer<Settled>> {
         let info = || info(&settlements[0]);
         let operations = settlements.iter().cloned().map(Operation::Settle).collect();
         let settle = |store: &dyn Store| usages(store.call(operations), local);

@@ -1,3 +1,5 @@
+use std::{iter, sync::Arc};
+
 use crate::decision::{Decision, Usage};
 
 /// The decisions of all layers around each other, innermost first: in the extensions of requests and responses.
@@ -43,18 +45,16 @@ use crate::decision::{Decision, Usage};
 #[derive(Clone, Debug)]
 pub struct Decisions {
     innermost: Decision,
-    outer: Vec<Decision>,
+    outer: Option<Arc<Self>>,
 }
 
 impl Decisions {
     /// Adds the decision of a layer to those of the layers further out.
     pub(super) fn within(outer: Option<Self>, innermost: Decision) -> Self {
-        let outer = outer.map_or_else(Vec::new, |it| {
-            let mut outer = it.outer;
-            outer.insert(0, it.innermost);
-            outer
-        });
-        Self { innermost, outer }
+        Self {
+            innermost,
+            outer: outer.map(Arc::new),
+        }
     }
 
     /// The decision of the innermost layer that has checked a policy of this name, also as a
@@ -70,7 +70,7 @@ impl Decisions {
 
     /// All decisions, innermost first.
     pub fn iter(&self) -> impl Iterator<Item = &Decision> {
-        std::iter::once(&self.innermost).chain(&self.outer)
+        iter::successors(Some(self), |it| it.outer.as_deref()).map(Self::innermost)
     }
 
     pub(super) const fn innermost(&self) -> &Decision {
@@ -84,9 +84,10 @@ impl Decisions {
 
     /// Replaces a decision by what it is after its settlement.
     pub(super) fn replace(&mut self, old: &Decision, new: Decision) {
-        let mut all = std::iter::once(&mut self.innermost).chain(&mut self.outer);
-        if let Some(it) = all.find(|it| it.usage().is_same(old.usage())) {
-            *it = new;
+        if self.innermost.usage().is_same(old.usage()) {
+            self.innermost = new;
+        } else if let Some(outer) = &mut self.outer {
+            Arc::make_mut(outer).replace(old, new);
         }
     }
 }

@@ -1,11 +1,11 @@
 use std::{
-    fmt,
+    fmt, mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
-use http::{Request, Response, request::Parts};
+use http::{Extensions, Request, Response, request::Parts};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
@@ -37,9 +37,10 @@ pin_project! {
     #[project = StateProj]
     enum State<S, B, F, T> {
         Deciding {
-            #[pin]
-            step: Step,
-            request: Option<(S, Parts, B)>,
+            undecided: Option<Box<Undecided<S, B>>>,
+        },
+        Rejected {
+            response: Option<Box<T>>,
         },
         Serving {
             #[pin]
@@ -52,23 +53,61 @@ pin_project! {
     }
 }
 
-impl<S: Service<Request<B>>, B, R> ResponseFuture<S, B, R> {
-    /// `request` with the service that was ready.
-    pub(super) const fn new(step: Step, request: (S, Parts, B), shared: Arc<Shared<R>>) -> Self {
-        Self {
-            state: State::Deciding {
-                step,
-                request: Some(request),
+/// A request that waits for its decision, with the service that was ready for it.
+struct Undecided<S, B> {
+    step: Step,
+    service: S,
+    head: Parts,
+    body: B,
+}
+
+impl<S, B, R, T> ResponseFuture<S, B, R>
+where
+    S: Service<Request<B>, Response = Response<T>> + Clone,
+    R: MakeRejection<T>,
+{
+    /// Passes a request on, or rejects it, if the decision is known at once. `service` is ready, and its clone stays where
+    /// it has to go with the request.
+    pub(super) fn new(shared: &Arc<Shared<R>>, service: &mut S, request: Request<B>) -> Self {
+        let (head, body) = request.into_parts();
+        let mut step = Step::begin(&shared.plan, &head);
+        let state = match step.known() {
+            Some(Ok(decision)) => serve(shared, service, head, body, decision),
+            Some(Err(rejection)) => {
+                take_ready(service);
+                State::Rejected {
+                    response: Some(Box::new(shared.reject(rejection, &head))),
+                }
+            }
+            None => State::Deciding {
+                undecided: Some(Box::new(Undecided {
+                    step,
+                    service: take_ready(service),
+                    head,
+                    body,
+                })),
             },
-            shared,
+        };
+        Self {
+            state,
+            shared: shared.clone(),
         }
     }
+}
 
+/// The clone may not be ready: it stays, and the one that is goes. See
+/// <https://docs.rs/tower-service/0.3/tower_service/trait.Service.html#be-careful-when-cloning-inner-services>
+fn take_ready<S: Clone>(service: &mut S) -> S {
+    let clone = service.clone();
+    mem::replace(service, clone)
+}
+
+impl<S: Service<Request<B>>, B, R> ResponseFuture<S, B, R> {
     /// The caller has gone, or has got the response.
     fn abandon(self: Pin<&mut Self>) {
         let this = self.project();
         match this.state.project() {
-            StateProj::Deciding { .. } => {}
+            StateProj::Deciding { .. } | StateProj::Rejected { .. } => {}
             StateProj::Serving { admitted, .. } => {
                 if let Some(admitted) = admitted.take() {
                     this.shared.unanswered(admitted.innermost());
@@ -94,21 +133,32 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                StateProj::Deciding { step, request } => {
-                    let Some((_, head, _)) = request else {
+                StateProj::Deciding { undecided } => {
+                    let Some(waiting) = undecided else {
                         panic!("polled after completion");
                     };
+                    let Undecided { step, head, .. } = &mut **waiting;
                     let admission = ready!(step.poll(&this.shared.plan, head, cx));
-                    let Some((service, head, body)) = request.take() else {
+                    let Some(waiting) = undecided.take() else {
                         panic!("polled after completion");
                     };
+                    let Undecided {
+                        mut service,
+                        head,
+                        body,
+                        ..
+                    } = *waiting;
                     match admission {
-                        Ok(decision) => serve(this.shared, service, head, body, decision),
+                        Ok(decision) => serve(this.shared, &mut service, head, body, decision),
                         Err(rejection) => {
                             return Poll::Ready(Ok(this.shared.reject(rejection, &head)));
                         }
                     }
                 }
+                StateProj::Rejected { response } => match response.take() {
+                    Some(response) => return Poll::Ready(Ok(*response)),
+                    None => panic!("polled after completion"),
+                },
                 StateProj::Serving { response, admitted } => {
                     let response = ready!(response.poll(cx));
                     let Some(admitted) = admitted.take() else {
@@ -119,7 +169,7 @@ where
                     let mut response = response.inspect_err(unanswered)?;
                     let Some(settling) = shared.settling(&mut response, admitted.innermost())
                     else {
-                        shared.complete(&mut response, &admitted, None);
+                        shared.complete(&mut response, admitted, None);
                         return Poll::Ready(Ok(response));
                     };
                     let unsettled = Unsettled {
@@ -134,7 +184,7 @@ where
                 StateProj::Settling { unsettled } => {
                     let settled = ready!(Unsettled::poll(unsettled, cx));
                     let (mut response, admitted, settled) = settled;
-                    this.shared.complete(&mut response, &admitted, settled);
+                    this.shared.complete(&mut response, admitted, settled);
                     return Poll::Ready(Ok(response));
                 }
             };
@@ -143,24 +193,29 @@ where
     }
 }
 
+/// Inlined, since heads are large to move.
+#[inline(always)]
 fn serve<S: Service<Request<B>>, B, R>(
     shared: &Shared<R>,
-    mut service: S,
+    service: &mut S,
     mut head: Parts,
     body: B,
     decision: Option<Decision>,
 ) -> State<S, B, S::Future, S::Response> {
-    let admitted = decision.map(|decision| {
-        let outer = head.extensions.remove::<Decisions>();
-        let admitted = Decisions::within(outer, decision);
-        head.extensions.insert(admitted.clone());
-        admitted
-    });
+    let admitted = decision.map(|decision| admit(&mut head.extensions, decision));
     let mut calling = Calling { shared, admitted };
     State::Serving {
         response: service.call(Request::from_parts(head, body)),
         admitted: calling.admitted.take(),
     }
+}
+
+/// Tells the handler of the decision.
+fn admit(extensions: &mut Extensions, decision: Decision) -> Decisions {
+    let outer = extensions.remove::<Decisions>();
+    let admitted = Decisions::within(outer, decision);
+    extensions.insert(admitted.clone());
+    admitted
 }
 
 /// A call that has not returned its future yet: if it panics, there will be no response.
@@ -181,6 +236,7 @@ impl<S: Service<Request<B>>, B, R> fmt::Debug for ResponseFuture<S, B, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             State::Deciding { .. } => "deciding",
+            State::Rejected { .. } => "rejected",
             State::Serving { .. } => "serving",
             State::Settling { .. } => "settling",
         };

@@ -1,5 +1,5 @@
 use std::{
-    fmt, mem,
+    fmt,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -7,7 +7,7 @@ use std::{
 use http::{Request, Response};
 use tower_service::Service;
 
-use super::{MakeRejection, ProblemJson, ResponseFuture, decide::Step, shared::Shared};
+use super::{MakeRejection, ProblemJson, ResponseFuture, shared::Shared};
 
 /// Middleware that limits how often a client may call a service.
 ///
@@ -37,13 +37,7 @@ where
     }
 
     fn call(&mut self, request: Request<ReqB>) -> Self::Future {
-        // The clone may not be ready: it stays, and the one that is goes with the request. See
-        // https://docs.rs/tower-service/0.3/tower_service/trait.Service.html#be-careful-when-cloning-inner-services
-        let clone = self.inner.clone();
-        let ready = mem::replace(&mut self.inner, clone);
-        let (head, body) = request.into_parts();
-        let step = Step::begin(&self.shared.plan, &head);
-        ResponseFuture::new(step, (ready, head, body), self.shared.clone())
+        ResponseFuture::new(&self.shared, &mut self.inner, request)
     }
 }
 

@@ -70,7 +70,7 @@ impl<R> Shared<R> {
     pub(super) fn complete<B>(
         &self,
         response: &mut Response<B>,
-        admitted: &Decisions,
+        admitted: Decisions,
         settled: Option<Decision>,
     ) {
         let extensions = response.extensions_mut();
@@ -87,10 +87,16 @@ impl<R> Shared<R> {
             let now = settled.as_ref().unwrap_or_else(|| admitted.innermost());
             self.headers.add(response, &self.told(now), told);
         }
-        let mut decisions = inner.unwrap_or_else(|| admitted.clone());
-        if let Some(settled) = settled {
-            decisions.replace(admitted.innermost(), settled);
-        }
+        let decisions = match (inner, settled) {
+            (None, None) => admitted,
+            (inner, settled) => {
+                let mut decisions = inner.unwrap_or_else(|| admitted.clone());
+                if let Some(settled) = settled {
+                    decisions.replace(admitted.innermost(), settled);
+                }
+                decisions
+            }
+        };
         response.extensions_mut().insert(decisions);
     }
 

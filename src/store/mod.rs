@@ -80,6 +80,7 @@ use crate::{
     contributors::{Contribution, Contributors, Kept},
     decision::{Decision, Usage},
     error::StoreError,
+    eventual::Eventual,
     key::Key,
     policy::Policy,
     rule::Rule,
@@ -313,14 +314,9 @@ pub type ContributeFuture = StoreFuture<Vec<Result<Kept, StoreError>>>;
 ///
 /// A store that answers at once allocates nothing for it.
 pub struct StoreFuture<T> {
-    state: State<T>,
+    answer: Eventual<Result<T, StoreError>>,
     /// Of an operation that may share its call with others.
     call: Option<CallId>,
-}
-
-enum State<T> {
-    Ready(Option<Result<T, StoreError>>),
-    Pending(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>),
 }
 
 impl<T> StoreFuture<T> {
@@ -328,7 +324,7 @@ impl<T> StoreFuture<T> {
     #[must_use]
     pub const fn ready(result: Result<T, StoreError>) -> Self {
         Self {
-            state: State::Ready(Some(result)),
+            answer: Eventual::ready(result),
             call: None,
         }
     }
@@ -337,7 +333,7 @@ impl<T> StoreFuture<T> {
     #[must_use]
     pub fn pending(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
         Self {
-            state: State::Pending(Box::pin(future)),
+            answer: Eventual::pending(future),
             call: None,
         }
     }
@@ -354,12 +350,9 @@ impl<T> StoreFuture<T> {
         self.call.as_ref().map(CallId::get)
     }
 
-    /// The answer if it is known already.
-    pub(crate) fn known(self) -> Option<Result<T, StoreError>> {
-        match self.state {
-            State::Ready(result) => result,
-            State::Pending(_) => None,
-        }
+    /// Takes the answer if it is known already.
+    pub(crate) const fn known(&mut self) -> Option<Result<T, StoreError>> {
+        self.answer.known()
     }
 }
 
@@ -375,15 +368,13 @@ impl<T: Send + 'static> StoreFuture<T> {
         self,
         change: impl FnOnce(Result<T, StoreError>) -> Result<U, StoreError> + Send + 'static,
     ) -> StoreFuture<U> {
-        match self.state {
-            State::Ready(result) => StoreFuture {
-                state: State::Ready(result.map(change)),
-                call: self.call,
-            },
-            State::Pending(future) => StoreFuture {
-                call: self.call,
-                ..StoreFuture::pending(async { change(future.await) })
-            },
+        let answer = match self.answer {
+            Eventual::Known(result) => Eventual::Known(result.map(change)),
+            Eventual::Pending(future) => Eventual::pending(async { change(future.await) }),
+        };
+        StoreFuture {
+            answer,
+            call: self.call,
         }
     }
 }
@@ -397,20 +388,13 @@ impl<T> Future for StoreFuture<T> {
     ///
     /// When polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.state {
-            State::Ready(result) => Poll::Ready(
-                result
-                    .take()
-                    .unwrap_or_else(|| panic!("polled after completion")),
-            ),
-            State::Pending(future) => future.as_mut().poll(cx),
-        }
+        Pin::new(&mut self.answer).poll(cx)
     }
 }
 
 impl<T> fmt::Debug for StoreFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ready = matches!(self.state, State::Ready(_));
+        let ready = matches!(self.answer, Eventual::Known(_));
         f.debug_struct("StoreFuture")
             .field("ready", &ready)
             .finish_non_exhaustive()

@@ -819,6 +819,35 @@ async fn debug_output_names_policies_and_no_identity() {
         Ok::<_, Infallible>(Response::new(String::new()))
     }));
     let future = service.ready().await.unwrap().call(Request::new(()));
-    assert!(format!("{future:?}").contains("deciding"));
+    assert!(format!("{future:?}").contains("serving"));
     assert!(!format!("{layer:?}{future:?}").contains("alice"));
+}
+
+#[tokio::test]
+async fn a_request_is_passed_on_in_the_call_where_the_store_answers_at_once() {
+    for is_admitted in [true, false] {
+        let called = Arc::new(AtomicBool::new(false));
+        let store = if is_admitted {
+            Scripted::allowing()
+        } else {
+            Scripted::denying_for(1_000)
+        };
+        let mut service = layer(store).layer(service_fn({
+            let called = called.clone();
+            move |_: Request<String>| {
+                called.store(true, SeqCst);
+                async { Ok::<_, Infallible>(Response::new(String::new())) }
+            }
+        }));
+        let response = service
+            .ready()
+            .await
+            .unwrap()
+            .call(Request::new(String::new()));
+        assert_eq!(called.load(SeqCst), is_admitted, "before the first poll");
+        assert_eq!(
+            response.await.unwrap().status() == StatusCode::OK,
+            is_admitted
+        );
+    }
 }

@@ -133,21 +133,24 @@ impl Plan {
         skips.inspect_err(|_| self.limiter.report_blocked(None))
     }
 
-    /// The charges of all limits whose keys are known from the head alone.
-    pub(super) fn charges(&self, head: &Parts) -> Result<Draft, Rejection> {
-        if self.reads_peer {
-            self.warnings.watch(head);
-        }
-        let mut draft = Draft {
+    pub(super) fn draft(&self, head: &Parts) -> Draft {
+        Draft {
             charges: CheckBuilder::with_capacity(self.limits.len()),
             read: PoliciesRead::default(),
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
-        };
+        }
+    }
+
+    /// Adds the charges of all limits whose keys are known from the head alone.
+    pub(super) fn charge_known(&self, draft: &mut Draft, head: &Parts) -> Result<(), Rejection> {
+        if self.reads_peer {
+            self.warnings.watch(head);
+        }
         for limit in &self.limits {
             let found = limit.extractor.extract(head);
-            self.charge(&mut draft, limit, found, head)?;
+            self.charge(draft, limit, found, head)?;
         }
-        Ok(draft)
+        Ok(())
     }
 
     /// Whether anything has to be looked up.

@@ -5,7 +5,6 @@ use std::{
 };
 
 use http::request::Parts;
-use pin_project_lite::pin_project;
 
 use super::{
     look_ups::LookUps,
@@ -14,7 +13,8 @@ use super::{
 use crate::{
     check::Check,
     decision::Decision,
-    limiter::{DecisionFuture, Resolution},
+    eventual::Eventual,
+    limiter::{Limiter, Resolution},
     middleware::Rejection,
 };
 
@@ -22,63 +22,62 @@ use crate::{
 /// failure policy lets it pass.
 pub(in crate::middleware) type Admission = Result<Option<Decision>, Rejection>;
 
-pin_project! {
-    /// How far the decision about a request is.
-    ///
-    /// ```text
-    /// Known ◀── begin ──▶ LookingUp ──▶ Deciding, or Waiting in the queue ──▶ admission
-    /// ```
-    #[project = StepProj]
-    pub(in crate::middleware) enum Step {
-        Known {
-            admission: Option<Admission>,
-        },
-        LookingUp {
-            look_ups: Pin<Box<LookUps>>,
-            draft: Draft,
-        },
-        Waiting {
-            resolution: Pin<Box<dyn Future<Output = Resolution> + Send>>,
-        },
-        Deciding {
-            #[pin]
-            resolution: DecisionFuture,
-        },
-    }
+/// How far the decision about a request is.
+///
+/// ```text
+/// Known ◀── begin ──▶ LookingUp ──▶ Deciding, or waiting in the queue ──▶ admission
+/// ```
+pub(in crate::middleware) enum Step {
+    /// `None` once it was taken.
+    Known(Option<Admission>),
+    LookingUp {
+        look_ups: Pin<Box<LookUps>>,
+        draft: Box<Draft>,
+    },
+    Deciding(Eventual<Resolution>),
 }
 
 impl Step {
-    /// The first step: all that the head alone tells.
+    /// The first step: all that the head alone tells, and the question to the store, where nothing is looked up.
     pub(in crate::middleware) fn begin(plan: &Plan, head: &Parts) -> Self {
         match plan.skips(head) {
             Ok(false) => {}
-            Ok(true) => return Self::known(Ok(None)),
+            Ok(true) => return Self::known_as(Ok(None)),
             Err(rejection) => return Self::reject(plan, rejection),
         }
-        match plan.charges(head) {
+        let mut draft = plan.draft(head);
+        match plan.charge_known(&mut draft, head) {
             Err(rejection) => Self::reject(plan, rejection),
-            Ok(draft) if !plan.looks_up() => Self::submit(plan, draft.build()),
-            Ok(draft) => Self::LookingUp {
+            Ok(()) if !plan.looks_up() => Self::submit(plan, draft.build()),
+            Ok(()) => Self::LookingUp {
                 look_ups: Box::pin(plan.look_up(head)),
-                draft,
+                draft: Box::new(draft),
             },
+        }
+    }
+
+    /// Takes the admission if nothing has to be waited for.
+    pub(in crate::middleware) fn known(&mut self) -> Option<Admission> {
+        match self {
+            Self::Known(admission) => admission.take(),
+            Self::LookingUp { .. } | Self::Deciding(_) => None,
         }
     }
 
     /// Polls the steps, by the plan with which it was begun.
     pub(in crate::middleware) fn poll(
-        mut self: Pin<&mut Self>,
+        &mut self,
         plan: &Plan,
         head: &Parts,
         cx: &mut Context<'_>,
     ) -> Poll<Admission> {
         loop {
-            let next = match self.as_mut().project() {
-                StepProj::Known { admission } => match admission.take() {
+            *self = match self {
+                Self::Known(admission) => match admission.take() {
                     Some(admission) => return Poll::Ready(admission),
                     None => panic!("polled after completion"),
                 },
-                StepProj::LookingUp { look_ups, draft } => {
+                Self::LookingUp { look_ups, draft } => {
                     let found = ready!(look_ups.as_mut().poll(cx));
                     let mut draft = mem::take(draft);
                     match plan.charge_found(&mut draft, found, head) {
@@ -86,37 +85,34 @@ impl Step {
                         Err(rejection) => Self::reject(plan, rejection),
                     }
                 }
-                StepProj::Waiting { resolution } => {
-                    let resolution = ready!(resolution.as_mut().poll(cx));
-                    return Poll::Ready(admission(plan, resolution));
-                }
-                StepProj::Deciding { resolution } => {
-                    let resolution = ready!(resolution.poll(cx));
-                    return Poll::Ready(admission(plan, resolution));
+                Self::Deciding(resolution) => {
+                    let resolution = ready!(Pin::new(resolution).poll(cx));
+                    return Poll::Ready(admission(&plan.limiter, resolution));
                 }
             };
-            self.set(next);
         }
     }
 
     fn submit(plan: &Plan, check: Check) -> Self {
         if check.is_empty() {
-            return Self::known(Ok(None));
+            return Self::known_as(Ok(None));
         }
         let Some(max_wait) = plan.max_wait else {
-            return Self::Deciding {
-                resolution: plan.limiter.decide(check),
+            let mut resolution = plan.limiter.decide(check);
+            return match resolution.known() {
+                Some(resolution) => Self::known_as(admission(&plan.limiter, resolution)),
+                None => Self::Deciding(resolution),
             };
         };
         let limiter = plan.limiter.clone();
-        Self::Waiting {
-            resolution: Box::pin(async move { limiter.wait(&check, max_wait).await }),
-        }
+        Self::Deciding(Eventual::pending(async move {
+            limiter.wait(&check, max_wait).await
+        }))
     }
 
     /// The policies of a shadow layer reject nothing; its deny lists do.
     fn reject(plan: &Plan, rejection: Rejection) -> Self {
-        Self::known(
+        Self::known_as(
             if plan.shadow && !matches!(rejection, Rejection::OnDenyList) {
                 Ok(None)
             } else {
@@ -125,16 +121,14 @@ impl Step {
         )
     }
 
-    const fn known(admission: Admission) -> Self {
-        Self::Known {
-            admission: Some(admission),
-        }
+    const fn known_as(admission: Admission) -> Self {
+        Self::Known(Some(admission))
     }
 }
 
-fn admission(plan: &Plan, resolution: Resolution) -> Admission {
+fn admission(limiter: &Limiter, resolution: Resolution) -> Admission {
     if let Resolution::Decided(decision) = &resolution {
-        plan.limiter.count_strikes(decision);
+        limiter.count_strikes(decision);
     }
     match resolution {
         Resolution::Decided(Decision::Denied(denial)) => Err(Rejection::Denied(denial)),

@@ -1,6 +1,6 @@
 //! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-11.
 
-use std::cmp::Reverse;
+use std::{cell::RefCell, cmp::Reverse};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -16,10 +16,11 @@ pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelim
 
 /// The largest integer of a structured field.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
-const MAX_DIGITS: usize = 15;
 
-/// Room for `r` and `t`, with what stands around them.
-const NUMBERS: usize = 40;
+thread_local! {
+    /// A field while it is written: so the only allocation is that of the header's value.
+    static FIELD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// The fields of one layer: `RateLimit-Policy` is made once, and the items of `RateLimit` are prepared.
 #[derive(Clone)]
@@ -29,7 +30,6 @@ pub(super) struct Draft11 {
     all_known: bool,
     /// Whether shadows are listed.
     shadows: bool,
-    capacity: usize,
 }
 
 /// The beginning of a rule's item: `"name";r=`.
@@ -55,9 +55,7 @@ impl Draft11 {
             });
             distinct.push((policy.clone(), items.collect()));
         }
-        let items = distinct.iter().flat_map(|(_, items)| items);
         Self {
-            capacity: items.map(|item| item.len() + NUMBERS).sum(),
             policy_field: value(&field),
             policies: distinct,
             all_known,
@@ -97,7 +95,7 @@ impl Draft11 {
     }
 
     fn append_known(&self, headers: &mut HeaderMap, decision: &Decision) {
-        if let Some(field) = value(&self.field(decision)) {
+        if let Some(field) = self.field(decision) {
             headers.append(RATELIMIT, field);
         }
         if let Some(field) = &self.policy_field {
@@ -105,20 +103,26 @@ impl Draft11 {
         }
     }
 
-    fn field(&self, decision: &Decision) -> Vec<u8> {
-        let mut field = Vec::with_capacity(self.capacity);
+    fn field(&self, decision: &Decision) -> Option<HeaderValue> {
+        FIELD.with_borrow_mut(|field| {
+            field.clear();
+            self.write(field, decision);
+            value(field)
+        })
+    }
+
+    fn write(&self, field: &mut Vec<u8>, decision: &Decision) {
         for (policy, items) in &self.policies {
             let Some(decision) = decision_of(policy, decision) else {
                 continue;
             };
             for (index, item) in items.iter().enumerate() {
                 if let Some(usage) = tightest(decision, policy, index) {
-                    push_item(&mut field, item, usage, decision.is_allowed());
-                    push_shadow(&mut field, policy);
+                    push_item(field, item, usage, decision.is_allowed());
+                    push_shadow(field, policy);
                 }
             }
         }
-        field
     }
 }
 
@@ -189,18 +193,9 @@ fn separate(field: &mut Vec<u8>) {
     }
 }
 
-/// Without `write!`, which would take most of the field's time. Not inlined: copies at each call would fill the cache.
-#[inline(never)]
 fn push_number(field: &mut Vec<u8>, number: u64) {
-    let mut digits = [b'0'; MAX_DIGITS];
-    let mut start = MAX_DIGITS;
-    let mut rest = number.min(MAX_INTEGER);
-    while rest > 0 || start == MAX_DIGITS {
-        start -= 1;
-        digits[start] += u8::try_from(rest % 10).unwrap_or_default();
-        rest /= 10;
-    }
-    field.extend_from_slice(&digits[start..]);
+    let mut digits = itoa::Buffer::new();
+    field.extend_from_slice(digits.format(number.min(MAX_INTEGER)).as_bytes());
 }
 
 /// Of all keys that were checked under a policy: the exceeded one with the longest wait, or, if allowed, the one with

@@ -1,6 +1,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{MAX_SHARDS, clock::Clock, shard::Shard, token::Token};
+use smallvec::SmallVec;
+
+use super::{clock::Clock, shard::Shard, token::Token};
 use crate::{charge::Charge, decision::Count};
 
 /// All the shards that one call needs, locked together: so a check over several keys is atomic.
@@ -8,7 +10,8 @@ pub(super) struct Locked<'a> {
     /// Read under the locks, so that the time of a key never steps back.
     pub(super) now_ms: u64,
     count: usize,
-    guards: [Option<MutexGuard<'a, Shard>>; MAX_SHARDS],
+    /// In the order of the shards.
+    guards: SmallVec<[(usize, MutexGuard<'a, Shard>); 2]>,
 }
 
 impl<'a> Locked<'a> {
@@ -24,11 +27,11 @@ impl<'a> Locked<'a> {
         let mut wanted = tokens
             .into_iter()
             .fold(0_u32, |wanted, token| wanted | 1 << index(*token, count));
-        let mut guards = [const { None }; MAX_SHARDS];
+        let mut guards = SmallVec::new();
         while wanted != 0 {
             let index = wanted.trailing_zeros() as usize;
             let shard = shards[index].lock();
-            guards[index] = Some(shard.unwrap_or_else(PoisonError::into_inner));
+            guards.push((index, shard.unwrap_or_else(PoisonError::into_inner)));
             wanted &= wanted - 1;
         }
         Self {
@@ -39,8 +42,9 @@ impl<'a> Locked<'a> {
     }
 
     pub(super) fn shard(&mut self, token: Token) -> &mut Shard {
-        match &mut self.guards[index(token, self.count)] {
-            Some(shard) => shard,
+        let wanted = index(token, self.count);
+        match self.guards.iter_mut().find(|(index, _)| *index == wanted) {
+            Some((_, shard)) => shard,
             None => unreachable!("the shard of every token was locked"),
         }
     }
@@ -103,9 +107,9 @@ pub(super) fn by_charge<'a>(
     })
 }
 
-/// The shard of a token, from the half that does not choose the place within the shard.
+/// The shard of a token, from the half that does not choose the place within the shard. `count` is a power of two.
 fn index(token: Token, count: usize) -> usize {
-    (token.0 & 0xFFFF) as usize % count
+    (token.0 & 0xFFFF) as usize & (count - 1)
 }
 
 #[cfg(test)]

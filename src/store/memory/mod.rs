@@ -11,6 +11,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use smallvec::SmallVec;
+
 use self::{
     blocks::Blocks,
     clock::Clock,
@@ -52,9 +54,9 @@ const MAX_SHARDS: usize = 16;
 /// Fewer keys than this share one lock: hashing would fill several too unevenly.
 const MIN_SHARD: usize = 1_024;
 
-/// What most checks have at most: room on the stack for these costs less than an allocation.
-const FEW_TOKENS: usize = 4;
-const FEW_COUNTS: usize = 8;
+/// The token of each charge, and a count for each rule. What most checks have at most is kept on the stack.
+type CheckTokens = SmallVec<[Token; 2]>;
+type Counts = SmallVec<[Count; 4]>;
 
 /// Keeps the counts in the memory of this process; cheap to clone, and its clones share their counts.
 ///
@@ -151,7 +153,7 @@ impl MemoryStore {
     }
 
     fn build(keys: usize, clock: Clock) -> Self {
-        let count = (keys / MIN_SHARD).clamp(1, MAX_SHARDS);
+        let count = 1 << (keys / MIN_SHARD).clamp(1, MAX_SHARDS).ilog2();
         let shards = (0..count).map(|index| {
             let share = keys / count + usize::from(index < keys % count);
             Mutex::new(Shard::new(share))
@@ -197,56 +199,54 @@ impl Inner {
             }
         }
         let shadows = check.shadow_check();
-        self.with_tokens(check, |tokens, counts| {
-            let mut shards = Locked::new(&self.shards, tokens, &self.clock);
-            let now_ms = shards.now_ms;
-            let (tokens, shadow_tokens) = tokens.split_at(check.charges().len());
-            let (counts, shadow_counts) = counts.split_at_mut(check.rule_count());
-            let admitted = shards.fill(check.charges(), tokens, count, counts);
-            let charges = check.shadow_charges();
-            let shadow_admitted = shards.fill(charges, shadow_tokens, admitted, shadow_counts);
-            drop(shards);
-            let filled = Filled {
-                check,
-                count,
-                admitted,
-                now_ms,
-                counts,
-                blocked: None,
-            };
-            let shadows = shadows.as_ref().map(|check| Filled {
-                check,
-                count: admitted,
-                admitted: shadow_admitted,
-                now_ms,
-                counts: shadow_counts,
-                blocked: None,
-            });
-            answer(filled, shadows)
-        })
+        let (tokens, mut counts) = self.tokens_and_counts(check);
+        let mut shards = Locked::new(&self.shards, &tokens, &self.clock);
+        let now_ms = shards.now_ms;
+        let (tokens, shadow_tokens) = tokens.split_at(check.charges().len());
+        let (counts, shadow_counts) = counts.split_at_mut(check.rule_count());
+        let admitted = shards.fill(check.charges(), tokens, count, counts);
+        let charges = check.shadow_charges();
+        let shadow_admitted = shards.fill(charges, shadow_tokens, admitted, shadow_counts);
+        drop(shards);
+        let filled = Filled {
+            check,
+            count,
+            admitted,
+            now_ms,
+            counts,
+            blocked: None,
+        };
+        let shadows = shadows.as_ref().map(|check| Filled {
+            check,
+            count: admitted,
+            admitted: shadow_admitted,
+            now_ms,
+            counts: shadow_counts,
+            blocked: None,
+        });
+        answer(filled, shadows)
     }
 
     fn settle(&self, settlement: &Settlement) -> Result<Usage, StoreError> {
         let check = settlement.check().without_shadows();
-        self.with_tokens(&check, |tokens, counts| {
-            let mut shards = Locked::new(&self.shards, tokens, &self.clock);
-            let now_ms = shards.now_ms;
-            let charged = settlement.usage().policies().zip(settlement.costs());
-            let charges = by_charge(check.charges(), tokens, counts);
-            for ((charge, token, counts), (usage, cost)) in charges.zip(charged) {
-                let shard = shards.shard(token);
-                let difference = cost.cast_signed() - charge.cost().cast_signed();
-                if shard.entry(token).would_settle(usage, now_ms, difference) {
-                    shard.write(token, now_ms, |entry| {
-                        entry.settle(usage, now_ms, difference, counts);
-                    });
-                } else {
-                    shard.entry(token).look(charge, now_ms, counts);
-                }
+        let (tokens, mut counts) = self.tokens_and_counts(&check);
+        let mut shards = Locked::new(&self.shards, &tokens, &self.clock);
+        let now_ms = shards.now_ms;
+        let charged = settlement.usage().policies().zip(settlement.costs());
+        let charges = by_charge(check.charges(), &tokens, &mut counts);
+        for ((charge, token, counts), (usage, cost)) in charges.zip(charged) {
+            let shard = shards.shard(token);
+            let difference = cost.cast_signed() - charge.cost().cast_signed();
+            if shard.entry(token).would_settle(usage, now_ms, difference) {
+                shard.write(token, now_ms, |entry| {
+                    entry.settle(usage, now_ms, difference, counts);
+                });
+            } else {
+                shard.entry(token).look(charge, now_ms, counts);
             }
-            drop(shards);
-            Usage::settled(settlement.check(), now_ms, counts)
-        })
+        }
+        drop(shards);
+        Usage::settled(settlement.check(), now_ms, &counts)
     }
 
     /// Forgets the counts of a key under the policy of this name.
@@ -314,34 +314,17 @@ impl Inner {
         }
     }
 
-    /// Calls `then` with the token of each charge, shadows last, and with room for a count of each rule; a few need no
-    /// allocation.
-    fn with_tokens<T>(&self, check: &Check, then: impl FnOnce(&[Token], &mut [Count]) -> T) -> T {
-        let charges = || check.charges().iter().chain(check.shadow_charges());
-        let rules = charges().map(|it| it.policy().rules().len()).sum();
-        let mut few = [(0, 0); FEW_TOKENS];
-        let mut many = Vec::new();
-        let tokens = room(&mut few, &mut many, charges().count());
-        for (token, charge) in tokens.iter_mut().zip(charges()) {
-            *token = self.tokens.token(charge.policy().name(), charge.key());
+    /// The token of each charge, shadows last, and room for a count of each rule.
+    fn tokens_and_counts(&self, check: &Check) -> (CheckTokens, Counts) {
+        let charges = check.all_charges();
+        let mut tokens = CheckTokens::with_capacity(charges.len());
+        let mut rules = 0;
+        for charge in charges {
+            let policy = charge.policy();
+            tokens.push(self.tokens.token(policy.name(), charge.key()));
+            rules += policy.rules().len();
         }
-        let mut few = [Count::default(); FEW_COUNTS];
-        let mut many = Vec::new();
-        then(tokens, room(&mut few, &mut many, rules))
-    }
-}
-
-fn room<'a, T: Clone + Default>(
-    few: &'a mut [T],
-    many: &'a mut Vec<T>,
-    count: usize,
-) -> &'a mut [T] {
-    match few.get_mut(..count) {
-        Some(few) => few,
-        None => {
-            many.resize(count, T::default());
-            many
-        }
+        (tokens, Counts::from_elem(Count::default(), rules))
     }
 }
 

@@ -1,5 +1,7 @@
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 
+use siphasher::sip128::{Hasher128, SipHasher13};
+
 use crate::key::Key;
 
 /// What stands for a policy's name and a key: 128 bits, so that no two meet, keyed so that nobody can aim at one, and
@@ -10,28 +12,33 @@ pub(super) type Token = (u64, u64);
 const SHORT: usize = 128;
 
 /// Makes tokens, each time a process starts other ones.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Tokens {
-    first: RandomState,
-    second: RandomState,
+    hasher: SipHasher13,
+}
+
+impl Default for Tokens {
+    fn default() -> Self {
+        let random = || RandomState::new().hash_one(());
+        Self {
+            hasher: SipHasher13::new_with_keys(random(), random()),
+        }
+    }
 }
 
 impl Tokens {
-    /// An identity that is short is put together first: hashing its parts one by one takes twice as long. An identity
-    /// is always hashed in the same way, since which one depends on its length.
+    /// An identity that is short is put together first: hashing its parts one by one takes longer. An identity is always
+    /// hashed in the same way, since which one depends on its length.
     pub(super) fn token(&self, policy: &str, key: &Key) -> Token {
         let mut short = [0; SHORT];
         match put_together(policy, key, &mut short) {
-            Some(identity) => self.hash(identity),
-            None => self.hash((policy, key)),
+            Some(identity) => self.hasher.hash(identity).as_u64(),
+            None => {
+                let mut hasher = self.hasher;
+                (policy, key).hash(&mut hasher);
+                hasher.finish128().as_u64()
+            }
         }
-    }
-
-    fn hash(&self, identity: impl Hash + Copy) -> Token {
-        (
-            self.first.hash_one(identity),
-            self.second.hash_one(identity),
-        )
     }
 }
 
