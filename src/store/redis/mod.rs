@@ -77,6 +77,8 @@ mod names;
 mod script;
 #[cfg(feature = "tls")]
 mod tls;
+#[cfg(feature = "bb8")]
+pub mod transactions;
 mod transport;
 
 use batch::Lines;
