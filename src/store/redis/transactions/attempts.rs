@@ -130,8 +130,9 @@ impl Attempts {
             // First, so that the next is under way while those of this one are answered.
             drop(place);
             answer(group.jobs, replies.map_err(|error| error.in_call(Some(id))));
-            if let Some(held) = held {
-                held.renew(&settings.pool).await;
+            if let Some(mut held) = held.filter(Held::is_lost) {
+                // Where this fails, it is left to who is the next to hold it.
+                let _ = held.renew(&settings.pool, settings.end()).await;
             }
         });
     }
@@ -185,8 +186,17 @@ impl Settings {
         if plan.keys.is_empty() {
             return Ok(decide(jobs, &plan, &mut Image::new(0, [])));
         }
+        let mut was_lost = false;
         loop {
-            let reading = held.read(&plan.keys, end).await?;
+            let reading = match held.read(&plan.keys, end).await {
+                // Nothing was written yet: perhaps the connection ended while nobody used it.
+                Err(_) if held.is_lost() && !was_lost && Instant::now() < end => {
+                    was_lost = true;
+                    held.renew(&self.pool, end).await?;
+                    continue;
+                }
+                reading => reading?,
+            };
             let now_ms = self.now_ms(reading.now_ms);
             let mut image = Image::new(now_ms, plan.keys.iter().zip(reading.values));
             let replies = decide(jobs, &plan, &mut image);

@@ -23,9 +23,6 @@ use crate::{
 /// For a handle of our own: the time that is left is given to each round trip.
 const NO_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// How long another connection is waited for that takes the place of a lost one.
-const RECONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// A connection that is held until it is dropped.
 ///
 /// ```text
@@ -70,11 +67,9 @@ impl Held {
             Ok(Err(RunError::User(error))) => return Err(store_error(&error)),
             Ok(Err(RunError::TimedOut)) | Err(_) => return Err(NO_CONNECTION),
         };
-        let mut handle = pooled.clone();
-        handle.set_response_timeout(NO_TIMEOUT);
         Ok(Self {
+            handle: own_handle(&pooled),
             pooled,
-            handle,
             in_transaction: false,
             is_lost: false,
             runtime: Handle::current(),
@@ -207,22 +202,29 @@ impl Held {
         let elsewhere = ["READONLY", "MASTERDOWN", "NOREPLICAS"];
         self.is_lost |= code(error).is_none_or(|it| elsewhere.contains(&it));
         match code(error) {
-            Some(code @ ("MOVED" | "ASK" | "CROSSSLOT" | "CLUSTERDOWN" | "TRYAGAIN")) => {
-                ON_A_CLUSTER.with_code(code)
-            }
+            Some(code @ ("MOVED" | "ASK" | "CROSSSLOT")) => ON_A_CLUSTER.with_code(code),
             _ => store_error(error),
         }
     }
 
-    /// Puts a new connection into the place of one that is lost, if there is one to be had.
-    pub(super) async fn renew(mut self, pool: &Pool<RedisConnectionManager>) {
-        if !self.is_lost {
-            return;
-        }
-        if let Ok(fresh) = within(RECONNECT_TIMEOUT, pool.dedicated_connection()).await {
-            *self.pooled = fresh;
-            self.in_transaction = false;
-        }
+    /// Whether another connection should take its place.
+    pub(super) const fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    /// Puts a new connection into its place; where there is none to be had, it stays.
+    pub(super) async fn renew(
+        &mut self,
+        pool: &Pool<RedisConnectionManager>,
+        end: Instant,
+    ) -> Result<(), StoreError> {
+        let left = end.saturating_duration_since(Instant::now());
+        let fresh = within(left, pool.dedicated_connection()).await;
+        let fresh = fresh.map_err(|error| store_error(&error))?;
+        self.handle = own_handle(&fresh);
+        *self.pooled = fresh;
+        (self.in_transaction, self.is_lost) = (false, false);
+        Ok(())
     }
 }
 
@@ -239,6 +241,12 @@ impl Drop for Held {
         let sent = pin!(self.handle.send_packed_command(&exec));
         let _ = sent.poll(&mut Context::from_waker(Waker::noop()));
     }
+}
+
+fn own_handle(connection: &MultiplexedConnection) -> MultiplexedConnection {
+    let mut handle = connection.clone();
+    handle.set_response_timeout(NO_TIMEOUT);
+    handle
 }
 
 /// A GET of each key, and then TIME: what was written before a key was read was decided no later.
@@ -260,5 +268,5 @@ const NO_CONNECTION: StoreError = StoreError::new(
 );
 const ON_A_CLUSTER: StoreError = StoreError::new(
     StoreErrorKind::AccessDenied,
-    "transactions need one Redis server, and this is a node of a cluster",
+    "transactions need a server that keeps all keys, and this is a node of a cluster",
 );
