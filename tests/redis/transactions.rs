@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     net::SocketAddr,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };

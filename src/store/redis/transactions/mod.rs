@@ -1,8 +1,6 @@
-//! [`TransactionStore`]: counts in Redis where scripts are forbidden.
+//! [`TransactionStore`]: decides by transactions instead of a script, for servers that allow or know no scripts.
 //!
-//! ```
-//! TODO
-//! ```
+#![doc = include_str!("../transactions.md")]
 
 use std::{sync::Arc, time::Duration};
 
