@@ -206,12 +206,9 @@ fn innermost(options: &Options) -> Result<Arc<dyn Store>, String> {
 
 /// The store, which connects at the first check.
 fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, String> {
-    // Prepares for TLS, too, where the pool is to use it.
-    let store =
-        RedisStore::connect_lazy(server.clone()).map_err(|error| format!("--redis: {error}"))?;
     match pool {
         Some(size) => Ok(self::pool(server, size)?.into()),
-        None => Ok(store),
+        None => RedisStore::connect_lazy(server).map_err(|error| format!("--redis: {error}")),
     }
 }
 
@@ -220,6 +217,8 @@ fn pool(
     server: ConnectionInfo,
     size: u32,
 ) -> Result<bb8::Pool<bb8_redis::RedisConnectionManager>, String> {
+    // Prepares for TLS.
+    RedisStore::connect_lazy(server.clone()).map_err(|error| format!("--redis: {error}"))?;
     let tcp = server.tcp_settings().clone().set_nodelay(true);
     let manager = bb8_redis::RedisConnectionManager::new(server.set_tcp_settings(tcp))
         .map_err(|error| format!("--redis: {error}"))?;

@@ -560,7 +560,8 @@ async fn a_node_of_a_cluster_is_an_error_that_says_so() {
             break server;
         }
     };
-    server.run::<()>("CLUSTER ADDSLOTSRANGE 0 16383");
+    let slots: Vec<_> = (0..16_384).map(|slot| slot.to_string()).collect();
+    server.run::<()>(&format!("CLUSTER ADDSLOTS {}", slots.join(" ")));
     let limiter = patient(RedisStore::transactions(pool(server.url()).await));
     let policy = api("10/1d");
     while server

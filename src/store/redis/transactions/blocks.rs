@@ -35,10 +35,9 @@ pub(super) async fn list(
         for (name, value) in names.iter().zip(reading.values) {
             // One that has ended meanwhile holds nothing.
             let block = value?.map(|it| read_block(&it)).transpose()?;
+            let block = block.filter(|it| it.holds(now_ms));
             if let (Some(block), Some(identity)) = (block, identity(name)) {
-                if block.holds(now_ms) {
-                    blocks.insert(identity, block);
-                }
+                blocks.insert(identity, block);
             }
         }
         if cursor == 0 {

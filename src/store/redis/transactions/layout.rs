@@ -143,7 +143,11 @@ mod tests {
 
     use super::*;
 
-    fn entry(queues: &[(u64, u64, Vec<(u64, u64)>)]) -> Entry {
+    /// The end and the units of each.
+    type Steps = Vec<(u64, u64)>;
+
+    /// Of queues with these steps and retentions.
+    fn entry(queues: &[(u64, u64, Steps)]) -> Entry {
         let queues = queues.iter().map(|(step_ms, retention_ms, steps)| {
             let spec = StepSpec {
                 step_ms: *step_ms,
@@ -154,7 +158,7 @@ mod tests {
         Entry::of(queues.collect())
     }
 
-    fn told(entry: &Entry) -> Vec<(StepSpec, Vec<(u64, u64)>)> {
+    fn told(entry: &Entry) -> Vec<(StepSpec, Steps)> {
         let queues = entry.queues().iter();
         queues.map(|it| (it.spec(), it.steps().collect())).collect()
     }
