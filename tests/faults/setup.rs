@@ -63,7 +63,7 @@ impl Setup {
         let store: Arc<dyn Store> = match self.kind {
             Kind::Url => Arc::new(RedisStore::connect_lazy(url).unwrap()),
             Kind::Pool => Arc::new(RedisStore::from(pool(url).await)),
-            Kind::Transactions => Arc::new(RedisStore::transactions(pool(url).await)),
+            Kind::Transactions => Arc::new(RedisStore::transactions(untested_pool(url).await)),
         };
         let limiter = if self.with_leases_and_cache {
             Limiter::new(DenyCache::new(Leases::new(store)))
@@ -77,6 +77,13 @@ impl Setup {
 pub(crate) async fn pool(url: &str) -> Pool {
     let manager = bb8_redis::RedisConnectionManager::new(url).unwrap();
     let pool = bb8::Pool::builder().max_size(2);
+    pool.build(manager).await.unwrap()
+}
+
+/// Gives its connections away without asking whether they live.
+async fn untested_pool(url: &str) -> Pool {
+    let manager = bb8_redis::RedisConnectionManager::new(url).unwrap();
+    let pool = bb8::Pool::builder().max_size(2).test_on_check_out(false);
     pool.build(manager).await.unwrap()
 }
 

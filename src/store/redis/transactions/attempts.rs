@@ -3,12 +3,17 @@
 use std::{
     fmt,
     hash::{BuildHasher, RandomState},
-    sync::Arc,
+    sync::{Arc, Weak},
+    time::Duration,
 };
 
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
-use tokio::{runtime::Handle, sync::oneshot, time::Instant};
+use tokio::{
+    runtime::Handle,
+    sync::oneshot,
+    time::{Instant, sleep},
+};
 
 use super::{
     held::Held,
@@ -25,6 +30,9 @@ use crate::{
         redis::{connection::ReplyTimeout, names::Names},
     },
 };
+
+/// From one attempt to connect to the next, for each connection of the pool that is lost.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What came of each operation of a job.
 pub(super) type Replies = Vec<Result<Reply, StoreError>>;
@@ -108,6 +116,7 @@ impl Attempts {
     /// Tries a group in a task of its own: callers may leave, and it ends nevertheless.
     fn begin(self: &Arc<Self>, group: Group<Job>) {
         let runtime = group.jobs[0].runtime.clone();
+        let attempts = Arc::downgrade(self);
         let place = Place {
             attempts: Arc::clone(self),
             stripes: group.stripes,
@@ -130,11 +139,21 @@ impl Attempts {
             // First, so that the next is under way while those of this one are answered.
             drop(place);
             answer(group.jobs, replies.map_err(|error| error.in_call(Some(id))));
-            if let Some(mut held) = held.filter(Held::is_lost) {
-                // Where this fails, it is left to who is the next to hold it.
-                let _ = held.renew(&settings.pool, settings.end()).await;
+            if let Some(held) = held.filter(Held::is_lost) {
+                renew(held, &attempts).await;
             }
         });
+    }
+}
+
+/// Holds a lost connection until another has taken its place: whoever got it from the pool would wait for it in vain.
+async fn renew(mut held: Held, attempts: &Weak<Attempts>) {
+    while let Some(settings) = attempts.upgrade().map(|it| it.settings.clone()) {
+        if held.renew(&settings.pool, settings.end()).await.is_ok() {
+            return;
+        }
+        drop(settings);
+        sleep(RECONNECT_PAUSE).await;
     }
 }
 
