@@ -201,6 +201,12 @@ impl Block {
         }
     }
 
+    /// When it ends, as it is stored: for ever is a time, too.
+    #[cfg(feature = "bb8")]
+    pub(crate) const fn stored_until_ms(self) -> u64 {
+        self.until_ms
+    }
+
     /// Who made it.
     #[must_use]
     pub const fn by(&self) -> BlockedBy {

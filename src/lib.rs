@@ -103,7 +103,7 @@
 //! | feature | default | what it adds |
 //! |---|---|---|
 //! | `redis` | yes | [`RedisStore`](store::redis) |
-//! | `bb8` | yes | `RedisStore` over a `bb8_redis` pool |
+//! | `bb8` | yes | `RedisStore` over a `bb8_redis` pool, also [without scripts](store::redis::transactions) |
 //! | `cluster` | | [`RedisStore`](store::redis::deployment#cluster) over a Redis Cluster |
 //! | `cli` | | the [tool] `sluicegate` for operators: `cargo install sluicegate --features cli`; not for services |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo`; [rejections](RateLimitLayer::reject_with) that are `IntoResponse` |

@@ -124,6 +124,15 @@ impl StepQueue {
         steps.collect()
     }
 
+    /// All steps that are kept, oldest first, whether they count or not: the end of each, and its units.
+    #[cfg(feature = "bb8")]
+    pub(crate) fn steps(&self) -> impl ExactSizeIterator<Item = (u64, u64)> {
+        self.steps.iter().enumerate().map(|(index, step)| {
+            let units = self.total(index + 1) - self.total(index);
+            (step.end_ms, units)
+        })
+    }
+
     pub(crate) const fn spec(&self) -> StepSpec {
         self.spec
     }

@@ -17,6 +17,8 @@ pub(crate) enum Where {
     Server(String),
     Sentinels(Vec<String>),
     Cluster(Vec<String>),
+    /// A server without scripts.
+    Transactions(String),
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

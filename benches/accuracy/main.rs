@@ -20,6 +20,7 @@ mod leases;
 mod others;
 mod page;
 mod returning;
+mod transactions;
 mod windows;
 mod worker;
 
@@ -37,13 +38,14 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut page = Page::default();
-    let sections: [Section; 6] = [
+    let sections: [Section; 7] = [
         ("crowds", crowds::crowds),
         ("clocks", crowds::clocks),
         ("windows", windows::windows),
         ("returning", returning::returning),
         ("faults", faults::faults),
         ("leases", leases::leases),
+        ("transactions", transactions::transactions),
     ];
     let wanted: Vec<String> = env::args().skip(1).collect();
     let is_wanted = |name: &str| wanted.iter().any(|it| it == name);

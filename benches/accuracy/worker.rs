@@ -12,7 +12,7 @@ use std::{
 use futures::future::join_all;
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, Policy, RedisStore,
-    store::{DenyCache, Leases},
+    store::{DenyCache, Leases, redis::transactions::TransactionStore},
 };
 
 use crate::{
@@ -106,6 +106,9 @@ async fn limiter(job: &Job) -> Limiter {
         Where::Server(url) => RedisStore::connect(url.as_str()).await,
         Where::Sentinels(urls) => RedisStore::sentinel(urls.clone(), NAME).await,
         Where::Cluster(urls) => RedisStore::cluster(urls.clone()).await,
+        Where::Transactions(url) => {
+            return Limiter::new(by_transactions(url).await).timeout(job.timeout);
+        }
     };
     let store = store.unwrap();
     let limiter = if job.with_leases_and_cache {
@@ -118,6 +121,12 @@ async fn limiter(job: &Job) -> Limiter {
         None => limiter,
         Some(replicas) => limiter.on_failure(FailurePolicy::Local).replicas(replicas),
     }
+}
+
+async fn by_transactions(url: &str) -> TransactionStore {
+    let manager = bb8_redis::RedisConnectionManager::new(url).unwrap();
+    let pool = bb8::Pool::builder().max_size(8).test_on_check_out(false);
+    RedisStore::transactions(pool.build(manager).await.unwrap())
 }
 
 /// A policy of this rule, whose decisions tell their time.

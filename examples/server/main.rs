@@ -192,6 +192,10 @@ fn innermost(options: &Options) -> Result<Arc<dyn Store>, String> {
         ([], _) => return Ok(Arc::new(MemoryStore::new())),
         (sentinels, Some(name)) => behind(sentinels, name)?,
         (nodes, None) if options.cluster => cluster(nodes)?,
+        ([server, ..], None) if options.transactions => {
+            let pool = pool(server.clone(), options.pool.unwrap_or(8))?;
+            return Ok(Arc::new(RedisStore::transactions(pool)));
+        }
         ([server, ..], None) => redis_store(server.clone(), options.pool)?,
     };
     Ok(Arc::new(match options.in_flight {
@@ -202,20 +206,24 @@ fn innermost(options: &Options) -> Result<Arc<dyn Store>, String> {
 
 /// The store, which connects at the first check.
 fn redis_store(server: ConnectionInfo, pool: Option<u32>) -> Result<RedisStore, String> {
-    // Prepares for TLS, too, where the pool is to use it.
-    let store =
-        RedisStore::connect_lazy(server.clone()).map_err(|error| format!("--redis: {error}"))?;
-    let Some(size) = pool else {
-        return Ok(store);
-    };
+    match pool {
+        Some(size) => Ok(self::pool(server, size)?.into()),
+        None => RedisStore::connect_lazy(server).map_err(|error| format!("--redis: {error}")),
+    }
+}
+
+/// Its connections are made as they are needed.
+fn pool(
+    server: ConnectionInfo,
+    size: u32,
+) -> Result<bb8::Pool<bb8_redis::RedisConnectionManager>, String> {
+    // Prepares for TLS.
+    RedisStore::connect_lazy(server.clone()).map_err(|error| format!("--redis: {error}"))?;
     let tcp = server.tcp_settings().clone().set_nodelay(true);
     let manager = bb8_redis::RedisConnectionManager::new(server.set_tcp_settings(tcp))
         .map_err(|error| format!("--redis: {error}"))?;
-    let pool = bb8::Pool::builder()
-        .max_size(size)
-        .test_on_check_out(false)
-        .build_unchecked(manager);
-    Ok(pool.into())
+    let pool = bb8::Pool::builder().max_size(size);
+    Ok(pool.test_on_check_out(false).build_unchecked(manager))
 }
 
 #[cfg(feature = "cluster")]

@@ -40,6 +40,8 @@ cargo run --release --example server -- [options]
   --sentinel NAME          the --redis URLs, of which there may be several, are sentinels (needs --features sentinel), and NAME is
                            the primary's, alone or as in redis://USER:PASSWORD@NAME
   --pool N                 use a bb8 pool of N connections instead of one managed connection
+  --transactions           decide by transactions instead of a script, over a pool of --pool connections (default 8): for
+                           a server that allows no scripts; shares no counts with servers that use one
   --in-flight N            share calls of Redis from N in flight on; default 4, 0 shares none
   --deny-cache             repeat refusals for a moment without asking the store again; what is given back, blocked or
                            unblocked by another process is seen up to a second later
@@ -83,6 +85,7 @@ pub(crate) struct Options {
     pub(crate) cluster: bool,
     pub(crate) sentinel: Option<String>,
     pub(crate) pool: Option<u32>,
+    pub(crate) transactions: bool,
     pub(crate) in_flight: Option<usize>,
     pub(crate) deny_cache: bool,
     pub(crate) leases: bool,
@@ -132,6 +135,7 @@ impl Options {
             cluster: false,
             sentinel: None,
             pool: None,
+            transactions: false,
             in_flight: None,
             deny_cache: false,
             leases: false,
@@ -154,6 +158,7 @@ impl Options {
                 Long("blocks") => options.blocks = true,
                 Long("leases") => options.leases = true,
                 Long("shadow") => options.shadow = true,
+                Long("transactions") => options.transactions = true,
                 Long(name) => {
                     let name = name.to_owned();
                     let value = args.value().and_then(|it| it.string());
@@ -208,6 +213,9 @@ impl Options {
         if self.pool.is_some() && self.redis.is_empty() {
             return Err("--pool: needs --redis".into());
         }
+        if self.transactions {
+            self.check_transactions()?;
+        }
         if self.in_flight.is_some() && self.redis.is_empty() {
             return Err("--in-flight: needs --redis".into());
         }
@@ -253,6 +261,19 @@ impl Options {
 }
 
 impl Options {
+    fn check_transactions(&self) -> Result<(), String> {
+        Err(if self.redis.is_empty() {
+            "--transactions: needs --redis"
+        } else if self.redis.len() > 1 || self.cluster || self.sentinel.is_some() {
+            "--transactions: needs one server, and neither a cluster nor sentinels"
+        } else if self.in_flight.is_some() {
+            "--transactions: leave out --in-flight, transactions share no calls of a script"
+        } else {
+            return Ok(());
+        }
+        .into())
+    }
+
     fn check_sentinel(&self) -> Result<(), String> {
         Err(if cfg!(not(feature = "sentinel")) {
             "--sentinel: needs a server that was built with --features sentinel"

@@ -16,8 +16,8 @@ use sluicegate::{
 use super::redis::Server;
 
 #[derive(Debug)]
-pub(crate) struct Served<T = Server> {
-    store: RedisStore,
+pub(crate) struct Served<T = Server, S = RedisStore> {
+    store: S,
     _server: T,
 }
 
@@ -77,8 +77,8 @@ impl Served {
     }
 }
 
-impl<T> Served<T> {
-    pub(crate) fn by(server: T, store: RedisStore) -> Self {
+impl<T, S> Served<T, S> {
+    pub(crate) fn by(server: T, store: S) -> Self {
         Self {
             store,
             _server: server,
@@ -112,7 +112,7 @@ pub(crate) async fn fresh(server: &Server) -> (RedisStore, TestClock) {
     (store.prefix(&prefix).clock(clock.clone()), clock)
 }
 
-impl<T: fmt::Debug + Send + Sync + 'static> Store for Served<T> {
+impl<T: fmt::Debug + Send + Sync + 'static, S: Store> Store for Served<T, S> {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         self.store.check(check)
     }

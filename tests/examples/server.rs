@@ -341,6 +341,8 @@ async fn two_processes_admit_exactly_the_limit_of_thousands_of_concurrent_reques
         (&["--pool", "2"], 702),
         (&["--in-flight", "0"], 703),
         (&["--in-flight", "1"], 704),
+        (&["--transactions"], 705),
+        (&["--transactions", "--pool", "2"], 706),
     ] {
         let rules = format!("header:x-api-key={limit}/1d,1000000/1h,1000000/1m");
         let url = redis.url();
@@ -849,6 +851,11 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
         (
             &["--redis", "redis://host", "--in-flight", "-1"],
             "--in-flight: `-1` is not",
+        ),
+        (&["--transactions"], "--transactions: needs --redis"),
+        (
+            &["--redis", "redis://a", "--transactions", "--cluster"],
+            "--transactions: needs one server",
         ),
         (&["--cluster"], "--cluster: needs --redis"),
         (

@@ -45,7 +45,9 @@ fn each_fault_alone() {
     let silent = Fault::ALL.into_iter().filter(|fault| fault.silences());
     let local = silent.map(|fault| (Setup::LOCAL, vec![fault]));
     let under_load = Fault::ALL.map(|fault| (Setup::UNDER_LOAD, vec![fault]));
-    runs(open.into_iter().chain(local).chain(under_load).collect());
+    let transactions = Fault::ALL.map(|fault| (Setup::over(Kind::Transactions), vec![fault]));
+    let all = open.into_iter().chain(local).chain(under_load);
+    runs(all.chain(transactions).collect());
 }
 
 #[test]

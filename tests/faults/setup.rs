@@ -1,9 +1,9 @@
 //! What is tried: a kind of connection, and the settings of the limiter.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use sluicegate::{
-    FailurePolicy, Limiter, RedisStore,
+    FailurePolicy, Limiter, RedisStore, Store,
     store::{DenyCache, Leases},
 };
 
@@ -16,10 +16,12 @@ const REPLICAS: u32 = 2;
 pub(crate) enum Kind {
     Url,
     Pool,
+    /// Over a pool, without scripts.
+    Transactions,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 2] = [Self::Url, Self::Pool];
+    pub(crate) const ALL: [Self; 3] = [Self::Url, Self::Pool, Self::Transactions];
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,9 +60,10 @@ impl Setup {
     }
 
     pub(crate) async fn limiter(self, url: &str) -> Limiter {
-        let store = match self.kind {
-            Kind::Url => RedisStore::connect_lazy(url).unwrap(),
-            Kind::Pool => pool(url).await.into(),
+        let store: Arc<dyn Store> = match self.kind {
+            Kind::Url => Arc::new(RedisStore::connect_lazy(url).unwrap()),
+            Kind::Pool => Arc::new(RedisStore::from(pool(url).await)),
+            Kind::Transactions => Arc::new(RedisStore::transactions(untested_pool(url).await)),
         };
         let limiter = if self.with_leases_and_cache {
             Limiter::new(DenyCache::new(Leases::new(store)))
@@ -74,6 +77,13 @@ impl Setup {
 pub(crate) async fn pool(url: &str) -> Pool {
     let manager = bb8_redis::RedisConnectionManager::new(url).unwrap();
     let pool = bb8::Pool::builder().max_size(2);
+    pool.build(manager).await.unwrap()
+}
+
+/// Gives its connections away without asking whether they live.
+async fn untested_pool(url: &str) -> Pool {
+    let manager = bb8_redis::RedisConnectionManager::new(url).unwrap();
+    let pool = bb8::Pool::builder().max_size(2).test_on_check_out(false);
     pool.build(manager).await.unwrap()
 }
 

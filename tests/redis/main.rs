@@ -21,5 +21,6 @@ mod sentinel;
 mod shared_calls;
 mod timeouts;
 mod tls;
+mod transactions;
 mod twemproxy;
 mod vectors;

@@ -7,17 +7,29 @@ use crate::{
 
 /// What is kept for one policy's name and one key: a queue for each spec that somebody's rules have.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(in crate::store) struct Entry {
     queues: Vec<StepQueue>,
 }
 
+#[cfg(feature = "bb8")]
 impl Entry {
-    pub(super) const fn new() -> Self {
+    /// An entry of these queues, each of another spec.
+    pub(in crate::store) const fn of(queues: Vec<StepQueue>) -> Self {
+        Self { queues }
+    }
+
+    pub(in crate::store) fn queues(&self) -> &[StepQueue] {
+        &self.queues
+    }
+}
+
+impl Entry {
+    pub(in crate::store) const fn new() -> Self {
         Self { queues: Vec::new() }
     }
 
     /// Counts under each rule of a charge, and answers how often its cost fits all.
-    pub(super) fn look(&self, charge: &Charge, now_ms: u64, counts: &mut [Count]) -> u16 {
+    pub(in crate::store) fn look(&self, charge: &Charge, now_ms: u64, counts: &mut [Count]) -> u16 {
         let cost = charge.cost();
         let mut fitting = u64::MAX;
         for (rule, count) in charge.policy().rules().iter().zip(counts) {
@@ -35,7 +47,7 @@ impl Entry {
     }
 
     /// Adds units, more than 0, under each rule, and counts again.
-    pub(super) fn charge(
+    pub(in crate::store) fn charge(
         &mut self,
         policy: &Policy,
         units: u64,
@@ -54,7 +66,7 @@ impl Entry {
     }
 
     /// Whether adding `difference` to the steps that were charged would change anything.
-    pub(super) fn would_settle(
+    pub(in crate::store) fn would_settle(
         &self,
         usage: PolicyUsage<'_>,
         now_ms: u64,
@@ -68,7 +80,7 @@ impl Entry {
     }
 
     /// Adds `difference` to the steps that were charged, and counts.
-    pub(super) fn settle(
+    pub(in crate::store) fn settle(
         &mut self,
         usage: PolicyUsage<'_>,
         now_ms: u64,
@@ -84,7 +96,7 @@ impl Entry {
     }
 
     /// When the last unit of all is released; 0 when there is none.
-    pub(super) fn release_ms(&self) -> u64 {
+    pub(in crate::store) fn release_ms(&self) -> u64 {
         let releases = self.queues.iter().map(StepQueue::release_ms);
         releases.max().unwrap_or(0)
     }

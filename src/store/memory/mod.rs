@@ -41,7 +41,7 @@ use crate::{
 mod blocks;
 mod clock;
 mod contributors;
-mod entry;
+pub(super) mod entry;
 mod locked;
 mod shard;
 mod token;

@@ -75,8 +75,17 @@ impl Error for Cause {}
 /// The code of an error reply. Redis 6.2 hides that of an error within a script behind an `ERR`:
 ///
 /// `ERR Error running script (call to f_<hash>): @user_script:1: @user_script: 1: -OOM command not allowed …`
+///
+/// and all servers hide why an `EXEC` itself is refused:
+///
+/// `EXECABORT Transaction discarded because of: NOPERM User limiter has no permissions to run the 'exec' command`
 pub(super) fn code(error: &RedisError) -> Option<&str> {
     let code = error.code()?;
+    let refused = error.detail().filter(|_| code == "EXECABORT");
+    let refused = refused.and_then(|it| it.strip_prefix("Transaction discarded because of: "));
+    if let Some((code, _)) = refused.and_then(|it| it.split_once(' ')) {
+        return Some(code);
+    }
     if error.detail().is_some_and(lacks_rights_inside) {
         return Some("NOPERM");
     }

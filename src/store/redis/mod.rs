@@ -22,7 +22,8 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! [`deployment`] tells which rights the store needs, and how it works with TLS, Sentinel, a cluster or twemproxy.
+//! [`deployment`] tells which rights the store needs, and how it works with TLS, Sentinel, a cluster or twemproxy. Where
+//! scripts are forbidden, a store by [`transactions`] keeps the same contract.
 //!
 //! # What is stored
 //!
@@ -78,6 +79,8 @@ mod names;
 mod script;
 #[cfg(feature = "tls")]
 mod tls;
+#[cfg(feature = "bb8")]
+pub mod transactions;
 mod transport;
 
 use batch::Lines;

@@ -1,0 +1,291 @@
+//! [`Attempts`]: jobs that wait for each other in this process, and are tried against all others.
+
+use std::{
+    fmt,
+    hash::{BuildHasher, RandomState},
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use bb8::Pool;
+use bb8_redis::RedisConnectionManager;
+use tokio::{
+    runtime::Handle,
+    sync::oneshot,
+    time::{Instant, sleep},
+};
+
+use super::{
+    held::Held,
+    image::Image,
+    plan::{Plan, identities},
+    queue::{Group, Queue},
+};
+#[cfg(feature = "test-util")]
+use crate::test_util::TestClock;
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    store::{
+        CallId, Operation, Reply,
+        redis::{connection::ReplyTimeout, names::Names},
+    },
+};
+
+/// From one attempt to connect to the next, for each connection of the pool that is lost.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What came of each operation of a job.
+pub(super) type Replies = Vec<Result<Reply, StoreError>>;
+
+/// Where operations are done.
+pub(super) struct Attempts {
+    pub(super) settings: Settings,
+    queue: Queue<Job>,
+    hasher: RandomState,
+}
+
+#[derive(Clone)]
+pub(super) struct Settings {
+    pub(super) pool: Pool<RedisConnectionManager>,
+    pub(super) names: Names,
+    pub(super) timeout: ReplyTimeout,
+    #[cfg(feature = "test-util")]
+    pub(super) clock: Option<TestClock>,
+}
+
+/// Operations of one caller.
+struct Job {
+    operations: Vec<Operation>,
+    reply: oneshot::Sender<Result<Replies, StoreError>>,
+    call: CallId,
+    /// Where the caller waits: an attempt is made there.
+    runtime: Handle,
+}
+
+impl Job {
+    fn has_left(&self) -> bool {
+        self.reply.is_closed()
+    }
+
+    fn is_alike(&self, other: &Self) -> bool {
+        self.runtime.id() == other.runtime.id()
+    }
+}
+
+impl fmt::Debug for Attempts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Attempts")
+    }
+}
+
+impl Attempts {
+    pub(super) fn new(settings: Settings) -> Arc<Self> {
+        Arc::new(Self {
+            settings,
+            queue: Queue::new(),
+            hasher: RandomState::new(),
+        })
+    }
+
+    /// Does these operations, in this order.
+    ///
+    /// Cancellation: who leaves before they are written has none of them done; later, all.
+    pub(super) async fn execute(
+        self: Arc<Self>,
+        operations: Vec<Operation>,
+        call: CallId,
+    ) -> Result<Replies, StoreError> {
+        let runtime = Handle::try_current().map_err(|_| NO_RUNTIME)?;
+        let (reply, answer) = oneshot::channel();
+        let keys = operations.iter().flat_map(identities);
+        let stripes = keys.map(|key| 1 << (self.hasher.hash_one(key) % 64));
+        let stripes = stripes.fold(0, |all, stripe: u64| all | stripe);
+        let job = Job {
+            operations,
+            reply,
+            call: call.clone(),
+            runtime,
+        };
+        if let Some(group) = self.queue.enter(stripes, job) {
+            self.begin(group);
+        }
+        let answer = answer.await;
+        answer.unwrap_or_else(|_| Err(SHUT_DOWN.in_call(Some(call.get()))))
+    }
+
+    /// Tries a group in a task of its own: callers may leave, and it ends nevertheless.
+    fn begin(self: &Arc<Self>, group: Group<Job>) {
+        let runtime = group.jobs[0].runtime.clone();
+        let attempts = Arc::downgrade(self);
+        let place = Place {
+            attempts: Arc::clone(self),
+            stripes: group.stripes,
+        };
+        runtime.spawn(async move {
+            let settings = &place.attempts.settings.clone();
+            let end = settings.end();
+            let id = CallId::next();
+            for job in &group.jobs {
+                job.call.set(id);
+            }
+            let held = Held::check_out(&settings.pool, end).await;
+            let (held, replies) = match held {
+                Ok(mut held) => {
+                    let replies = settings.attempt(&mut held, &group.jobs, end).await;
+                    (Some(held), replies)
+                }
+                Err(error) => (None, Err(error)),
+            };
+            // First, so that the next is under way while those of this one are answered.
+            drop(place);
+            answer(group.jobs, replies.map_err(|error| error.in_call(Some(id))));
+            if let Some(held) = held.filter(Held::is_lost) {
+                renew(held, &attempts).await;
+            }
+        });
+    }
+}
+
+/// Holds a lost connection until another has taken its place: whoever got it from the pool would wait for it in vain.
+async fn renew(mut held: Held, attempts: &Weak<Attempts>) {
+    while let Some(settings) = attempts.upgrade().map(|it| it.settings.clone()) {
+        if held.renew(&settings.pool, settings.end()).await.is_ok() {
+            return;
+        }
+        drop(settings);
+        sleep(RECONNECT_PAUSE).await;
+    }
+}
+
+/// Answers each its own. An error of all is everybody's.
+fn answer(jobs: Vec<Job>, replies: Result<Vec<Replies>, StoreError>) {
+    match replies {
+        Ok(replies) => {
+            for (job, replies) in jobs.into_iter().zip(replies) {
+                let _ = job.reply.send(Ok(replies));
+            }
+        }
+        Err(error) => {
+            for job in jobs {
+                let _ = job.reply.send(Err(error.clone()));
+            }
+        }
+    }
+}
+
+/// The stripes of a group under way, given to the next when it has ended or was dropped.
+struct Place {
+    attempts: Arc<Attempts>,
+    stripes: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let Self { attempts, stripes } = self;
+        for group in attempts.queue.end(*stripes, Job::has_left, Job::is_alike) {
+            attempts.begin(group);
+        }
+    }
+}
+
+impl Settings {
+    /// When what begins now is given up.
+    pub(super) fn end(&self) -> Instant {
+        Instant::now() + self.timeout.get()
+    }
+
+    /// Reads, decides and writes, again and again until nobody else has written meanwhile.
+    async fn attempt(
+        &self,
+        held: &mut Held,
+        jobs: &[Job],
+        end: Instant,
+    ) -> Result<Vec<Replies>, StoreError> {
+        let plan = Plan::new(&self.names, jobs.iter().flat_map(|it| &it.operations));
+        if plan.keys.is_empty() {
+            return Ok(decide(jobs, &plan, &mut Image::new(0, [])));
+        }
+        // What begins later would hardly end in time, and then nobody knew how.
+        let last_begin = end - self.timeout.get() / 4;
+        let mut was_lost = false;
+        loop {
+            let reading = match held.read(&plan.keys, end).await {
+                // Nothing was written yet: perhaps the connection ended while nobody used it.
+                Err(_) if held.is_lost() && !was_lost && Instant::now() < end => {
+                    was_lost = true;
+                    held.renew(&self.pool, end).await?;
+                    continue;
+                }
+                reading => reading?,
+            };
+            let now_ms = self.now_ms(reading.now_ms);
+            let mut image = Image::new(now_ms, plan.keys.iter().zip(reading.values));
+            let replies = decide(jobs, &plan, &mut image);
+            let mut changes = image.changes().peekable();
+            // Denials stand on what was read: each on one key, which was read at one time.
+            if changes.peek().is_none() {
+                return Ok(replies);
+            }
+            let changes = changes.map(|(place, change)| (&*plan.keys[place].name, change));
+            let ttl_ms = |expires_ms| self.ttl_ms(expires_ms, now_ms);
+            if held.write(changes, ttl_ms, end).await? {
+                return Ok(replies);
+            }
+            if Instant::now() >= last_begin {
+                return Err(CONTENDED);
+            }
+        }
+    }
+
+    #[cfg_attr(
+        not(feature = "test-util"),
+        expect(clippy::unused_self, reason = "the server's clock decides")
+    )]
+    pub(super) fn now_ms(&self, server_ms: u64) -> u64 {
+        #[cfg(feature = "test-util")]
+        if let Some(clock) = &self.clock {
+            return clock.now_ms();
+        }
+        server_ms
+    }
+
+    /// For how long a key is kept, in ms from when it is written, which is no earlier than it was read.
+    #[cfg_attr(
+        not(feature = "test-util"),
+        expect(clippy::unused_self, reason = "the server's clock decides")
+    )]
+    fn ttl_ms(&self, expires_ms: u64, now_ms: u64) -> u64 {
+        let ttl_ms = expires_ms.saturating_sub(now_ms).max(1);
+        #[cfg(feature = "test-util")]
+        if self.clock.is_some() {
+            return ttl_ms + 86_400_000; // a clock that is set by hand must not meet real expiry
+        }
+        ttl_ms
+    }
+}
+
+/// Does the operations of all who have not left.
+fn decide(jobs: &[Job], plan: &Plan, image: &mut Image) -> Vec<Replies> {
+    let mut places = plan.places.iter();
+    let replies = jobs.iter().map(|job| {
+        let places = places.by_ref().take(job.operations.len());
+        let has_left = job.has_left();
+        let todo = job.operations.iter().zip(places);
+        let todo = todo.filter(|_| !has_left);
+        todo.map(|(it, places)| image.execute(it, places)).collect()
+    });
+    replies.collect()
+}
+
+const CONTENDED: StoreError = StoreError::new(
+    StoreErrorKind::Unavailable,
+    "others have changed the same keys at each attempt",
+);
+const NO_RUNTIME: StoreError = StoreError::new(
+    StoreErrorKind::Unavailable,
+    "the store was called outside of a tokio runtime",
+);
+const SHUT_DOWN: StoreError = StoreError::new(
+    StoreErrorKind::Unavailable,
+    "the runtime was shut down in which the store was called",
+);

@@ -1,0 +1,59 @@
+//! Who is blocked: found by looking at all keys.
+
+use std::collections::BTreeMap;
+
+use redis::Pipeline;
+use tokio::time::Instant;
+
+use super::{attempts::Settings, held::Held, layout::read_block, plan::SUFFIX};
+use crate::{
+    block::{BLOCKS, BlockedIdentity},
+    error::StoreError,
+};
+
+/// How many keys are looked at at a time.
+const BATCH: u32 = 500;
+
+/// Who is blocked now, at most so many. The server is kept busy for at most half of the time.
+pub(super) async fn list(
+    settings: &Settings,
+    most: usize,
+) -> Result<Vec<BlockedIdentity>, StoreError> {
+    let mut pattern = settings.names.pattern(None, Some(BLOCKS));
+    pattern.extend_from_slice(SUFFIX);
+    let mut held = Held::check_out(&settings.pool, settings.end()).await?;
+    let (mut blocks, mut cursor) = (BTreeMap::new(), 0_u64);
+    while blocks.len() < most {
+        let begun = Instant::now();
+        let mut scan = Pipeline::new();
+        let cmd = scan.cmd("SCAN").arg(cursor).arg("MATCH").arg(&pattern);
+        cmd.arg("COUNT").arg(BATCH);
+        let names: Vec<Vec<u8>>;
+        (cursor, names) = held.ask(&scan, settings.end()).await?;
+        let reading = held.look(&names, settings.end()).await?;
+        let now_ms = settings.now_ms(reading.now_ms);
+        for (name, value) in names.iter().zip(reading.values) {
+            // One that has ended meanwhile holds nothing.
+            let block = value?.map(|it| read_block(&it)).transpose()?;
+            let block = block.filter(|it| it.holds(now_ms));
+            if let (Some(block), Some(identity)) = (block, identity(name)) {
+                blocks.insert(identity, block);
+            }
+        }
+        if cursor == 0 {
+            break;
+        }
+        tokio::time::sleep(begun.elapsed()).await;
+    }
+    let blocks = blocks.into_iter().take(most);
+    Ok(blocks
+        .map(|(identity, block)| BlockedIdentity::new(identity, block))
+        .collect())
+}
+
+/// What stands in the braces of a name.
+fn identity(name: &[u8]) -> Option<String> {
+    let (_, rest) = str::from_utf8(name).ok()?.split_once(":{")?;
+    let (identity, _) = rest.split_once("}:")?;
+    Some(identity.to_owned())
+}

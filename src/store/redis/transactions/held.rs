@@ -1,0 +1,272 @@
+//! [`Held`]: a connection of the pool, for one transaction after another, which goes back in none.
+
+use std::{
+    pin::pin,
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use bb8::{Pool, PooledConnection, RunError};
+use bb8_redis::RedisConnectionManager;
+use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value, aio::MultiplexedConnection};
+use tokio::{runtime::Handle, time::Instant};
+
+use super::{image::Change, plan::StoredKey};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    store::redis::{
+        connection::within,
+        error::{closed, code, store_error},
+    },
+};
+
+/// For a handle of our own: the time that is left is given to each round trip.
+const NO_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// A connection that is held until it is dropped.
+///
+/// ```text
+///   read   WATCH · GET of each key · TIME · MULTI
+///   write  SET or DEL of each change · EXEC
+/// ```
+///
+/// MULTI is answered before anything is written: where it is forbidden, no SET is sent that would be one of its own.
+/// EXEC ends the transaction also where nothing is written; so no other right is needed.
+pub(super) struct Held {
+    pooled: PooledConnection<'static, RedisConnectionManager>,
+    handle: MultiplexedConnection,
+    /// Whether the server may have begun a transaction that was not answered to have ended.
+    in_transaction: bool,
+    /// Whether another connection should take its place.
+    is_lost: bool,
+    /// A caller may leave outside of any runtime.
+    runtime: Handle,
+}
+
+/// What some keys hold.
+pub(super) struct Reading {
+    /// The server's time, in ms.
+    pub(super) now_ms: u64,
+    /// Of each key: what GET has answered, or why it holds no string.
+    pub(super) values: Vec<Result<Option<Vec<u8>>, StoreError>>,
+}
+
+impl Held {
+    /// Waits for a connection of the pool.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime.
+    pub(super) async fn check_out(
+        pool: &Pool<RedisConnectionManager>,
+        end: Instant,
+    ) -> Result<Self, StoreError> {
+        let pooled = tokio::time::timeout_at(end, pool.get_owned()).await;
+        let pooled = match pooled {
+            Ok(Ok(pooled)) => pooled,
+            Ok(Err(RunError::User(error))) => return Err(store_error(&error)),
+            Ok(Err(RunError::TimedOut)) | Err(_) => return Err(NO_CONNECTION),
+        };
+        Ok(Self {
+            handle: own_handle(&pooled),
+            pooled,
+            in_transaction: false,
+            is_lost: false,
+            runtime: Handle::current(),
+        })
+    }
+
+    /// Reads these keys, and begins a transaction that fails if one of them is changed by others.
+    pub(super) async fn read(
+        &mut self,
+        keys: &[StoredKey],
+        end: Instant,
+    ) -> Result<Reading, StoreError> {
+        let mut cmds = Pipeline::with_capacity(keys.len() + 3);
+        cmds.cmd("WATCH");
+        for key in keys {
+            cmds.arg(&key.name);
+        }
+        add_look(&mut cmds, keys.iter().map(|it| &*it.name));
+        cmds.cmd("MULTI");
+        self.in_transaction = true;
+        let mut replies = self.send(&cmds, end).await?;
+        let multi = replies.pop().unwrap_or_else(|| Err(closed()));
+        let mut replies = replies.into_iter();
+        let watch = replies.next().unwrap_or_else(|| Err(closed()));
+        watch.and(multi).map_err(|error| self.failed(&error))?;
+        self.reading(replies)
+    }
+
+    /// Reads these keys.
+    pub(super) async fn look(
+        &mut self,
+        names: &[Vec<u8>],
+        end: Instant,
+    ) -> Result<Reading, StoreError> {
+        let mut cmds = Pipeline::with_capacity(names.len() + 1);
+        add_look(&mut cmds, names.iter().map(Vec::as_slice));
+        let replies = self.send(&cmds, end).await?;
+        self.reading(replies.into_iter())
+    }
+
+    /// Sends one command.
+    pub(super) async fn ask<T: FromRedisValue>(
+        &mut self,
+        cmd: &Pipeline,
+        end: Instant,
+    ) -> Result<T, StoreError> {
+        let reply = self.send(cmd, end).await?.pop();
+        let reply = reply.unwrap_or_else(|| Err(closed()));
+        let reply = reply.and_then(|it| Ok(T::from_redis_value(it)?));
+        reply.map_err(|error| self.failed(&error))
+    }
+
+    fn reading(
+        &mut self,
+        mut replies: impl DoubleEndedIterator<Item = RedisResult<Value>>,
+    ) -> Result<Reading, StoreError> {
+        let time = replies.next_back().unwrap_or_else(|| Err(closed()));
+        let values = replies.map(|it| self.value(it)).collect::<Result<_, _>>()?;
+        let now_ms = time.and_then(milliseconds);
+        let now_ms = now_ms.map_err(|error| self.failed(&error))?;
+        Ok(Reading { now_ms, values })
+    }
+
+    /// Writes to keys that were read, unless one of those was changed since, and ends the transaction. Answers whether
+    /// it was written.
+    ///
+    /// After an error of the connection it may have been: whoever charges must not try again.
+    pub(super) async fn write<'a>(
+        &mut self,
+        changes: impl Iterator<Item = (&'a [u8], Change)>,
+        ttl_ms: impl Fn(u64) -> u64,
+        end: Instant,
+    ) -> Result<bool, StoreError> {
+        let mut cmds = Pipeline::new();
+        for (name, change) in changes {
+            match change {
+                Change::Set { value, expires_ms } => {
+                    let cmd = cmds.cmd("SET").arg(name).arg(value);
+                    cmd.arg("PX").arg(ttl_ms(expires_ms));
+                }
+                Change::Delete => {
+                    cmds.cmd("DEL").arg(name);
+                }
+            }
+        }
+        cmds.cmd("EXEC");
+        let replies = self.send(&cmds, end).await?;
+        self.in_transaction = false;
+        let mut last = Value::Nil;
+        for reply in replies {
+            last = reply.map_err(|error| self.failed(&error))?;
+        }
+        let Value::Array(done) = last else {
+            return Ok(false);
+        };
+        for reply in done {
+            reply.extract_error().map_err(|error| self.failed(&error))?;
+        }
+        Ok(true)
+    }
+
+    /// Sends these commands together. An error reply is one among the replies.
+    async fn send(
+        &mut self,
+        cmds: &Pipeline,
+        end: Instant,
+    ) -> Result<Vec<RedisResult<Value>>, StoreError> {
+        let left = end.saturating_duration_since(Instant::now());
+        let replies = self.handle.send_packed_commands(cmds, 0, cmds.len());
+        let replies = within(left, replies).await;
+        let replies = replies.map_err(|error| self.failed(&error))?;
+        Ok(replies.into_iter().map(Value::extract_error).collect())
+    }
+
+    /// What a GET has answered. A value of another type is that key's own problem.
+    fn value(
+        &mut self,
+        reply: RedisResult<Value>,
+    ) -> Result<Result<Option<Vec<u8>>, StoreError>, StoreError> {
+        match reply.and_then(|it| Ok(Option::<Vec<u8>>::from_redis_value(it)?)) {
+            Ok(value) => Ok(Ok(value)),
+            Err(error) if code(&error) == Some("WRONGTYPE") => Ok(Err(store_error(&error))),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// Notes what an error says of the connection.
+    fn failed(&mut self, error: &RedisError) -> StoreError {
+        // A primary that became a replica, or lost its replicas: the address may lead to another server by now.
+        let elsewhere = ["READONLY", "MASTERDOWN", "NOREPLICAS"];
+        self.is_lost |= code(error).is_none_or(|it| elsewhere.contains(&it));
+        match code(error) {
+            Some(code @ ("MOVED" | "ASK" | "CROSSSLOT")) => ON_A_CLUSTER.with_code(code),
+            _ => store_error(error),
+        }
+    }
+
+    /// Whether another connection should take its place.
+    pub(super) const fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    /// Puts a new connection into its place; where there is none to be had, it stays.
+    pub(super) async fn renew(
+        &mut self,
+        pool: &Pool<RedisConnectionManager>,
+        end: Instant,
+    ) -> Result<(), StoreError> {
+        let left = end.saturating_duration_since(Instant::now());
+        let fresh = within(left, pool.dedicated_connection()).await;
+        let fresh = fresh.map_err(|error| store_error(&error))?;
+        self.handle = own_handle(&fresh);
+        *self.pooled = fresh;
+        (self.in_transaction, self.is_lost) = (false, false);
+        Ok(())
+    }
+}
+
+impl Drop for Held {
+    /// Whatever is sent over this connection from now on comes after the end of the transaction.
+    fn drop(&mut self) {
+        if !self.in_transaction {
+            return;
+        }
+        let mut exec = redis::cmd("EXEC");
+        exec.set_no_response(true);
+        let _context = self.runtime.enter();
+        // Nobody else uses the connection, so there is room in its queue.
+        let sent = pin!(self.handle.send_packed_command(&exec));
+        let _ = sent.poll(&mut Context::from_waker(Waker::noop()));
+    }
+}
+
+fn own_handle(connection: &MultiplexedConnection) -> MultiplexedConnection {
+    let mut handle = connection.clone();
+    handle.set_response_timeout(NO_TIMEOUT);
+    handle
+}
+
+/// A GET of each key, and then TIME: what was written before a key was read was decided no later.
+fn add_look<'a>(cmds: &mut Pipeline, names: impl Iterator<Item = &'a [u8]>) {
+    for name in names {
+        cmds.cmd("GET").arg(name);
+    }
+    cmds.cmd("TIME");
+}
+
+fn milliseconds(time: Value) -> RedisResult<u64> {
+    let (seconds, micros): (u64, u64) = redis::from_redis_value(time)?;
+    Ok(seconds.saturating_mul(1_000).saturating_add(micros / 1_000))
+}
+
+const NO_CONNECTION: StoreError = StoreError::new(
+    StoreErrorKind::Timeout,
+    "the pool had no connection to give in time",
+);
+const ON_A_CLUSTER: StoreError = StoreError::new(
+    StoreErrorKind::AccessDenied,
+    "transactions need a server that keeps all keys, and this is a node of a cluster",
+);

@@ -1,0 +1,316 @@
+//! [`Image`]: what some keys hold at a time, on which operations are done in memory.
+//!
+//! It knows nothing of Redis: each operation is decided as the [`MemoryStore`](crate::MemoryStore) decides it, by the
+//! same [`Entry`], and what it has changed is written afterwards.
+
+use super::{
+    layout::{read_block, read_counts, write_block, write_counts},
+    plan::{Places, StoredKey},
+};
+use crate::{
+    block::Block,
+    charge::Charge,
+    check::Check,
+    decision::{Blocked, Count, Filled, Usage},
+    error::StoreError,
+    operation::{Operation, Reply},
+    settlement::Settlement,
+    store::memory::entry::Entry,
+};
+
+/// What some keys hold.
+pub(super) struct Image {
+    now_ms: u64,
+    values: Vec<Value>,
+}
+
+struct Value {
+    content: Result<Content, StoreError>,
+    is_changed: bool,
+}
+
+enum Content {
+    Counts(Entry),
+    Block(Option<Block>),
+}
+
+/// What is to be written to a key.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    Set { value: Vec<u8>, expires_ms: u64 },
+    Delete,
+}
+
+impl Image {
+    /// What these keys hold at this time: `None` for nothing, or why it cannot be had.
+    pub(super) fn new<'a>(
+        now_ms: u64,
+        held: impl IntoIterator<Item = (&'a StoredKey, Result<Option<Vec<u8>>, StoreError>)>,
+    ) -> Self {
+        let values = held.into_iter().map(|(key, value)| Value {
+            content: value.and_then(|it| Content::read(key.is_block, it.as_deref())),
+            is_changed: false,
+        });
+        Self {
+            now_ms,
+            values: values.collect(),
+        }
+    }
+
+    /// What has changed, and the places of its keys.
+    pub(super) fn changes(&self) -> impl Iterator<Item = (usize, Change)> {
+        let values = self.values.iter().enumerate();
+        let changed = values.filter(|(_, value)| value.is_changed);
+        changed.map(|(place, value)| (place, value.change()))
+    }
+
+    /// Does one operation, whose keys are at these places.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be done; then nothing has changed.
+    pub(super) fn execute(
+        &mut self,
+        operation: &Operation,
+        places: &Places,
+    ) -> Result<Reply, StoreError> {
+        match operation {
+            Operation::Check(check) => self
+                .decide(check, 1, places, |filled, shadows| filled.decision(shadows))
+                .map(Reply::Check),
+            Operation::Fill { check, count } => self
+                .decide(check, *count, places, |filled, shadows| {
+                    filled.decisions(shadows)
+                })
+                .map(Reply::Fill),
+            Operation::Settle(settlement) => self.settle(settlement, places).map(Reply::Settle),
+            Operation::Reset { .. } => {
+                self.forget(places);
+                Ok(Reply::Reset)
+            }
+            Operation::Block { until, by, .. } => {
+                let block = Block::begin(*until, *by, self.now_ms);
+                self.block(block, places).map(Reply::Block)
+            }
+            Operation::Unblock { .. } => {
+                self.forget(places);
+                Ok(Reply::Unblock)
+            }
+        }
+    }
+
+    /// Decides so many identical checks, and then the shadows of those that were admitted. `answer` is given both.
+    fn decide<T>(
+        &mut self,
+        check: &Check,
+        count: u16,
+        places: &Places,
+        answer: impl FnOnce(Filled<'_>, Option<Filled<'_>>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let now_ms = self.now_ms;
+        let filled = |check, count, admitted, counts| Filled {
+            check,
+            count,
+            admitted,
+            now_ms,
+            counts,
+            blocked: None,
+        };
+        if let Some(blocked) = self.blocked(check, places)? {
+            let blocked = Filled {
+                blocked: Some(blocked),
+                ..filled(check, count, 0, &[])
+            };
+            return answer(blocked, None);
+        }
+        let (admitted, counts) = self.fill(check.charges(), &places.charges, count)?;
+        let shadows = check.shadow_check();
+        let shadows = shadows.as_ref().and_then(|shadows| {
+            // What goes wrong with shadows changes nothing else.
+            let fill = self.fill(shadows.charges(), &places.shadows, admitted);
+            fill.ok().map(|fill| (shadows, fill))
+        });
+        let shadows = shadows
+            .as_ref()
+            .map(|(check, (fitting, counts))| filled(check, admitted, *fitting, counts));
+        answer(filled(check, count, admitted, &counts), shadows)
+    }
+
+    /// The block that ends last of the identities that the check charges, if one holds.
+    fn blocked(&self, check: &Check, places: &Places) -> Result<Option<Blocked>, StoreError> {
+        let mut latest: Option<(_, Block)> = None;
+        for (key, place) in check.keys().zip(&places.blocks) {
+            let Some(block) = self.held_block(*place)? else {
+                continue;
+            };
+            if latest.is_none_or(|(_, it)| it.or_later(block) != it) {
+                latest = Some((key, block));
+            }
+        }
+        Ok(latest.map(|(key, block)| Blocked::new(key.clone(), block, self.now_ms)))
+    }
+
+    fn held_block(&self, place: usize) -> Result<Option<Block>, StoreError> {
+        match &self.values[place].content {
+            Ok(Content::Block(block)) => Ok(block.filter(|it| it.holds(self.now_ms))),
+            Ok(Content::Counts(_)) => Err(OTHER_CONTENT),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// Charges as many of `count` identical checks as fit, and answers how many. The counts are then those after the
+    /// charge, and, where some did not fit, tell when one more does.
+    fn fill(
+        &mut self,
+        charges: &[Charge],
+        places: &[usize],
+        count: u16,
+    ) -> Result<(u16, Vec<Count>), StoreError> {
+        let (fitting, mut counts) = self.look(charges, places)?;
+        let admitted = fitting.min(count);
+        if admitted > 0 {
+            self.charge(charges, places, admitted, &mut counts)?;
+            if admitted < count {
+                counts = self.look(charges, places)?.1;
+            }
+        }
+        Ok((admitted, counts))
+    }
+
+    /// How often the costs fit, and the count under each rule.
+    fn look(&self, charges: &[Charge], places: &[usize]) -> Result<(u16, Vec<Count>), StoreError> {
+        let (mut fitting, mut counts) = (u16::MAX, Vec::new());
+        for (charge, place) in charges.iter().zip(places) {
+            let mut own = vec![Count::default(); charge.policy().rules().len()];
+            let entry = self.entry(*place)?;
+            fitting = fitting.min(entry.look(charge, self.now_ms, &mut own));
+            counts.append(&mut own);
+        }
+        Ok((fitting, counts))
+    }
+
+    /// Adds every cost so many times, and replaces the counts that this changes. Who has looked at all of them before
+    /// gets no error.
+    fn charge(
+        &mut self,
+        charges: &[Charge],
+        places: &[usize],
+        times: u16,
+        mut counts: &mut [Count],
+    ) -> Result<(), StoreError> {
+        for (charge, place) in charges.iter().zip(places) {
+            let policy = charge.policy();
+            let own;
+            (own, counts) = std::mem::take(&mut counts).split_at_mut(policy.rules().len());
+            let units = charge.cost() * u64::from(times); // all of them fit a limit
+            if units > 0 {
+                let now_ms = self.now_ms;
+                self.entry_mut(*place)?.charge(policy, units, now_ms, own);
+            }
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, settlement: &Settlement, places: &Places) -> Result<Usage, StoreError> {
+        let check = settlement.check().without_shadows();
+        let (_, mut counts) = self.look(check.charges(), &places.charges)?;
+        let mut rest = &mut counts[..];
+        let charged = settlement.usage().policies().zip(settlement.costs());
+        let charges = check.charges().iter().zip(&places.charges);
+        for ((charge, place), (usage, cost)) in charges.zip(charged) {
+            let own;
+            (own, rest) = std::mem::take(&mut rest).split_at_mut(usage.rules().len());
+            let difference = cost.cast_signed() - charge.cost().cast_signed();
+            let now_ms = self.now_ms;
+            if self.entry(*place)?.would_settle(usage, now_ms, difference) {
+                self.entry_mut(*place)?
+                    .settle(usage, now_ms, difference, own);
+            }
+        }
+        Usage::settled(&check, self.now_ms, &counts)
+    }
+
+    /// Adds a block, unless one holds that ends later. Answers the one that holds.
+    fn block(&mut self, block: Block, places: &Places) -> Result<Block, StoreError> {
+        let place = places.blocks[0];
+        let known = self.held_block(place)?;
+        let block = known.map_or(block, |known| known.or_later(block));
+        if block.holds(self.now_ms) && known != Some(block) {
+            self.values[place].replace(Content::Block(Some(block)));
+        }
+        Ok(block)
+    }
+
+    /// Whatever the keys hold, they hold nothing any more.
+    fn forget(&mut self, places: &Places) {
+        for place in &places.charges {
+            self.values[*place].replace(Content::Counts(Entry::new()));
+        }
+        for place in &places.blocks {
+            self.values[*place].replace(Content::Block(None));
+        }
+    }
+
+    fn entry(&self, place: usize) -> Result<&Entry, StoreError> {
+        match &self.values[place].content {
+            Ok(Content::Counts(entry)) => Ok(entry),
+            Ok(Content::Block(_)) => Err(OTHER_CONTENT),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// To change it.
+    fn entry_mut(&mut self, place: usize) -> Result<&mut Entry, StoreError> {
+        let value = &mut self.values[place];
+        match &mut value.content {
+            Ok(Content::Counts(entry)) => {
+                value.is_changed = true;
+                Ok(entry)
+            }
+            Ok(Content::Block(_)) => Err(OTHER_CONTENT),
+            Err(error) => Err(error.clone()),
+        }
+    }
+}
+
+impl Value {
+    fn replace(&mut self, content: Content) {
+        let was_nothing = self.content.as_ref().is_ok_and(Content::is_nothing);
+        self.is_changed |= !(was_nothing && content.is_nothing());
+        self.content = Ok(content);
+    }
+
+    fn change(&self) -> Change {
+        match &self.content {
+            Ok(Content::Counts(entry)) if entry.release_ms() > 0 => Change::Set {
+                value: write_counts(entry),
+                expires_ms: entry.release_ms(),
+            },
+            Ok(Content::Block(Some(block))) => Change::Set {
+                value: write_block(*block),
+                expires_ms: block.stored_until_ms(),
+            },
+            _ => Change::Delete,
+        }
+    }
+}
+
+impl Content {
+    fn is_nothing(&self) -> bool {
+        match self {
+            Self::Counts(entry) => entry.queues().is_empty(),
+            Self::Block(block) => block.is_none(),
+        }
+    }
+
+    fn read(is_block: bool, value: Option<&[u8]>) -> Result<Self, StoreError> {
+        Ok(match (is_block, value) {
+            (true, value) => Self::Block(value.map(read_block).transpose()?),
+            (false, Some(value)) => Self::Counts(read_counts(value)?),
+            (false, None) => Self::Counts(Entry::new()),
+        })
+    }
+}
+
+const OTHER_CONTENT: StoreError =
+    StoreError::protocol("a key of counts was taken for one of a block");

@@ -1,0 +1,240 @@
+//! What is stored, which only this module knows.
+//!
+//! ```text
+//!   counts   version · for each queue: step · retention · number of steps · for each step: distance · units
+//!   a block  version · when it ends · by whom
+//! ```
+//!
+//! The version is a byte; all else are numbers of seven bits a byte, the lowest first, all but the last marked by the
+//! highest bit. Times are in ms; the distance of a step is that of its end to the end of the one before, the first to
+//! 0, in steps.
+
+use std::collections::HashSet;
+
+use crate::{
+    block::{Block, BlockedBy},
+    error::StoreError,
+    rule::MAX_UNITS,
+    store::memory::entry::Entry,
+    window::{StepQueue, StepSpec},
+};
+
+/// To be raised with each change of the layout: a value of another version is an error, never read as this one.
+const VERSION: u8 = 1;
+
+/// No time that is stored is later, in ms.
+const MAX_TIME_MS: u64 = 1 << 49;
+
+/// The counts of one policy and key.
+pub(super) fn write_counts(entry: &Entry) -> Vec<u8> {
+    let mut bytes = vec![VERSION];
+    for queue in entry.queues().iter().filter(|it| !it.is_empty()) {
+        let StepSpec {
+            step_ms,
+            retention_ms,
+        } = queue.spec();
+        let steps = queue.steps();
+        put(&mut bytes, [step_ms, retention_ms, steps.len() as u64]);
+        let mut last_ms = 0;
+        for (end_ms, units) in steps {
+            put(&mut bytes, [(end_ms - last_ms) / step_ms, units]);
+            last_ms = end_ms;
+        }
+    }
+    bytes
+}
+
+/// Reads what [`write_counts`] wrote; any other bytes are an error.
+pub(super) fn read_counts(value: &[u8]) -> Result<Entry, StoreError> {
+    let mut bytes = body(value)?;
+    let (mut queues, mut specs) = (Vec::new(), HashSet::new());
+    while !bytes.is_empty() {
+        let queue = read_queue(&mut bytes).filter(|it| specs.insert(it.spec()));
+        queues.push(queue.ok_or(UNREADABLE)?);
+    }
+    Ok(Entry::of(queues))
+}
+
+fn read_queue(bytes: &mut &[u8]) -> Option<StepQueue> {
+    let spec = StepSpec {
+        step_ms: take(bytes)?,
+        retention_ms: take(bytes)?,
+    };
+    let StepSpec {
+        step_ms,
+        retention_ms,
+    } = spec;
+    let is_of_a_rule = step_ms > 0 && (retention_ms == 0 || retention_ms >= step_ms);
+    (is_of_a_rule && step_ms.max(retention_ms) <= MAX_TIME_MS).then_some(())?;
+    let (mut steps, mut last_ms, mut used) = (Vec::new(), 0, 0_u64);
+    for _ in 0..take(bytes)? {
+        let (distance, units) = (take(bytes)?, take(bytes)?);
+        last_ms += step_ms
+            .checked_mul(distance)
+            .filter(|it| (1..=MAX_TIME_MS).contains(it))?;
+        used = used.checked_add(units)?;
+        (units > 0 && used <= MAX_UNITS && last_ms <= MAX_TIME_MS).then_some(())?;
+        steps.push((last_ms, units));
+    }
+    (!steps.is_empty()).then(|| StepQueue::from_steps(spec, steps))
+}
+
+/// A block, and nothing else, of an identity.
+pub(super) fn write_block(block: Block) -> Vec<u8> {
+    let mut bytes = vec![VERSION];
+    put(
+        &mut bytes,
+        [block.stored_until_ms(), block.by().code().into()],
+    );
+    bytes
+}
+
+/// Reads what [`write_block`] wrote; any other bytes are an error.
+pub(super) fn read_block(value: &[u8]) -> Result<Block, StoreError> {
+    let mut bytes = body(value)?;
+    let (until_ms, by) = (take(&mut bytes), take(&mut bytes));
+    let by = by.and_then(|by| BlockedBy::of_code(u8::try_from(by).ok()?));
+    match (until_ms, by) {
+        (Some(until_ms), Some(by)) if bytes.is_empty() => Ok(Block::new(until_ms, by)),
+        _ => Err(UNREADABLE),
+    }
+}
+
+fn body(value: &[u8]) -> Result<&[u8], StoreError> {
+    match value.split_first() {
+        Some((&VERSION, body)) => Ok(body),
+        Some(_) => Err(OTHER_VERSION),
+        None => Err(UNREADABLE),
+    }
+}
+
+fn put<const N: usize>(bytes: &mut Vec<u8>, numbers: [u64; N]) {
+    for mut number in numbers {
+        while number >= 0x80 {
+            bytes.push(0x80 | number.to_le_bytes()[0]);
+            number >>= 7;
+        }
+        bytes.push(number.to_le_bytes()[0]);
+    }
+}
+
+/// A number of at most 63 bits.
+fn take(bytes: &mut &[u8]) -> Option<u64> {
+    let mut number = 0;
+    for place in 0..9 {
+        let (&byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        number |= u64::from(byte & 0x7F) << (7 * place);
+        if byte < 0x80 {
+            return Some(number);
+        }
+    }
+    None
+}
+
+const UNREADABLE: StoreError =
+    StoreError::protocol("a key holds a value that cannot be read, not written by this crate");
+const OTHER_VERSION: StoreError =
+    StoreError::protocol("a key holds a value that another version of this crate has written");
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    /// The end and the units of each.
+    type Steps = Vec<(u64, u64)>;
+
+    /// Of queues with these steps and retentions.
+    fn entry(queues: &[(u64, u64, Steps)]) -> Entry {
+        let queues = queues.iter().map(|(step_ms, retention_ms, steps)| {
+            let spec = StepSpec {
+                step_ms: *step_ms,
+                retention_ms: *retention_ms,
+            };
+            StepQueue::from_steps(spec, steps.clone())
+        });
+        Entry::of(queues.collect())
+    }
+
+    fn told(entry: &Entry) -> Vec<(StepSpec, Steps)> {
+        let queues = entry.queues().iter();
+        queues.map(|it| (it.spec(), it.steps().collect())).collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let entries = [
+            entry(&[]),
+            entry(&[(1, 1, vec![(1, 1), (2, MAX_UNITS - 1)])]),
+            entry(&[
+                (
+                    1_000,
+                    60_000,
+                    vec![(1_700_000_001_000, 7), (1_700_000_040_000, 300)],
+                ),
+                (86_400_000, 0, vec![(1_700_006_400_000, 1 << 40)]),
+                (1, 1 << 42, vec![(1 << 48, 1)]),
+            ]),
+        ];
+        for entry in entries {
+            let read = read_counts(&write_counts(&entry)).unwrap();
+            assert_eq!(told(&read), told(&entry));
+        }
+        for (until_ms, by) in [(1, BlockedBy::Ban), ((1 << 48) - 1, BlockedBy::Operator)] {
+            let block = Block::new(until_ms, by);
+            assert_eq!(read_block(&write_block(block)).unwrap(), block);
+        }
+    }
+
+    #[test]
+    fn a_queue_without_steps_is_not_kept() {
+        assert_eq!(write_counts(&entry(&[(1, 1, vec![])])), [VERSION]);
+    }
+
+    #[test]
+    fn an_hour_by_minutes_takes_some_three_bytes_a_step() {
+        let steps = (1..=60).map(|minute| (1_700_000_040_000 + minute * 60_000, 200));
+        let value = write_counts(&entry(&[(60_000, 3_600_000, steps.collect())]));
+        assert!(value.len() < 200, "{}", value.len());
+    }
+
+    #[test]
+    fn other_values_are_errors() {
+        for value in [
+            &[][..],
+            &[0],
+            &[2, 1, 1, 1, 1, 1],
+            &[VERSION, 1],
+            &[VERSION, 0, 1, 1, 1, 1],                // no step
+            &[VERSION, 2, 1, 1, 1, 1],                // shorter than a step
+            &[VERSION, 1, 1, 0],                      // nothing counted
+            &[VERSION, 1, 1, 2, 1, 1, 0, 1],          // two steps of one end
+            &[VERSION, 1, 1, 1, 1, 0],                // no unit
+            &[VERSION, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], // one spec twice
+            &[
+                VERSION, 1, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F,
+            ],
+        ] {
+            assert!(read_counts(value).is_err(), "{value:?}");
+            assert!(read_block(value).is_err(), "{value:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_reading_or_counting_panic(body in vec(any::<u8>(), 0..40), now_ms in 0..1_u64 << 48) {
+            let value = [vec![VERSION], body].concat();
+            let _ = read_block(&value);
+            if let Ok(entry) = read_counts(&value) {
+                for queue in entry.queues() {
+                    queue.look(now_ms, 10, 3);
+                    queue.clone().charge(now_ms, 1);
+                    queue.clone().settle(now_ms, queue.spec().step_end(now_ms), -1);
+                }
+                prop_assert_eq!(told(&read_counts(&write_counts(&entry)).unwrap()), told(&entry));
+            }
+        }
+    }
+}

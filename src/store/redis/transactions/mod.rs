@@ -1,0 +1,151 @@
+//! [`TransactionStore`]: decides by transactions instead of a script, for servers that allow or know no scripts.
+//!
+#![doc = include_str!("../transactions.md")]
+
+use std::{sync::Arc, time::Duration};
+
+use bb8::Pool;
+use bb8_redis::RedisConnectionManager;
+
+use super::{RedisStore, calls::another_reply, connection::ReplyTimeout, names::Names};
+#[cfg(feature = "test-util")]
+use crate::test_util::TestClock;
+use crate::{
+    block::{Block, BlockedBy, BlockedIdentity, Until},
+    decision::{Decision, Usage},
+    key::Key,
+    policy::Policy,
+    store::{CallFuture, CallId, Check, Operation, Reply, Settlement, Store, StoreFuture},
+};
+use attempts::{Attempts, Settings};
+
+mod attempts;
+mod blocks;
+mod held;
+mod image;
+mod layout;
+mod plan;
+mod queue;
+
+impl RedisStore {
+    /// A store that decides by transactions instead of scripts, over the connections of this pool: see
+    /// [`transactions`](super::transactions).
+    #[must_use]
+    pub fn transactions(pool: Pool<RedisConnectionManager>) -> TransactionStore {
+        let settings = Settings {
+            pool,
+            names: Names::new("sluicegate"),
+            timeout: ReplyTimeout::new(),
+            #[cfg(feature = "test-util")]
+            clock: None,
+        };
+        TransactionStore {
+            attempts: Attempts::new(settings),
+        }
+    }
+}
+
+/// Keeps the counts in Redis, so that all replicas of a service share them, without scripts; cheap to clone.
+///
+/// Made by [`RedisStore::transactions`]; [its page](self) tells what it needs and what it costs.
+#[derive(Clone, Debug)]
+pub struct TransactionStore {
+    attempts: Arc<Attempts>,
+}
+
+impl TransactionStore {
+    /// Sets what the names of all keys begin with, as [`RedisStore::prefix`] does. The default is `sluicegate`.
+    ///
+    /// # Panics
+    ///
+    /// When the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
+    #[must_use]
+    pub fn prefix(self, prefix: &str) -> Self {
+        self.with(|settings| settings.names.prefix(prefix))
+    }
+
+    /// Sets the secret that keys the hashes of identities, as [`RedisStore::secret`] does.
+    #[must_use]
+    pub fn secret(self, secret: impl AsRef<[u8]>) -> Self {
+        self.with(|settings| settings.names.secret(secret.as_ref()))
+    }
+
+    /// Decides by this clock instead of the server's.
+    #[cfg(feature = "test-util")]
+    #[must_use]
+    pub fn clock(self, clock: TestClock) -> Self {
+        self.with(|settings| settings.clock = Some(clock))
+    }
+
+    /// Anew: those who waited for each other before share no other names or clock.
+    fn with(self, change: impl FnOnce(&mut Settings)) -> Self {
+        let mut settings = self.attempts.settings.clone();
+        change(&mut settings);
+        let attempts = Attempts::new(settings);
+        Self { attempts }
+    }
+
+    fn execute_one<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        read: fn(Reply) -> Option<T>,
+    ) -> StoreFuture<T> {
+        self.execute(vec![operation]).then(move |replies| {
+            let reply = replies?.pop().unwrap_or_else(|| Err(another_reply()));
+            read(reply?).ok_or_else(another_reply)
+        })
+    }
+
+    fn execute(&self, operations: Vec<Operation>) -> CallFuture {
+        let (attempts, call) = (Arc::clone(&self.attempts), CallId::unsent());
+        StoreFuture::pending(attempts.execute(operations, call.clone())).in_call(call)
+    }
+}
+
+impl Store for TransactionStore {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.execute_one(Operation::Check(check.clone()), |reply| match reply {
+            Reply::Check(decision) => Some(decision),
+            _ => None,
+        })
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.execute_one(Operation::Settle(settlement.clone()), |reply| match reply {
+            Reply::Settle(usage) => Some(usage),
+            _ => None,
+        })
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        let (policy, key) = (policy.clone(), key.clone());
+        self.execute_one(Operation::Reset { policy, key }, |_| Some(()))
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        let key = key.clone();
+        self.execute_one(Operation::Block { key, until, by }, |reply| match reply {
+            Reply::Block(block) => Some(block),
+            _ => None,
+        })
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        let key = key.clone();
+        self.execute_one(Operation::Unblock { key }, |_| Some(()))
+    }
+
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        let settings = self.attempts.settings.clone();
+        StoreFuture::pending(async move { blocks::list(&settings, most).await })
+    }
+
+    /// In one transaction.
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        self.execute(operations)
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.attempts.settings.timeout.raise(timeout);
+    }
+}

@@ -1,0 +1,128 @@
+//! [`Plan`]: which keys of the server some operations need.
+
+use std::collections::HashMap;
+
+use crate::{
+    block::{BLOCKS, STRIKES},
+    charge::Charge,
+    key::Key,
+    store::{Operation, redis::names::Names},
+};
+
+/// What the names of all keys end with: those of the script's never have it.
+pub(super) const SUFFIX: &[u8] = b":tx";
+
+/// The keys that some operations need, each once, and where those of each operation stand among them.
+pub(super) struct Plan {
+    pub(super) keys: Vec<StoredKey>,
+    /// Of each operation.
+    pub(super) places: Vec<Places>,
+}
+
+/// A key of the server.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct StoredKey {
+    pub(super) name: Vec<u8>,
+    /// Whether it holds a block, or else counts.
+    pub(super) is_block: bool,
+}
+
+/// The places of the keys of one operation.
+#[derive(Default)]
+pub(super) struct Places {
+    /// Of the identities whose blocks are heeded, or who is blocked or unblocked.
+    pub(super) blocks: Vec<usize>,
+    /// Of the charges that count, or of what is forgotten.
+    pub(super) charges: Vec<usize>,
+    pub(super) shadows: Vec<usize>,
+}
+
+impl Plan {
+    pub(super) fn new<'a>(
+        names: &Names,
+        operations: impl IntoIterator<Item = &'a Operation>,
+    ) -> Self {
+        let mut keys = Keys {
+            names,
+            places: HashMap::new(),
+            keys: Vec::new(),
+        };
+        let places = operations.into_iter().map(|it| keys.of(it)).collect();
+        let keys = keys.keys;
+        Self { keys, places }
+    }
+}
+
+/// The identities that an operation is about, some of them more than once.
+pub(super) fn identities(operation: &Operation) -> impl Iterator<Item = &Key> {
+    let (charges, shadows, key): (&[Charge], &[Charge], _) = match operation {
+        Operation::Check(check) | Operation::Fill { check, .. } => {
+            (check.charges(), check.shadow_charges(), None)
+        }
+        Operation::Settle(settlement) => (settlement.check().charges(), &[], None),
+        Operation::Reset { key, .. }
+        | Operation::Block { key, .. }
+        | Operation::Unblock { key } => (&[], &[], Some(key)),
+    };
+    charges.iter().chain(shadows).map(Charge::key).chain(key)
+}
+
+struct Keys<'a> {
+    names: &'a Names,
+    places: HashMap<StoredKey, usize>,
+    keys: Vec<StoredKey>,
+}
+
+impl Keys<'_> {
+    fn of(&mut self, operation: &Operation) -> Places {
+        let mut places = Places::default();
+        match operation {
+            Operation::Check(check) | Operation::Fill { check, .. } => {
+                if check.heeds_blocks() {
+                    places.blocks = check.keys().map(|key| self.block(key)).collect();
+                }
+                places.charges = self.charges(check.charges());
+                places.shadows = self.charges(check.shadow_charges());
+            }
+            Operation::Settle(settlement) => {
+                places.charges = self.charges(settlement.check().charges());
+            }
+            Operation::Reset { policy, key } => {
+                places.charges.push(self.counts(policy.name(), key));
+            }
+            Operation::Block { key, .. } => places.blocks.push(self.block(key)),
+            Operation::Unblock { key } => {
+                places.blocks.push(self.block(key));
+                places.charges.push(self.counts(STRIKES, key));
+            }
+        }
+        places
+    }
+
+    fn charges(&mut self, charges: &[Charge]) -> Vec<usize> {
+        let charges = charges.iter();
+        charges
+            .map(|it| self.counts(it.policy().name(), it.key()))
+            .collect()
+    }
+
+    fn counts(&mut self, policy: &str, key: &Key) -> usize {
+        self.place(policy, key, false)
+    }
+
+    fn block(&mut self, key: &Key) -> usize {
+        self.place(BLOCKS, key, true)
+    }
+
+    fn place(&mut self, policy: &str, key: &Key, is_block: bool) -> usize {
+        let mut name = self.names.name(policy, key);
+        name.extend_from_slice(SUFFIX);
+        let key = StoredKey { name, is_block };
+        let next = self.keys.len();
+        let place = *self.places.entry(key.clone()).or_insert(next);
+        if place == next {
+            self.keys.push(key);
+        }
+        place
+    }
+}

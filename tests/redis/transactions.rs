@@ -1,0 +1,601 @@
+//! A store without scripts: the contract, and what transactions have to get right besides.
+
+use std::{
+    collections::HashSet,
+    net::SocketAddr,
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use bb8_redis::RedisConnectionManager;
+use futures::future::join_all;
+use proptest::prelude::*;
+use sluicegate::{
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError,
+    block::{BlockedBy, Until},
+    error::StoreErrorKind,
+    store::{Check, Operation, redis::transactions::TransactionStore},
+    test_util::TestClock,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::{sleep, timeout},
+};
+
+use crate::common::{
+    contract::patient,
+    history::{History, agree, calls, few_cases, large, wild},
+    redis::Server,
+    served::{Served, limited},
+    vectors::{replay_all, replay_blocks},
+};
+
+mod without_rights_to_scripts {
+    use super::start;
+
+    crate::contract!(start);
+    crate::calls!(start);
+    crate::blocks!(start);
+}
+
+/// What the documentation of `store::redis::transactions` grants a user.
+const RIGHTS: [&str; 8] = [
+    "~sluicegate:*",
+    "+watch",
+    "+get",
+    "+time",
+    "+multi",
+    "+set",
+    "+del",
+    "+exec",
+];
+
+type Pool = bb8::Pool<RedisConnectionManager>;
+
+async fn pool(url: String) -> Pool {
+    let pool = bb8::Pool::builder().max_size(8).test_on_check_out(false);
+    let manager = RedisConnectionManager::new(url).unwrap();
+    pool.build(manager).await.unwrap()
+}
+
+/// A store whose user has no other rights than it needs.
+async fn start() -> (Served<Server, TransactionStore>, TestClock) {
+    let server = Server::start();
+    let clock = TestClock::new(0);
+    let store = RedisStore::transactions(pool(limited(&server, &RIGHTS)).await);
+    (Served::by(server, store.clock(clock.clone())), clock)
+}
+
+/// A store that has counted nothing yet, and its clock.
+fn fresh(pool: &Pool) -> (TransactionStore, TestClock) {
+    static STORES: AtomicU32 = AtomicU32::new(0);
+    let clock = TestClock::new(0);
+    let prefix = format!("store-{}", STORES.fetch_add(1, Ordering::Relaxed));
+    let store = RedisStore::transactions(pool.clone()).prefix(&prefix);
+    (store.clock(clock.clone()), clock)
+}
+
+#[tokio::test]
+async fn transactions_agree_with_the_vectors() {
+    let server = Server::start();
+    let pool = pool(server.url()).await;
+    replay_all(async || fresh(&pool)).await;
+    replay_blocks(async || fresh(&pool)).await;
+}
+
+#[test]
+fn transactions_agree_with_the_memory_store_whatever_happens() {
+    agrees(&ProptestConfig::default(), wild());
+}
+
+#[test]
+fn transactions_agree_with_the_memory_store_however_much_is_charged() {
+    agrees(&ProptestConfig::default(), large());
+}
+
+#[test]
+fn transactions_agree_with_the_memory_store_about_calls_of_several_operations() {
+    agrees(&few_cases(), calls());
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
+}
+
+fn agrees(config: &ProptestConfig, histories: impl Strategy<Value = History>) {
+    let (server, runtime) = (Server::start(), runtime());
+    let pool = runtime.block_on(pool(server.url()));
+    proptest!(config.clone(), |(history in histories)| {
+        runtime.block_on(async {
+            let (store, clock) = fresh(&pool);
+            let memory = MemoryStore::new().clock(clock.clone());
+            agree(&store, &memory, &clock, &history).await;
+        });
+    });
+}
+
+fn api(rules: &str) -> Policy {
+    Policy::parse("api", rules).unwrap()
+}
+
+fn charge(policy: &Policy, user: &str) -> [Charge; 1] {
+    [Charge::new(policy, Key::new("user", user), 1)]
+}
+
+async fn remaining(limiter: &Limiter, policy: &Policy, user: &str) -> u64 {
+    let usage = limiter.peek(charge(policy, user)).await.unwrap();
+    usage.rules().next().unwrap().remaining()
+}
+
+/// Where the counts of alice are.
+const COUNTS: &str = "sluicegate:{user=alice}:api:tx";
+
+/// As little as a server needs for all that a limiter asks of a store.
+async fn everything(store: &TransactionStore) -> Result<(), StoreError> {
+    let (policy, alice) = (api("10/1d"), Key::new("user", "alice"));
+    let limiter = patient(store.clone());
+    let decision = limiter.check(charge(&policy, "alice")).await?;
+    limiter.settle(decision.usage(), [2]).await?;
+    limiter.block(&alice, Duration::from_secs(60)).await?;
+    let heeding = limiter.clone().with_blocks();
+    let blocked = heeding.check(charge(&policy, "alice")).await?;
+    assert!(matches!(blocked, Decision::Blocked(_)));
+    limiter.unblock(&alice).await?;
+    assert_eq!(remaining(&limiter, &policy, "alice").await, 8);
+    limiter.reset(&policy, &alice).await
+}
+
+#[tokio::test]
+async fn without_any_one_of_the_rights_something_fails_and_says_so_and_nothing_is_charged() {
+    for missing in RIGHTS {
+        let server = Server::start();
+        let rights: Vec<_> = RIGHTS.into_iter().filter(|&it| it != missing).collect();
+        let store = RedisStore::transactions(pool(limited(&server, &rights)).await);
+        let error = everything(&store).await.expect_err(missing);
+        assert_eq!(error.kind(), StoreErrorKind::AccessDenied, "{missing}");
+        assert_eq!(error.code(), Some("NOPERM"), "{missing}");
+        if missing != "+del" {
+            assert_eq!(server.run::<u64>("DBSIZE"), 0, "{missing}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn with_all_of_them_everything_works() {
+    let server = Server::start();
+    let store = RedisStore::transactions(pool(limited(&server, &RIGHTS)).await);
+    everything(&store).await.unwrap();
+}
+
+#[tokio::test]
+async fn listing_who_is_blocked_needs_one_right_more() {
+    let server = Server::start();
+    let store = RedisStore::transactions(pool(limited(&server, &RIGHTS)).await).prefix("a[b]*");
+    limited(
+        &server,
+        &["~*", "+watch", "+get", "+time", "+multi", "+set", "+exec"],
+    );
+    for user in 0..1_200 {
+        let key = Key::new("user", user.to_string());
+        let until = Until::After(Duration::from_secs(1 + user % 2 * 600));
+        store.block(&key, until, BlockedBy::Operator).await.unwrap();
+    }
+    assert_eq!(
+        store.blocks(9).await.unwrap_err().kind(),
+        StoreErrorKind::AccessDenied
+    );
+    limited(&server, &["~*", "+get", "+time", "+scan"]);
+    assert_eq!(store.blocks(9).await.unwrap().len(), 9);
+    let mut listed = store.blocks(10_000).await.unwrap();
+    listed.retain(|it| it.block().until_ms().unwrap() % 600_000 > 1);
+    let names: HashSet<_> = listed.iter().map(|it| it.identity().to_owned()).collect();
+    assert!((600..=1_200).contains(&names.len()), "{}", names.len());
+    assert!(names.contains("user=1"));
+}
+
+#[test]
+fn the_documentation_names_these_rights() {
+    let page = include_str!("../../src/store/redis/transactions.md");
+    assert!(page.contains(&format!(">PASSWORD {}\n", RIGHTS.join(" "))));
+}
+
+/// Each a runtime and a pool of its own, as processes have; what they write in common is exact, and none of them
+/// starves.
+#[test]
+fn eight_processes_on_one_hot_key_are_exact_and_none_starves() {
+    const PROCESSES: u64 = 8;
+    const TASKS: u64 = 4;
+    const CHECKS: u64 = 40;
+    const ALL: u64 = PROCESSES * TASKS * CHECKS;
+    let server = Server::start();
+    let (plenty, scarce) = (
+        api("1000000/1d"),
+        Policy::parse("scarce", "100/1h,70/1d").unwrap(),
+    );
+    let process = async || {
+        let limiter = patient(RedisStore::transactions(pool(server.url()).await));
+        let task = async || {
+            let (mut admitted, mut longest) = (0, Duration::ZERO);
+            for _ in 0..CHECKS {
+                let begun = Instant::now();
+                let decision = limiter.check(charge(&plenty, "alice")).await.unwrap();
+                assert!(decision.is_allowed());
+                longest = longest.max(begun.elapsed());
+                let both = [charge(&plenty, "bob"), charge(&scarce, "bob")].concat();
+                admitted += u64::from(limiter.check(both).await.unwrap().is_allowed());
+            }
+            (admitted, longest)
+        };
+        join_all((0..TASKS).map(|_| task())).await
+    };
+    let told: Vec<_> = thread::scope(|scope| {
+        let run = || runtime().block_on(process());
+        let threads: Vec<_> = (0..PROCESSES).map(|_| scope.spawn(run)).collect();
+        threads
+            .into_iter()
+            .flat_map(|it| it.join().unwrap())
+            .collect()
+    });
+    assert_eq!(told.iter().map(|it| it.0).sum::<u64>(), 70);
+    let longest = told.iter().map(|it| it.1).max().unwrap();
+    assert!(longest < Duration::from_secs(5), "{longest:?}");
+    runtime().block_on(async {
+        let limiter = patient(RedisStore::transactions(pool(server.url()).await));
+        assert_eq!(remaining(&limiter, &plenty, "alice").await, 1_000_000 - ALL);
+        assert_eq!(remaining(&limiter, &plenty, "bob").await, 1_000_000 - 70);
+    });
+    let attempts = server.calls("exec");
+    println!(
+        "{attempts} attempts for {} checks; the longest took {longest:?}",
+        ALL + 70
+    );
+}
+
+#[tokio::test]
+async fn those_who_wait_in_a_process_go_together() {
+    let server = Server::start();
+    let limiter = patient(RedisStore::transactions(pool(server.url()).await));
+    let policy = api("1000/1d");
+    let decisions = join_all((0..500).map(|_| limiter.check(charge(&policy, "alice")))).await;
+    assert!(decisions.into_iter().all(|it| it.unwrap().is_allowed()));
+    assert_eq!(server.calls("exec"), 2);
+    assert_eq!(remaining(&limiter, &policy, "alice").await, 500);
+}
+
+#[tokio::test]
+async fn values_of_others_fail_alone_and_are_forgotten_by_a_reset() {
+    let server = Server::start();
+    let store = RedisStore::transactions(pool(server.url()).await);
+    let limiter = patient(store.clone());
+    let policy = api("10/1d");
+    for (write, message) in [
+        (
+            "LPUSH {} 1",
+            "a key holds a value of another type, not written by this crate",
+        ),
+        (
+            "SET {} x",
+            "a key holds a value that another version of this crate has written",
+        ),
+        (
+            "SET {} \u{1}x",
+            "a key holds a value that cannot be read, not written by this crate",
+        ),
+    ] {
+        server.run::<()>(&write.replace("{}", COUNTS));
+        let check = |users: &[&str]| {
+            let charges = users.iter().flat_map(|user| charge(&policy, user));
+            Operation::Check(Check::new(charges).unwrap())
+        };
+        let operations = vec![
+            check(&["bob"]),
+            check(&["alice"]),
+            check(&["bob", "alice"]),
+            check(&["bob"]),
+        ];
+        let replies = store.call(operations).await.unwrap();
+        let failed: Vec<_> = replies
+            .iter()
+            .map(|it| it.as_ref().err().map(ToString::to_string))
+            .collect();
+        let error = Some(message.to_owned());
+        assert_eq!(failed, [None, error.clone(), error, None]);
+        limiter
+            .reset(&policy, &Key::new("user", "alice"))
+            .await
+            .unwrap();
+        assert_eq!(remaining(&limiter, &policy, "alice").await, 10);
+    }
+    assert_eq!(remaining(&limiter, &policy, "bob").await, 4);
+}
+
+/// No connection of the server is in a transaction, as far as the server tells.
+fn none_is_in_a_transaction(server: &Server) {
+    let clients: String = server.run("CLIENT LIST");
+    let are_out = clients.lines().all(|it| it.contains(" multi=-1 "));
+    assert!(are_out, "{clients}");
+}
+
+/// The other commands of a pool's connections are not disturbed by what was watched.
+async fn watches_nothing(pool: &Pool) {
+    for _ in 0..pool.state().connections {
+        let mut connection = pool.get().await.unwrap();
+        let cmd = |name| redis::cmd(name);
+        let mut pipe = redis::pipe();
+        pipe.add_command(cmd("MULTI"))
+            .add_command(cmd("TIME"))
+            .add_command(cmd("EXEC"));
+        let replies: Vec<redis::Value> = pipe.query_async(&mut *connection).await.unwrap();
+        assert!(matches!(replies[2], redis::Value::Array(_)), "{replies:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_who_leave_leave_no_transaction_and_are_charged_wholly_or_not_at_all() {
+    let server = Server::start();
+    let pool = pool(server.url()).await;
+    let limiter = patient(RedisStore::transactions(pool.clone()));
+    let policy = api("1000000/1d");
+    let (mut asked, mut answered) = (0, 0);
+    for micros in (0..1_500).step_by(3) {
+        let both = ["alice", "bob"].map(|user| charge(&policy, user)).concat();
+        let check = limiter.check(both);
+        asked += 1;
+        let decision = timeout(Duration::from_micros(micros), check).await;
+        answered += u64::from(decision.is_ok());
+    }
+    let charged = ["alice", "bob"].map(|user| remaining(&limiter, &policy, user));
+    let charged = join_all(charged).await;
+    assert_eq!(charged[0], charged[1]);
+    let charged = 1_000_000 - charged[0];
+    assert!(
+        (answered..=asked).contains(&charged),
+        "{answered} {charged} {asked}"
+    );
+    watches_nothing(&pool).await;
+    none_is_in_a_transaction(&server);
+}
+
+/// Where others share a pool, and one of their runtimes is shut down.
+#[test]
+fn a_runtime_that_is_shut_down_leaves_no_transaction() {
+    let server = Server::start();
+    let of_pool = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let pool = of_pool.block_on(pool(server.url()));
+    let policy = api("1000000/1d");
+    for micros in (0..1_000).step_by(20) {
+        let limiter = patient(RedisStore::transactions(pool.clone()));
+        let runtime = runtime();
+        let check = async || {
+            let checks = (0..4).map(|user| limiter.check(charge(&policy, &user.to_string())));
+            let _ = timeout(Duration::from_micros(micros), join_all(checks)).await;
+        };
+        runtime.block_on(check());
+    }
+    of_pool.block_on(watches_nothing(&pool));
+    none_is_in_a_transaction(&server);
+}
+
+#[tokio::test]
+async fn a_stopped_server_is_given_up_in_time_and_goes_on_without_a_transaction() {
+    let server = Server::start();
+    let pool = pool(server.url()).await;
+    let limiter = Limiter::new(RedisStore::transactions(pool.clone()));
+    let limiter = limiter
+        .timeout(Duration::from_millis(50))
+        .probe_interval(Duration::ZERO);
+    let policy = api("1000000/1d");
+    limiter.check(charge(&policy, "alice")).await.unwrap();
+    server.stop();
+    let begun = Instant::now();
+    for _ in 0..3 {
+        let error = limiter.check(charge(&policy, "alice")).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Timeout);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(2));
+    server.cont();
+    comes_back(&limiter, &policy).await;
+    let charged = 1_000_000
+        - remaining(
+            &patient(RedisStore::transactions(pool.clone())),
+            &policy,
+            "alice",
+        )
+        .await;
+    assert!((2..=50).contains(&charged), "{charged}");
+    watches_nothing(&pool).await;
+    none_is_in_a_transaction(&server);
+}
+
+async fn comes_back(limiter: &Limiter, policy: &Policy) {
+    let begun = Instant::now();
+    while limiter.check(charge(policy, "alice")).await.is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(5));
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_was_started_again_is_found_without_an_error() {
+    let mut server = Server::start();
+    let pool = pool(server.url()).await;
+    let limiter = patient(RedisStore::transactions(pool));
+    let policy = api("10/1d");
+    for _ in 0..3 {
+        limiter.check(charge(&policy, "alice")).await.unwrap();
+        server.kill();
+        let error = limiter.check(charge(&policy, "alice")).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        server.restart();
+        limiter.check(charge(&policy, "alice")).await.unwrap();
+        assert_eq!(remaining(&limiter, &policy, "alice").await, 9);
+    }
+}
+
+/// As after a failover: what was the primary's address leads to a replica, and then to a primary again.
+#[tokio::test]
+async fn a_server_that_is_read_only_or_full_charges_nothing_and_says_so() {
+    let server = Server::start();
+    let pool = pool(server.url()).await;
+    let limiter = patient(RedisStore::transactions(pool.clone())).probe_interval(Duration::ZERO);
+    let policy = api("10/1d");
+    for (refuse, allow, code) in [
+        ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE", "READONLY"),
+        ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0", "OOM"),
+    ] {
+        server.run::<()>(refuse);
+        let error = limiter.check(charge(&policy, "alice")).await.unwrap_err();
+        assert_eq!(error.code(), Some(code));
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        server.run::<()>(allow);
+        assert_eq!(remaining(&limiter, &policy, "alice").await, 10);
+        none_is_in_a_transaction(&server);
+    }
+    limiter.check(charge(&policy, "alice")).await.unwrap();
+    watches_nothing(&pool).await;
+}
+
+/// It cannot know whether it was charged, and must not try again.
+#[tokio::test]
+async fn a_reply_to_exec_that_is_lost_is_an_error_and_charges_once() {
+    let server = Server::start();
+    let pool = pool(proxy(server.address(), AtExec::LoseReply).await).await;
+    let limiter = patient(RedisStore::transactions(pool)).probe_interval(Duration::ZERO);
+    let direct = patient(RedisStore::transactions(self::pool(server.url()).await));
+    let policy = api("10/1d");
+    for times in 1..=3 {
+        let error = limiter.check(charge(&policy, "alice")).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        assert_eq!(remaining(&direct, &policy, "alice").await, 10 - times);
+    }
+}
+
+#[derive(Clone, Copy)]
+enum AtExec {
+    /// It is executed, and then the connection ends.
+    LoseReply,
+    /// Somebody else changes what is watched, just before.
+    Disturb,
+}
+
+/// A proxy over which something happens at each EXEC that ends a transaction.
+async fn proxy(server: SocketAddr, at_exec: AtExec) -> String {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            tokio::spawn(async move { carry(client, server, at_exec).await });
+        }
+    });
+    format!("redis://{address}")
+}
+
+async fn carry(mut client: TcpStream, server: SocketAddr, at_exec: AtExec) {
+    let other = redis::Client::open(format!("redis://{server}")).unwrap();
+    let mut other = other.get_multiplexed_async_connection().await.unwrap();
+    let mut server = TcpStream::connect(server).await.unwrap();
+    let (mut asked, mut replied) = ([0; 4_096], [0; 4_096]);
+    loop {
+        tokio::select! {
+            length = client.read(&mut asked) => {
+                let bytes = &asked[..length.unwrap_or(0)];
+                let is_exec = bytes.windows(4).any(|it| it == b"EXEC");
+                if is_exec && matches!(at_exec, AtExec::Disturb) {
+                    let mut touch = redis::cmd("PEXPIRE");
+                    let () = touch.arg(COUNTS).arg(100_000).query_async(&mut other).await.unwrap();
+                }
+                server.write_all(bytes).await.unwrap();
+                if bytes.is_empty() || is_exec && matches!(at_exec, AtExec::LoseReply) {
+                    let _ = server.read(&mut replied).await;
+                    return;
+                }
+            }
+            length = server.read(&mut replied) => {
+                client.write_all(&replied[..length.unwrap()]).await.unwrap();
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn attempts_that_others_always_disturb_end_in_time() {
+    let server = Server::start();
+    let policy = api("10/1d");
+    let direct = patient(RedisStore::transactions(pool(server.url()).await));
+    direct.check(charge(&policy, "alice")).await.unwrap();
+    let pool = pool(proxy(server.address(), AtExec::Disturb).await).await;
+    let check = Check::new(charge(&policy, "alice")).unwrap();
+    let begun = Instant::now();
+    let error = RedisStore::transactions(pool.clone())
+        .check(&check)
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    assert_eq!(
+        error.to_string(),
+        "others have changed the same keys at each attempt"
+    );
+    assert!(
+        begun.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert!(server.calls("exec") > 10);
+    assert_eq!(remaining(&direct, &policy, "alice").await, 9);
+    watches_nothing(&pool).await;
+}
+
+#[tokio::test]
+async fn a_node_of_a_cluster_is_an_error_that_says_so() {
+    let server = loop {
+        let server = Server::with(&["--cluster-enabled", "yes"]);
+        if server.answers() {
+            break server;
+        }
+    };
+    let slots: Vec<_> = (0..16_384).map(|slot| slot.to_string()).collect();
+    server.run::<()>(&format!("CLUSTER ADDSLOTS {}", slots.join(" ")));
+    let limiter = patient(RedisStore::transactions(pool(server.url()).await));
+    let policy = api("10/1d");
+    while server
+        .run::<String>("CLUSTER INFO")
+        .contains("cluster_state:fail")
+    {}
+    limiter.check(charge(&policy, "alice")).await.unwrap();
+    let both = ["alice", "bob"].map(|user| charge(&policy, user)).concat();
+    let error = limiter.check(both).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
+    assert_eq!(
+        error.to_string(),
+        "transactions need a server that keeps all keys, and this is a node of a cluster"
+    );
+}
+
+#[tokio::test]
+async fn counts_are_kept_as_long_as_they_count_and_apart_from_those_of_the_script() {
+    let server = Server::start();
+    let policy = api("10/1m@1s");
+    let limiter = patient(RedisStore::transactions(pool(server.url()).await));
+    let script = patient(RedisStore::connect(server.url()).await.unwrap());
+    for limiter in [&limiter, &script] {
+        let decision = limiter.check(charge(&policy, "alice")).await.unwrap();
+        let rule = *decision.usage().rules().next().unwrap();
+        assert_eq!(rule.remaining(), 9);
+        let ttl: u64 = server.run(&format!("PTTL {COUNTS}"));
+        assert!((50_000..=61_000).contains(&ttl), "{ttl}");
+    }
+    let limiter = Limiter::new(RedisStore::transactions(pool(server.url()).await));
+    let brief = Policy::parse("brief", "1/1ms").unwrap();
+    limiter.check(charge(&brief, "alice")).await.unwrap();
+    let begun = Instant::now();
+    while server.run::<u64>("DBSIZE") > 2 {
+        assert!(begun.elapsed() < Duration::from_secs(5), "it never expires");
+    }
+}
