@@ -8,12 +8,15 @@ use super::{
     plan::{Places, StoredKey},
 };
 use crate::{
-    block::Block,
+    block::{Block, BlockedBy, Until},
     charge::Charge,
     check::Check,
     decision::{Blocked, Count, Filled, Usage},
     error::StoreError,
+    key::Key,
     operation::{Operation, Reply},
+    policy::Policy,
+    rule::Rule,
     settlement::Settlement,
     store::memory::entry::Entry,
 };
@@ -92,6 +95,11 @@ impl Image {
                 let block = Block::begin(*until, *by, self.now_ms);
                 self.block(block, places).map(Reply::Block)
             }
+            Operation::Ban {
+                key,
+                strikes,
+                until,
+            } => self.ban(key, *strikes, *until, places).map(Reply::Ban),
             Operation::Unblock { .. } => {
                 self.forget(places);
                 Ok(Reply::Unblock)
@@ -241,13 +249,35 @@ impl Image {
         Ok(block)
     }
 
+    fn ban(
+        &mut self,
+        key: &Key,
+        strikes: Rule,
+        until: Until,
+        places: &Places,
+    ) -> Result<Option<Block>, StoreError> {
+        let look = Charge::new(&Policy::of_strikes(strikes), key.clone(), 0);
+        let (_, counts) = self.look(&[look], &places.charges)?;
+        if counts[0].used < strikes.limit() {
+            return Ok(None);
+        }
+        let block = Block::begin(until, BlockedBy::Ban, self.now_ms);
+        let block = self.block(block, places)?;
+        self.forget_counts(places);
+        Ok(Some(block))
+    }
+
     /// Whatever the keys hold, they hold nothing any more.
     fn forget(&mut self, places: &Places) {
-        for place in &places.charges {
-            self.values[*place].replace(Content::Counts(Entry::new()));
-        }
+        self.forget_counts(places);
         for place in &places.blocks {
             self.values[*place].replace(Content::Block(None));
+        }
+    }
+
+    fn forget_counts(&mut self, places: &Places) {
+        for place in &places.charges {
+            self.values[*place].replace(Content::Counts(Entry::new()));
         }
     }
 

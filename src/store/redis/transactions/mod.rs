@@ -15,6 +15,7 @@ use crate::{
     decision::{Decision, Usage},
     key::Key,
     policy::Policy,
+    rule::Rule,
     store::{CallFuture, CallId, Check, Operation, Reply, Settlement, Store, StoreFuture},
 };
 use attempts::{Attempts, Settings};
@@ -126,6 +127,19 @@ impl Store for TransactionStore {
         let key = key.clone();
         self.execute_one(Operation::Block { key, until, by }, |reply| match reply {
             Reply::Block(block) => Some(block),
+            _ => None,
+        })
+    }
+
+    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+        let key = key.clone();
+        let ban = Operation::Ban {
+            key,
+            strikes,
+            until,
+        };
+        self.execute_one(ban, |reply| match reply {
+            Reply::Ban(block) => Some(block),
             _ => None,
         })
     }

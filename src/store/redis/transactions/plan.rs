@@ -62,6 +62,7 @@ pub(super) fn identities(operation: &Operation) -> impl Iterator<Item = &Key> {
         Operation::Settle(settlement) => (settlement.check().charges(), &[], None),
         Operation::Reset { key, .. }
         | Operation::Block { key, .. }
+        | Operation::Ban { key, .. }
         | Operation::Unblock { key } => (&[], &[], Some(key)),
     };
     charges.iter().chain(shadows).map(Charge::key).chain(key)
@@ -91,7 +92,7 @@ impl Keys<'_> {
                 places.charges.push(self.counts(policy.name(), key));
             }
             Operation::Block { key, .. } => places.blocks.push(self.block(key)),
-            Operation::Unblock { key } => {
+            Operation::Ban { key, .. } | Operation::Unblock { key } => {
                 places.blocks.push(self.block(key));
                 places.charges.push(self.counts(STRIKES, key));
             }
