@@ -22,8 +22,8 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! [`deployment`] tells which rights the store needs, and how it works with TLS, Sentinel, a cluster or twemproxy. Where
-//! scripts are forbidden, a store by [`transactions`] keeps the same contract.
+//! [`deployment`] tells which rights the store needs, and how it works with TLS, Sentinel, a cluster or twemproxy.
+//! Where scripts are forbidden, a store by [`transactions`] keeps the same contract.
 //!
 //! # What is stored
 //!
@@ -190,9 +190,9 @@ impl RedisStore {
     }
 }
 
-/// A call of several operations is one call of the script, sent at once and shared with nobody. The server does nothing else meanwhile, for some 4 to 8 µs a check: hundreds in
-/// a call are welcome, tens of thousands are better split. [On a cluster](deployment#cluster) it is one call for each
-/// slot.
+/// A call of several operations is one call of the script, sent at once and shared with nobody. The server does nothing
+/// else meanwhile, for some 4 to 8 µs a check: hundreds in a call are welcome, tens of thousands are better split.
+/// [On a cluster](deployment#cluster) it is one call for each slot.
 impl Store for RedisStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         #[cfg(feature = "cluster")]

@@ -8,11 +8,11 @@ use super::sync::{Mutex, MutexGuard};
 
 /// Those who wait for a call, first come, first served.
 ///
-/// Whoever comes while fewer than `most` calls are in flight begins one, and whoever ends one begins the next with those
-/// who wait. One lock guards all, so nobody can begin to wait while the last call ends.
+/// Whoever comes while fewer than `most` calls are in flight begins one, and whoever ends one begins the next with
+/// those who wait. One lock guards all, so nobody can begin to wait while the last call ends.
 ///
-/// A call may never end: its runtime may be parked. So when none was begun and none has ended for a while, all in flight
-/// are given up and their number is counted anew. Each call is of an *epoch*, and ends nothing in a later one.
+/// A call may never end: its runtime may be parked. So when none was begun and none has ended for a while, all in
+/// flight are given up and their number is counted anew. Each call is of an *epoch*, and ends nothing in a later one.
 pub(super) struct Line<T> {
     most: usize,
     state: Mutex<State<T>>,
