@@ -59,6 +59,24 @@ impl Health {
     }
 }
 
+/// Answers nothing else.
+#[derive(Debug)]
+struct ResetsAlone;
+
+impl Store for ResetsAlone {
+    fn check(&self, _: &Check) -> StoreFuture<Decision> {
+        StoreFuture::pending(std::future::pending())
+    }
+
+    fn settle(&self, _: &Settlement) -> StoreFuture<Usage> {
+        StoreFuture::pending(std::future::pending())
+    }
+
+    fn reset(&self, _: &Policy, _: &Key) -> StoreFuture<()> {
+        StoreFuture::ready(Ok(()))
+    }
+}
+
 async fn kind(limiter: &Limiter) -> Option<StoreErrorKind> {
     limiter
         .check(charge())
@@ -104,6 +122,19 @@ async fn after_five_failures_in_a_row_one_probe_waits_each_interval_and_all_othe
     assert!((26..=80).contains(&probes), "{probes}");
     assert!(others > 1_000, "{others}");
     assert_eq!(store.checks().len(), 5 + probes as usize);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_no_decision_keeps_it_closed_too() {
+    let limiter = Limiter::new(ResetsAlone);
+    let [charge] = charge();
+    for _ in 0..10 {
+        for _ in 0..4 {
+            assert_eq!(kind(&limiter).await, Some(StoreErrorKind::Timeout));
+        }
+        let reset = limiter.reset(charge.policy(), charge.key());
+        reset.await.unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]
