@@ -19,6 +19,7 @@ use std::{
 
 use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, Rule, Store, StoreError, Usage,
+    error::StoreErrorKind,
     store::{Check, Count, Settlement, StoreFuture},
 };
 
@@ -96,12 +97,18 @@ impl Store for MapStore {
     }
 }
 
+const NO_BUCKETS: StoreError =
+    StoreError::new(StoreErrorKind::InvalidRequest, "the store has no buckets");
+
 /// Charges every rule of every charge, or nothing.
 fn decide(
     counts: &mut HashMap<Place, Steps>,
     check: &Check,
     now_ms: u64,
 ) -> Result<Decision, StoreError> {
+    if rules(check).any(|(_, rule)| rule.refill().is_some()) {
+        return Err(NO_BUCKETS);
+    }
     let before = count(counts, check, now_ms);
     let mut places = rules(check).zip(&before);
     if places.any(|((charge, rule), count)| count.used + charge.cost() > rule.limit()) {

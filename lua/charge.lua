@@ -8,7 +8,8 @@
 -- A *state* is what a key holds, a table: `value`, false where nothing counts; the numbers of the value's front: at
 -- [1] how many sections, then what each uses, since, expires, and when each is due; `task`, where an operation has
 -- several keys. Pass 2 adds what is to be written: `written`, all of a value if `is_whole`, else its first bytes;
--- `expires`, when the key shall expire, if not when it does; or `is_gone`.
+-- `expires`, when the key shall expire, if not when it does; or `is_gone`. If `has_buckets`, it has put what is missing
+-- in them in the place of what they use, to be replied.
 
 -- Pass 2: charges a key, and brings those sections up to date that are due.
 -- now    in ms
@@ -27,6 +28,7 @@ local function charge(now, task, state, units)
   -- What is to follow the front, up to `copied` in the old value: joined as late as can be, since each string that is
   -- made is hashed.
   local changed, head, queue, tail, copied = '', '', '', '', at
+  local buckets -- of each its place in the state, and what is missing in it
   for k = 1, rules do
     local used = state[k + 1]
     if now >= state[dues + k] then
@@ -36,8 +38,21 @@ local function charge(now, task, state, units)
       local newest, first, base, width, live, behind, limit, step, hold
       used, newest, first, base, width, live, behind, limit, step, hold = read_section(now, value, at, labels, k, used)
 
-      local widened, closed = nil, '' -- the queue in wider entries; the entry of the step that was the newest
-      if used == 0 then
+      local widened, closed, due = nil, '', nil -- the queue in wider entries; the entry of the step that was the newest
+      if step > 140737488355328 then -- a bucket: what is missing counts until it is full
+        local most, per_unit = task[k + 6], step - 140737488355328
+        local missing = (used + units) * per_unit - base
+        if buckets then
+          buckets[#buckets + 1], buckets[#buckets + 2] = k + 1, missing
+        else
+          buckets = { k + 1, missing }
+        end
+        first = most < 281474976710656 and most or 281474976710655
+        local full = missing / hold + 1
+        full = newest + (full < 140737488355328 and full - full % 1 or 140737488355328)
+        if full > release then release, window = full, most * per_unit / hold end
+        step, hold, due = 0, 0, 0
+      elseif used == 0 then
         newest = now - now % step + step
         first = newest
       elseif now >= newest then -- else it is open still, or time stands still
@@ -71,7 +86,7 @@ local function charge(now, task, state, units)
 
       if newest - step > since then since = newest - step end
       if newest + hold > release then release, window = newest + hold, hold > 0 and hold or step end
-      state[dues + k] = first + hold < newest and first + hold or newest
+      state[dues + k] = due or first + hold < newest and first + hold or newest
       reached, at = k + 1, limit
     end
     state[k + 1] = used + units
@@ -84,7 +99,7 @@ local function charge(now, task, state, units)
   if release > expires then
     -- A window later than must be, at most a minute: else each new step moved the expiry, and a SET is dearer than a
     -- SETRANGE.
-    expires, is_whole = release + (window > 60000 and 60000 or window), true
+    expires, is_whole = release + (window > 60000 and 60000 or window - window % 1), true
     state.expires = expires
   elseif state.is_whole then
     state.expires = expires
@@ -97,6 +112,10 @@ local function charge(now, task, state, units)
     state.written, state.is_whole = front .. changed .. head .. queue .. tail .. sub(value, copied), true
   else
     state.written = front .. changed .. head .. queue .. tail
+  end
+  if buckets then
+    state.has_buckets = true
+    for i = 1, #buckets, 2 do state[buckets[i]] = buckets[i + 1] end
   end
   return since > now
 end

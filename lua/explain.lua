@@ -15,7 +15,8 @@ local function fitting(now, task, state, count)
     if value and state[dues + k] <= now and (count > 1 or units > task[k + 6] - used) then
       at = 14 + state[1] * 14
       for _ = 2, k do at = at + 28 + unpack('<I4', value, at + 23) end
-      if state.is_whole or unpack('<I6', value, at + 6) + unpack('<I6', labels, k * 12 - 5) <= now then
+      local step, hold = unpack('<I6I6', labels, k * 12 - 11)
+      if state.is_whole or step > BUCKET or unpack('<I6', value, at + 6) + hold <= now then
         used = read_section(now, value, at, labels, k, used)
       end
     end
@@ -27,7 +28,7 @@ local function fitting(now, task, state, count)
 end
 
 -- Pass 2: what is to be replied of one key: for each rule what is used, the end of the newest step, and when the units
--- fit.
+-- fit; of a bucket what is missing, in units * ms, and the time.
 -- now    in ms
 -- task   what is asked
 -- state  of the key
@@ -45,7 +46,9 @@ local function explain(now, task, state, units)
       local first, base, width, live, behind, step, hold, _
       used, newest, first, base, width, live, behind, _, step, hold = read_section(now, value, at, labels, k, used)
       local excess = used - limit + units -- what has to be released
-      if excess == 1 then
+      if step > BUCKET then
+        used = used * (step - BUCKET) - base
+      elseif excess == 1 then
         fits_at = first + hold
       elseif excess > 0 and units <= limit then
         local entry, size, wrap = entry_format(width)
@@ -72,14 +75,24 @@ local function create(now, task, state, units)
   local pack, unpack = struct.pack, struct.unpack
   local labels, rules = task[2], task[6]
   local front, since, release, window, heads = { rules }, 0, 0, 0, ''
+  state[1] = rules
   for k = 1, rules do
     local step, hold = unpack('<I6I6', labels, k * 12 - 11)
-    local start = now - now % step
-    local newest = start + step
+    local start, newest, first, due
+    if step > BUCKET then
+      start, newest, first, due = now, now, math.min(task[k + 6], MOST_STORED), 0
+      state[k + 1], state.has_buckets = units * (step - BUCKET), true
+      hold = math.min(math.ceil(state[k + 1] / hold), FOR_EVER)
+    else
+      state[k + 1] = units
+      start = now - now % step
+      newest = start + step
+      first, due = newest, newest
+    end
     if start > since then since = start end
     if newest + hold > release then release, window = newest + hold, hold > 0 and hold or step end
-    front[k + 1], front[rules + 3 + k] = units, newest
-    heads = heads .. pack('<I6I6', newest, newest) .. '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0' -- base, length, room, width
+    front[k + 1], front[rules + 3 + k] = units, due
+    heads = heads .. pack('<I6I6', newest, first) .. '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0' -- base, length, room, width
   end
   state.expires = release + (window > 60000 and 60000 or window) -- as in `charge`
   front[rules + 2], front[rules + 3] = since, state.expires

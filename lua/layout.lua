@@ -18,6 +18,23 @@ local function last_believed(now, step, hold)
   return now + step + step + math.max(step, hold)
 end
 
+-- When a section begins to be of use to a clock: the start of its newest step; the time of a bucket.
+local function start_of(section)
+  return section.step > BUCKET and section.newest or section.newest - section.step
+end
+
+-- When nothing in a section counts any more.
+local function release_of(section)
+  if section.step < BUCKET then return section.newest + section.hold end
+  local missing = section.used * (section.step - BUCKET) - section.base
+  return section.newest + math.min(math.ceil(missing / section.hold), FOR_EVER)
+end
+
+-- When more than what is used changes in a section.
+local function due_of(section)
+  return section.step > BUCKET and 0 or math.min(section.newest, section.first + section.hold)
+end
+
 -- The narrowest entries that tell the steps of a rule apart; step and hold in ms.
 local function least_width(step, hold)
   return hold / step < 4096 and 1 or hold / step < 4294967290 and 2 or 3
@@ -61,9 +78,13 @@ local function cut(section, kept)
   section.used, section.queue = (total - section.base) % wrap, sub(section.queue, 1, at - 1)
 end
 
--- Drops the steps of a section that are not believed.
+-- Drops the steps of a section that are not believed, or all that is missing in a bucket.
 local function trim(now, section)
   local step, first, queue = section.step, section.first, section.queue
+  if step > BUCKET then
+    if section.newest - now > first * (step - BUCKET) / section.hold then cut(section, 0) end
+    return
+  end
   local last = last_believed(now, step, section.hold)
   if section.used == 0 or section.newest <= last then return end
   local bound = (last - last % step - first) / step + 1
@@ -96,7 +117,7 @@ local function arrange(now, stored, labels)
   local found, sections = {}, {}
   for _, section in ipairs(stored) do
     trim(now, section)
-    if section.used > 0 and section.newest + section.hold > now then found[section.label] = section end
+    if section.used > 0 and release_of(section) > now then found[section.label] = section end
   end
   for at = 1, #labels - 1, 12 do
     local section = found[sub(labels, at, at + 11)]
@@ -127,9 +148,9 @@ local function compose(now, sections)
   for k, section in ipairs(sections) do
     local due = 0 -- nothing counts, or time stands still
     if section.used > 0 then
-      local start = section.newest - section.step
-      since, expires = math.max(since, start), math.max(expires, section.newest + section.hold)
-      if start <= now then due = math.min(section.newest, section.first + section.hold) end
+      local start = start_of(section)
+      since, expires = math.max(since, start), math.max(expires, release_of(section))
+      if start <= now then due = due_of(section) end
     end
     used[k], dues[k], bodies[k], labels[k] = pack('<I7', section.used), pack('<I7', due), section_bytes(section), section.label
   end

@@ -104,7 +104,9 @@ while KEYS[i] do
         local told = state.written and seldom().slow_path().after(state) or state
         reply = reply .. seldom().explain(now, task, told, count < asked and task[1] or 0)
       elseif states or KEYS[i] or replies and replies[1] or not state.value then
-        reply = reply .. '\2' .. sub(state.written, 1, 1 + task[6] * 7)
+        local counts = sub(state.written, 1, 1 + task[6] * 7)
+        if state.has_buckets then counts = struct.pack(task[4], spread(state, 1, task[6] + 1)) end
+        reply = reply .. '\2' .. counts
       else -- nothing else is replied: at once, since each string that is made is dear
         whole_reply = struct.pack(task[5], now, 1, count, 2, spread(state, 1, task[6] + 1))
       end

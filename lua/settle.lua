@@ -75,9 +75,21 @@ local function change_older(section, stop, units)
   return true
 end
 
+-- Adds units (takes them, if they are negative) to what is missing in a bucket: never so many that less than nothing
+-- is missing, or too much. Returns that more than `used` has changed.
+local function change_bucket(section, limit, units)
+  local window = section.step - BUCKET
+  local room = MOST_UNITS - MOST_UNITS % window - (section.used * window - section.base)
+  section.used = section.used + math.min(units, (room - room % window) / window)
+  section.first = math.min(limit, MOST_STORED)
+  if section.used <= 0 then cut(section, 0) end
+  return true
+end
+
 -- Adds units (takes them, if they are negative) to the step of a section that ends at `stop`, if it still counts, and
 -- never so many that it has less than none or the section uses too many. Returns whether more than `used` has changed.
 local function change(now, section, stop, units)
+  if section.step > BUCKET then return change_bucket(section, stop, units) end
   local time = math.max(now, section.newest - section.step)
   if stop + section.hold <= time or stop > last_believed(now, section.step, section.hold) then return false end
   units = math.min(units, MOST_UNITS - section.used)
@@ -95,8 +107,8 @@ local function put_back(state, changed)
   local since, expires = state[count + 2], state[count + 3]
   for _, section in ipairs(changed) do
     value = sub(value, 1, section.at - 1) .. section_bytes(section) .. sub(value, section.limit)
-    state[count + 3 + section.k] = math.min(section.newest, section.first + section.hold)
-    since, expires = math.max(since, section.newest - section.step), math.max(expires, section.newest + section.hold)
+    state[count + 3 + section.k] = due_of(section)
+    since, expires = math.max(since, start_of(section)), math.max(expires, release_of(section))
   end
   if state.is_whole or expires > state[count + 3] then state.expires = expires end
   state[count + 2], state[count + 3] = since, expires
@@ -104,7 +116,7 @@ local function put_back(state, changed)
   state.written, state.is_whole = front .. sub(value, #front + 1), true
 end
 
--- Settles one key. The ends of the steps that were charged stand where a check has limits.
+-- Settles one key. The ends of the steps that were charged stand where a check has limits, but for buckets.
 -- Returns what is to be replied of the key.
 local function settle_key(now, task, state)
   local value, reply = state.value, '\1'
@@ -120,7 +132,9 @@ local function settle_key(now, task, state)
     -- What is released leaves the value with each write: it must not count again when the clock steps back.
     if must_be_put_back or used ~= state[k + 1] then table.insert(changed, 1, section) end
     has_changed, left, state[k + 1] = has_changed or section.used ~= used, left + section.used, section.used
-    reply, at = reply .. pack('<I7I6I6', section.used, section.newest, 0), section.limit
+    local told = section.used
+    if section.step > BUCKET then told = told * (section.step - BUCKET) - section.base end
+    reply, at = reply .. pack('<I7I6I6', told, section.newest, 0), section.limit
   end
   for k = task[6] + 1, state[1] do left = left + state[k + 1] end
 

@@ -47,7 +47,6 @@ use crate::{
     key::Key,
     policy::Policy,
     rule::{Rule, millis},
-    window::StepSpec,
 };
 
 /// The answer to a check. An error instead of a decision means *could not decide*, never *no*.
@@ -245,10 +244,8 @@ impl Decision {
         // Each of those that came before the last had left as many costs uncharged as came after it.
         let counts_then = |later: u16| -> Vec<Count> {
             let counts = counts.iter().zip(check.rules());
-            let counts = counts.map(|(count, (_, cost))| Count {
-                used: count.used.saturating_sub(cost.saturating_mul(later.into())),
-                ..*count
-            });
+            let counts = counts
+                .map(|(count, (rule, cost))| count.before(rule, cost.saturating_mul(later.into())));
             counts.collect()
         };
         let admissions = (0..admitted.min(count))
@@ -325,10 +322,12 @@ impl Filled<'_> {
 }
 
 /// How long a rule denies a cost, in ms: `None` when it fits, [`NEVER_MS`] when it can never fit.
-fn denial_ms(limit: u64, cost: u64, now_ms: u64, count: Count) -> Option<u64> {
-    match limit.checked_sub(cost) {
+fn denial_ms(rule: &Rule, cost: u64, now_ms: u64, count: Count) -> Option<u64> {
+    match rule.limit().checked_sub(cost) {
         None => Some(NEVER_MS),
-        Some(room) if count.used > room => Some(count.fits_at_ms.saturating_sub(now_ms)),
+        Some(room) if count.units(rule) > room => {
+            Some(count.fits_at_ms(rule, cost).saturating_sub(now_ms))
+        }
         Some(_) => None,
     }
 }
@@ -363,7 +362,7 @@ impl Usage {
                 let denied_ms = if admitted {
                     None
                 } else {
-                    denial_ms(rule.limit(), charge.cost(), now_ms, count)
+                    denial_ms(rule, charge.cost(), now_ms, count)
                 };
                 usages.push(RuleUsage::new(*rule, now_ms, count, denied_ms));
             }
@@ -577,17 +576,12 @@ pub struct RuleUsage {
 
 impl RuleUsage {
     fn new(rule: Rule, now_ms: u64, count: Count, denied_ms: Option<u64>) -> Self {
-        let spec = StepSpec::of(&rule);
-        let reset_at_ms = if count.used == 0 {
-            0
-        } else {
-            spec.release(count.newest_end_ms)
-        };
+        let step_end_ms = rule.step_end_ms(now_ms);
         Self {
             rule,
-            remaining: rule.limit().saturating_sub(count.used),
-            reset_after_ms: reset_at_ms.saturating_sub(now_ms),
-            step_end_ms: spec.step_end(now_ms).max(count.newest_end_ms),
+            remaining: rule.limit().saturating_sub(count.units(&rule)),
+            reset_after_ms: count.reset_at_ms(&rule).saturating_sub(now_ms),
+            step_end_ms: step_end_ms.max(count.newest_end_ms),
             denied_ms,
         }
     }

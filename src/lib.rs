@@ -52,6 +52,7 @@
 //! | who is limited, and how clients behind proxies are found | [`extract`], [`extract::forwarded`] |
 //! | how to limit without HTTP, and what happens when the store cannot decide | [`limiter`] |
 //! | how limits are changed while the service runs, or read from a file | [`policies`] |
+//! | when a rule should be a bucket, with a burst and a refill | [`buckets`] |
 //! | who uses a shared limit up | [`contributors`] |
 //! | what is stored in Redis, and how the server is set up | [`store::redis`], [`store::redis::deployment`] |
 //! | what a service reports, as logs and metrics | [`observe`] |
@@ -82,6 +83,9 @@
 //!    │  step s  │  s + 1   │           │          │           │
 //!    └── prec. ─┘◀────────────── window ──────────────────────┘
 //! ```
+//!
+//! A rule can also be [fixed](Rule::fixed) to windows that begin at the hour or at midnight, or a [bucket](buckets) that
+//! refills continuously.
 //!
 //! # Keys and proxies
 //!
@@ -132,6 +136,11 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod block;
+pub mod buckets {
+    //! Buckets: rules of a burst and a refill. Which rule says what.
+    //!
+    #![doc = include_str!("buckets.md")]
+}
 pub mod charge;
 mod check;
 pub mod contributors;

@@ -1,4 +1,4 @@
-//! [`Rule`]: at most `limit` units in any `window`, counted in steps of `precision`.
+//! [`Rule`]: at most `limit` units in any `window`, counted in steps of `precision`; or a bucket, which refills.
 //!
 //! ```
 //! use std::time::Duration;
@@ -8,6 +8,7 @@
 //! assert_eq!(hourly.to_string(), "240/1h");              // 1h / 60 is the default precision
 //! assert_eq!("20/1m@exact".parse(), Ok(Rule::per_minute(20).exact()));
 //! assert_eq!("10/s".parse(), Ok(Rule::per_second(10)));
+//! assert_eq!("20+10/1s@bucket".parse(), Ok(Rule::per_second(10).bucket(20)));
 //!
 //! let error = "10/0s".parse::<Rule>().unwrap_err();
 //! assert_eq!(error.to_string(), "rule `10/0s`: the window must be from 1ms to 36525d");
@@ -24,10 +25,13 @@ const MAX_WINDOW: Duration = Duration::from_secs(36_525 * 86_400);
 /// A sliding rule counts its window in this many steps by default.
 const DEFAULT_STEPS: u64 = 60;
 
-/// At most `limit` units in any `window`, counted in steps of `precision`.
+/// The largest refill of a bucket: 48 bits, as stores label buckets with it.
+const MAX_REFILL: u64 = (1 << 48) - 1;
+
+/// At most `limit` units in any `window`, counted in steps of `precision`; or a [bucket](Self::bucket).
 ///
 /// A rule is plain data: [`Policy::new`] answers an error for a rule that is not valid, and so does parsing one.
-/// The text form, `LIMIT/WINDOW[@PRECISION]`, is read by [`FromStr`], written by `Display`, and used by serde:
+/// The text form, `LIMIT/WINDOW[@PRECISION]` or `BURST+REFILL/WINDOW@bucket`, is read by [`FromStr`], written by `Display`, and used by serde:
 ///
 /// | text | meaning |
 /// |---|---|
@@ -35,6 +39,7 @@ const DEFAULT_STEPS: u64 = 60;
 /// | `240/1h@1m` | 240 in any hour, in steps of one minute |
 /// | `20/1m@exact` | 20 in any minute, in steps of 1 ms |
 /// | `1000/1d@fixed` | 1000 in each UTC day |
+/// | `20+10/1s@bucket` | 20 at once, and 10 more a second |
 ///
 /// Units are `ms`, `s`, `m`, `h` and `d`.
 ///
@@ -47,8 +52,14 @@ const DEFAULT_STEPS: u64 = 60;
 pub struct Rule {
     limit: u64,
     window: Duration,
-    step: Duration,
-    fixed: bool,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Sliding { precision: Duration },
+    Fixed,
+    Bucket { refill: u64 },
 }
 
 impl Rule {
@@ -61,8 +72,9 @@ impl Rule {
         Self {
             limit,
             window,
-            step: default_step(window),
-            fixed: false,
+            kind: Kind::Sliding {
+                precision: default_step(window),
+            },
         }
     }
 
@@ -95,8 +107,7 @@ impl Rule {
     /// The default is a sixtieth of the window.
     #[must_use]
     pub const fn precision(mut self, precision: Duration) -> Self {
-        self.step = precision;
-        self.fixed = false;
+        self.kind = Kind::Sliding { precision };
         self
     }
 
@@ -111,33 +122,72 @@ impl Rule {
     /// A fixed rule keeps a single step, and up to twice the limit may pass around the boundary of two windows.
     #[must_use]
     pub const fn fixed(mut self) -> Self {
-        self.step = self.window;
-        self.fixed = true;
+        self.kind = Kind::Fixed;
         self
     }
 
-    /// How many units are admitted in any window.
+    /// Makes the rule a bucket that holds up to `burst` units and is full at first; what was its limit comes back in
+    /// each window, continuously.
+    ///
+    /// In any span of `t`, it admits at most `burst + refill · t / window` units: of `20+10/1s@bucket` 20 at once,
+    /// and 30 in a second. A sliding rule is stricter, see [when to use a bucket](crate::buckets).
+    ///
+    /// `burst` is 0 to 2^53 − 1. The refill is 1 to 2^48 − 1, and neither it nor `burst`, times the window in ms, may
+    /// be above 2^53 − 1.
+    ///
+    /// ```
+    /// use sluicegate::Rule;
+    ///
+    /// let rule = Rule::per_second(10).bucket(20);
+    /// assert_eq!(rule.to_string(), "20+10/1s@bucket");
+    /// assert_eq!((rule.limit(), rule.refill()), (20, Some(10)));
+    /// ```
+    #[must_use]
+    pub const fn bucket(mut self, burst: u64) -> Self {
+        let refill = match self.kind {
+            Kind::Bucket { refill } => refill,
+            Kind::Sliding { .. } | Kind::Fixed => self.limit,
+        };
+        self.kind = Kind::Bucket { refill };
+        self.limit = burst;
+        self
+    }
+
+    /// How many units are admitted in any window; the burst of a bucket.
     #[must_use]
     pub const fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// The span of time that the limit is for.
+    /// The span of time that the limit is for; of a bucket, that its refill is for.
     #[must_use]
     pub const fn window(&self) -> Duration {
         self.window
     }
 
-    /// The length of one step: the precision of a sliding rule, the window of a fixed one.
+    /// The length of one step: the precision of a sliding rule, the window of a fixed one, 1 ms of a bucket.
     #[must_use]
     pub const fn step(&self) -> Duration {
-        self.step
+        match self.kind {
+            Kind::Sliding { precision } => precision,
+            Kind::Fixed => self.window,
+            Kind::Bucket { .. } => Duration::from_millis(1),
+        }
     }
 
     /// Whether windows are aligned to the Unix epoch instead of sliding.
     #[must_use]
     pub const fn is_fixed(&self) -> bool {
-        self.fixed
+        matches!(self.kind, Kind::Fixed)
+    }
+
+    /// How many units come back in each window of a bucket; `None` for other rules.
+    #[must_use]
+    pub const fn refill(&self) -> Option<u64> {
+        match self.kind {
+            Kind::Bucket { refill } => Some(refill),
+            Kind::Sliding { .. } | Kind::Fixed => None,
+        }
     }
 
     /// The end of the step that this time falls into: the first millisecond after it. For stores.
@@ -149,7 +199,8 @@ impl Rule {
         at_ms - at_ms % step_ms + step_ms
     }
 
-    /// The first millisecond at which the units of a step no longer count, by the end of the step. For stores.
+    /// The first millisecond at which the units of a step no longer count, by the end of the step. For stores, and
+    /// not of a bucket: see [`Count`](crate::Count).
     #[must_use]
     pub const fn release_ms(&self, step_end_ms: u64) -> u64 {
         if self.is_fixed() {
@@ -159,20 +210,40 @@ impl Rule {
         }
     }
 
+    /// In what time as much is admitted as the limit, over and over again: the window; of a bucket, what a full refill
+    /// takes, rounded up to ms.
+    pub(crate) fn quota_window(&self) -> Duration {
+        match self.refill() {
+            Some(refill) => {
+                let full = self.limit.saturating_mul(millis(self.window));
+                Duration::from_millis(full.div_ceil(refill))
+            }
+            None => self.window,
+        }
+    }
+
     /// The window as in the text form.
     pub(crate) fn window_text(&self) -> String {
         DurationText(self.window).to_string()
     }
 
-    /// The rule with its limit divided by `of`, rounded down; a limit above 0 never becomes 0.
+    /// The rule with its limit, and its refill, divided by `of`, rounded down; none above 0 ever becomes 0.
     pub(crate) fn share(mut self, of: NonZeroU32) -> Self {
-        self.limit = (self.limit / u64::from(of.get())).max(self.limit.min(1));
+        let share = |units: u64| (units / u64::from(of.get())).max(units.min(1));
+        self.limit = share(self.limit);
+        if let Kind::Bucket { refill } = &mut self.kind {
+            *refill = share(*refill);
+        }
         self
     }
 
-    /// The rule with twice its limit.
+    /// The rule with twice its limit, or as much as it may have.
     pub(crate) fn doubled(mut self) -> Self {
-        self.limit = (self.limit * 2).min(MAX_UNITS);
+        let most = match self.kind {
+            Kind::Bucket { .. } => MAX_UNITS / millis(self.window),
+            Kind::Sliding { .. } | Kind::Fixed => MAX_UNITS,
+        };
+        self.limit = (self.limit * 2).min(most);
         self
     }
 
@@ -187,7 +258,7 @@ impl Rule {
     }
 
     fn problem(&self) -> Option<&'static str> {
-        let Self { window, step, .. } = *self;
+        let (window, step) = (self.window, self.step());
         Some(if self.limit > MAX_UNITS {
             "the limit must be at most 9007199254740991"
         } else if window.is_zero() || window > MAX_WINDOW {
@@ -199,13 +270,33 @@ impl Rule {
         } else if !is_whole_ms(step) {
             "the precision must be whole milliseconds"
         } else {
+            return self.refill().and_then(|refill| self.bucket_problem(refill));
+        })
+    }
+
+    /// What keeps the sums of a bucket, in units · ms, from being exact.
+    fn bucket_problem(&self, refill: u64) -> Option<&'static str> {
+        let is_exact = |units: u64| {
+            let product = units.checked_mul(millis(self.window));
+            product.is_some_and(|product| product <= MAX_UNITS)
+        };
+        Some(if refill == 0 {
+            "the refill must be at least 1"
+        } else if refill > MAX_REFILL {
+            "the refill must be at most 281474976710655"
+        } else if !is_exact(self.limit) {
+            "the burst times the window in ms must be at most 9007199254740991"
+        } else if !is_exact(refill) {
+            "the refill times the window in ms must be at most 9007199254740991"
+        } else {
             return None;
         })
     }
 
     /// Whether both have the same window and kind: in one policy, one of them would have no effect.
     pub(crate) fn same_window(&self, other: &Self) -> bool {
-        self.window == other.window && self.is_fixed() == other.is_fixed()
+        let kind = |rule: &Self| (rule.is_fixed(), rule.refill().is_some());
+        self.window == other.window && kind(self) == kind(other)
     }
 }
 
@@ -225,12 +316,19 @@ fn is_whole_ms(duration: Duration) -> bool {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.limit, DurationText(self.window))?;
-        match self.step {
-            _ if self.fixed => f.write_str("@fixed"),
-            step if step == default_step(self.window) => Ok(()),
-            step if step == Duration::from_millis(1) => f.write_str("@exact"),
-            step => write!(f, "@{}", DurationText(step)),
+        let (limit, window) = (self.limit, DurationText(self.window));
+        let precision = match self.kind {
+            Kind::Fixed => return write!(f, "{limit}/{window}@fixed"),
+            Kind::Bucket { refill } => return write!(f, "{limit}+{refill}/{window}@bucket"),
+            Kind::Sliding { precision } => precision,
+        };
+        write!(f, "{limit}/{window}")?;
+        if precision == default_step(self.window) {
+            Ok(())
+        } else if precision == Duration::from_millis(1) {
+            f.write_str("@exact")
+        } else {
+            write!(f, "@{}", DurationText(precision))
         }
     }
 }
@@ -255,8 +353,7 @@ impl FromStr for Rule {
     }
 }
 
-const SYNTAX: &str =
-    "write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact or 1000/1d@fixed";
+const SYNTAX: &str = "write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact, 1000/1d@fixed or 20+10/1s@bucket";
 
 fn parse(text: &str) -> Option<Rule> {
     let (limit, rest) = text.trim().split_once('/')?;
@@ -264,7 +361,12 @@ fn parse(text: &str) -> Option<Rule> {
         Some((window, steps)) => (window, Some(steps)),
         None => (rest, None),
     };
-    let rule = Rule::new(parse_number(limit)?, parse_duration(window)?);
+    let window = parse_duration(window)?;
+    if let Some((burst, refill)) = limit.split_once('+') {
+        let rule = Rule::new(parse_number(refill)?, window).bucket(parse_number(burst)?);
+        return (steps == Some("bucket")).then_some(rule);
+    }
+    let rule = Rule::new(parse_number(limit)?, window);
     Some(match steps {
         None => rule,
         Some("fixed") => rule.fixed(),
@@ -369,6 +471,21 @@ mod tests {
             ),
             ("0/ms", Rule::new(0, Duration::from_millis(1)), "0/1ms"),
             (
+                "20+10/s@bucket",
+                Rule::per_second(10).bucket(20),
+                "20+10/1s@bucket",
+            ),
+            (
+                "9007199254740991+281474976710655/1ms@bucket",
+                Rule::new(MAX_REFILL, Duration::from_millis(1)).bucket(MAX_UNITS),
+                "9007199254740991+281474976710655/1ms@bucket",
+            ),
+            (
+                "0+1/36525d@bucket",
+                Rule::new(1, MAX_WINDOW).bucket(0),
+                "0+1/36525d@bucket",
+            ),
+            (
                 "9007199254740991/365d",
                 Rule::new(MAX_UNITS, Duration::from_secs(365 * 86_400)),
                 "9007199254740991/365d",
@@ -386,7 +503,26 @@ mod tests {
         for (text, reason) in [
             (
                 "",
-                "write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact or 1000/1d@fixed",
+                "write it as LIMIT/WINDOW, for instance 10/1s, 240/1h@1m, 20/1m@exact, 1000/1d@fixed or 20+10/1s@bucket",
+            ),
+            ("20+10/1s", "write it as"),
+            ("20/1s@bucket", "write it as"),
+            ("20+10/1s@exact", "write it as"),
+            ("+10/1s@bucket", "write it as"),
+            ("20+/1s@bucket", "write it as"),
+            ("20+10+1/1s@bucket", "write it as"),
+            ("20+0/1s@bucket", "the refill must be at least 1"),
+            (
+                "1+281474976710656/1ms@bucket",
+                "the refill must be at most 281474976710655",
+            ),
+            (
+                "9007199254741+1/1s@bucket",
+                "the burst times the window in ms must be at most 9007199254740991",
+            ),
+            (
+                "1+9007199254741/1s@bucket",
+                "the refill times the window in ms must be at most 9007199254740991",
             ),
             ("10", "write it as"),
             ("/1s", "write it as"),

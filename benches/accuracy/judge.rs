@@ -116,7 +116,7 @@ impl Verdict {
 }
 
 /// By time; within a millisecond, admissions come before denials.
-fn by_key(records: &[Record]) -> BTreeMap<u64, Vec<Record>> {
+pub(crate) fn by_key(records: &[Record]) -> BTreeMap<u64, Vec<Record>> {
     let mut histories: BTreeMap<u64, Vec<Record>> = BTreeMap::new();
     for record in records {
         histories.entry(record.key).or_default().push(*record);

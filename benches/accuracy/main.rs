@@ -5,6 +5,7 @@
 //! `target/figures/accuracy.svg`; ends in 1 when a promise is broken. Takes about five minutes. An argument chooses one
 //! section: `-- leases`.
 
+mod buckets;
 #[path = "../common/chart.rs"]
 mod chart;
 #[path = "../../tests/faults/clock.rs"]
@@ -38,10 +39,11 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut page = Page::default();
-    let sections: [Section; 7] = [
+    let sections: [Section; 8] = [
         ("crowds", crowds::crowds),
         ("clocks", crowds::clocks),
         ("windows", windows::windows),
+        ("buckets", buckets::buckets),
         ("returning", returning::returning),
         ("faults", faults::faults),
         ("leases", leases::leases),

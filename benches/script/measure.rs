@@ -134,6 +134,15 @@ fn rules(limit: u64) -> [Rule; 3] {
     ]
 }
 
+/// Which refill about as fast as they are charged.
+fn buckets() -> [Rule; 3] {
+    [
+        Rule::per_second(10).bucket(PLENTY),
+        Rule::per_minute(600).bucket(PLENTY),
+        Rule::per_hour(36_000).bucket(PLENTY),
+    ]
+}
+
 /// In steps of 1 s, 1 s and 1 min: finer ones cost the hash layout twice as much.
 fn coarse_rules(limit: u64) -> [Rule; 3] {
     let [second, minute, hour] = rules(limit);
@@ -290,6 +299,10 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
         checks(store, "3 rules, coarse, 16 a call", 16, &coarse)?,
         checks(store, "3 rules, 16 a call", 16, &plenty)?,
         fill(store)?,
+        checks(store, "1 rule of 1 s", 1, &plenty[..1])?,
+        checks(store, "1 bucket of 1 s", 1, &buckets()[..1])?,
+        checks(store, "1 bucket", 1, &buckets()[1..2])?,
+        checks(store, "3 buckets", 1, &buckets())?,
     ];
     for (name, count, rules) in [
         ("1 rule", 1, &plenty[1..2]),
@@ -570,6 +583,8 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
             "3 rules, denied by the last, 16 a call",
             1.5,
         ),
+        ("1 bucket of 1 s", "1 rule of 1 s", 1.0),
+        ("3 buckets", "3 rules", 1.0),
         ("2 keys, denied by the last", "2 keys", 1.0),
         ("3 keys, denied by the last", "3 keys", 1.0),
         ("8 keys, denied by the last", "8 keys", 1.0),

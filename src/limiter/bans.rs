@@ -24,7 +24,7 @@ use crate::{
     observe::BanEvent,
     operation::{Operation, Reply},
     policy::Policy,
-    window::StepSpec,
+    window::Spec,
 };
 
 /// How many identities can wait: one that is attacked by many more has to count what it can.
@@ -138,9 +138,9 @@ fn struck(denial: &Denial) -> Vec<(&Charge, Ban)> {
     all.sort_by_key(|(_, ban)| order(ban));
     let mut struck: Vec<(&Charge, Ban)> = Vec::new();
     for (charge, ban) in all {
-        let spec = StepSpec::of(&ban.strikes());
+        let spec = Spec::of(&ban.strikes());
         let is_known = struck.iter().any(|(other, known)| {
-            other.key() == charge.key() && StepSpec::of(&known.strikes()) == spec
+            other.key() == charge.key() && Spec::of(&known.strikes()) == spec
         });
         if !is_known {
             struck.push((charge, ban));

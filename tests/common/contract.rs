@@ -52,6 +52,11 @@ macro_rules! contract {
             time_stands_still_while_the_clock_is_behind
             time_does_not_stand_still_for_what_was_taken_back
             a_step_far_ahead_is_not_believed
+            a_bucket_admits_its_burst_and_what_comes_back
+            a_bucket_and_a_window_are_charged_together
+            settling_a_bucket_changes_what_is_missing_now
+            time_stands_still_for_a_bucket_but_not_far_ahead
+            a_new_burst_takes_effect_and_another_refill_starts_full
             the_clock_may_show_the_epoch_or_its_latest_time
             the_largest_check_is_decided_and_settled
             clones_of_a_limiter_share_their_counts
@@ -560,6 +565,97 @@ pub(crate) async fn time_does_not_stand_still_for_what_was_taken_back(
     clock.set(START_MS + 1_050);
     let settled = gate.settle(early.usage(), [2]).await.unwrap();
     assert_eq!(remaining(&settled), [3, 2]);
+}
+
+pub(crate) async fn a_bucket_admits_its_burst_and_what_comes_back(
+    gate: &Limiter,
+    clock: TestClock,
+) {
+    let policy = policy("p", "20+10/1s@bucket");
+    assert!(try_acquire(gate, &policy, "alice", 20).await);
+    assert_eq!(
+        retry_after(&check(gate, &policy, "alice", 3).await),
+        Some(300)
+    );
+    clock.advance(Duration::from_millis(299));
+    let early = check(gate, &policy, "alice", 3).await;
+    assert_eq!(retry_after(&early), Some(1));
+    assert_eq!(remaining(early.usage()), [2]);
+    clock.advance(Duration::from_millis(1));
+    let admitted = check(gate, &policy, "alice", 3).await;
+    assert!(admitted.is_allowed());
+    let reset_after = admitted.usage().rules().next().unwrap().reset_after();
+    assert_eq!(ms(reset_after), 2_000);
+    clock.advance(Duration::from_millis(1_999));
+    assert_eq!(left(gate, &policy, "alice").await, [19]);
+    clock.advance(Duration::from_millis(1));
+    assert_eq!(left(gate, &policy, "alice").await, [20]);
+    assert_eq!(retry_after(&check(gate, &policy, "alice", 21).await), None);
+}
+
+pub(crate) async fn a_bucket_and_a_window_are_charged_together(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "3+1/1s@bucket,4/1m@exact,2/1d@fixed");
+    assert!(try_acquire(gate, &policy, "alice", 2).await);
+    assert!(!try_acquire(gate, &policy, "alice", 1).await);
+    assert_eq!(left(gate, &policy, "alice").await, [1, 2, 0]);
+    clock.advance(Duration::from_millis(1_500));
+    assert!(!try_acquire(gate, &policy, "alice", 1).await);
+    assert_eq!(left(gate, &policy, "alice").await, [2, 2, 0]);
+}
+
+pub(crate) async fn settling_a_bucket_changes_what_is_missing_now(
+    gate: &Limiter,
+    clock: TestClock,
+) {
+    let policy = policy("p", "10+1/1s@bucket");
+    let first = check(gate, &policy, "alice", 4).await;
+    let second = check(gate, &policy, "alice", 2).await;
+    clock.advance(Duration::from_millis(2_500));
+    let lower = gate.settle(first.usage(), [3]).await.unwrap();
+    assert_eq!(remaining(&lower), [7]); // 2.5 are missing
+    let higher = gate.settle(second.usage(), [12]).await.unwrap();
+    assert_eq!(remaining(&higher), [0]); // 12.5 are missing
+    let look = check(gate, &policy, "alice", 0).await;
+    assert_eq!(retry_after(&look), Some(2_500));
+    let third = check(gate, &policy, "bob", 2).await;
+    clock.advance(Duration::from_millis(1_999));
+    let all = gate.settle(third.usage(), [0]).await.unwrap();
+    assert_eq!(remaining(&all), [10]);
+}
+
+pub(crate) async fn time_stands_still_for_a_bucket_but_not_far_ahead(
+    gate: &Limiter,
+    clock: TestClock,
+) {
+    let policy = policy("p", "2+1/1s@bucket");
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
+    clock.set(START_MS - 2_000);
+    assert_eq!(left(gate, &policy, "alice").await, [1]);
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
+    assert_eq!(
+        retry_after(&check(gate, &policy, "alice", 1).await),
+        Some(3_000)
+    );
+    clock.set(START_MS - 2_001);
+    assert_eq!(left(gate, &policy, "alice").await, [2]);
+    clock.set(START_MS + 999);
+    assert!(!try_acquire(gate, &policy, "alice", 1).await);
+    clock.set(START_MS + 1_000);
+    assert!(try_acquire(gate, &policy, "alice", 1).await);
+}
+
+pub(crate) async fn a_new_burst_takes_effect_and_another_refill_starts_full(
+    gate: &Limiter,
+    _: TestClock,
+) {
+    let rules = ["2+1/1s@bucket", "5+1/1s@bucket", "5+2/1s@bucket", "5/1s"];
+    let policies = rules.map(|rules| policy("p", rules));
+    assert!(try_acquire(gate, &policies[0], "alice", 2).await);
+    assert_eq!(left(gate, &policies[1], "alice").await, [3]);
+    assert_eq!(left(gate, &policies[2], "alice").await, [5]);
+    assert_eq!(left(gate, &policies[3], "alice").await, [5]);
+    assert!(try_acquire(gate, &policies[1], "alice", 3).await);
+    assert_eq!(left(gate, &policies[0], "alice").await, [0]);
 }
 
 pub(crate) async fn a_step_far_ahead_is_not_believed(gate: &Limiter, clock: TestClock) {

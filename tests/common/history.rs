@@ -310,12 +310,21 @@ fn rule() -> impl Strategy<Value = Rule> {
         1 => Just(1 << 33),
         2 => Just(MAX_UNITS),
     ];
-    (limits, windows, 0..6_u64).prop_map(|(limit, window_ms, kind)| {
-        let rule = Rule::new(limit, Duration::from_millis(window_ms));
+    let refills = prop_oneof![4 => 1..=20_u64, 1 => Just(1_000), 1 => Just(1 << 40)];
+    (limits, windows, 0..8_u64, refills).prop_map(|(limit, window_ms, kind, refill)| {
+        let window = Duration::from_millis(window_ms);
+        let rule = Rule::new(limit, window);
+        let most = MAX_UNITS / window_ms;
         match kind {
             0 | 1 => rule,
             2 => rule.exact(),
             3 => rule.fixed(),
+            6 | 7 => {
+                let burst = limit.min(most);
+                // Full within a hundred years: no clock goes much further.
+                let least = burst * window_ms / (100 * YEAR_MS) + 1;
+                Rule::new(refill.clamp(least, most.max(least)), window).bucket(burst)
+            }
             parts => rule.precision(Duration::from_millis(window_ms.div_ceil(parts - 3))),
         }
     })

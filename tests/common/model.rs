@@ -18,6 +18,8 @@ pub(crate) struct Model<'a> {
     policies: Vec<&'a Policy>,
     /// The units of each step, by policy, key and rule.
     charged: HashMap<(usize, usize, usize), Vec<(u64, u64)>>,
+    /// What was charged and settled under buckets, and when.
+    poured: HashMap<(usize, usize, usize), Vec<(u64, i128)>>,
     open: Vec<(u64, Vec<Charge>)>,
 }
 
@@ -30,6 +32,7 @@ impl<'a> Model<'a> {
                 .map(|versions| &versions[0])
                 .collect(),
             charged: HashMap::new(),
+            poured: HashMap::new(),
             open: Vec::new(),
         }
     }
@@ -47,6 +50,8 @@ impl<'a> Model<'a> {
             }
             Act::Reset(policy, key) => {
                 self.charged
+                    .retain(|(of, whose, _), _| (of, whose) != (policy, key));
+                self.poured
                     .retain(|(of, whose, _), _| (of, whose) != (policy, key));
                 None
             }
@@ -78,6 +83,10 @@ impl<'a> Model<'a> {
         if denied.is_none() {
             for &(policy, key, cost) in charges {
                 for (index, rule) in self.policies[policy].rules().iter().enumerate() {
+                    if rule.refill().is_some() {
+                        self.pour(now, (policy, key, index), cost.into());
+                        continue;
+                    }
                     let charged = self.charged.entry((policy, key, index)).or_default();
                     charged.push((step(rule, now), cost));
                 }
@@ -97,9 +106,13 @@ impl<'a> Model<'a> {
                 if fits(now) {
                     continue;
                 }
-                let mut releases = self.releases(policy, key, index);
-                releases.sort_unstable();
-                let retry_at = releases.into_iter().find(|at| *at > now && fits(*at));
+                let retry_at = if rule.refill().is_some() {
+                    first_ms(now, fits).filter(|_| cost <= rule.limit())
+                } else {
+                    let mut releases = self.releases(policy, key, index);
+                    releases.sort_unstable();
+                    releases.into_iter().find(|at| *at > now && fits(*at))
+                };
                 let retry_after_ms = retry_at.map(|at| at - now);
                 let never = |retry: Option<u64>| retry.unwrap_or(u64::MAX);
                 if worst.is_none_or(|worst| never(retry_after_ms) > never(worst.retry_after_ms)) {
@@ -116,6 +129,11 @@ impl<'a> Model<'a> {
 
     fn settle(&mut self, now: u64, then: u64, (policy, key, cost): Charge, settled: u64) {
         for (index, rule) in self.policies[policy].rules().iter().enumerate() {
+            if rule.refill().is_some() {
+                let difference = i128::from(settled) - i128::from(cost);
+                self.pour(now, (policy, key, index), difference);
+                continue;
+            }
             let step = step(rule, then);
             if release(rule, step) <= now {
                 continue;
@@ -135,7 +153,11 @@ impl<'a> Model<'a> {
             let rules = self.policies[policy].rules().iter().enumerate();
             let left = rules.map(|(index, rule)| {
                 let used = self.used(now, policy, key, index);
-                let last = self.releases(policy, key, index).into_iter().max();
+                let last = if rule.refill().is_some() {
+                    first_ms(now, |at| self.missing(at, (policy, key, index)) == 0)
+                } else {
+                    self.releases(policy, key, index).into_iter().max()
+                };
                 Left {
                     remaining: u128::from(rule.limit())
                         .saturating_sub(used)
@@ -153,7 +175,32 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn used(&self, at: u64, policy: usize, key: usize, rule: usize) -> u128 {
+    fn pour(&mut self, now: u64, bucket: (usize, usize, usize), units: i128) {
+        self.poured.entry(bucket).or_default().push((now, units));
+    }
+
+    /// What is missing in a bucket, in units · ms: all of its history over again.
+    fn missing(&self, at: u64, bucket: (usize, usize, usize)) -> i128 {
+        let rule = &self.policies[bucket.0].rules()[bucket.2];
+        let refill = i128::from(rule.refill().unwrap());
+        let window = i128::from(ms(rule.window()));
+        let (mut missing, mut last) = (0_i128, 0);
+        for (then, units) in self.poured.get(&bucket).into_iter().flatten() {
+            missing = (missing - refill * i128::from(then - last)).max(0);
+            let largest = i128::from(MAX_UNITS) / window * window;
+            let most = (largest - missing) / window;
+            missing = (missing + (*units).min(most) * window).max(0);
+            last = *then;
+        }
+        (missing - refill * i128::from(at - last)).max(0)
+    }
+
+    pub(crate) fn used(&self, at: u64, policy: usize, key: usize, rule: usize) -> u128 {
+        let of_bucket = &self.policies[policy].rules()[rule];
+        if of_bucket.refill().is_some() {
+            let missing = self.missing(at, (policy, key, rule)).unsigned_abs();
+            return missing.div_ceil(ms(of_bucket.window()).into());
+        }
         let charged = self.charged.get(&(policy, key, rule)).into_iter().flatten();
         let rule = &self.policies[policy].rules()[rule];
         units(charged.filter(|(step, _)| release(rule, *step) > at))
@@ -167,6 +214,25 @@ impl<'a> Model<'a> {
             .map(|(step, _)| release(rule, *step))
             .collect()
     }
+}
+
+/// The first millisecond at which this holds, which holds for ever then.
+fn first_ms(now: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
+    let mut after = 0; // it does not hold so much later
+    let until = (0..63).map(|bit| 1_u64 << bit);
+    if holds(now) {
+        return Some(now);
+    }
+    let mut holding = until.into_iter().find(|ms| holds(now + ms))?;
+    while holding - after > 1 {
+        let middle = after + (holding - after) / 2;
+        if holds(now + middle) {
+            holding = middle;
+        } else {
+            after = middle;
+        }
+    }
+    Some(now + holding)
 }
 
 fn units<'a>(charged: impl Iterator<Item = &'a (u64, u64)>) -> u128 {

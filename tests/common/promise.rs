@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use sluicegate::{Store, test_util::TestClock};
+use sluicegate::{Rule, Store, test_util::TestClock};
 
 use super::history::{Act, History, Player, move_clock};
 
@@ -46,11 +46,28 @@ pub(crate) fn assert_promise(history: &History, admitted: &[Admitted]) {
         let units: Vec<_> = own.map(|it| (it.0, it.3)).collect();
         for rule in history.policies[subject.0][0].rules() {
             let window_ms = u64::try_from(rule.window().as_millis()).unwrap();
+            if let Some(refill) = rule.refill() {
+                assert_bucket(rule, window_ms.into(), refill.into(), &units);
+                continue;
+            }
             let most = most_within(window_ms, &units);
             assert!(
                 rule.is_fixed() || most <= rule.limit().into(),
                 "{most} units under {rule}"
             );
+        }
+    }
+}
+
+/// In any span, no more than the burst, and what comes back in it.
+fn assert_bucket(rule: &Rule, window_ms: u128, refill: u128, admitted: &[(u64, u64)]) {
+    for (first, (from_ms, _)) in admitted.iter().enumerate() {
+        let mut units = 0;
+        for (at_ms, added) in &admitted[first..] {
+            units += u128::from(*added);
+            let refilled = refill * u128::from(at_ms - from_ms);
+            let most = u128::from(rule.limit()) * window_ms + refilled;
+            assert!(units * window_ms <= most, "{units} units under {rule}");
         }
     }
 }

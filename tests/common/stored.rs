@@ -50,7 +50,10 @@ pub(crate) async fn has_the_steps_of_the_model(
                     let right = model.counting(now_ms, policy, key, rule_index);
                     assert_eq!(read, right, "step {index} at {now_ms}: {step:?}: {rule}");
                     let used = section.map_or(0, |section| section.used(now_ms));
-                    assert_eq!(u128::from(used), right.iter().map(|it| it.1).sum());
+                    assert_eq!(
+                        u128::from(used),
+                        model.used(now_ms, policy, key, rule_index)
+                    );
                 }
             }
         }

@@ -34,7 +34,10 @@ struct RuleText {
     kind: String,
     limit: u64,
     window_ms: u64,
+    #[serde(default)]
     precision_ms: u64,
+    #[serde(default)]
+    refill: u64,
 }
 
 #[derive(Deserialize)]
@@ -122,6 +125,7 @@ pub(crate) async fn replay_all<S: Store>(new: impl AsyncFn() -> (S, TestClock)) 
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
     replay_folder(&own, &new).await;
     replay_folder(&own.join("calls"), &new).await;
+    replay_folder(&own.join("buckets"), &new).await;
     if let Some(folder) = env::var_os("SLUICEGATE_VECTORS") {
         replay_folder(Path::new(&folder), &new).await;
     }
@@ -240,6 +244,7 @@ fn policies(file: &File) -> BTreeMap<&str, Policy> {
             match text.kind.as_str() {
                 "sliding" => rule.precision(Duration::from_millis(text.precision_ms)),
                 "fixed" => rule.fixed(),
+                "bucket" => Rule::new(text.refill, rule.window()).bucket(text.limit),
                 other => panic!("unknown kind of rule: {other}"),
             }
         });

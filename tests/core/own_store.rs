@@ -1,7 +1,7 @@
 //! Proves that the documentation's own store answers calls as it has to: by the default of `Store::call`.
 
 use sluicegate::{
-    Key, Limiter,
+    Charge, Key, Limiter, Policy,
     block::Until,
     error::StoreErrorKind,
     store::{Operation, Store},
@@ -22,6 +22,16 @@ async fn new() -> (MapStore, TestClock) {
         move || clock.now_ms()
     };
     (MapStore::new(now_ms), clock)
+}
+
+#[tokio::test]
+async fn a_store_without_buckets_says_so() {
+    let (store, _) = new().await;
+    let policy = Policy::parse("p", "2+1/1s@bucket").unwrap();
+    let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+    let error = Limiter::new(store).check([charge]).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
+    assert_eq!(error.to_string(), "the store has no buckets");
 }
 
 #[tokio::test]

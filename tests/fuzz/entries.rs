@@ -160,16 +160,21 @@ pub(crate) fn stored_value(data: &[u8]) {
             assert!(!rule.step().is_zero() && rule.step() <= rule.window());
             let steps = section.steps(now_ms);
             let used = section.used(now_ms);
-            assert_eq!(steps.iter().map(|step| step.units).sum::<u64>(), used);
             assert!(used <= MAX_UNITS);
+            assert!(section.fits_at_ms(now_ms, used, used) <= section.reset_at_ms(now_ms));
+            if rule.refill().is_some() {
+                assert!(steps.is_empty());
+                continue;
+            }
+            assert_eq!(steps.iter().map(|step| step.units).sum::<u64>(), used);
             for pair in steps.windows(2) {
                 assert!(pair[0].end_ms < pair[1].end_ms && pair[0].release_ms < pair[1].release_ms);
             }
             if let Some(newest) = steps.last() {
                 assert!(newest.end_ms <= section.newest_end_ms());
                 // Where all must be released, the last step decides.
-                let count = section.count(now_ms, used, used);
-                assert_eq!(count.fits_at_ms, newest.release_ms);
+                let fits_at_ms = section.fits_at_ms(now_ms, used, used);
+                assert_eq!(fits_at_ms, newest.release_ms);
             }
         }
         let check = check(time[0]);

@@ -387,6 +387,36 @@ async fn a_denial_is_told_in_the_older_styles_too() {
     assert!(!response.headers().contains_key("ratelimit-reset"));
 }
 
+#[tokio::test]
+async fn of_a_bucket_the_quota_is_its_burst_in_the_time_of_a_full_refill() {
+    let limit = || {
+        RateLimitLayer::new(MemoryStore::new())
+            .limit(policy("api", "3+1/10s@bucket,1000/1d"), everybody())
+            .cost(|_| 3)
+    };
+    let service = around(limit(), hello());
+    let response = ask(&service).await;
+    assert_eq!(
+        lines(response.headers(), "ratelimit-policy"),
+        [r#""api/10s@bucket";q=3;w=30, "api/1d";q=1000;w=86400"#]
+    );
+    let left = lines(response.headers(), "ratelimit")[0];
+    assert!(
+        left.starts_with(r#""api/10s@bucket";r=0;t=30, "api/1d";r=997;t="#),
+        "{left}"
+    );
+    let denied = ask(&service).await;
+    assert_eq!(denied.status(), 429);
+    assert_eq!(lines(denied.headers(), "retry-after"), ["30"]);
+
+    let service = around(limit().headers(HeaderStyle::DRAFT_7), hello());
+    let response = ask(&service).await;
+    assert_eq!(
+        lines(response.headers(), "ratelimit-policy"),
+        ["3;w=30, 1000;w=86400"]
+    );
+}
+
 // Costs that never fit
 
 #[tokio::test]

@@ -726,6 +726,20 @@ async fn under_load_most_charges_are_written_in_place() {
 }
 
 #[tokio::test]
+async fn a_bucket_takes_less_than_200_bytes_however_long_it_is_used() {
+    let server = Server::start();
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = limiter(&store(&server).await.clock(clock.clone()));
+    let policy = policy("p", "1000000+3/1s@bucket");
+    for _ in 0..1_000 {
+        clock.advance(Duration::from_millis(7));
+        allowed(limiter.check([charge(&policy, "alice", 1)]).await);
+    }
+    let bytes: u64 = server.run("MEMORY USAGE sluicegate:{user=alice}:p SAMPLES 0");
+    assert!((1..200).contains(&bytes), "{bytes}");
+}
+
+#[tokio::test]
 async fn what_others_charged_while_the_clock_was_wrong_is_dropped_by_the_next_write() {
     let server = Server::start();
     let clock = TestClock::new(1_700_000_000_000);

@@ -85,6 +85,8 @@ pub(crate) struct RuleReport {
     pub(crate) window_ms: u64,
     pub(crate) step_ms: u64,
     pub(crate) fixed: bool,
+    /// How many units come back in a window; null where the rule is no bucket.
+    pub(crate) refill: Option<u64>,
     pub(crate) used: u64,
     /// Null where the limit is not known.
     pub(crate) left: Option<u64>,
@@ -233,20 +235,22 @@ impl PolicyReport {
 impl RuleReport {
     fn of(rule: &Rule, limit: Option<u64>, section: Option<&Section>, now_ms: u64) -> Self {
         let text = rule.to_string();
-        let window = text.split_once('/').map_or("", |it| it.1);
+        let without_limit = text.trim_start_matches(|it: char| it.is_ascii_digit());
         let steps = section.map_or(Vec::new(), |section| section.steps(now_ms));
-        let used = steps.iter().map(|step| step.units).sum();
-        let fits = |limit| section.map(|section| section.count(now_ms, limit, 1).fits_at_ms);
+        let used = section.map_or(0, |section| section.used(now_ms));
+        let fits = |limit| section.map(|section| section.fits_at_ms(now_ms, limit, 1));
+        let reset_ms = section.map_or(0, |section| section.reset_at_ms(now_ms));
         Self {
-            rule: limit.map_or(format!("?/{window}"), |_| text.clone()),
+            rule: limit.map_or(format!("?{without_limit}"), |_| text.clone()),
             limit,
             window_ms: millis(rule.window()),
             step_ms: millis(rule.step()),
             fixed: rule.is_fixed(),
+            refill: rule.refill(),
             used,
             left: limit.map(|limit| limit.saturating_sub(used)),
             fits_ms: limit.and_then(fits).filter(|ms| *ms > 0),
-            free_ms: steps.last().map(|step| step.release_ms),
+            free_ms: Some(reset_ms).filter(|ms| *ms > 0),
             steps: steps.iter().map(StepReport::of).collect(),
         }
     }
@@ -277,9 +281,9 @@ impl RuleReport {
         ]
     }
 
-    /// The window that ends with the step of the time. A fixed rule has but one step: nothing to see.
+    /// The window that ends with the step of the time. A fixed rule has but one step, and a bucket none: nothing to see.
     fn picture(&self, now_ms: u64, columns: u16) -> String {
-        if self.fixed {
+        if self.fixed || self.refill.is_some() {
             return String::new();
         }
         let end = now_ms - now_ms % self.step_ms + self.step_ms;

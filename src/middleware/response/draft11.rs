@@ -141,7 +141,11 @@ pub(super) fn item_name(policy: &Policy, rule: &Rule) -> String {
         return name.to_owned();
     }
     let window = rule.window_text();
-    let kind = if rule.is_fixed() { "@fixed" } else { "" };
+    let kind = match rule.refill() {
+        Some(_) => "@bucket",
+        None if rule.is_fixed() => "@fixed",
+        None => "",
+    };
     [name, "/", &window, kind].concat()
 }
 
@@ -149,9 +153,10 @@ fn push_policy_item(field: &mut Vec<u8>, name: &str, rule: &Rule, policy: &Polic
     separate(field);
     field.extend_from_slice(format!(r#""{name}";q="#).as_bytes());
     push_number(field, rule.limit());
-    if rule.window().as_secs() > 0 {
+    let window = rule.quota_window();
+    if window.as_secs() > 0 {
         field.extend_from_slice(b";w=");
-        push_number(field, seconds(rule.window()));
+        push_number(field, seconds(window));
     }
     push_shadow(field, policy);
 }

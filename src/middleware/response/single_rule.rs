@@ -179,9 +179,10 @@ fn append_policy(headers: &mut HeaderMap, usage: &Usage) {
 }
 
 fn policy_item(rule: &Rule) -> String {
-    match rule.window().as_secs() {
+    let window = rule.quota_window();
+    match window.as_secs() {
         0 => rule.limit().to_string(),
-        _ => format!("{};w={}", rule.limit(), seconds(rule.window())),
+        _ => format!("{};w={}", rule.limit(), seconds(window)),
     }
 }
 

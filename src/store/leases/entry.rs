@@ -79,7 +79,7 @@ struct Known {
 }
 
 /// The span of time that leases of a policy are for: its shortest step, or [`LONGEST`]. `None` if a charge of it is
-/// never leased: `@exact` rules have steps too short for it, a small limit would never leave enough room.
+/// never leased: `@exact` rules and buckets have steps too short for it, a small limit would never leave enough room.
 pub(super) fn span(charge: &Charge) -> Option<Duration> {
     let few = charge.cost().saturating_mul(FEWEST * PART_OF_ROOM);
     let mut span = LONGEST;

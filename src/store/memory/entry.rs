@@ -2,30 +2,32 @@ use crate::{
     charge::Charge,
     decision::{Count, PolicyUsage, RuleUsage},
     policy::Policy,
-    window::{StepQueue, StepSpec},
+    window::{Section, Spec},
 };
 
-/// What is kept for one policy's name and one key: a queue for each spec that somebody's rules have.
+/// What is kept for one policy's name and one key: a section for each spec that somebody's rules have.
 #[derive(Debug)]
 pub(in crate::store) struct Entry {
-    queues: Vec<StepQueue>,
+    sections: Vec<Section>,
 }
 
 #[cfg(feature = "bb8")]
 impl Entry {
-    /// An entry of these queues, each of another spec.
-    pub(in crate::store) const fn of(queues: Vec<StepQueue>) -> Self {
-        Self { queues }
+    /// An entry of these sections, each of another spec.
+    pub(in crate::store) const fn of(sections: Vec<Section>) -> Self {
+        Self { sections }
     }
 
-    pub(in crate::store) fn queues(&self) -> &[StepQueue] {
-        &self.queues
+    pub(in crate::store) fn sections(&self) -> &[Section] {
+        &self.sections
     }
 }
 
 impl Entry {
     pub(in crate::store) const fn new() -> Self {
-        Self { queues: Vec::new() }
+        Self {
+            sections: Vec::new(),
+        }
     }
 
     /// Counts under each rule of a charge, and answers how often its cost fits all.
@@ -33,10 +35,10 @@ impl Entry {
         let cost = charge.cost();
         let mut fitting = u64::MAX;
         for (rule, count) in charge.policy().rules().iter().zip(counts) {
-            *count = self.with_queue(StepSpec::of(rule), |queue| {
-                queue.look(now_ms, rule.limit(), cost)
+            *count = self.with_section(Spec::of(rule), |section| {
+                section.look(now_ms, rule.limit(), cost)
             });
-            let fits = match rule.limit().checked_sub(count.used) {
+            let fits = match rule.limit().checked_sub(count.units(rule)) {
                 // What costs nothing fits any number of times, but not above the limit.
                 Some(left) => left.checked_div(cost).unwrap_or(u64::MAX),
                 None => 0,
@@ -55,12 +57,12 @@ impl Entry {
         counts: &mut [Count],
     ) {
         for (rule, count) in policy.rules().iter().zip(counts) {
-            let queue = self.queue_mut(StepSpec::of(rule));
-            queue.charge(now_ms, units);
-            *count = queue.kept();
+            let section = self.section_mut(Spec::of(rule));
+            section.charge(now_ms, rule.limit(), units);
+            *count = section.kept();
         }
         // The policy's own hold what was just charged: only those of others may have to go.
-        if self.queues.len() > policy.rules().len() {
+        if self.sections.len() > policy.rules().len() {
             self.tidy(policy, now_ms);
         }
     }
@@ -73,8 +75,8 @@ impl Entry {
         difference: i64,
     ) -> bool {
         usage.rules().iter().any(|rule| {
-            self.with_queue(spec(rule), |queue| {
-                queue.change(now_ms, rule.step_end_ms(), difference) != 0
+            self.with_section(spec(rule), |section| {
+                section.would_settle(now_ms, rule.step_end_ms(), difference)
             })
         })
     }
@@ -88,51 +90,54 @@ impl Entry {
         counts: &mut [Count],
     ) {
         for (rule, count) in usage.rules().iter().zip(counts) {
-            let queue = self.queue_mut(spec(rule));
-            queue.settle(now_ms, rule.step_end_ms(), difference);
-            *count = queue.kept();
+            let section = self.section_mut(spec(rule));
+            let limit = rule.rule().limit();
+            section.settle(now_ms, limit, rule.step_end_ms(), difference);
+            *count = section.kept();
         }
         self.tidy(usage.policy(), now_ms);
     }
 
     /// When the last unit of all is released; 0 when there is none.
     pub(in crate::store) fn release_ms(&self) -> u64 {
-        let releases = self.queues.iter().map(StepQueue::release_ms);
+        let releases = self.sections.iter().map(Section::release_ms);
         releases.max().unwrap_or(0)
     }
 
-    /// Calls `read` with the queue of this spec, an empty one if there is none.
-    fn with_queue<T>(&self, spec: StepSpec, read: impl FnOnce(&StepQueue) -> T) -> T {
-        let known = self.queues.iter().find(|queue| queue.spec() == spec);
+    /// Calls `read` with the section of this spec, an empty one if there is none.
+    fn with_section<T>(&self, spec: Spec, read: impl FnOnce(&Section) -> T) -> T {
+        let known = self.sections.iter().find(|section| section.spec() == spec);
         match known {
-            Some(queue) => read(queue),
-            None => read(&StepQueue::new(spec)),
+            Some(section) => read(section),
+            None => read(&Section::new(spec)),
         }
     }
 
-    fn queue_mut(&mut self, spec: StepSpec) -> &mut StepQueue {
-        let known = self.queues.iter().position(|queue| queue.spec() == spec);
-        let index = known.unwrap_or_else(|| {
-            self.queues.push(StepQueue::new(spec));
-            self.queues.len() - 1
-        });
-        &mut self.queues[index]
+    fn section_mut(&mut self, spec: Spec) -> &mut Section {
+        let mut sections = self.sections.iter();
+        let index = sections
+            .position(|section| section.spec() == spec)
+            .unwrap_or_else(|| {
+                self.sections.push(Section::new(spec));
+                self.sections.len() - 1
+            });
+        &mut self.sections[index]
     }
 
-    /// Drops the queues that hold nothing. Of those that `policy` does not know, drops the steps that are not believed,
-    /// and the queues that count no more.
+    /// Drops the sections that hold nothing. Of those that `policy` does not know, drops what is not believed, and the
+    /// sections that count no more.
     fn tidy(&mut self, policy: &Policy, now_ms: u64) {
-        self.queues.retain_mut(|queue| {
+        self.sections.retain_mut(|section| {
             let mut rules = policy.rules().iter();
-            if rules.any(|rule| StepSpec::of(rule) == queue.spec()) {
-                return !queue.is_empty();
+            if rules.any(|rule| Spec::of(rule) == section.spec()) {
+                return !section.is_empty();
             }
-            queue.drop_unbelieved(now_ms);
-            !queue.is_empty() && queue.release_ms() > now_ms
+            section.drop_unbelieved(now_ms);
+            !section.is_empty() && section.release_ms() > now_ms
         });
     }
 }
 
-fn spec(usage: &RuleUsage) -> StepSpec {
-    StepSpec::of(&usage.rule())
+fn spec(usage: &RuleUsage) -> Spec {
+    Spec::of(&usage.rule())
 }

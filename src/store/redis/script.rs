@@ -1,8 +1,10 @@
 //! The script's call and reply: the wire format that `lua/README.md` describes.
 
 mod call;
+mod label;
 mod reply;
 
 pub(super) use call::Call;
 pub(super) use call::VERSION;
+pub(super) use label::labelled;
 pub(super) use reply::{no_reply, replies};

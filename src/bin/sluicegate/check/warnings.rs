@@ -9,7 +9,10 @@
 //! - fixed: `l · (1 + ⌈(span − 1 ms) / w⌉)`, for the windows that the span touches; `l · W / w` if both are fixed and
 //!   `w` divides the window `W`.
 //!
-//! If that is no more than the rule's own limit, the other rule denies whenever this one would. The bounds are upper
+//! - bucket: its burst, and its refill for the span.
+//!
+//! If that is no more than the rule's own limit, the other rule denies whenever this one would. A bucket can never deny
+//! if it holds at least what the other admits at once, and refills at least as fast as that goes on. The bounds are upper
 //! ones: a rule that is not warned of may still never deny. They do not hold for units that are added when a request
 //! is settled at a higher cost than it was admitted with.
 
@@ -84,12 +87,31 @@ fn too_low(rule: &Rule, cost: u64) -> Option<Warning> {
 }
 
 fn idle(rule: &Rule, other: &Rule) -> Option<Warning> {
+    if let Some(refill) = rule.refill() {
+        return idle_bucket(rule, refill, other);
+    }
     let (span_ms, most) = most_admitted(rule, other);
     let span = span_text(span_ms);
     let message = format!(
         "this rule can never deny: `{other}` admits at most {most} in the {span} that it counts"
     );
     (most <= u128::from(rule.limit())).then(|| Warning::new("never-denies", rule, message))
+}
+
+fn idle_bucket(rule: &Rule, refill: u64, other: &Rule) -> Option<Warning> {
+    let [window, other_window] = [rule.window(), other.window()].map(|it| it.as_millis());
+    let (burst, limit) = (u128::from(rule.limit()), u128::from(other.limit()));
+    // What the other admits at once, and then how much in how many ms.
+    let (at_once, units, ms) = match other.refill() {
+        Some(refill) => (limit, u128::from(refill), other_window),
+        None if other.is_fixed() => (2 * limit, limit, other_window),
+        None => (limit, limit, other_window + 1),
+    };
+    let is_idle = at_once <= burst && units * window <= u128::from(refill) * ms;
+    let message = format!(
+        "this bucket can never deny: `{other}` admits no more at once, and no more after that"
+    );
+    is_idle.then(|| Warning::new("never-denies", rule, message))
 }
 
 /// The span in ms in which units were charged that count under `rule` at one time, and how many of them `other` admits.
@@ -101,6 +123,10 @@ fn most_admitted(rule: &Rule, other: &Rule) -> (u128, u128) {
     } else {
         window + step
     };
+    if let Some(refill) = other.refill() {
+        let refilled = u128::from(refill) * span / other_window;
+        return (span, u128::from(other.limit()) + refilled);
+    }
     let times = if !other.is_fixed() {
         span.div_ceil(other_window + 1)
     } else if rule.is_fixed() && window.is_multiple_of(other_window) {
@@ -129,8 +155,8 @@ fn nearly_equal(rule: &Rule, other: &Rule) -> Option<Warning> {
     let message = format!(
         "the window is nearly that of `{other}`: each is counted and costs time; is one of them enough?"
     );
-    (near && rule.is_fixed() == other.is_fixed())
-        .then(|| Warning::new("nearly-equal-windows", rule, message))
+    let kind = |rule: &Rule| (rule.is_fixed(), rule.refill().is_some());
+    (near && kind(rule) == kind(other)).then(|| Warning::new("nearly-equal-windows", rule, message))
 }
 
 fn coarse(rule: &Rule) -> Option<Warning> {
@@ -150,7 +176,8 @@ fn many_steps(rule: &Rule) -> Option<Warning> {
     let kb = steps * 8 / 1_000;
     let message =
         format!("a key may hold {steps} steps, about {kb} kB; a coarser precision holds fewer");
-    (!rule.is_fixed() && steps > MANY_STEPS).then(|| Warning::new("many-steps", rule, message))
+    let is_sliding = !rule.is_fixed() && rule.refill().is_none();
+    (is_sliding && steps > MANY_STEPS).then(|| Warning::new("many-steps", rule, message))
 }
 
 fn fixed(rule: &Rule) -> Option<Warning> {

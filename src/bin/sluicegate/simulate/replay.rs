@@ -93,6 +93,9 @@ fn limited(rule: &Rule, limit: u64) -> Rule {
     let changed = Rule::new(limit, rule.window());
     if rule.is_fixed() {
         changed.fixed()
+    } else if rule.refill().is_some() {
+        let most = MAX_UNITS / u64::try_from(rule.window().as_millis()).unwrap_or(u64::MAX);
+        rule.bucket(limit.min(most))
     } else {
         changed.precision(rule.step())
     }

@@ -83,18 +83,19 @@ impl Ranked {
     ) -> Option<Self> {
         let rules = policy.rules().iter().filter_map(|rule| {
             let section = value.section(rule)?;
-            let count = section.count(now_ms, rule.limit(), 1);
-            let full = count.used >= rule.limit();
-            let share = (u128::from(count.used) << 64) / u128::from(rule.limit().max(1));
-            (count.used > 0).then(|| Self {
+            let used = section.used(now_ms);
+            let fits_ms = section.fits_at_ms(now_ms, rule.limit(), 1);
+            let full = used >= rule.limit();
+            let share = (u128::from(used) << 64) / u128::from(rule.limit().max(1));
+            (used > 0).then(|| Self {
                 name: name.clone(),
                 rule: *rule,
-                used: count.used,
+                used,
                 steps: 0,
-                fits_ms: Some(count.fits_at_ms).filter(|ms| full && *ms > 0),
+                fits_ms: Some(fits_ms).filter(|ms| full && *ms > 0),
                 full,
                 // Of those that are full: who waits for longest.
-                rank: (share, count.fits_at_ms),
+                rank: (share, fits_ms),
             })
         });
         let mut fullest = rules.max_by_key(|it| it.rank)?;

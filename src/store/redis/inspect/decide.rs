@@ -6,7 +6,7 @@ use crate::{
     decision::Decision,
     error::StoreError,
     rule::Rule,
-    window::{StepQueue, StepSpec},
+    window::{Section, Spec},
 };
 
 /// Answers what a check would be answered at this time, of the store's clock, without charging anything.
@@ -32,14 +32,14 @@ pub fn decide(
     let mut fits = true;
     for (charge, value) in check.charges().iter().zip(values) {
         for rule in charge.policy().rules() {
-            let mut queue = queue(*value, rule);
-            let count = queue.look(now_ms, rule.limit(), charge.cost());
+            let mut section = section(*value, rule);
+            let count = section.look(now_ms, rule.limit(), charge.cost());
             let room = rule.limit().checked_sub(charge.cost());
-            fits &= room.is_some_and(|room| count.used <= room);
+            fits &= room.is_some_and(|room| count.units(rule) <= room);
             counts.push(count);
             charged.push(if fits && charge.cost() > 0 {
-                queue.charge(now_ms, charge.cost());
-                queue.kept()
+                section.charge(now_ms, rule.limit(), charge.cost());
+                section.kept()
             } else {
                 count
             });
@@ -48,11 +48,11 @@ pub fn decide(
     Decision::new(check, fits, now_ms, if fits { &charged } else { &counts })
 }
 
-fn queue(value: Option<&StoredValue>, rule: &Rule) -> StepQueue {
-    let section = value.and_then(|value| value.section(rule));
-    section.map_or_else(
-        || StepQueue::new(StepSpec::of(rule)),
-        |section| section.queue().clone(),
+fn section(value: Option<&StoredValue>, rule: &Rule) -> Section {
+    let stored = value.and_then(|value| value.section(rule));
+    stored.map_or_else(
+        || Section::new(Spec::of(rule)),
+        |section| section.counted().clone(),
     )
 }
 

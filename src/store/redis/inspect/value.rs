@@ -5,11 +5,11 @@ use std::{error::Error, fmt, time::Duration};
 use crate::{
     decision::Count,
     rule::{MAX_UNITS, Rule},
-    store::redis::script::VERSION,
-    window::{StepQueue, StepSpec},
+    store::redis::script::{VERSION, labelled},
+    window::{self, Bucket, BucketSpec, BucketState, Spec, StepQueue, StepSpec},
 };
 
-/// The bytes of one label: step and retention.
+/// The bytes of one label.
 const LABEL: usize = 12;
 
 /// No time of a server is later, in ms: later ones could not be stored.
@@ -25,13 +25,13 @@ pub struct StoredValue {
     expires_ms: u64,
 }
 
-/// What is stored for one rule: the units of its steps.
+/// What is stored for one rule: the units of its steps, or what is missing in a bucket.
 ///
 /// All times are in ms of the store's clock; what counts is asked for a time, which should be
 /// [the server's](super::Inspector::now_ms).
 #[derive(Clone, Debug)]
 pub struct Section {
-    queue: StepQueue,
+    counted: window::Section,
 }
 
 /// The units that were charged in one step.
@@ -95,35 +95,41 @@ impl Section {
     /// Whether this section holds the counts of this rule.
     #[must_use]
     pub fn is_of(&self, rule: &Rule) -> bool {
-        StepSpec::of(rule) == self.queue.spec()
+        Spec::of(rule) == self.counted.spec()
     }
 
     /// The rule that this section holds the counts of, with this limit.
     #[must_use]
     pub const fn rule(&self, limit: u64) -> Rule {
-        let StepSpec {
-            step_ms,
-            retention_ms,
-        } = self.queue.spec();
-        let step = Duration::from_millis(step_ms);
-        if retention_ms == 0 {
-            Rule::new(limit, step).fixed()
-        } else {
-            Rule::new(limit, Duration::from_millis(retention_ms)).precision(step)
+        match self.counted.spec() {
+            Spec::Steps(StepSpec {
+                step_ms,
+                retention_ms: 0,
+            }) => Rule::new(limit, Duration::from_millis(step_ms)).fixed(),
+            Spec::Steps(StepSpec {
+                step_ms,
+                retention_ms,
+            }) => Rule::new(limit, Duration::from_millis(retention_ms))
+                .precision(Duration::from_millis(step_ms)),
+            Spec::Bucket(BucketSpec { window_ms, refill }) => {
+                Rule::new(refill, Duration::from_millis(window_ms)).bucket(limit)
+            }
         }
     }
 
-    /// The steps that count at this time, oldest first.
+    /// The steps that count at this time, oldest first; none of a bucket.
     ///
     /// While the clock shows less than the start of the newest, time stands still: what counted then counts.
     #[must_use]
     pub fn steps(&self, now_ms: u64) -> Vec<Step> {
-        let spec = self.queue.spec();
-        let steps = self.queue.counting(now_ms.min(MAX_TIME_MS)).into_iter();
+        let window::Section::Steps(queue) = &self.counted else {
+            return Vec::new();
+        };
+        let steps = queue.counting(now_ms.min(MAX_TIME_MS)).into_iter();
         let steps = steps.map(|(end_ms, units)| Step {
             end_ms,
             units,
-            release_ms: spec.release(end_ms),
+            release_ms: queue.spec().release(end_ms),
         });
         steps.collect()
     }
@@ -131,23 +137,40 @@ impl Section {
     /// How many units count at this time.
     #[must_use]
     pub fn used(&self, now_ms: u64) -> u64 {
-        self.count(now_ms, MAX_UNITS, 0).used
+        self.count(now_ms, MAX_UNITS, 0).units(&self.rule(0))
     }
 
-    /// What counts at this time, and when `cost` fits under `limit`, if it is not above it and does not fit yet.
+    /// When `cost` fits under `limit`, if it is not above it and does not fit at this time; else 0.
     #[must_use]
-    pub fn count(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
-        self.queue.look(now_ms.min(MAX_TIME_MS), limit, cost)
+    pub fn fits_at_ms(&self, now_ms: u64, limit: u64, cost: u64) -> u64 {
+        let rule = self.rule(limit);
+        let count = self.count(now_ms, limit, cost);
+        let room = limit.checked_sub(cost);
+        match room.filter(|room| count.units(&rule) > *room) {
+            Some(_) => count.fits_at_ms(&rule, cost),
+            None => 0,
+        }
     }
 
-    /// The end of the newest step that is stored, also of one that does not count; 0 when there is none.
+    /// When nothing counts any more; 0 if nothing does at this time.
+    #[must_use]
+    pub fn reset_at_ms(&self, now_ms: u64) -> u64 {
+        self.count(now_ms, MAX_UNITS, 0).reset_at_ms(&self.rule(0))
+    }
+
+    fn count(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
+        self.counted.look(now_ms.min(MAX_TIME_MS), limit, cost)
+    }
+
+    /// The end of the newest step that is stored, also of one that does not count; 0 when there is none. Of a bucket,
+    /// when it was charged last.
     #[must_use]
     pub fn newest_end_ms(&self) -> u64 {
-        self.queue.kept().newest_end_ms
+        self.counted.kept().newest_end_ms
     }
 
-    pub(super) const fn queue(&self) -> &StepQueue {
-        &self.queue
+    pub(super) const fn counted(&self) -> &window::Section {
+        &self.counted
     }
 }
 
@@ -161,9 +184,13 @@ fn read(mut bytes: &[u8]) -> Option<StoredValue> {
     let (mut bodies, mut labels) = bytes.split_at(labels_at);
     let mut sections = Vec::with_capacity(count);
     for used in used {
-        let spec = spec(&mut labels)?;
-        let queue = queue(spec, used, &mut bodies)?;
-        sections.push(Section { queue });
+        let label = [number(&mut labels, 6)?, number(&mut labels, 6)?];
+        let head = Head::read(&mut bodies)?;
+        let counted = match labelled(label)? {
+            Spec::Steps(spec) => window::Section::Steps(queue(spec, used, &head)?),
+            Spec::Bucket(spec) => window::Section::Bucket(bucket(spec, used, &head)?),
+        };
+        sections.push(Section { counted });
     }
     (count > 0 && bodies.is_empty()).then_some(StoredValue {
         sections,
@@ -171,42 +198,53 @@ fn read(mut bytes: &[u8]) -> Option<StoredValue> {
     })
 }
 
-/// Reads a label.
-fn spec(bytes: &mut &[u8]) -> Option<StepSpec> {
-    let step_ms = number(bytes, 6)?;
-    let retention_ms = number(bytes, 6)?;
-    let is_of_a_rule = step_ms > 0 && (retention_ms == 0 || retention_ms >= step_ms);
-    is_of_a_rule.then_some(StepSpec {
-        step_ms,
-        retention_ms,
-    })
+/// The head of a section and the entries of its queue.
+struct Head<'a> {
+    newest_ms: u64,
+    first_ms: u64,
+    base: u64,
+    width: u64,
+    entries: &'a [u8],
 }
 
-/// Reads a head and its queue, with the steps of a section that uses so many units.
-fn queue(spec: StepSpec, used: u64, bytes: &mut &[u8]) -> Option<StepQueue> {
-    let newest_ms = number(bytes, 6)?;
-    let first_ms = number(bytes, 6)?;
-    let base = number(bytes, 7)?;
-    let length = usize::try_from(number(bytes, 4)?).ok()?;
-    let room = usize::try_from(number(bytes, 4)?).ok()?;
-    let width = number(bytes, 1)?;
-    let (queue, rest) = bytes.split_at_checked(room)?;
-    *bytes = rest;
-    let mut entries = queue.get(..length)?;
+impl<'a> Head<'a> {
+    fn read(bytes: &mut &'a [u8]) -> Option<Self> {
+        let newest_ms = number(bytes, 6)?;
+        let first_ms = number(bytes, 6)?;
+        let base = number(bytes, 7)?;
+        let length = usize::try_from(number(bytes, 4)?).ok()?;
+        let room = usize::try_from(number(bytes, 4)?).ok()?;
+        let width = number(bytes, 1)?;
+        let (queue, rest) = bytes.split_at_checked(room)?;
+        *bytes = rest;
+        Some(Self {
+            newest_ms,
+            first_ms,
+            base,
+            width,
+            entries: queue.get(..length)?,
+        })
+    }
+}
+
+/// The steps of a section that uses so many units.
+fn queue(spec: StepSpec, used: u64, head: &Head<'_>) -> Option<StepQueue> {
     if used == 0 {
         return Some(StepQueue::new(spec));
     }
-    let is_step = newest_ms > 0 && newest_ms % spec.step_ms == 0 && used <= MAX_UNITS;
+    let newest_ms = head.newest_ms;
+    let is_step = newest_ms > 0 && newest_ms.is_multiple_of(spec.step_ms) && used <= MAX_UNITS;
     is_step.then_some(())?;
 
     // Both numbers of an entry are counted modulo `wrap`: those of steps from the newest, totals from the base.
-    let (half, wrap) = entry_format(width)?;
+    let (half, wrap) = entry_format(head.width)?;
+    let mut entries = head.entries;
     let newest = newest_ms / spec.step_ms;
     let mut steps: Vec<(u64, u64)> = Vec::new();
     let mut total_before = 0;
     while !entries.is_empty() {
         let step = number(&mut entries, half)?;
-        let total = modulo(number(&mut entries, half)?, base, wrap);
+        let total = modulo(number(&mut entries, half)?, head.base, wrap);
         let end_ms = newest.checked_sub(modulo(newest, step, wrap))? * spec.step_ms;
         let units = total.checked_sub(total_before).filter(|units| *units > 0)?;
         let follows = steps.last().is_none_or(|(last_ms, _)| *last_ms < end_ms);
@@ -216,7 +254,23 @@ fn queue(spec: StepSpec, used: u64, bytes: &mut &[u8]) -> Option<StepQueue> {
     }
     let units = used.checked_sub(total_before).filter(|units| *units > 0)?;
     steps.push((newest_ms, units));
-    (steps[0].0 == first_ms).then(|| StepQueue::from_steps(spec, steps))
+    (steps[0].0 == head.first_ms).then(|| StepQueue::from_steps(spec, steps))
+}
+
+/// The bucket of a section that uses so many units, with what has come back of the last of them.
+fn bucket(spec: BucketSpec, used: u64, head: &Head<'_>) -> Option<Bucket> {
+    let is_bucket = head.entries.is_empty() && (used > 0 || head.base == 0);
+    is_bucket.then_some(())?;
+    let missing = used
+        .checked_mul(spec.window_ms)
+        .filter(|it| *it <= MAX_UNITS + spec.window_ms)?;
+    let came_back = Some(head.base).filter(|it| *it < spec.window_ms)?;
+    let state = BucketState {
+        deficit: missing - came_back,
+        at_ms: head.newest_ms,
+        limit: head.first_ms,
+    };
+    Some(Bucket::from_state(spec, state))
 }
 
 /// The bytes of each of the two numbers of an entry, and what they are counted modulo.

@@ -12,8 +12,10 @@ use crate::{
     rule::Rule,
     settlement::Settlement,
     store::redis::names::Names,
-    window::StepSpec,
+    window::Spec,
 };
+
+use super::label::label;
 
 /// Hashed once.
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
@@ -158,7 +160,10 @@ impl Call {
             self.push_key(names, charge.policy().name(), charge.key());
             let action = if *cost < charge.cost() { TAKE } else { ADD } + joined(place);
             let units = cost.abs_diff(charge.cost());
-            let steps = usage.rules().iter().map(|rule| rule.step_end_ms());
+            let steps = usage.rules().iter().map(|it| match it.rule().refill() {
+                None => it.step_end_ms(),
+                Some(_) => it.rule().limit(),
+            });
             self.push_task(action, 1, units, charge.policy().rules(), steps);
         }
     }
@@ -195,7 +200,7 @@ impl Call {
         self.keys.end();
     }
 
-    /// `limits` are the ends of the charged steps in a settlement, and none in a reset.
+    /// `limits` are the ends of the charged steps in a settlement, but of a bucket the limit; and none in a reset.
     fn push_task(
         &mut self,
         action: u8,
@@ -212,9 +217,8 @@ impl Call {
         for limit in limits {
             push_number(arg, limit, 7);
         }
-        for spec in rules.iter().map(StepSpec::of) {
-            push_number(arg, spec.step_ms, 6);
-            push_number(arg, spec.retention_ms, 6);
+        for number in rules.iter().flat_map(|rule| label(Spec::of(rule))) {
+            push_number(arg, number, 6);
         }
         arg.push(VERSION);
         self.args.end();

@@ -8,7 +8,7 @@ use crate::{
     decision::{Blocked, Count, Filled, Usage},
     error::StoreError,
     operation::{Operation, Reply},
-    window::StepSpec,
+    policy::Policy,
 };
 
 /// How the reply to an operation begins.
@@ -17,7 +17,7 @@ const DONE: u8 = 1;
 const NOT_ASKED: u8 = 2;
 const BLOCKED: u8 = 3;
 
-/// How the counts of a key begin: those of rules whose newest step is that of the time are told in brief.
+/// How the counts of a key begin: those that were charged at the time of the reply are told in brief.
 const LONG: u8 = 1;
 const BRIEF: u8 = 2;
 
@@ -176,26 +176,42 @@ impl Reader<'_> {
     fn counts(&mut self, check: &Check) -> Result<Vec<Count>, StoreError> {
         let mut counts = Vec::with_capacity(check.rule_count());
         for charge in check.charges() {
-            let is_brief = match self.byte()? {
-                LONG => false,
-                BRIEF => self.byte().map(|_rules_in_the_value| true)?,
+            let policy = charge.policy();
+            match self.byte()? {
+                LONG => self.long_counts(policy, &mut counts)?,
+                BRIEF => self.brief_counts(policy, &mut counts)?,
                 _ => return Err(self.garbled()),
-            };
-            for rule in charge.policy().rules() {
-                let used = self.number(7)?;
-                let (newest_end_ms, fits_at_ms) = if is_brief {
-                    (StepSpec::of(rule).step_end(self.now_ms), 0)
-                } else {
-                    (self.number(6)?, self.number(6)?)
-                };
-                counts.push(Count {
-                    used,
-                    newest_end_ms,
-                    fits_at_ms,
-                });
             }
         }
         Ok(counts)
+    }
+
+    fn long_counts(&mut self, policy: &Policy, counts: &mut Vec<Count>) -> Result<(), StoreError> {
+        for _ in policy.rules() {
+            counts.push(Count {
+                used: self.number(7)?,
+                newest_end_ms: self.number(6)?,
+                fits_at_ms: self.number(6)?,
+            });
+        }
+        Ok(())
+    }
+
+    fn brief_counts(&mut self, policy: &Policy, counts: &mut Vec<Count>) -> Result<(), StoreError> {
+        let _sections_of_the_value = self.byte()?;
+        for rule in policy.rules() {
+            let is_bucket = rule.refill().is_some();
+            counts.push(Count {
+                used: self.number(7)?,
+                newest_end_ms: if is_bucket {
+                    self.now_ms
+                } else {
+                    rule.step_end_ms(self.now_ms)
+                },
+                fits_at_ms: 0,
+            });
+        }
+        Ok(())
     }
 
     fn byte(&mut self) -> Result<u8, StoreError> {

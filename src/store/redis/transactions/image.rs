@@ -328,7 +328,7 @@ impl Value {
 impl Content {
     fn is_nothing(&self) -> bool {
         match self {
-            Self::Counts(entry) => entry.queues().is_empty(),
+            Self::Counts(entry) => entry.sections().is_empty(),
             Self::Block(block) => block.is_none(),
         }
     }

@@ -1,13 +1,14 @@
 //! What is stored, which only this module knows.
 //!
 //! ```text
-//!   counts   version · for each queue: step · retention · number of steps · for each step: distance · units
+//!   counts   version · for each section: step · retention · number of steps · for each step: distance · units
+//!                      or, of a bucket:  0 · window · refill · missing · when · limit
 //!   a block  version · when it ends · by whom
 //! ```
 //!
 //! The version is a byte; all else are numbers of seven bits a byte, the lowest first, all but the last marked by the
 //! highest bit. Times are in ms; the distance of a step is that of its end to the end of the one before, the first to
-//! 0, in steps.
+//! 0, in steps. *Missing* is in units · ms, at the time *when*.
 
 use std::collections::HashSet;
 
@@ -16,7 +17,7 @@ use crate::{
     error::StoreError,
     rule::MAX_UNITS,
     store::memory::entry::Entry,
-    window::{StepQueue, StepSpec},
+    window::{Bucket, BucketSpec, BucketState, Section, StepQueue, StepSpec},
 };
 
 /// To be raised with each change of the layout: a value of another version is an error, never read as this one.
@@ -28,43 +29,80 @@ const MAX_TIME_MS: u64 = 1 << 49;
 /// The counts of one policy and key.
 pub(super) fn write_counts(entry: &Entry) -> Vec<u8> {
     let mut bytes = vec![VERSION];
-    for queue in entry.queues().iter().filter(|it| !it.is_empty()) {
-        let StepSpec {
-            step_ms,
-            retention_ms,
-        } = queue.spec();
-        let steps = queue.steps();
-        put(&mut bytes, [step_ms, retention_ms, steps.len() as u64]);
-        let mut last_ms = 0;
-        for (end_ms, units) in steps {
-            put(&mut bytes, [(end_ms - last_ms) / step_ms, units]);
-            last_ms = end_ms;
+    for section in entry.sections().iter().filter(|it| !it.is_empty()) {
+        match section {
+            Section::Steps(queue) => write_queue(&mut bytes, queue),
+            Section::Bucket(bucket) => write_bucket(&mut bytes, bucket),
         }
     }
     bytes
 }
 
-/// Reads what [`write_counts`] wrote; any other bytes are an error.
-pub(super) fn read_counts(value: &[u8]) -> Result<Entry, StoreError> {
-    let mut bytes = body(value)?;
-    let (mut queues, mut specs) = (Vec::new(), HashSet::new());
-    while !bytes.is_empty() {
-        let queue = read_queue(&mut bytes).filter(|it| specs.insert(it.spec()));
-        queues.push(queue.ok_or(UNREADABLE)?);
-    }
-    Ok(Entry::of(queues))
-}
-
-fn read_queue(bytes: &mut &[u8]) -> Option<StepQueue> {
-    let spec = StepSpec {
-        step_ms: take(bytes)?,
-        retention_ms: take(bytes)?,
-    };
+fn write_queue(bytes: &mut Vec<u8>, queue: &StepQueue) {
     let StepSpec {
         step_ms,
         retention_ms,
-    } = spec;
-    let is_of_a_rule = step_ms > 0 && (retention_ms == 0 || retention_ms >= step_ms);
+    } = queue.spec();
+    let steps = queue.steps();
+    put(bytes, [step_ms, retention_ms, steps.len() as u64]);
+    let mut last_ms = 0;
+    for (end_ms, units) in steps {
+        put(bytes, [(end_ms - last_ms) / step_ms, units]);
+        last_ms = end_ms;
+    }
+}
+
+fn write_bucket(bytes: &mut Vec<u8>, bucket: &Bucket) {
+    let BucketSpec { window_ms, refill } = bucket.spec();
+    let BucketState {
+        deficit,
+        at_ms,
+        limit,
+    } = bucket.state();
+    put(bytes, [0, window_ms, refill, deficit, at_ms, limit]);
+}
+
+/// Reads what [`write_counts`] wrote; any other bytes are an error.
+pub(super) fn read_counts(value: &[u8]) -> Result<Entry, StoreError> {
+    let mut bytes = body(value)?;
+    let (mut sections, mut specs) = (Vec::new(), HashSet::new());
+    while !bytes.is_empty() {
+        let section = read_section(&mut bytes).filter(|it| specs.insert(it.spec()));
+        sections.push(section.ok_or(UNREADABLE)?);
+    }
+    Ok(Entry::of(sections))
+}
+
+fn read_section(bytes: &mut &[u8]) -> Option<Section> {
+    match take(bytes)? {
+        0 => read_bucket(bytes).map(Section::Bucket),
+        step_ms => read_queue(step_ms, bytes).map(Section::Steps),
+    }
+}
+
+fn read_bucket(bytes: &mut &[u8]) -> Option<Bucket> {
+    let spec = BucketSpec {
+        window_ms: take(bytes)?,
+        refill: take(bytes)?,
+    };
+    let state = BucketState {
+        deficit: take(bytes)?,
+        at_ms: take(bytes)?,
+        limit: take(bytes)?,
+    };
+    let is_of_a_rule = (1..=MAX_UNITS).contains(&spec.refill.saturating_mul(spec.window_ms));
+    let is_missing = (1..=MAX_UNITS).contains(&state.deficit);
+    let is_in_time = state.at_ms <= MAX_TIME_MS && state.limit < 1 << 48;
+    (is_of_a_rule && is_missing && is_in_time).then(|| Bucket::from_state(spec, state))
+}
+
+fn read_queue(step_ms: u64, bytes: &mut &[u8]) -> Option<StepQueue> {
+    let spec = StepSpec {
+        step_ms,
+        retention_ms: take(bytes)?,
+    };
+    let retention_ms = spec.retention_ms;
+    let is_of_a_rule = retention_ms == 0 || retention_ms >= step_ms;
     (is_of_a_rule && step_ms.max(retention_ms) <= MAX_TIME_MS).then_some(())?;
     let (mut steps, mut last_ms, mut used) = (Vec::new(), 0, 0_u64);
     for _ in 0..take(bytes)? {
@@ -142,42 +180,60 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
+    use crate::window::Spec;
 
     /// The end and the units of each.
     type Steps = Vec<(u64, u64)>;
 
-    /// Of queues with these steps and retentions.
-    fn entry(queues: &[(u64, u64, Steps)]) -> Entry {
-        let queues = queues.iter().map(|(step_ms, retention_ms, steps)| {
-            let spec = StepSpec {
-                step_ms: *step_ms,
-                retention_ms: *retention_ms,
-            };
-            StepQueue::from_steps(spec, steps.clone())
-        });
-        Entry::of(queues.collect())
+    fn steps(
+        step_ms: u64,
+        retention_ms: u64,
+        steps: impl IntoIterator<Item = (u64, u64)>,
+    ) -> Section {
+        let spec = StepSpec {
+            step_ms,
+            retention_ms,
+        };
+        Section::Steps(StepQueue::from_steps(spec, steps))
     }
 
-    fn told(entry: &Entry) -> Vec<(StepSpec, Steps)> {
-        let queues = entry.queues().iter();
-        queues.map(|it| (it.spec(), it.steps().collect())).collect()
+    fn bucket(window_ms: u64, refill: u64, deficit: u64, at_ms: u64, limit: u64) -> Section {
+        let state = BucketState {
+            deficit,
+            at_ms,
+            limit,
+        };
+        Section::Bucket(Bucket::from_state(BucketSpec { window_ms, refill }, state))
+    }
+
+    /// What a section holds.
+    fn told(entry: &Entry) -> Vec<(Spec, Result<Steps, BucketState>)> {
+        let sections = entry.sections().iter();
+        let told = sections.map(|it| match it {
+            Section::Steps(queue) => (it.spec(), Ok(queue.steps().collect())),
+            Section::Bucket(bucket) => (it.spec(), Err(bucket.state())),
+        });
+        told.collect()
     }
 
     #[test]
     fn what_is_written_is_read() {
         let entries = [
-            entry(&[]),
-            entry(&[(1, 1, vec![(1, 1), (2, MAX_UNITS - 1)])]),
-            entry(&[
-                (
+            vec![],
+            vec![steps(1, 1, [(1, 1), (2, MAX_UNITS - 1)])],
+            vec![
+                steps(
                     1_000,
                     60_000,
-                    vec![(1_700_000_001_000, 7), (1_700_000_040_000, 300)],
+                    [(1_700_000_001_000, 7), (1_700_000_040_000, 300)],
                 ),
-                (86_400_000, 0, vec![(1_700_006_400_000, 1 << 40)]),
-                (1, 1 << 42, vec![(1 << 48, 1)]),
-            ]),
-        ];
+                steps(86_400_000, 0, [(1_700_006_400_000, 1 << 40)]),
+                bucket(1_000, 10, 19_999, 1_700_000_040_000, 2_000),
+                steps(1, 1 << 42, [(1 << 48, 1)]),
+                bucket(1, (1 << 48) - 1, MAX_UNITS, 1 << 48, 32),
+            ],
+        ]
+        .map(Entry::of);
         for entry in entries {
             let read = read_counts(&write_counts(&entry)).unwrap();
             assert_eq!(told(&read), told(&entry));
@@ -190,13 +246,13 @@ mod tests {
 
     #[test]
     fn a_queue_without_steps_is_not_kept() {
-        assert_eq!(write_counts(&entry(&[(1, 1, vec![])])), [VERSION]);
+        assert_eq!(write_counts(&Entry::of(vec![steps(1, 1, [])])), [VERSION]);
     }
 
     #[test]
     fn an_hour_by_minutes_takes_some_three_bytes_a_step() {
-        let steps = (1..=60).map(|minute| (1_700_000_040_000 + minute * 60_000, 200));
-        let value = write_counts(&entry(&[(60_000, 3_600_000, steps.collect())]));
+        let minutes = (1..=60).map(|minute| (1_700_000_040_000 + minute * 60_000, 200));
+        let value = write_counts(&Entry::of(vec![steps(60_000, 3_600_000, minutes)]));
         assert!(value.len() < 200, "{}", value.len());
     }
 
@@ -207,11 +263,14 @@ mod tests {
             &[0],
             &[2, 1, 1, 1, 1, 1],
             &[VERSION, 1],
-            &[VERSION, 0, 1, 1, 1, 1],                // no step
-            &[VERSION, 2, 1, 1, 1, 1],                // shorter than a step
-            &[VERSION, 1, 1, 0],                      // nothing counted
-            &[VERSION, 1, 1, 2, 1, 1, 0, 1],          // two steps of one end
-            &[VERSION, 1, 1, 1, 1, 0],                // no unit
+            &[VERSION, 0, 1, 1, 1, 1],       // a bucket that is cut off
+            &[VERSION, 0, 0, 1, 1, 1, 1],    // a bucket of no window
+            &[VERSION, 0, 1, 0, 1, 1, 1],    // a bucket that never refills
+            &[VERSION, 0, 1, 1, 0, 1, 1],    // a bucket in which nothing is missing
+            &[VERSION, 2, 1, 1, 1, 1],       // shorter than a step
+            &[VERSION, 1, 1, 0],             // nothing counted
+            &[VERSION, 1, 1, 2, 1, 1, 0, 1], // two steps of one end
+            &[VERSION, 1, 1, 1, 1, 0],       // no unit
             &[VERSION, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], // one spec twice
             &[
                 VERSION, 1, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F,
@@ -228,10 +287,10 @@ mod tests {
             let value = [vec![VERSION], body].concat();
             let _ = read_block(&value);
             if let Ok(entry) = read_counts(&value) {
-                for queue in entry.queues() {
-                    queue.look(now_ms, 10, 3);
-                    queue.clone().charge(now_ms, 1);
-                    queue.clone().settle(now_ms, queue.spec().step_end(now_ms), -1);
+                for section in entry.sections() {
+                    section.look(now_ms, 10, 3);
+                    section.clone().charge(now_ms, 10, 1);
+                    section.clone().settle(now_ms, 10, now_ms + 1, -1);
                 }
                 prop_assert_eq!(told(&read_counts(&write_counts(&entry)).unwrap()), told(&entry));
             }

@@ -14,20 +14,10 @@
 
 use std::collections::VecDeque;
 
+use super::Count;
 use crate::rule::{MAX_UNITS, Rule, millis};
 
-/// What a store counted under one rule, from which a [`Usage`](crate::Usage) is computed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
-    /// The units that count now.
-    pub used: u64,
-    /// The end of the newest step that counts, in ms of the store's clock; 0 when nothing counts.
-    pub newest_end_ms: u64,
-    /// For a rule that denies a cost within its limit: when enough has been released, in ms of the store's clock.
-    pub fits_at_ms: u64,
-}
-
-/// How a rule counts time, in ms: what labels one queue of a stored value.
+/// How a sliding or a fixed rule counts time, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StepSpec {
     pub(crate) step_ms: u64,
@@ -35,15 +25,11 @@ pub(crate) struct StepSpec {
 }
 
 impl StepSpec {
-    pub(crate) fn of(rule: &Rule) -> Self {
-        let retention_ms = if rule.is_fixed() {
-            0
-        } else {
-            millis(rule.window())
-        };
+    pub(super) fn of(rule: &Rule) -> Self {
+        let window_ms = millis(rule.window());
         Self {
             step_ms: millis(rule.step()),
-            retention_ms,
+            retention_ms: if rule.is_fixed() { 0 } else { window_ms },
         }
     }
 

@@ -1,0 +1,175 @@
+//! A bucket: what is missing in it, in units · ms, which shrinks by the refill in each ms.
+//!
+//! ```text
+//!  missing
+//!    │ x 3 units are charged
+//!    │ │╲
+//!    │ │  ╲      x 1 more
+//!    │ │    ╲    │╲
+//!    │ │      ╲  │  ╲
+//!    │ │        ╲│    ╲
+//!  ──┼─┴──────────────────╲──────▶ t
+//!    full                  full
+//! ```
+
+use super::Count;
+use crate::rule::{MAX_UNITS, Rule, millis};
+
+/// As much of a limit as is stored, in 48 bits.
+const MAX_STORED: u64 = (1 << 48) - 1;
+
+/// How a bucket refills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct BucketSpec {
+    pub(crate) window_ms: u64,
+    /// The units that come back in each window.
+    pub(crate) refill: u64,
+}
+
+impl BucketSpec {
+    /// `None` if the rule is no bucket.
+    pub(crate) fn of(rule: &Rule) -> Option<Self> {
+        Some(Self {
+            refill: rule.refill()?,
+            window_ms: millis(rule.window()),
+        })
+    }
+
+    /// When a bucket is full in which so much is missing at this time.
+    pub(crate) const fn full_at(self, at_ms: u64, deficit: u64) -> u64 {
+        at_ms.saturating_add(deficit.div_ceil(self.refill))
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Bucket {
+    spec: BucketSpec,
+    state: BucketState,
+}
+
+/// What is kept of a bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BucketState {
+    /// What is missing at `at_ms`, in units · ms; at most [`MAX_UNITS`].
+    pub(crate) deficit: u64,
+    /// When it was last written.
+    pub(crate) at_ms: u64,
+    /// The limit that who wrote last knows. A state further ahead than a full refill takes is not believed.
+    pub(crate) limit: u64,
+}
+
+impl Bucket {
+    pub(crate) const fn new(spec: BucketSpec) -> Self {
+        let state = BucketState {
+            deficit: 0,
+            at_ms: 0,
+            limit: 0,
+        };
+        Self { spec, state }
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) const fn from_state(spec: BucketSpec, state: BucketState) -> Self {
+        Self { spec, state }
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) const fn state(&self) -> BucketState {
+        self.state
+    }
+
+    pub(crate) const fn spec(&self) -> BucketSpec {
+        self.spec
+    }
+
+    pub(crate) const fn is_full(&self) -> bool {
+        self.state.deficit == 0
+    }
+
+    /// When it is full, 0 if it is.
+    pub(crate) const fn full_at(&self) -> u64 {
+        if self.is_full() {
+            return 0;
+        }
+        self.spec.full_at(self.state.at_ms, self.state.deficit)
+    }
+
+    pub(crate) fn look(&self, now_ms: u64) -> Count {
+        let (deficit, at_ms) = self.at(now_ms);
+        count(deficit, at_ms)
+    }
+
+    /// Charges units that fit under `limit`.
+    pub(crate) fn charge(&mut self, now_ms: u64, limit: u64, units: u64) {
+        let (deficit, at_ms) = self.at(now_ms);
+        let charged = units.saturating_mul(self.spec.window_ms);
+        self.write(deficit.saturating_add(charged), at_ms, limit);
+    }
+
+    pub(crate) fn would_settle(&self, now_ms: u64, difference: i64) -> bool {
+        let (deficit, _) = self.at(now_ms);
+        self.settled(deficit, difference) != deficit
+    }
+
+    /// Adds what can be added of `difference`: nothing is missing after it at least, and [`MAX_UNITS`] at most.
+    pub(crate) fn settle(&mut self, now_ms: u64, limit: u64, difference: i64) {
+        let (deficit, at_ms) = self.at(now_ms);
+        self.write(self.settled(deficit, difference), at_ms, limit);
+    }
+
+    pub(crate) const fn kept(&self) -> Count {
+        count(self.state.deficit, self.state.at_ms)
+    }
+
+    pub(crate) fn drop_unbelieved(&mut self, now_ms: u64) {
+        if !self.is_believed(now_ms) {
+            self.state.deficit = 0;
+        }
+    }
+
+    fn is_believed(&self, now_ms: u64) -> bool {
+        let full_ms = self.state.limit.saturating_mul(self.spec.window_ms) / self.spec.refill;
+        self.state.at_ms <= now_ms.saturating_add(full_ms)
+    }
+
+    /// What is missing now, and when now is: time stands still while the clock shows less than when it was written.
+    fn at(&self, now_ms: u64) -> (u64, u64) {
+        let BucketState { deficit, at_ms, .. } = self.state;
+        if deficit == 0 || !self.is_believed(now_ms) {
+            return (0, now_ms);
+        }
+        let Some(elapsed_ms) = now_ms.checked_sub(at_ms) else {
+            return (deficit, at_ms);
+        };
+        let refilled = elapsed_ms.saturating_mul(self.spec.refill);
+        (deficit.saturating_sub(refilled), now_ms)
+    }
+
+    fn settled(&self, deficit: u64, difference: i64) -> u64 {
+        let window_ms = self.spec.window_ms;
+        let units = difference.unsigned_abs();
+        if difference < 0 {
+            deficit.saturating_sub(units.saturating_mul(window_ms))
+        } else {
+            // Whole units, so that the next whole one never is above the largest number.
+            let most = MAX_UNITS - MAX_UNITS % window_ms;
+            deficit + units.min(most.saturating_sub(deficit) / window_ms) * window_ms
+        }
+    }
+
+    fn write(&mut self, deficit: u64, at_ms: u64, limit: u64) {
+        self.state = BucketState {
+            deficit: deficit.min(MAX_UNITS),
+            at_ms,
+            limit: limit.min(MAX_STORED),
+        };
+    }
+}
+
+const fn count(deficit: u64, at_ms: u64) -> Count {
+    Count {
+        used: deficit,
+        newest_end_ms: at_ms,
+        fits_at_ms: 0,
+    }
+}

@@ -1,0 +1,171 @@
+//! The arithmetic of rules, without I/O or a clock: the same as the script's.
+//!
+//! What is stored for one rule is a [`Section`], and its [`Spec`] labels it: a [queue of steps](steps) for a sliding or a
+//! fixed rule, a [bucket](bucket) for a bucket.
+
+pub(crate) use self::{
+    bucket::{Bucket, BucketSpec, BucketState},
+    steps::{StepQueue, StepSpec},
+};
+use crate::rule::Rule;
+
+mod bucket;
+mod steps;
+
+/// What a store counted under one rule, from which a [`Usage`](crate::Usage) is computed.
+///
+/// Of a [bucket](Rule::bucket), the units that are missing are told with their fraction, which shrinks by the refill in
+/// each ms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// The units that count now. Of a bucket, the units that are missing, times its window in ms.
+    pub used: u64,
+    /// The end of the newest step that counts, in ms of the store's clock; 0 when nothing counts. Of a bucket, when so
+    /// much is missing: now, or the time of the newest charge if the clock has stepped back behind it.
+    pub newest_end_ms: u64,
+    /// For a rule that denies a cost within its limit: when enough has been released, in ms of the store's clock. Of a
+    /// bucket, nothing: it follows from the other two.
+    pub fits_at_ms: u64,
+}
+
+impl Count {
+    /// The units that count under this rule: of a bucket, those that are missing, the last of them as a whole.
+    #[must_use]
+    pub fn units(&self, rule: &Rule) -> u64 {
+        match BucketSpec::of(rule) {
+            None => self.used,
+            Some(spec) => self.used.div_ceil(spec.window_ms),
+        }
+    }
+
+    /// When nothing counts any more, in ms of the store's clock; 0 when nothing does.
+    pub(crate) fn reset_at_ms(&self, rule: &Rule) -> u64 {
+        match BucketSpec::of(rule) {
+            _ if self.used == 0 => 0,
+            None => rule.release_ms(self.newest_end_ms),
+            Some(spec) => spec.full_at(self.newest_end_ms, self.used),
+        }
+    }
+
+    /// When a cost within the limit fits that does not fit now, in ms of the store's clock.
+    pub(crate) fn fits_at_ms(&self, rule: &Rule, cost: u64) -> u64 {
+        let Some(spec) = BucketSpec::of(rule) else {
+            return self.fits_at_ms;
+        };
+        let room = rule.limit().saturating_sub(cost);
+        let room = room.saturating_mul(spec.window_ms);
+        spec.full_at(self.newest_end_ms, self.used.saturating_sub(room))
+    }
+
+    /// As it was before these units were charged.
+    pub(crate) fn before(self, rule: &Rule, units: u64) -> Self {
+        let charged = match BucketSpec::of(rule) {
+            None => units,
+            Some(spec) => units.saturating_mul(spec.window_ms),
+        };
+        Self {
+            used: self.used.saturating_sub(charged),
+            ..self
+        }
+    }
+}
+
+/// How a rule counts, whatever its limit: what labels its section.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Spec {
+    Steps(StepSpec),
+    Bucket(BucketSpec),
+}
+
+impl Spec {
+    pub(crate) fn of(rule: &Rule) -> Self {
+        BucketSpec::of(rule).map_or_else(|| Self::Steps(StepSpec::of(rule)), Self::Bucket)
+    }
+}
+
+/// What is kept for one rule of a key.
+#[derive(Clone, Debug)]
+pub(crate) enum Section {
+    Steps(StepQueue),
+    Bucket(Bucket),
+}
+
+impl Section {
+    pub(crate) const fn new(spec: Spec) -> Self {
+        match spec {
+            Spec::Steps(spec) => Self::Steps(StepQueue::new(spec)),
+            Spec::Bucket(spec) => Self::Bucket(Bucket::new(spec)),
+        }
+    }
+
+    pub(crate) const fn spec(&self) -> Spec {
+        match self {
+            Self::Steps(queue) => Spec::Steps(queue.spec()),
+            Self::Bucket(bucket) => Spec::Bucket(bucket.spec()),
+        }
+    }
+
+    /// Whether it has been charged with nothing, or all of it was dropped.
+    pub(crate) fn is_empty(&self) -> bool {
+        match self {
+            Self::Steps(queue) => queue.is_empty(),
+            Self::Bucket(bucket) => bucket.is_full(),
+        }
+    }
+
+    /// When nothing counts any more; 0 when nothing does.
+    pub(crate) fn release_ms(&self) -> u64 {
+        match self {
+            Self::Steps(queue) => queue.release_ms(),
+            Self::Bucket(bucket) => bucket.full_at(),
+        }
+    }
+
+    /// What counts now, and when `cost` fits under `limit` if it does not yet.
+    pub(crate) fn look(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
+        match self {
+            Self::Steps(queue) => queue.look(now_ms, limit, cost),
+            Self::Bucket(bucket) => bucket.look(now_ms),
+        }
+    }
+
+    /// Charges `units`, above 0, that fit under `limit`.
+    pub(crate) fn charge(&mut self, now_ms: u64, limit: u64, units: u64) {
+        match self {
+            Self::Steps(queue) => queue.charge(now_ms, units),
+            Self::Bucket(bucket) => bucket.charge(now_ms, limit, units),
+        }
+    }
+
+    /// Whether settling would change what counts.
+    pub(crate) fn would_settle(&self, now_ms: u64, step_end_ms: u64, difference: i64) -> bool {
+        match self {
+            Self::Steps(queue) => queue.change(now_ms, step_end_ms, difference) != 0,
+            Self::Bucket(bucket) => bucket.would_settle(now_ms, difference),
+        }
+    }
+
+    /// Adds what can be added of `difference`: to the step that was charged, of a bucket to what is missing.
+    pub(crate) fn settle(&mut self, now_ms: u64, limit: u64, step_end_ms: u64, difference: i64) {
+        match self {
+            Self::Steps(queue) => queue.settle(now_ms, step_end_ms, difference),
+            Self::Bucket(bucket) => bucket.settle(now_ms, limit, difference),
+        }
+    }
+
+    /// What is kept: after a write, just what counted when it was made and what it has changed.
+    pub(crate) fn kept(&self) -> Count {
+        match self {
+            Self::Steps(queue) => queue.kept(),
+            Self::Bucket(bucket) => bucket.kept(),
+        }
+    }
+
+    /// Drops what was charged so far ahead that the clock must have been wrong.
+    pub(crate) fn drop_unbelieved(&mut self, now_ms: u64) {
+        match self {
+            Self::Steps(queue) => queue.drop_unbelieved(now_ms),
+            Self::Bucket(bucket) => bucket.drop_unbelieved(now_ms),
+        }
+    }
+}
