@@ -617,6 +617,10 @@ pub(crate) async fn settling_a_bucket_changes_what_is_missing_now(
     assert_eq!(remaining(&higher), [0]); // 12.5 are missing
     let look = check(gate, &policy, "alice", 0).await;
     assert_eq!(retry_after(&look), Some(2_500));
+    let larger = check(gate, &policy, "carol", 1).await;
+    let largest = gate.settle(larger.usage(), [u64::MAX]).await.unwrap();
+    let reset_after = largest.rules().next().unwrap().reset_after();
+    assert_eq!(ms(reset_after), MAX_UNITS / 1_000 * 1_000);
     let third = check(gate, &policy, "bob", 2).await;
     clock.advance(Duration::from_millis(1_999));
     let all = gate.settle(third.usage(), [0]).await.unwrap();

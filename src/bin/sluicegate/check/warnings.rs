@@ -222,6 +222,13 @@ mod tests {
                 "10/1m@fixed,600/1h@fixed",
                 &["fixed-window", "never-denies"],
             ),
+            ("20+10/1s@bucket,100/1h", &[]),
+            ("20+10/1s@bucket,1000000/1h", &["never-denies"]),
+            ("10+10/1s@bucket,10/1s", &["never-denies"]),
+            ("9+10/1s@bucket,10/1s", &[]),
+            ("20+10/1s@bucket,10+600/1m@bucket", &["never-denies"]),
+            ("20+10/1s@bucket,10+601/1m@bucket", &[]),
+            ("0+1/1s@bucket", &["limit-below-cost"]),
             ("0/1s,5/1m", &["limit-below-cost"]),
             ("10/60s,11/61s", &["nearly-equal-windows"]),
             ("10/1m@1m", &["coarse-precision"]),
@@ -245,16 +252,15 @@ mod tests {
     }
 
     fn rule() -> impl Strategy<Value = Rule> {
-        (1_u64..30, 1_u64..60, 1_u64..=60, any::<bool>()).prop_map(
-            |(limit, window, step, fixed)| {
-                let rule = Rule::new(limit, Duration::from_millis(window));
-                if fixed {
-                    rule.fixed()
-                } else {
-                    rule.precision(Duration::from_millis(step.min(window)))
-                }
-            },
-        )
+        (1_u64..30, 1_u64..60, 1_u64..=60, 0..3).prop_map(|(limit, window, step, kind)| {
+            let window = Duration::from_millis(window);
+            let rule = Rule::new(limit, window);
+            match kind {
+                0 => rule.fixed(),
+                1 => Rule::new(step, window).bucket(limit),
+                _ => rule.precision(Duration::from_millis(step).min(window)),
+            }
+        })
     }
 
     proptest! {
