@@ -78,6 +78,8 @@ struct RuleText {
     id: String,
     limit: u64,
     window_ms: u64,
+    /// Of a bucket.
+    refill: Option<u64>,
 }
 
 impl Limits {
@@ -194,6 +196,7 @@ impl LimitReport {
             id: rule_id(policy.name(), index),
             limit: rule.limit(),
             window_ms: report::millis(rule.window()),
+            refill: rule.refill(),
         });
         Self {
             policy: limit.policy.clone(),
