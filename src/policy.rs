@@ -379,5 +379,7 @@ mod tests {
         assert!(Policy::parse("p", "10/1s,10/1s@fixed").is_ok());
         assert!(Policy::parse("p", "10/1s,20/1s@exact").is_err());
         assert!(Policy::parse("p", "10/60s@fixed,20/1m@fixed").is_err());
+        assert!(Policy::parse("p", "10/1s,10/1s@fixed,10+10/1s@bucket").is_ok());
+        assert!(Policy::parse("p", "10+1/1s@bucket,20+5/1s@bucket").is_err());
     }
 }
