@@ -169,7 +169,7 @@ where
                     let mut response = response.inspect_err(unanswered)?;
                     let Some(settling) = shared.settling(&mut response, admitted.innermost())
                     else {
-                        shared.complete(&mut response, admitted, None);
+                        shared.complete(&mut response, &admitted, None);
                         return Poll::Ready(Ok(response));
                     };
                     let unsettled = Unsettled {
@@ -184,7 +184,7 @@ where
                 StateProj::Settling { unsettled } => {
                     let settled = ready!(Unsettled::poll(unsettled, cx));
                     let (mut response, admitted, settled) = settled;
-                    this.shared.complete(&mut response, admitted, settled);
+                    this.shared.complete(&mut response, &admitted, settled);
                     return Poll::Ready(Ok(response));
                 }
             };

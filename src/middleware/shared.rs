@@ -85,7 +85,7 @@ impl<R> Shared<R> {
     pub(super) fn complete<B>(
         &self,
         response: &mut Response<B>,
-        admitted: Decisions,
+        admitted: &Decisions,
         settled: Option<Decision>,
     ) {
         let extensions = response.extensions_mut();
@@ -94,14 +94,14 @@ impl<R> Shared<R> {
         let is_own = |decisions: &Decisions| decisions.has(admitted.innermost());
         let inner = extensions.remove::<Decisions>().filter(is_own);
         let told = extensions.remove::<ToldBy>();
-        let told = told.filter(|(_, decisions)| is_own(decisions));
+        let told = told.filter(|(_, by)| is_own(by)).map(|(told, _)| told);
         let denied = inner
             .as_ref()
             .is_some_and(|it| !it.innermost().is_allowed());
         // The headers of a denial must not be mixed with what is left here.
         if !denied {
             let now = settled.as_ref().unwrap_or_else(|| admitted.innermost());
-            let told = self.headers.add(response, &self.told(now), told.map(|it| it.0));
+            let told = self.headers.add(response, &self.told(now), told);
             if let Some(told) = told.filter(|_| admitted.have_outer()) {
                 let told: ToldBy = (told, admitted.clone());
                 response.extensions_mut().insert(told);
