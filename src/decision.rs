@@ -587,7 +587,7 @@ impl RuleUsage {
             rule,
             remaining: rule.limit().saturating_sub(count.used),
             reset_after_ms: reset_at_ms.saturating_sub(now_ms),
-            step_end_ms: spec.step_end(now_ms).max(count.newest_end_ms),
+            step_end_ms: spec.open_step_end(now_ms, count.newest_end_ms),
             denied_ms,
         }
     }
