@@ -1,3 +1,5 @@
+use smallvec::SmallVec;
+
 use crate::{
     charge::Charge,
     decision::{Count, PolicyUsage, RuleUsage},
@@ -8,14 +10,17 @@ use crate::{
 /// What is kept for one policy's name and one key: a queue for each spec that somebody's rules have.
 #[derive(Debug)]
 pub(in crate::store) struct Entry {
-    queues: Vec<StepQueue>,
+    /// A single one is in the map itself: each further place in memory has to be waited for.
+    queues: SmallVec<[StepQueue; 1]>,
 }
 
 #[cfg(feature = "bb8")]
 impl Entry {
     /// An entry of these queues, each of another spec.
-    pub(in crate::store) const fn of(queues: Vec<StepQueue>) -> Self {
-        Self { queues }
+    pub(in crate::store) fn of(queues: Vec<StepQueue>) -> Self {
+        Self {
+            queues: queues.into(),
+        }
     }
 
     pub(in crate::store) fn queues(&self) -> &[StepQueue] {
@@ -25,7 +30,9 @@ impl Entry {
 
 impl Entry {
     pub(in crate::store) const fn new() -> Self {
-        Self { queues: Vec::new() }
+        Self {
+            queues: SmallVec::new_const(),
+        }
     }
 
     /// Counts under each rule of a charge, and answers how often its cost fits all.
