@@ -246,6 +246,10 @@ impl CheckBuilder {
         Ok(())
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.charges.is_empty()
+    }
+
     pub(crate) fn build(mut self) -> Check {
         let [counting, shadows] = self.counts;
         if shadows > 0 {

@@ -576,12 +576,17 @@ pub struct RuleUsage {
 
 impl RuleUsage {
     fn new(rule: Rule, now_ms: u64, count: Count, denied_ms: Option<u64>) -> Self {
-        let step_end_ms = rule.step_end_ms(now_ms);
+        // Spared a division, if a step is open.
+        let step_end_ms = if count.newest_end_ms > now_ms {
+            count.newest_end_ms
+        } else {
+            rule.step_end_ms(now_ms)
+        };
         Self {
             rule,
             remaining: rule.limit().saturating_sub(count.units(&rule)),
             reset_after_ms: count.reset_at_ms(&rule).saturating_sub(now_ms),
-            step_end_ms: step_end_ms.max(count.newest_end_ms),
+            step_end_ms,
             denied_ms,
         }
     }

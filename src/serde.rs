@@ -401,7 +401,10 @@ mod tests {
         let text = r#"{"ip":["10/1s","120/60s"],"user":"1/1d@fixed,5+1/2s@bucket"}"#;
         let policies: Policies = serde_json::from_str(text).unwrap();
         let written = serde_json::to_string(&policies).unwrap();
-        assert_eq!(written, r#"{"ip":"10/1s,120/1m","user":"1/1d@fixed,5+1/2s@bucket"}"#);
+        assert_eq!(
+            written,
+            r#"{"ip":"10/1s,120/1m","user":"1/1d@fixed,5+1/2s@bucket"}"#
+        );
         assert_eq!(
             serde_json::from_str::<Policies>(&written).unwrap(),
             policies

@@ -2,7 +2,9 @@ use std::{iter, sync::Arc};
 
 use crate::decision::{Decision, Usage};
 
-/// The decisions of all layers around each other, innermost first: in the extensions of requests and responses.
+/// The decisions of all layers around each other, innermost first: in the extensions of requests; of the responses to
+/// those that were denied; and of all responses, where one of the layers puts them there
+/// ([`decisions_in_response`](crate::RateLimitLayer::decisions_in_response)).
 ///
 /// Each is about the policies of its layer. Look for the one with a [policy](Self::by_policy) rather than for the
 /// innermost: a layer adds none where no limit applies to the request, or where it could not be decided and passes.
@@ -19,7 +21,8 @@ use crate::decision::{Decision, Usage};
 ///     .limit(Policy::parse("requests", "9/1h")?, Key::new("user", "alice"));
 /// let tokens = RateLimitLayer::new(limiter.clone())
 ///     .limit(Policy::parse("tokens", "10000/1h")?, Key::new("user", "alice"))
-///     .cost(|_| 500);
+///     .cost(|_| 500)
+///     .decisions_in_response();
 ///
 /// // Charged 500 tokens when it comes, and settled when it is known how many they were.
 /// let settling = limiter.clone();
@@ -46,13 +49,16 @@ use crate::decision::{Decision, Usage};
 pub struct Decisions {
     innermost: Decision,
     outer: Option<Arc<Self>>,
+    /// Whether one of the layers puts them into every response.
+    in_response: bool,
 }
 
 impl Decisions {
     /// Adds the decision of a layer to those of the layers further out.
-    pub(super) fn within(outer: Option<Self>, innermost: Decision) -> Self {
+    pub(super) fn within(outer: Option<Self>, innermost: Decision, in_response: bool) -> Self {
         Self {
             innermost,
+            in_response: in_response || outer.as_ref().is_some_and(|it| it.in_response),
             outer: outer.map(Arc::new),
         }
     }
@@ -75,6 +81,15 @@ impl Decisions {
 
     pub(super) const fn innermost(&self) -> &Decision {
         &self.innermost
+    }
+
+    pub(super) const fn are_in_response(&self) -> bool {
+        self.in_response
+    }
+
+    /// Whether a layer further out has decided, too.
+    pub(super) const fn have_outer(&self) -> bool {
+        self.outer.is_some()
     }
 
     /// Whether this decision is one of them, and not one like it.

@@ -5,7 +5,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use http::{Extensions, Request, Response, request::Parts};
+use http::{Request, Response, request::Parts};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
@@ -169,7 +169,7 @@ where
                     let mut response = response.inspect_err(unanswered)?;
                     let Some(settling) = shared.settling(&mut response, admitted.innermost())
                     else {
-                        shared.complete(&mut response, admitted, None);
+                        shared.complete(&mut response, &admitted, None);
                         return Poll::Ready(Ok(response));
                     };
                     let unsettled = Unsettled {
@@ -184,7 +184,7 @@ where
                 StateProj::Settling { unsettled } => {
                     let settled = ready!(Unsettled::poll(unsettled, cx));
                     let (mut response, admitted, settled) = settled;
-                    this.shared.complete(&mut response, admitted, settled);
+                    this.shared.complete(&mut response, &admitted, settled);
                     return Poll::Ready(Ok(response));
                 }
             };
@@ -202,20 +202,12 @@ fn serve<S: Service<Request<B>>, B, R>(
     body: B,
     decision: Option<Decision>,
 ) -> State<S, B, S::Future, S::Response> {
-    let admitted = decision.map(|decision| admit(&mut head.extensions, decision));
+    let admitted = decision.map(|it| shared.admit(&mut head.extensions, it));
     let mut calling = Calling { shared, admitted };
     State::Serving {
         response: service.call(Request::from_parts(head, body)),
         admitted: calling.admitted.take(),
     }
-}
-
-/// Tells the handler of the decision.
-fn admit(extensions: &mut Extensions, decision: Decision) -> Decisions {
-    let outer = extensions.remove::<Decisions>();
-    let admitted = Decisions::within(outer, decision);
-    extensions.insert(admitted.clone());
-    admitted
 }
 
 /// A call that has not returned its future yet: if it panics, there will be no response.

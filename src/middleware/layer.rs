@@ -425,6 +425,16 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.style = style)
     }
 
+    /// Puts the [`Decisions`](super::Decisions) into the extensions of every response, too: for an access log, or
+    /// whatever else is further out. It takes as long as the headers. By default they are in the extensions of the
+    /// request, and of rejections.
+    ///
+    /// Of layers around each other, it is enough that one does so.
+    #[must_use]
+    pub fn decisions_in_response(self) -> Self {
+        self.change(|shared| shared.decisions_in_response = true)
+    }
+
     /// Adds a random time, up to this one, to the wait that each client is sent, so that those that were denied
     /// together do not come back together. The default is none.
     ///

@@ -57,8 +57,9 @@
 //!
 //! gRPC calls get the same answers [as gRPC](Grpc): HTTP 200 and a status.
 //!
-//! A request that no limit applies to is passed on as it is. Responses carry the [quota headers](HeaderStyle), and in
-//! their extensions the [`Decisions`], and the [`Rejection`] if there was one, for the layers further out.
+//! A request that no limit applies to is passed on as it is. Responses carry the [quota headers](HeaderStyle). For the
+//! layers further out, a rejection has the [`Rejection`] and the [`Decisions`] in its extensions; other responses have
+//! the decisions, if [asked for](RateLimitLayer::decisions_in_response).
 //!
 //! Of several such layers around each other, only the one that denies adds quota headers. When all allow, each adds
 //! its items to the lists of [`DRAFT_11`](HeaderStyle::DRAFT_11), and headers that can tell of one rule only tell of
@@ -139,7 +140,8 @@
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //! let layer = RateLimitLayer::new(MemoryStore::new())
 //!     .limit(Policy::parse("now", "100/1h")?, Key::new("service", "reports"))
-//!     .limit(Policy::parse("soon", "0/1h")?.shadow(), Key::new("service", "reports"));
+//!     .limit(Policy::parse("soon", "0/1h")?.shadow(), Key::new("service", "reports"))
+//!     .decisions_in_response();
 //!
 //! let inner = service_fn(async |_: Request<String>| {
 //!     Ok::<_, std::convert::Infallible>(Response::new(String::new()))

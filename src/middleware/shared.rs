@@ -1,6 +1,6 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use http::{HeaderValue, Response, StatusCode, header, request::Parts};
+use http::{Extensions, HeaderValue, Response, StatusCode, header, request::Parts};
 
 use super::{
     Decisions, HeaderStyle, MakeRejection, Rejection,
@@ -18,8 +18,13 @@ pub(super) struct Shared<R> {
     /// The style, prepared for the plan.
     pub(super) headers: Headers,
     pub(super) jitter: Duration,
+    /// Whether all responses get the decisions, and not only rejections.
+    pub(super) decisions_in_response: bool,
     pub(super) rejection: Arc<R>,
 }
+
+/// In the extensions of a response for the next layer further out: what the headers tell, and by which decisions.
+type ToldBy = (Told, Decisions);
 
 impl<R> Shared<R> {
     pub(super) fn new(limiter: Limiter, rejection: R) -> Self {
@@ -30,6 +35,7 @@ impl<R> Shared<R> {
             settle: Settle::default(),
             style,
             jitter: Duration::ZERO,
+            decisions_in_response: false,
             rejection: Arc::new(rejection),
         }
     }
@@ -42,6 +48,7 @@ impl<R> Shared<R> {
             style: self.style,
             headers: self.headers,
             jitter: self.jitter,
+            decisions_in_response: self.decisions_in_response,
             rejection: Arc::new(rejection),
         }
     }
@@ -49,6 +56,14 @@ impl<R> Shared<R> {
     /// Prepares all that can be known before the first request: axum makes new services for each connection.
     pub(super) fn prepare(&mut self) {
         self.headers = headers(self.style, &self.plan);
+    }
+
+    /// Tells the handler of the decision.
+    pub(super) fn admit(&self, extensions: &mut Extensions, decision: Decision) -> Decisions {
+        let outer = extensions.remove::<Decisions>();
+        let admitted = Decisions::within(outer, decision, self.decisions_in_response);
+        extensions.insert(admitted.clone());
+        admitted
     }
 
     /// The settlement that a response requires; `None` when it costs what was charged.
@@ -70,33 +85,35 @@ impl<R> Shared<R> {
     pub(super) fn complete<B>(
         &self,
         response: &mut Response<B>,
-        admitted: Decisions,
+        admitted: &Decisions,
         settled: Option<Decision>,
     ) {
         let extensions = response.extensions_mut();
         // The service may have passed on the response of a client that is limited, too: what it was told says nothing
         // about this request.
-        let inner = extensions.remove::<Decisions>();
-        let inner = inner.filter(|it| it.has(admitted.innermost()));
-        let told = extensions.remove::<Told>().filter(|_| inner.is_some());
+        let is_own = |decisions: &Decisions| decisions.has(admitted.innermost());
+        let inner = extensions.remove::<Decisions>().filter(is_own);
+        let told = extensions.remove::<ToldBy>();
+        let told = told.filter(|(_, by)| is_own(by)).map(|(told, _)| told);
         let denied = inner
             .as_ref()
             .is_some_and(|it| !it.innermost().is_allowed());
         // The headers of a denial must not be mixed with what is left here.
         if !denied {
             let now = settled.as_ref().unwrap_or_else(|| admitted.innermost());
-            self.headers.add(response, &self.told(now), told);
-        }
-        let decisions = match (inner, settled) {
-            (None, None) => admitted,
-            (inner, settled) => {
-                let mut decisions = inner.unwrap_or_else(|| admitted.clone());
-                if let Some(settled) = settled {
-                    decisions.replace(admitted.innermost(), settled);
-                }
-                decisions
+            let told = self.headers.add(response, &self.told(now), told);
+            if let Some(told) = told.filter(|_| admitted.have_outer()) {
+                let told: ToldBy = (told, admitted.clone());
+                response.extensions_mut().insert(told);
             }
-        };
+        }
+        if inner.is_none() && !admitted.are_in_response() {
+            return;
+        }
+        let mut decisions = inner.unwrap_or_else(|| admitted.clone());
+        if let Some(settled) = settled {
+            decisions.replace(admitted.innermost(), settled);
+        }
         response.extensions_mut().insert(decisions);
     }
 
@@ -139,7 +156,7 @@ impl<R> Shared<R> {
         }
         let outer = head.extensions.get::<Decisions>().cloned();
         let decisions = match decision {
-            Some(denied) => Some(Decisions::within(outer, denied)),
+            Some(denied) => Some(Decisions::within(outer, denied, false)),
             None => outer,
         };
         if let Some(decisions) = decisions {
@@ -172,6 +189,7 @@ impl<R> Clone for Shared<R> {
             style: self.style,
             headers: self.headers.clone(),
             jitter: self.jitter,
+            decisions_in_response: self.decisions_in_response,
             rejection: self.rejection.clone(),
         }
     }

@@ -38,6 +38,16 @@ impl StepSpec {
         now_ms - now_ms % self.step_ms + self.step_ms
     }
 
+    /// The end of the step that is charged now: that of the clock, or the newest if the clock has stepped back. A
+    /// newest step that has not ended is either of them, and spares the division.
+    pub(crate) fn open_step_end(self, now_ms: u64, newest_end_ms: u64) -> u64 {
+        if newest_end_ms > now_ms {
+            newest_end_ms
+        } else {
+            self.step_end(now_ms)
+        }
+    }
+
     /// The first millisecond at which the units of a step no longer count.
     pub(crate) fn release(self, end_ms: u64) -> u64 {
         end_ms + self.retention_ms
@@ -154,7 +164,7 @@ impl StepQueue {
     pub(crate) fn charge(&mut self, now_ms: u64, cost: u64) {
         self.prune(now_ms);
         let newest_ms = self.steps.back().map_or(0, |step| step.end_ms);
-        let end_ms = self.spec.step_end(now_ms).max(newest_ms);
+        let end_ms = self.spec.open_step_end(now_ms, newest_ms);
         self.add(end_ms, cost.cast_signed());
     }
 

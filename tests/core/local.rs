@@ -287,7 +287,8 @@ async fn what_a_client_is_told_is_what_was_applied() {
             HeaderStyle::DRAFT_11
                 .with_shadows()
                 .and(HeaderStyle::X_RATE_LIMIT),
-        );
+        )
+        .decisions_in_response();
     let response = ask(layer.clone()).await;
     let headers = response.headers();
     assert_eq!(

@@ -36,7 +36,12 @@ async fn ask(layer: RateLimitLayer) -> Response<String> {
         Ok::<_, Infallible>(Response::new("hello".to_owned()))
     });
     let request = Request::new(String::new());
-    layer.layer(inner).oneshot(request).await.unwrap()
+    layer
+        .decisions_in_response()
+        .layer(inner)
+        .oneshot(request)
+        .await
+        .unwrap()
 }
 
 /// Answers shadows in this way, and allows all others.

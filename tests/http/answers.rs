@@ -187,7 +187,8 @@ async fn the_decisions_of_all_layers_are_found_by_their_policies() {
     });
     let trial = policy("trial", "5/1d").shadow();
     let both = around(layer("outer", "9/1d"), around(layer("inner", "2/1d"), seen));
-    let all = around(layer("first", "7/1d").limit(trial, everybody()), both);
+    let first = layer("first", "7/1d").limit(trial, everybody());
+    let all = around(first.decisions_in_response(), both);
     let response = ask(&all).await;
     let decisions: &Decisions = response.extensions().get().unwrap();
     let policies = ["inner", "outer", "first", "trial"];
@@ -195,6 +196,24 @@ async fn the_decisions_of_all_layers_are_found_by_their_policies() {
     assert_eq!(found, [Some(1), Some(8), Some(6), Some(6)]);
     let shadow = decisions.by_policy("trial").unwrap().usage().shadow();
     assert_eq!(shadow.map(left), Some(4));
+}
+
+#[tokio::test]
+async fn one_layer_of_several_is_enough_to_put_all_decisions_into_the_response() {
+    for chosen in [None, Some(0), Some(1), Some(2)] {
+        let mut all = hello();
+        for (place, name) in ["inner", "middle", "outer"].into_iter().enumerate() {
+            let mut limit = layer(name, "9/1d").settle(|_, _| 3);
+            if chosen == Some(place) {
+                limit = limit.decisions_in_response();
+            }
+            all = around(limit, all);
+        }
+        let response = ask(&all).await;
+        let decisions: Option<&Decisions> = response.extensions().get();
+        let left = decisions.map(|it| it.iter().map(left).collect::<Vec<_>>());
+        assert_eq!(left, chosen.map(|_| vec![6, 6, 6]), "{chosen:?}");
+    }
 }
 
 #[tokio::test]
@@ -251,6 +270,7 @@ async fn a_handler_is_reached_without_decisions_when_the_store_is_down() {
 #[tokio::test]
 async fn a_settlement_replaces_the_decision_of_its_layer_alone() {
     let settling = layer("tokens", "100/1d").settle(|_, _| 30);
+    let settling = settling.decisions_in_response();
     let both = around(settling.clone(), around(layer("inner", "9/1d"), hello()));
     let response = ask(&both).await;
     let decisions: &Decisions = response.extensions().get().unwrap();
@@ -282,7 +302,8 @@ async fn a_rejection_that_was_passed_on_does_not_hide_the_servers_own_headers() 
     let client = around(theirs, hello());
     let proxy = BoxCloneSyncService::new(service_fn(proxying(client)));
     let server = around(layer("ours", "90/1d").headers(style), proxy);
-    let outer = around(layer("outer", "9999/1d").headers(style), server);
+    let outer = layer("outer", "9999/1d").headers(style);
+    let outer = around(outer.decisions_in_response(), server);
     for (status, left) in [(StatusCode::OK, 89), (StatusCode::TOO_MANY_REQUESTS, 88)] {
         let response = ask(&outer).await;
         assert_eq!(response.status(), status);
@@ -461,7 +482,8 @@ async fn an_actual_cost_may_be_for_some_policies_only() {
         let limits = layer("requests", "100/1d")
             .limit(policy("tokens", "1000/1d"), everybody())
             .limit(policy("bytes", "1000/1d"), everybody())
-            .settle(ActualCost::or_charged);
+            .settle(ActualCost::or_charged)
+            .decisions_in_response();
         let said = cost.clone();
         let service = around(
             limits,

@@ -126,27 +126,30 @@ async fn a_rejection_of_a_head_request_has_no_body() {
 }
 
 #[tokio::test]
-async fn the_decision_is_in_the_extensions_of_request_and_response() {
-    let seen = Arc::new(Mutex::new(None));
-    let log = seen.clone();
-    let inner = service_fn(move |request: Request<String>| {
-        *log.lock().unwrap() = request.extensions().get::<Decisions>().cloned();
-        async { Ok::<_, Infallible>(Response::new(String::new())) }
-    });
-    let request = Request::new(String::new());
-    let service = layer(Scripted::allowing()).layer(inner);
-    let response = service.oneshot(request).await.unwrap();
-    for decision in [
-        seen.lock().unwrap().take(),
-        response.extensions().get().cloned(),
-    ] {
-        let decisions: Decisions = decision.unwrap();
-        let Some(Decision::Allowed(usage)) = decisions.by_policy("all") else {
-            panic!("no admission: {decisions:?}");
-        };
-        assert_eq!(usage.rules().next().unwrap().remaining(), 9);
+async fn the_decision_is_in_the_extensions_of_the_request_and_where_asked_for_of_the_response() {
+    for in_response in [false, true] {
+        let seen = Arc::new(Mutex::new(None));
+        let log = seen.clone();
+        let inner = service_fn(move |request: Request<String>| {
+            *log.lock().unwrap() = request.extensions().get::<Decisions>().cloned();
+            async { Ok::<_, Infallible>(Response::new(String::new())) }
+        });
+        let mut layer = layer(Scripted::allowing());
+        if in_response {
+            layer = layer.decisions_in_response();
+        }
+        let request = Request::new(String::new());
+        let response = layer.layer(inner).oneshot(request).await.unwrap();
+        let told: Option<Decisions> = response.extensions().get().cloned();
+        assert_eq!(told.is_some(), in_response);
+        for decisions in seen.lock().unwrap().take().into_iter().chain(told) {
+            let Some(Decision::Allowed(usage)) = decisions.by_policy("all") else {
+                panic!("no admission: {decisions:?}");
+            };
+            assert_eq!(usage.rules().next().unwrap().remaining(), 9);
+        }
+        assert_eq!(response.extensions().is_empty(), !in_response);
     }
-    assert!(response.extensions().get::<Rejection>().is_none());
 }
 
 #[tokio::test]
@@ -719,7 +722,8 @@ async fn a_redirection_carries_no_quota() {
         let response = Response::builder().status(StatusCode::FOUND);
         Ok::<_, Infallible>(response.body(String::new()).unwrap())
     });
-    let service = layer(Scripted::allowing()).layer(inner);
+    let layer = layer(Scripted::allowing()).decisions_in_response();
+    let service = layer.layer(inner);
     let response = service.oneshot(Request::new(String::new())).await.unwrap();
     assert!(response.headers().is_empty());
     assert!(decision(&response, "all").is_allowed());

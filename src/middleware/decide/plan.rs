@@ -88,6 +88,11 @@ pub(in crate::middleware) struct Draft {
 }
 
 impl Draft {
+    /// Whether no limit applies to the request.
+    pub(super) fn is_empty(&self) -> bool {
+        self.charges.is_empty()
+    }
+
     pub(super) fn build(self) -> Check {
         self.charges.build()
     }

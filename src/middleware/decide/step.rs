@@ -11,7 +11,6 @@ use super::{
     plan::{Draft, Plan},
 };
 use crate::{
-    check::Check,
     decision::Decision,
     eventual::Eventual,
     limiter::{Limiter, Resolution},
@@ -48,7 +47,7 @@ impl Step {
         let mut draft = plan.draft(head);
         match plan.charge_known(&mut draft, head) {
             Err(rejection) => Self::reject(plan, rejection),
-            Ok(()) if !plan.looks_up() => Self::submit(plan, draft.build()),
+            Ok(()) if !plan.looks_up() => Self::submit(plan, draft),
             Ok(()) => Self::LookingUp {
                 look_ups: Box::pin(plan.look_up(head)),
                 draft: Box::new(draft),
@@ -81,7 +80,7 @@ impl Step {
                     let found = ready!(look_ups.as_mut().poll(cx));
                     let mut draft = mem::take(draft);
                     match plan.charge_found(&mut draft, found, head) {
-                        Ok(()) => Self::submit(plan, draft.build()),
+                        Ok(()) => Self::submit(plan, *draft),
                         Err(rejection) => Self::reject(plan, rejection),
                     }
                 }
@@ -93,10 +92,11 @@ impl Step {
         }
     }
 
-    fn submit(plan: &Plan, check: Check) -> Self {
-        if check.is_empty() {
+    fn submit(plan: &Plan, draft: Draft) -> Self {
+        if draft.is_empty() {
             return Self::known_as(Ok(None));
         }
+        let check = draft.build();
         let Some(max_wait) = plan.max_wait else {
             let mut resolution = plan.limiter.decide(check);
             return match resolution.known() {

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::seconds::seconds;
 use crate::{
-    decision::{Decision, RuleUsage, Usage},
+    decision::{Decision, RuleUsage},
     policy::Policy,
     rule::Rule,
 };
@@ -116,9 +116,16 @@ impl Draft11 {
             let Some(decision) = decision_of(policy, decision) else {
                 continue;
             };
-            for (index, item) in items.iter().enumerate() {
-                if let Some(usage) = tightest(decision, policy, index) {
-                    push_item(field, item, usage, decision.is_allowed());
+            let keys = decision.usage().policies();
+            let mut keys = keys.filter(|it| it.policy().is_same(policy));
+            let Some(first) = keys.next() else {
+                continue;
+            };
+            for (index, (item, rule)) in items.iter().zip(first.rules()).enumerate() {
+                let others = keys.clone().filter_map(|it| it.rules().get(index));
+                let tightest = others.fold(rule, tighter);
+                if decision.is_allowed() || tightest.is_exceeded() {
+                    push_item(field, item, tightest);
                     push_shadow(field, policy);
                 }
             }
@@ -161,14 +168,14 @@ fn push_policy_item(field: &mut Vec<u8>, name: &str, rule: &Rule, policy: &Polic
     push_shadow(field, policy);
 }
 
-fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage, allowed: bool) {
+fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage) {
     separate(field);
     field.extend_from_slice(item.as_bytes());
     push_number(field, usage.remaining());
-    let time = if allowed {
-        Some(usage.reset_after()).filter(|time| !time.is_zero())
-    } else {
+    let time = if usage.is_exceeded() {
         usage.retry_after()
+    } else {
+        Some(usage.reset_after()).filter(|time| !time.is_zero())
     };
     if let Some(time) = time {
         field.extend_from_slice(b";t=");
@@ -203,22 +210,21 @@ fn push_number(field: &mut Vec<u8>, number: u64) {
     field.extend_from_slice(digits.format(number.min(MAX_INTEGER)).as_bytes());
 }
 
-/// Of all keys that were checked under a policy: the exceeded one with the longest wait, or, if allowed, the one with
-/// the least left.
-fn tightest<'a>(decision: &'a Decision, policy: &Policy, index: usize) -> Option<&'a RuleUsage> {
-    let of_policy = |usage: &'a Usage| {
-        let policies = usage.policies();
-        policies
-            .filter(|it| it.policy().is_same(policy))
-            .filter_map(move |it| it.rules().get(index))
+/// Of two keys that were checked under a policy: the exceeded one with the longer wait, or else the one with less left.
+fn tighter<'a>(one: &'a RuleUsage, other: &'a RuleUsage) -> &'a RuleUsage {
+    let order = |it: &RuleUsage| {
+        let is_exceeded = it.is_exceeded();
+        let waits = (is_exceeded, is_exceeded && it.retry_after().is_none());
+        (
+            waits,
+            it.retry_after(),
+            Reverse(it.remaining()),
+            it.reset_after(),
+        )
     };
-    match decision {
-        Decision::Allowed(usage) => {
-            of_policy(usage).min_by_key(|it| (it.remaining(), Reverse(it.reset_after())))
-        }
-        Decision::Denied(denial) => of_policy(denial.usage())
-            .filter(|it| it.is_exceeded())
-            .max_by_key(|it| (it.retry_after().is_none(), it.retry_after())),
-        Decision::Blocked(_) => None,
+    if order(other) > order(one) {
+        other
+    } else {
+        one
     }
 }

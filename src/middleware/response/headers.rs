@@ -228,34 +228,33 @@ pub(in crate::middleware) struct Headers {
 }
 
 impl Headers {
-    /// Adds the headers of a decision to those of the layers further in, which have told `inner`.
+    /// Adds the headers of a decision to those of the layers further in, which have told `inner`. Answers what all of
+    /// them tell.
     pub(in crate::middleware) fn add<B>(
         &self,
         response: &mut Response<B>,
         decision: &Decision,
         inner: Option<Told>,
-    ) {
+    ) -> Option<Told> {
         let mut told = inner;
-        if self.tells(response.status(), decision) {
-            let headers = response.headers_mut();
+        let tells = self.tells(response.status(), decision);
+        let headers = response.headers_mut();
+        if tells {
             if let Some(draft) = &self.draft11 {
                 draft.append(headers, decision);
             }
             told = self.single.insert(headers, decision, inner);
         }
-        if let Some(told) = told {
-            response.extensions_mut().insert(told);
-        }
         let wait = match decision {
-            Decision::Allowed(_) => return,
+            Decision::Allowed(_) => return told,
             Decision::Denied(denial) => denial.retry_after(),
             Decision::Blocked(blocked) => blocked.told_retry_after(),
         };
-        let headers = response.headers_mut();
         match wait {
             Some(wait) => headers.insert(header::RETRY_AFTER, retry_after(wait)),
             None => headers.remove(header::RETRY_AFTER),
         };
+        told
     }
 
     fn tells(&self, status: StatusCode, decision: &Decision) -> bool {

@@ -38,7 +38,7 @@ pub(super) enum Reset {
     Epoch,
 }
 
-/// What a layer has told in such headers: in the extensions of the response, for the next layer further out.
+/// What a layer has told in such headers.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::middleware) struct Told {
     style: SingleRule,

@@ -1,3 +1,5 @@
+use smallvec::SmallVec;
+
 use crate::{
     charge::Charge,
     decision::{Count, PolicyUsage, RuleUsage},
@@ -8,14 +10,17 @@ use crate::{
 /// What is kept for one policy's name and one key: a section for each spec that somebody's rules have.
 #[derive(Debug)]
 pub(in crate::store) struct Entry {
-    sections: Vec<Section>,
+    /// A single one is in the map itself: each further place in memory has to be waited for.
+    sections: SmallVec<[Section; 1]>,
 }
 
 #[cfg(feature = "bb8")]
 impl Entry {
     /// An entry of these sections, each of another spec.
-    pub(in crate::store) const fn of(sections: Vec<Section>) -> Self {
-        Self { sections }
+    pub(in crate::store) fn of(sections: Vec<Section>) -> Self {
+        Self {
+            sections: sections.into(),
+        }
     }
 
     pub(in crate::store) fn sections(&self) -> &[Section] {
@@ -26,7 +31,7 @@ impl Entry {
 impl Entry {
     pub(in crate::store) const fn new() -> Self {
         Self {
-            sections: Vec::new(),
+            sections: SmallVec::new_const(),
         }
     }
 

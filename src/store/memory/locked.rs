@@ -58,6 +58,9 @@ impl<'a> Locked<'a> {
         count: u16,
         counts: &mut [Count],
     ) -> u16 {
+        if charges.is_empty() {
+            return count;
+        }
         let admitted = self.look(charges, tokens, counts).min(count);
         if admitted > 0 {
             self.charge(charges, tokens, admitted, counts);
