@@ -1,0 +1,292 @@
+//! [`Usage`]: what is left under each rule of each charge.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use smallvec::SmallVec;
+
+use super::{
+    Count, Decision,
+    rule_usage::{RuleUsage, denial_ms},
+};
+use crate::{check::Check, error::StoreError, policy::Policy};
+
+/// What is left under each rule of each charge, right after the decision; cheap to clone.
+///
+/// The usage of an admitted check is also what it is settled with: see [`Limiter::settle`](crate::Limiter::settle).
+#[derive(Clone, Debug)]
+pub struct Usage {
+    inner: Arc<Inner>,
+    shadow: Option<Arc<Decision>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    check: Check,
+    decided_at_ms: u64,
+    rules: RuleUsages,
+    may_settle: AtomicBool,
+    local: AtomicBool,
+    leased: AtomicBool,
+    may_be_repeated: AtomicBool,
+    repeat: Option<Repeat>,
+}
+
+/// What is left under each rule. A single one is in one allocation with the rest; more would be long to move.
+type RuleUsages = SmallVec<[RuleUsage; 1]>;
+
+/// How a refusal was repeated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Repeat {
+    /// Since the store's answer.
+    pub(super) age_ms: u64,
+    /// Whether only a part of what was asked is known to be refused.
+    pub(super) is_partial: bool,
+}
+
+impl Usage {
+    /// Computes the usage from the counts, one for each rule of each charge. For stores answering a settlement.
+    ///
+    /// # Errors
+    ///
+    /// [`Protocol`](crate::error::StoreErrorKind::Protocol) when the counts are not those of this check.
+    pub fn settled(check: &Check, now_ms: u64, counts: &[Count]) -> Result<Self, StoreError> {
+        let usage = Self::new(check, true, now_ms, counts)?;
+        usage.take_settlement();
+        Ok(usage)
+    }
+
+    pub(super) fn new(
+        check: &Check,
+        admitted: bool,
+        now_ms: u64,
+        counts: &[Count],
+    ) -> Result<Self, StoreError> {
+        let other_rules =
+            || StoreError::protocol("the store counted other rules than were checked");
+        let mut usages = RuleUsages::with_capacity(counts.len());
+        let mut counts = counts.iter();
+        for charge in check.charges() {
+            for rule in charge.policy().rules() {
+                let count = *counts.next().ok_or_else(other_rules)?;
+                let denied_ms = if admitted {
+                    None
+                } else {
+                    denial_ms(rule, charge.cost(), now_ms, count)
+                };
+                usages.push(RuleUsage::new(*rule, now_ms, count, denied_ms));
+            }
+        }
+        if counts.next().is_some() {
+            return Err(other_rules());
+        }
+        Ok(Self::of(check, now_ms, usages, admitted))
+    }
+
+    pub(super) fn of(
+        check: &Check,
+        decided_at_ms: u64,
+        rules: impl Into<RuleUsages>,
+        may_settle: bool,
+    ) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                check: check.clone(),
+                decided_at_ms,
+                rules: rules.into(),
+                may_settle: AtomicBool::new(may_settle),
+                local: AtomicBool::new(false),
+                leased: AtomicBool::new(false),
+                may_be_repeated: AtomicBool::new(true),
+                repeat: None,
+            }),
+            shadow: None,
+        }
+    }
+
+    /// The usage of a check whose parts were decided separately; not to be settled.
+    pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
+        Self::of(check, decided_at_ms, rules, false)
+    }
+
+    /// The usage of a check as if nothing had ever been charged.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn unused(check: &Check) -> Self {
+        let rules = check.rules();
+        let usages = rules.map(|(rule, _)| RuleUsage::new(*rule, 0, Count::default(), None));
+        Self::joined(check, 0, usages.collect())
+    }
+
+    /// The usage of the charges at these places; not to be settled by itself.
+    pub(crate) fn pick(&self, charges: &[usize]) -> Self {
+        let policies: Vec<PolicyUsage<'_>> = self.policies().collect();
+        let rules = charges.iter().flat_map(|index| policies[*index].rules);
+        Self::joined(
+            &self.check().pick(charges),
+            self.decided_at_ms(),
+            rules.copied().collect(),
+        )
+    }
+
+    /// What is left under each policy that was checked, in the order of the charges.
+    ///
+    /// A policy is listed once for each key that it was checked with.
+    pub fn policies(&self) -> impl Iterator<Item = PolicyUsage<'_>> + Clone {
+        let mut rest = &self.inner.rules[..];
+        self.inner.check.charges().iter().map(move |charge| {
+            let (rules, others) = rest.split_at(charge.policy().rules().len());
+            rest = others;
+            PolicyUsage {
+                policy: charge.policy(),
+                rules,
+            }
+        })
+    }
+
+    /// What is left under each rule, in the order of [`policies`](Self::policies).
+    pub fn rules(&self) -> impl Iterator<Item = &RuleUsage> {
+        self.inner.rules.iter()
+    }
+
+    /// What the [shadows](Policy::shadow) among the policies decided, which are not among [`policies`](Self::policies).
+    ///
+    /// `None` when there are none, when they could not decide, and in a denial, for which no shadow is decided.
+    #[must_use]
+    pub fn shadow(&self) -> Option<&Decision> {
+        self.shadow.as_deref()
+    }
+
+    /// The store's clock at the decision, in ms since the Unix epoch.
+    ///
+    /// A decision about keys that are on several nodes of a cluster has the time of the node that was called first.
+    #[must_use]
+    pub fn decided_at_ms(&self) -> u64 {
+        self.inner.decided_at_ms
+    }
+
+    /// Whether the memory of this process has decided, since the store could not. The rules are then this process's
+    /// share of the rules that were checked: see [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.inner.local.load(Ordering::Relaxed)
+    }
+
+    /// Whether a [`DenyCache`](crate::store::DenyCache) has repeated a refusal, without another call of the store.
+    ///
+    /// Times have aged since the store's answer, and what is [left](RuleUsage::remaining) is as it was then.
+    #[must_use]
+    pub fn is_repeated(&self) -> bool {
+        self.inner.repeat.is_some()
+    }
+
+    /// Whether the store was not called, so that the answer says nothing about whether it works: a refusal was
+    /// repeated, or what was leased was spent.
+    pub(crate) fn spares_call(&self) -> bool {
+        self.is_repeated() || self.inner.leased.load(Ordering::Relaxed)
+    }
+
+    /// Notes that nothing but leased units was spent.
+    pub(super) fn mark_leased(&self) {
+        self.inner.leased.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether only a part of what was asked is known to be refused.
+    pub(super) fn is_partial(&self) -> bool {
+        self.inner.repeat.is_some_and(|it| it.is_partial)
+    }
+
+    /// What is left under the rule at this place.
+    pub(super) fn rule(&self, place: usize) -> &RuleUsage {
+        &self.inner.rules[place]
+    }
+
+    /// Forbids to repeat the denial: units that were charged lie in this process, and the check may fit in them.
+    pub(crate) fn forbid_repeats(&self) {
+        self.inner.may_be_repeated.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn may_be_repeated(&self) -> bool {
+        self.inner.may_be_repeated.load(Ordering::Relaxed)
+    }
+
+    /// The same usage, and that of the shadows, as one that the memory of this process has made.
+    pub(crate) fn local(self) -> Self {
+        self.inner.local.store(true, Ordering::Relaxed);
+        if let Some(shadow) = self.shadow() {
+            shadow.usage().inner.local.store(true, Ordering::Relaxed);
+        }
+        self
+    }
+
+    pub(crate) fn with_shadow(mut self, decision: Decision) -> Self {
+        self.shadow = Some(Arc::new(decision));
+        self
+    }
+
+    /// The check that this is the usage of. For stores.
+    #[must_use]
+    pub fn check(&self) -> &Check {
+        &self.inner.check
+    }
+
+    /// Whether both came from the same decision, and not from one like it.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    pub(super) fn repeated(&self, check: &Check, repeat: Repeat) -> Self {
+        let age_ms = repeat.age_ms;
+        Self {
+            inner: Arc::new(Inner {
+                check: check.clone(),
+                decided_at_ms: self.decided_at_ms().saturating_add(age_ms),
+                rules: self.rules().map(|rule| rule.repeated(age_ms)).collect(),
+                may_settle: AtomicBool::new(false),
+                local: AtomicBool::new(self.is_local()),
+                leased: AtomicBool::new(false),
+                may_be_repeated: AtomicBool::new(true),
+                repeat: Some(repeat),
+            }),
+            shadow: None,
+        }
+    }
+
+    /// To be shown, not to be settled.
+    pub(super) fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
+        let rules: RuleUsages = self.rules().map(|rule| rule.moved(&moved)).collect();
+        let usage = Self::of(self.check(), self.decided_at_ms(), rules, false);
+        usage.inner.local.store(self.is_local(), Ordering::Relaxed);
+        Self {
+            shadow: self.shadow.clone(),
+            ..usage
+        }
+    }
+
+    /// Answers `true` once for an admission, and then always `false`, also to its clones.
+    pub(crate) fn take_settlement(&self) -> bool {
+        self.inner.may_settle.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// What is left under one policy for one key.
+#[derive(Clone, Copy, Debug)]
+pub struct PolicyUsage<'a> {
+    policy: &'a Policy,
+    rules: &'a [RuleUsage],
+}
+
+impl<'a> PolicyUsage<'a> {
+    /// The policy.
+    #[must_use]
+    pub const fn policy(&self) -> &'a Policy {
+        self.policy
+    }
+
+    /// What is left under each of its rules, in the policy's order.
+    #[must_use]
+    pub const fn rules(&self) -> &'a [RuleUsage] {
+        self.rules
+    }
+}
