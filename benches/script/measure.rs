@@ -584,6 +584,7 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
             1.5,
         ),
         ("1 bucket of 1 s", "1 rule of 1 s", 1.0),
+        ("1 bucket", "1 rule", 1.0),
         ("3 buckets", "3 rules", 1.0),
         ("2 keys, denied by the last", "2 keys", 1.0),
         ("3 keys, denied by the last", "3 keys", 1.0),
