@@ -476,6 +476,21 @@ async fn a_server_that_was_started_again_is_found_without_an_error() {
     }
 }
 
+/// Also by those who do nothing else.
+#[tokio::test]
+async fn who_lists_blocks_finds_a_server_that_was_started_again() {
+    let mut server = Server::start();
+    let store = RedisStore::transactions(pool(server.url()).await);
+    assert_eq!(store.blocks(9).await.unwrap().len(), 0);
+    server.kill();
+    for _ in 0..3 {
+        let error = store.blocks(9).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    }
+    server.restart();
+    assert_eq!(store.blocks(9).await.unwrap().len(), 0);
+}
+
 /// As after a failover: what was the primary's address leads to a replica, and then to a primary again.
 #[tokio::test]
 async fn a_server_that_is_read_only_or_full_charges_nothing_and_says_so() {
