@@ -303,7 +303,7 @@ impl Rule {
         })
     }
 
-    /// Whether both have the same window and kind: in one policy, one of them would have no effect.
+    /// Whether both have the same window and kind: in one policy, they would have one name.
     pub(crate) fn same_window(&self, other: &Self) -> bool {
         let kind = |rule: &Self| (rule.is_fixed(), rule.refill().is_some());
         self.window == other.window && kind(self) == kind(other)
