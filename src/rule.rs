@@ -200,7 +200,7 @@ impl Rule {
     }
 
     /// The first millisecond at which the units of a step no longer count, by the end of the step. For stores, and
-    /// not of a bucket: see [`Count`](crate::Count).
+    /// not of a bucket: see [`Count`](crate::store::Count).
     #[must_use]
     pub const fn release_ms(&self, step_end_ms: u64) -> u64 {
         if self.is_fixed() {
