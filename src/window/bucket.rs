@@ -73,7 +73,7 @@ impl Bucket {
         Self { spec, state }
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "bb8")]
     pub(crate) const fn state(&self) -> BucketState {
         self.state
     }

@@ -3,8 +3,10 @@
 //! What is stored for one rule is a [`Section`], and its [`Spec`] labels it: a [queue of steps](steps) for a sliding or a
 //! fixed rule, a [bucket](bucket) for a bucket.
 
+#[cfg(feature = "redis")]
+pub(crate) use self::bucket::BucketState;
 pub(crate) use self::{
-    bucket::{Bucket, BucketSpec, BucketState},
+    bucket::{Bucket, BucketSpec},
     steps::{StepQueue, StepSpec},
 };
 use crate::rule::Rule;
