@@ -267,7 +267,8 @@ pub enum PolicyError {
         /// Which rule, and what is wrong with it.
         source: RuleError,
     },
-    /// Two rules have the same window and kind, so that one of them would have no effect.
+    /// Two rules have the same window and kind, so that one of them would have no effect. Of two buckets both may be
+    /// meant: write the refill of one for another window, as `60/1m` in place of `1/1s`.
     SameWindow {
         /// The policy's name.
         policy: String,

@@ -20,7 +20,7 @@ use std::{error::Error, fmt, num::NonZeroU32, str::FromStr, time::Duration};
 pub const MAX_UNITS: u64 = (1 << 53) - 1;
 
 /// The longest window: a hundred years.
-const MAX_WINDOW: Duration = Duration::from_secs(36_525 * 86_400);
+pub(crate) const MAX_WINDOW: Duration = Duration::from_secs(36_525 * 86_400);
 
 /// A sliding rule counts its window in this many steps by default.
 const DEFAULT_STEPS: u64 = 60;
@@ -227,12 +227,22 @@ impl Rule {
         DurationText(self.window).to_string()
     }
 
-    /// The rule with its limit, and its refill, divided by `of`, rounded down; none above 0 ever becomes 0.
+    /// The rule with its limit, and its refill, divided by `of`, rounded down; none above 0 ever becomes 0. A refill of
+    /// fewer units than `of` comes back in so many windows instead, as far as a rule can say that.
     pub(crate) fn share(mut self, of: NonZeroU32) -> Self {
         let share = |units: u64| (units / u64::from(of.get())).max(units.min(1));
         self.limit = share(self.limit);
-        if let Kind::Bucket { refill } = &mut self.kind {
-            *refill = share(*refill);
+        if let Kind::Bucket { refill } = self.kind {
+            let slower = Self {
+                window: self.window.saturating_mul(of.get()),
+                ..self
+            };
+            if refill < of.get().into() && slower.problem().is_none() {
+                return slower;
+            }
+            self.kind = Kind::Bucket {
+                refill: share(refill),
+            };
         }
         self
     }
@@ -293,7 +303,7 @@ impl Rule {
         })
     }
 
-    /// Whether both have the same window and kind: in one policy, one of them would have no effect.
+    /// Whether both have the same window and kind: in one policy, they would have one name.
     pub(crate) fn same_window(&self, other: &Self) -> bool {
         let kind = |rule: &Self| (rule.is_fixed(), rule.refill().is_some());
         self.window == other.window && kind(self) == kind(other)
@@ -594,6 +604,30 @@ mod tests {
             let rule = Rule::per_minute(limit).exact();
             let of = NonZeroU32::new(of).unwrap();
             assert_eq!(rule.share(of), Rule::per_minute(share).exact(), "{limit}");
+        }
+    }
+
+    #[test]
+    fn the_shares_of_a_bucket_are_together_no_more_than_its_burst_and_its_refill() {
+        for (rule, of, share) in [
+            ("20+10/1s@bucket", 1, "20+10/1s@bucket"),
+            ("20+10/1s@bucket", 4, "5+2/1s@bucket"),
+            ("20+10/1s@bucket", 16, "1+10/16s@bucket"),
+            ("20+1/2s@bucket", 4, "5+1/8s@bucket"),
+            ("0+1/1s@bucket", 4, "0+1/4s@bucket"),
+            ("5+1/36525d@bucket", 4, "1+1/36525d@bucket"), // a longer window is none
+        ] {
+            let (rule, share): (Rule, Rule) = (rule.parse().unwrap(), share.parse().unwrap());
+            assert_eq!(rule.share(NonZeroU32::new(of).unwrap()), share, "{rule}");
+        }
+        let largest = Rule::new(MAX_REFILL, Duration::from_millis(32)).bucket(MAX_UNITS / 32);
+        for of in [1, 2, 3, u32::MAX] {
+            assert!(
+                largest
+                    .share(NonZeroU32::new(of).unwrap())
+                    .validate()
+                    .is_ok()
+            );
         }
     }
 

@@ -93,7 +93,8 @@
 //! - A [reset](Limiter::reset) of the account leaves them: they tell who it was.
 //! - Of charges in one check with the same policy and key, those of the first label.
 //! - All processes together, over the longest window of the policy: the last window, and up to a sixth of it more. Of a
-//!   fixed window, the units since it began. A window shorter than 12 s is taken as 12 s.
+//!   fixed window, the units since it began; the window of a [bucket](crate::buckets) is the time of a full refill. A
+//!   window shorter than 12 s is taken as 12 s.
 //! - Each process tells the store once a second, so the newest second of the *other* processes is missing.
 //!
 //! # How exact it is

@@ -1,8 +1,10 @@
 //! [`Span`]: the sixth of a window that contributions are added up in.
 
+use std::time::Duration;
+
 use crate::{
     policy::Policy,
-    rule::{Rule, millis},
+    rule::{MAX_WINDOW, Rule, millis},
 };
 
 /// So many make up a window.
@@ -65,12 +67,17 @@ impl Span {
 /// The first of them, if several are equal.
 fn longest(policy: &Policy) -> &Rule {
     let rules = policy.rules();
-    let longest = rules.iter().rev().max_by_key(|rule| rule.window());
+    let longest = rules.iter().rev().max_by_key(|rule| window(rule));
     longest.unwrap_or(&rules[0])
 }
 
+/// For how long what was charged counts: of a bucket, as long as a full refill takes.
+fn window(rule: &Rule) -> Duration {
+    rule.quota_window().min(MAX_WINDOW)
+}
+
 fn length_ms(rule: &Rule) -> u64 {
-    millis(rule.window()).div_ceil(SPANS).max(MIN_SPAN_MS)
+    millis(window(rule)).div_ceil(SPANS).max(MIN_SPAN_MS)
 }
 
 /// From when on spans are counted: the begin of a fixed window, the epoch for any other.
@@ -96,6 +103,25 @@ mod tests {
         Span::window(&policy, now_ms)
             .map(|span| span.start_ms)
             .collect()
+    }
+
+    #[test]
+    fn the_window_of_a_bucket_is_the_time_of_a_full_refill() {
+        for (rules, length_ms) in [
+            ("600+1/1s@bucket", 100_000),
+            ("600+1/1s@bucket,9/1h", 600_000),
+            ("600+1/1s@bucket,9/1m", 100_000),
+            ("0+1/1h@bucket", MIN_SPAN_MS),
+        ] {
+            let policy = Policy::parse("p", rules).unwrap();
+            assert_eq!(Span::at(&policy, 1_000_000).length_ms, length_ms, "{rules}");
+        }
+        let slowest = Rule::new(1, Duration::from_millis(1)).bucket((1 << 53) - 1);
+        let policy = Policy::new("p", [slowest]).unwrap();
+        for now_ms in [0, 1_700_000_000_000, (1 << 48) - 1] {
+            assert!(Span::window(&policy, now_ms).count() > 0);
+            assert!(Span::at(&policy, now_ms).release_ms() < 1 << 49);
+        }
     }
 
     #[test]

@@ -84,6 +84,28 @@ async fn nobody_is_known_of_another_account_or_another_window() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_window_of_a_bucket_is_the_time_of_a_full_refill() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let limiter = Limiter::new(store).timeout(std::time::Duration::from_secs(30));
+    let policy = Policy::parse("api", "600+1/1s@bucket,9000/1m").unwrap();
+    let acme = Key::new("account", "acme");
+    let charge = Charge::new(&policy, acme.clone(), 5).by(Key::new("user", "alice"));
+    assert!(limiter.check([charge]).await.unwrap().is_allowed());
+    limiter.contributors(&policy, &acme).await.unwrap();
+    let tool = Tool::new();
+    tool.write("policies.toml", "api = ['600+1/1s@bucket', '9000/1m']");
+    for window in ["--policies policies.toml", "--window 10m"] {
+        let url = server.url();
+        let args = format!("contributors account=acme --policy api {window} --redis {url}");
+        let said = tool.run(&args);
+        assert_eq!(said.code, 0, "{said:?}");
+        let expected = "5 units under `api` in the last 10m, or up to a sixth more";
+        assert!(said.stdout.starts_with(expected), "{said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_rights_that_it_names_are_enough() {
     let server = server().await;
     let rights = "~sluicegate:* +evalsha +eval +time +get +zrange";

@@ -1,3 +1,5 @@
+use sluicegate::{Charge, Key, Policy};
+
 use crate::site::Site;
 
 fn rows(said: &serde_json::Value) -> Vec<(&str, u64)> {
@@ -68,6 +70,18 @@ async fn without_policies_those_with_the_most_units_come_first() {
         site.text("top")
             .contains("--policies FILE tells who is denied")
     );
+}
+
+#[tokio::test]
+async fn the_refill_of_a_bucket_is_known_without_policies() {
+    let site = Site::start().await;
+    let policy = Policy::parse("slow", "600+1/1h@bucket").unwrap();
+    let charge = Charge::new(&policy, Key::new("user", "alice"), 5);
+    assert!(site.limiter.check([charge]).await.unwrap().is_allowed());
+    let said = site.json("top", 0);
+    assert_eq!(said["top"][0]["rule"], "?+1/1h@bucket");
+    let said = site.json("inspect user=alice", 0);
+    assert_eq!(said["policies"][0]["rules"][0]["rule"], "?+1/1h@bucket");
 }
 
 #[tokio::test]

@@ -23,6 +23,7 @@ macro_rules! contributors {
             accounts_do_not_meet
             contributions_leave_with_the_window
             a_fixed_window_begins_anew
+            who_emptied_a_bucket_is_known_until_it_is_full
             of_many_contributors_the_greatest_are_kept_within_the_error
             a_label_is_short_and_hides_what_is_secret
             a_reset_leaves_who_has_contributed
@@ -215,6 +216,18 @@ pub(crate) async fn a_fixed_window_begins_anew(store: Arc<impl Store>, clock: Te
     ] {
         clock.set(start + at_ms);
         assert_eq!(told(&limiter, &policy).await, expected, "{at_ms}");
+    }
+}
+
+pub(crate) async fn who_emptied_a_bucket_is_known_until_it_is_full(
+    store: Arc<impl Store>,
+    clock: TestClock,
+) {
+    let (limiter, policy) = (patient(store), policy("600+1/1s@bucket"));
+    check(&limiter, &policy, "alice", 600).await;
+    for (seconds, expected) in [(20, "alice 600"), (600, "alice 600"), (701, "")] {
+        clock.set(START_MS + seconds * 1_000);
+        assert_eq!(told(&limiter, &policy).await, expected, "{seconds} s");
     }
 }
 

@@ -103,6 +103,10 @@ impl LuaServer {
         }
     }
 
+    pub(crate) fn remove(&self, key: &str) {
+        self.keys.lock().unwrap().values.remove(key.as_bytes());
+    }
+
     /// What a key holds.
     pub(crate) fn value(&self, key: &str) -> Option<Vec<u8>> {
         let keys = self.keys.lock().unwrap();

@@ -12,6 +12,7 @@ mod contract;
 mod contributors;
 mod deny_cache;
 mod footprint;
+mod foreign;
 mod histories;
 mod leases;
 mod observe;

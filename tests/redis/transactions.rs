@@ -15,7 +15,7 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError,
     block::{BlockedBy, Until},
     error::StoreErrorKind,
-    store::{Check, Operation, redis::transactions::TransactionStore},
+    store::{Check, DenyCache, Leases, Operation, redis::transactions::TransactionStore},
     test_util::TestClock,
 };
 use tokio::{
@@ -26,7 +26,8 @@ use tokio::{
 
 use crate::common::{
     contract::patient,
-    history::{History, agree, calls, few_cases, large, wild},
+    history::{History, agree, calls, few_cases, hot, large, steady, wild},
+    promise::{admitted, assert_promise},
     redis::Server,
     served::{Served, limited},
     vectors::{replay_all, replay_blocks},
@@ -38,6 +39,23 @@ mod without_rights_to_scripts {
     crate::contract!(start);
     crate::calls!(start);
     crate::blocks!(start);
+}
+
+/// Each repeated refusal is compared with what the store with leases says then.
+mod under_a_cache_around_leases {
+    use sluicegate::store::Leases;
+
+    use super::{Served, Server, TestClock, TransactionStore, start};
+    use crate::common::verified::Verified;
+
+    crate::contract!(apart new);
+    crate::calls!(new);
+    crate::blocks!(new);
+
+    async fn new() -> (Verified<Leases>, TestClock) {
+        let (store, clock): (Served<Server, TransactionStore>, _) = start().await;
+        Verified::new((Leases::new(store).clock(clock.clone()), clock))
+    }
 }
 
 /// What the documentation of `store::redis::transactions` grants a user.
@@ -113,6 +131,25 @@ fn agrees(config: &ProptestConfig, histories: impl Strategy<Value = History>) {
             let (store, clock) = fresh(&pool);
             let memory = MemoryStore::new().clock(clock.clone());
             agree(&store, &memory, &clock, &history).await;
+        });
+    });
+}
+
+/// Two processes, each with a cache around leases, over one server.
+#[test]
+fn under_caches_around_leases_no_span_of_a_window_holds_more_than_the_limit() {
+    let (server, runtime) = (Server::start(), runtime());
+    let pool = runtime.block_on(pool(server.url()));
+    proptest!(few_cases(), |(steady in steady(), hot in hot())| {
+        runtime.block_on(async {
+            for history in [steady, hot] {
+                let (store, clock) = fresh(&pool);
+                let [first, second] = [&store, &store].map(|store| {
+                    let leases = Leases::new(store.clone()).clock(clock.clone());
+                    DenyCache::new(leases).clock(clock.clone())
+                });
+                assert_promise(&history, &admitted(&[&first, &second], &clock, &history).await);
+            }
         });
     });
 }
@@ -437,6 +474,21 @@ async fn a_server_that_was_started_again_is_found_without_an_error() {
         limiter.check(charge(&policy, "alice")).await.unwrap();
         assert_eq!(remaining(&limiter, &policy, "alice").await, 9);
     }
+}
+
+/// Also by those who do nothing else.
+#[tokio::test]
+async fn who_lists_blocks_finds_a_server_that_was_started_again() {
+    let mut server = Server::start();
+    let store = RedisStore::transactions(pool(server.url()).await);
+    assert_eq!(store.blocks(9).await.unwrap().len(), 0);
+    server.kill();
+    for _ in 0..3 {
+        let error = store.blocks(9).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    }
+    server.restart();
+    assert_eq!(store.blocks(9).await.unwrap().len(), 0);
 }
 
 /// As after a failover: what was the primary's address leads to a replica, and then to a primary again.

@@ -24,8 +24,9 @@ Examples:
   sluicegate contributors account=acme --policy api --window 1d@fixed --json | jq -r '.contributors[0].label'
 
 Only limits for which the service names who contributes (`Charge::by`, or `contributors` of the layer) have any. Of
-several rules the longest window counts: the last window, and up to a sixth of it more. The service tells the server
-once a second. Units are never too high; the next column tells how many they may be.
+several rules the longest window counts: the last window, and up to a sixth of it more. The window of a bucket is the
+time of a full refill: of 600+1/1s@bucket, 10m. The service tells the server once a second. Units are never too high; the
+next column tells how many they may be.
 
 Exit codes: 0 done, 1 nobody is known.
 
@@ -111,7 +112,7 @@ fn parse_window(text: &str) -> Result<Rule, String> {
 }
 
 fn report(policy: &Policy, told: &Contributors, number: usize) -> Report {
-    let windows = policy.rules().iter().map(|rule| millis(rule.window()));
+    let windows = policy.rules().iter().map(window_ms);
     let contributors = told.iter().take(number).map(|it| ContributorReport {
         label: it.label().to_owned(),
         units: it.units(),
@@ -122,6 +123,15 @@ fn report(policy: &Policy, told: &Contributors, number: usize) -> Report {
         window_ms: windows.max().unwrap_or(0),
         total: told.total(),
         contributors: contributors.collect(),
+    }
+}
+
+/// Of a bucket, the time of a full refill.
+fn window_ms(rule: &Rule) -> u64 {
+    let window_ms = millis(rule.window());
+    match rule.refill() {
+        Some(refill) => (rule.limit() * window_ms).div_ceil(refill),
+        None => window_ms,
     }
 }
 

@@ -19,7 +19,7 @@ use super::{
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
     sparkline::sparkline,
-    text::{grouped, millis},
+    text::{grouped, millis, without_limit},
     time::{date_time, span},
 };
 
@@ -234,14 +234,12 @@ impl PolicyReport {
 
 impl RuleReport {
     fn of(rule: &Rule, limit: Option<u64>, section: Option<&Section>, now_ms: u64) -> Self {
-        let text = rule.to_string();
-        let without_limit = text.trim_start_matches(|it: char| it.is_ascii_digit());
         let steps = section.map_or(Vec::new(), |section| section.steps(now_ms));
         let used = section.map_or(0, |section| section.used(now_ms));
         let fits = |limit| section.map(|section| section.fits_at_ms(now_ms, limit, 1));
         let reset_ms = section.map_or(0, |section| section.reset_at_ms(now_ms));
         Self {
-            rule: limit.map_or(format!("?{without_limit}"), |_| text.clone()),
+            rule: limit.map_or_else(|| without_limit(rule), |_| rule.to_string()),
             limit,
             window_ms: millis(rule.window()),
             step_ms: millis(rule.step()),

@@ -4,6 +4,7 @@ use std::{fmt, time::Duration};
 
 use indicatif::HumanCount;
 use jiff::{Span, SpanRelativeTo, Timestamp, tz::Offset};
+use sluicegate::Rule;
 
 /// Reads a span of time: `100ms`, `2s`, `10m`, `2h`, `7d`, `1h30m`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
@@ -71,6 +72,15 @@ impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.line, self.column)
     }
+}
+
+/// A rule whose limit is not known: `?/1m`, `?+10/1s@bucket`.
+pub(crate) fn without_limit(rule: &Rule) -> String {
+    let rule = rule.to_string();
+    format!(
+        "?{}",
+        rule.trim_start_matches(|it: char| it.is_ascii_digit())
+    )
 }
 
 /// Writes a number with a blank between thousands.

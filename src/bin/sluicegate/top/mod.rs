@@ -23,7 +23,7 @@ use super::{
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
     settings::Settings,
-    text::grouped,
+    text::{grouped, without_limit},
     time::span,
 };
 
@@ -245,15 +245,13 @@ fn is_chosen(name: &StoredName, sample: Share) -> bool {
 
 impl Row {
     fn of(ranked: &Ranked, has_limits: bool) -> Self {
-        let rule = ranked.rule.to_string();
-        let window = rule.split_once('/').map_or("", |it| it.1);
         Self {
             identity: ranked.name.identity().to_owned(),
             policy: ranked.name.policy().to_owned(),
             rule: if has_limits {
-                rule.clone()
+                ranked.rule.to_string()
             } else {
-                format!("?/{window}")
+                without_limit(&ranked.rule)
             },
             limit: has_limits.then(|| ranked.rule.limit()),
             used: ranked.used,

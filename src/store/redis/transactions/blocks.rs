@@ -14,14 +14,30 @@ use crate::{
 /// How many keys are looked at at a time.
 const BATCH: u32 = 500;
 
-/// Who is blocked now, at most so many. The server is kept busy for at most half of the time.
+/// Who is blocked now, at most so many.
 pub(super) async fn list(
+    settings: &Settings,
+    most: usize,
+) -> Result<Vec<BlockedIdentity>, StoreError> {
+    let mut held = Held::check_out(&settings.pool, settings.end()).await?;
+    match scan(&mut held, settings, most).await {
+        // Perhaps it ended while nobody used it.
+        Err(_) if held.is_lost() => {
+            held.renew(&settings.pool, settings.end()).await?;
+            scan(&mut held, settings, most).await
+        }
+        listed => listed,
+    }
+}
+
+/// The server is kept busy for at most half of the time.
+async fn scan(
+    held: &mut Held,
     settings: &Settings,
     most: usize,
 ) -> Result<Vec<BlockedIdentity>, StoreError> {
     let mut pattern = settings.names.pattern(None, Some(BLOCKS));
     pattern.extend_from_slice(SUFFIX);
-    let mut held = Held::check_out(&settings.pool, settings.end()).await?;
     let (mut blocks, mut cursor) = (BTreeMap::new(), 0_u64);
     while blocks.len() < most {
         let begun = Instant::now();
