@@ -84,8 +84,8 @@
 //!    └── prec. ─┘◀────────────── window ──────────────────────┘
 //! ```
 //!
-//! A rule can also be [fixed](Rule::fixed) to windows that begin at the hour or at midnight, or a [bucket](buckets) that
-//! refills continuously.
+//! A rule can also be [fixed](Rule::fixed) to windows that begin at the hour or at midnight, or a [bucket](buckets)
+//! that refills continuously.
 //!
 //! # Keys and proxies
 //!

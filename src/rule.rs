@@ -31,7 +31,8 @@ const MAX_REFILL: u64 = (1 << 48) - 1;
 /// At most `limit` units in any `window`, counted in steps of `precision`; or a [bucket](Self::bucket).
 ///
 /// A rule is plain data: [`Policy::new`] answers an error for a rule that is not valid, and so does parsing one.
-/// The text form, `LIMIT/WINDOW[@PRECISION]` or `BURST+REFILL/WINDOW@bucket`, is read by [`FromStr`], written by `Display`, and used by serde:
+/// The text form, `LIMIT/WINDOW[@PRECISION]` or `BURST+REFILL/WINDOW@bucket`, is read by [`FromStr`], written by
+/// `Display`, and used by serde:
 ///
 /// | text | meaning |
 /// |---|---|

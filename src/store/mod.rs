@@ -61,8 +61,8 @@
 //! What has to be written is `check`, `settle` and `reset`; a [`call`](Store::call) of several operations then does
 //! one after the other. [`Rule::step_end_ms`](crate::Rule::step_end_ms) and
 //! [`Rule::release_ms`](crate::Rule::release_ms) are the arithmetic of the windows; [`Decision::new`] and
-//! [`Usage::settled`] compute the answers from a [`Count`] for each rule. A store without [buckets](crate::buckets) should
-//! answer an error, as this one does.
+//! [`Usage::settled`] compute the answers from a [`Count`] for each rule. A store without [buckets](crate::buckets)
+//! should answer an error, as this one does.
 //!
 //! ```
 #![doc = include_str!("../../examples/own_store.rs")]

@@ -1,7 +1,7 @@
 //! The arithmetic of rules, without I/O or a clock: the same as the script's.
 //!
-//! What is stored for one rule is a [`Section`], and its [`Spec`] labels it: a [queue of steps](steps) for a sliding or a
-//! fixed rule, a [bucket](bucket) for a bucket.
+//! What is stored for one rule is a [`Section`], and its [`Spec`] labels it: a [queue of steps](steps) for a sliding or
+//! a fixed rule, a [bucket](bucket) for a bucket.
 
 #[cfg(feature = "redis")]
 pub(crate) use self::bucket::BucketState;

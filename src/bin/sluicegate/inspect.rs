@@ -279,7 +279,8 @@ impl RuleReport {
         ]
     }
 
-    /// The window that ends with the step of the time. A fixed rule has but one step, and a bucket none: nothing to see.
+    /// The window that ends with the step of the time. A fixed rule has but one step, and a bucket none: nothing to
+    /// see.
     fn picture(&self, now_ms: u64, columns: u16) -> String {
         if self.fixed || self.refill.is_some() {
             return String::new();

@@ -12,9 +12,9 @@
 //! - bucket: its burst, and its refill for the span.
 //!
 //! If that is no more than the rule's own limit, the other rule denies whenever this one would. A bucket can never deny
-//! if it holds at least what the other admits at once, and refills at least as fast as that goes on. The bounds are upper
-//! ones: a rule that is not warned of may still never deny. They do not hold for units that are added when a request
-//! is settled at a higher cost than it was admitted with.
+//! if it holds at least what the other admits at once, and refills at least as fast as that goes on. The bounds are
+//! upper ones: a rule that is not warned of may still never deny. They do not hold for units that are added when a
+//! request is settled at a higher cost than it was admitted with.
 
 use std::time::Duration;
 
