@@ -89,8 +89,13 @@ impl Tally {
                     steps,
                 )| {
                     let times = if *local { 1 } else { times(rule) };
-                    let over =
-                        most_within(window_ms(rule), steps).saturating_sub(times * rule.limit());
+                    let over = match rule.refill() {
+                        Some(refill) => most_beyond(rule, refill, times, steps),
+                        None => {
+                            let most = most_within(window_ms(rule), steps);
+                            most.saturating_sub(times * rule.limit())
+                        }
+                    };
                     let whose = if *local { " of this process" } else { "" };
                     (over, format!("{policy} {rule}{whose}"))
                 },
@@ -100,8 +105,29 @@ impl Tally {
     }
 }
 
+/// The span in which a rule forgets: its window; of a bucket, the time of a full refill.
 pub(crate) fn window_ms(rule: &Rule) -> u64 {
-    u64::try_from(rule.window().as_millis()).unwrap()
+    let window_ms = u64::try_from(rule.window().as_millis()).unwrap();
+    match rule.refill() {
+        Some(refill) => rule.limit() * window_ms / refill,
+        None => window_ms,
+    }
+}
+
+/// By how much the charges of a bucket, in any span, are more than so many times its burst and what comes back.
+fn most_beyond(rule: &Rule, refill: u64, times: u64, ends: &[u64]) -> u64 {
+    let window_ms = u64::try_from(rule.window().as_millis()).unwrap();
+    let mut ends = ends.to_vec();
+    ends.sort_unstable();
+    let spans = ends.iter().enumerate().flat_map(|(first, from)| {
+        let later = ends[first..].iter().zip(1_u64..);
+        later.map(move |(end, count)| (end - from, count))
+    });
+    let beyond = spans.map(|(span_ms, count)| {
+        let most = times.saturating_mul(rule.limit() * window_ms + refill * span_ms);
+        (count * window_ms).saturating_sub(most)
+    });
+    beyond.max().unwrap_or(0).div_ceil(window_ms)
 }
 
 /// The most charges within any span of a window.
@@ -113,6 +139,20 @@ fn most_within(window: u64, ends: &[u64]) -> u64 {
     ends.sort_unstable();
     let within = |first| ends.partition_point(|&end| end <= ends[first] + window) - first;
     (0..ends.len()).map(within).max().unwrap_or(0) as u64
+}
+
+#[test]
+fn what_a_bucket_admits_beyond_its_promise_is_found() {
+    let rule: Rule = "2+1/10ms@bucket".parse().unwrap();
+    for (ends, times, beyond) in [
+        (&[][..], 1, 0),
+        (&[1, 1, 11, 21], 1, 0),
+        (&[1, 1, 10], 1, 1),
+        (&[1, 50, 50, 50, 50], 1, 2),
+        (&[1, 50, 50, 50, 50], 2, 0),
+    ] {
+        assert_eq!(most_beyond(&rule, 1, times, ends), beyond, "{ends:?}");
+    }
 }
 
 #[test]

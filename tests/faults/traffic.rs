@@ -26,6 +26,8 @@ const PACE: Duration = Duration::from_millis(5);
 const SMALL: &str = "4/200ms@exact,12/1500ms@exact";
 /// Admits all the while: a server that may not write is told from one that works by an admission alone.
 const BRIEF: &str = "4/200ms@exact";
+/// Full again after 300 ms.
+const BUCKET: &str = "6+20/1s@bucket";
 const HOT: &str = "15/200ms@exact,60/1500ms@exact";
 
 /// Where there are leases, every fourth task has it alone: so it is hot, and not only as often as others admit.
@@ -48,10 +50,12 @@ impl Traffic {
     pub(crate) fn new(limiter: Limiter, with_leases: bool) -> Self {
         let policy = |name: String, rules| Policy::parse(&name, rules).unwrap();
         let small = (1..KEYS).map(|key| {
-            policy(
-                format!("small-{key}"),
-                if key % 2 == 0 { SMALL } else { BRIEF },
-            )
+            let rules = match key {
+                3 => BUCKET,
+                _ if key % 2 == 0 => SMALL,
+                _ => BRIEF,
+            };
+            policy(format!("small-{key}"), rules)
         });
         Self {
             limiter: limiter.timeout(TIMEOUT),
