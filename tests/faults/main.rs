@@ -84,7 +84,7 @@ fn runs(wanted: Vec<(Setup, Vec<Fault>)>) {
         })
         .collect();
     // They mostly wait.
-    let at_once = 4 * available_parallelism().map_or(1, usize::from).min(4);
+    let at_once = 2 * available_parallelism().map_or(1, usize::from).min(4);
     let queue = Mutex::new(wanted.into_iter().enumerate());
     let rows = Mutex::new(Vec::new());
     scope(|scope| {
