@@ -47,11 +47,11 @@ macro_rules! blocks {
     };
     (@each $new:path: $($sentence:ident)*) => {
         $(
-            #[tokio::test]
-            async fn $sentence() {
-                let (store, clock) = $new().await;
-                clock.set($crate::common::history::START_MS);
-                $crate::common::blocks::$sentence(std::sync::Arc::new(store), clock).await;
+            #[test]
+            fn $sentence() {
+                $crate::common::sentence::about_a_store($new, |store, clock| {
+                    Box::pin($crate::common::blocks::$sentence(store.clone(), clock))
+                });
             }
         )*
     };
@@ -73,15 +73,15 @@ fn check(users: &[&str]) -> Check {
     Check::new(charges).unwrap().with_blocks()
 }
 
-async fn decide(store: &impl Store, users: &[&str]) -> Decision {
+async fn decide(store: &dyn Store, users: &[&str]) -> Decision {
     store.check(&check(users)).await.unwrap()
 }
 
-async fn block(store: &impl Store, key: &Key, until: impl Into<Until>, by: BlockedBy) -> Block {
+async fn block(store: &dyn Store, key: &Key, until: impl Into<Until>, by: BlockedBy) -> Block {
     store.block(key, until.into(), by).await.unwrap()
 }
 
-async fn block_user(store: &impl Store, name: &str, until: impl Into<Until>) -> Block {
+async fn block_user(store: &dyn Store, name: &str, until: impl Into<Until>) -> Block {
     block(store, &user(name), until, BlockedBy::Operator).await
 }
 
@@ -92,12 +92,12 @@ fn blocked(decision: Decision) -> Blocked {
     }
 }
 
-async fn is_blocked(store: &impl Store, name: &str) -> bool {
+async fn is_blocked(store: &dyn Store, name: &str) -> bool {
     matches!(decide(store, &[name]).await, Decision::Blocked(_))
 }
 
 /// What is left for each of these users.
-async fn left(store: &impl Store, users: &[&str]) -> Vec<u64> {
+async fn left(store: &dyn Store, users: &[&str]) -> Vec<u64> {
     let usage = store.check(&check(users).without_cost()).await.unwrap();
     assert!(usage.is_allowed());
     usage.usage().rules().map(|it| it.remaining()).collect()
@@ -107,10 +107,7 @@ fn at(ms: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(ms)
 }
 
-pub(crate) async fn a_block_denies_until_exactly_its_time(
-    store: Arc<impl Store>,
-    clock: TestClock,
-) {
+pub(crate) async fn a_block_denies_until_exactly_its_time(store: Arc<dyn Store>, clock: TestClock) {
     for span in [1, 2, 999, 86_400_000 * 365] {
         let start = clock.now_ms();
         let block = block_user(&store, "alice", Duration::from_millis(span)).await;
@@ -129,7 +126,7 @@ pub(crate) async fn a_block_denies_until_exactly_its_time(
     }
 }
 
-pub(crate) async fn a_block_until_a_time_ends_then(store: Arc<impl Store>, clock: TestClock) {
+pub(crate) async fn a_block_until_a_time_ends_then(store: Arc<dyn Store>, clock: TestClock) {
     block_user(&store, "alice", at(START_MS + 1_500)).await;
     // What is between two milliseconds is rounded up.
     let soon = at(START_MS + 1_499) + Duration::from_nanos(1);
@@ -143,7 +140,7 @@ pub(crate) async fn a_block_until_a_time_ends_then(store: Arc<impl Store>, clock
 }
 
 pub(crate) async fn a_blocked_check_charges_nothing_to_anybody(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     _: TestClock,
 ) {
     block_user(&store, "bob", HOUR).await;
@@ -156,7 +153,7 @@ pub(crate) async fn a_blocked_check_charges_nothing_to_anybody(
     assert_eq!(left(&store, &["alice", "bob", "carol"]).await, [5, 5, 5]);
 }
 
-pub(crate) async fn of_two_blocks_the_later_end_holds(store: Arc<impl Store>, clock: TestClock) {
+pub(crate) async fn of_two_blocks_the_later_end_holds(store: Arc<dyn Store>, clock: TestClock) {
     use BlockedBy::{Ban, Operator};
     let both = [(Operator, Ban), (Ban, Operator), (Operator, Operator)];
     for (number, (early, late)) in both.into_iter().enumerate() {
@@ -197,7 +194,7 @@ pub(crate) async fn of_two_blocks_the_later_end_holds(store: Arc<impl Store>, cl
     assert_eq!(past.until_ms(), Some(START_MS + 999));
 }
 
-pub(crate) async fn a_block_for_ever_is_one_for_ever(store: Arc<impl Store>, clock: TestClock) {
+pub(crate) async fn a_block_for_ever_is_one_for_ever(store: Arc<dyn Store>, clock: TestClock) {
     let block = block_user(&store, "alice", Until::ForEver).await;
     assert_eq!(block.until_ms(), None);
     block_user(&store, "bob", Duration::MAX).await;
@@ -217,7 +214,7 @@ pub(crate) async fn a_block_for_ever_is_one_for_ever(store: Arc<impl Store>, clo
     assert!(!is_blocked(&store, "alice").await);
 }
 
-pub(crate) async fn unblocking_ends_all_blocks(store: Arc<impl Store>, _: TestClock) {
+pub(crate) async fn unblocking_ends_all_blocks(store: Arc<dyn Store>, _: TestClock) {
     block_user(&store, "alice", HOUR).await;
     block(&store, &user("alice"), 2 * HOUR, BlockedBy::Ban).await;
     block_user(&store, "bob", HOUR).await;
@@ -243,7 +240,7 @@ fn banning(strikes: &str) -> Policy {
     policy.ban(strikes.parse().unwrap())
 }
 
-pub(crate) async fn unblocking_forgets_the_strikes(store: Arc<impl Store>, _: TestClock) {
+pub(crate) async fn unblocking_forgets_the_strikes(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, policy) = (patient(Arc::clone(&store)), banning("3/10m=1h"));
     for _ in 0..2 {
         for _ in 0..2 {
@@ -264,7 +261,7 @@ pub(crate) async fn unblocking_forgets_the_strikes(store: Arc<impl Store>, _: Te
 }
 
 pub(crate) async fn a_ban_follows_the_last_strike_and_lasts_its_time(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     clock: TestClock,
 ) {
     // The strikes of both processes count together.
@@ -296,7 +293,7 @@ pub(crate) async fn a_ban_follows_the_last_strike_and_lasts_its_time(
 }
 
 pub(crate) async fn a_ban_needs_all_its_strikes_and_forgets_them(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     clock: TestClock,
 ) {
     let (limiter, policy) = (patient(Arc::clone(&store)), banning("9/10s@1s=1h"));
@@ -337,9 +334,9 @@ pub(crate) async fn a_ban_needs_all_its_strikes_and_forgets_them(
 
 /// A store whose alice is unblocked before whatever is called for but checks.
 #[derive(Debug)]
-struct Unblocking<S>(Arc<S>);
+struct Unblocking(Arc<dyn Store>);
 
-impl<S: Store> Store for Unblocking<S> {
+impl Store for Unblocking {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         self.0.check(check)
     }
@@ -364,7 +361,7 @@ impl<S: Store> Store for Unblocking<S> {
 }
 
 pub(crate) async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     _: TestClock,
 ) {
     let between = patient(Unblocking(Arc::clone(&store)));
@@ -381,10 +378,7 @@ pub(crate) async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
     }
 }
 
-pub(crate) async fn checks_that_heed_no_blocks_are_not_denied(
-    store: Arc<impl Store>,
-    _: TestClock,
-) {
+pub(crate) async fn checks_that_heed_no_blocks_are_not_denied(store: Arc<dyn Store>, _: TestClock) {
     block_user(&store, "alice", HOUR).await;
     let plain = Check::new([Charge::new(&api(), user("alice"), 1)]).unwrap();
     assert!(!plain.heeds_blocks());
@@ -415,7 +409,7 @@ pub(crate) async fn checks_that_heed_no_blocks_are_not_denied(
 }
 
 pub(crate) async fn of_several_blocked_keys_the_latest_is_told(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     _: TestClock,
 ) {
     let all = [("alice", 1), ("bob", 3), ("carol", 2), ("dave", 3)];
@@ -443,7 +437,7 @@ pub(crate) async fn of_several_blocked_keys_the_latest_is_told(
     assert_eq!(blocked.retry_after(), Some(Duration::from_secs(3)));
 }
 
-pub(crate) async fn the_last_of_the_most_keys_is_told(store: Arc<impl Store>, _: TestClock) {
+pub(crate) async fn the_last_of_the_most_keys_is_told(store: Arc<dyn Store>, _: TestClock) {
     let names: Vec<String> = (0..64).map(|it| it.to_string()).collect();
     let users: Vec<&str> = names.iter().map(String::as_str).collect();
     block_user(&store, "63", HOUR).await;
@@ -454,7 +448,7 @@ pub(crate) async fn the_last_of_the_most_keys_is_told(store: Arc<impl Store>, _:
     assert!(decide(&store, &users).await.is_allowed());
 }
 
-pub(crate) async fn a_blocked_fill_admits_none(store: Arc<impl Store>, _: TestClock) {
+pub(crate) async fn a_blocked_fill_admits_none(store: Arc<dyn Store>, _: TestClock) {
     block_user(&store, "bob", HOUR).await;
     for (users, count) in [(&["bob"][..], 3), (&["alice", "bob"], 7), (&["bob"], 0)] {
         let check = check(users);
@@ -486,7 +480,7 @@ pub(crate) async fn a_blocked_fill_admits_none(store: Arc<impl Store>, _: TestCl
     assert_eq!(admitted, 5);
 }
 
-pub(crate) async fn shadows_are_no_reason_and_are_not_asked(store: Arc<impl Store>, _: TestClock) {
+pub(crate) async fn shadows_are_no_reason_and_are_not_asked(store: Arc<dyn Store>, _: TestClock) {
     let trial = Policy::parse("trial", "5/1d").unwrap();
     let with_shadow = |counting: &str, shadow: &str| {
         let charges = [
@@ -514,7 +508,7 @@ pub(crate) async fn shadows_are_no_reason_and_are_not_asked(store: Arc<impl Stor
 }
 
 pub(crate) async fn a_look_at_no_cost_is_denied_and_a_peek_is_not(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     _: TestClock,
 ) {
     block_user(&store, "alice", HOUR).await;
@@ -531,7 +525,7 @@ pub(crate) async fn a_look_at_no_cost_is_denied_and_a_peek_is_not(
 }
 
 pub(crate) async fn operations_with_blocks_are_done_in_their_order(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     _: TestClock,
 ) {
     let alice = || Operation::Check(check(&["alice"]));
@@ -576,7 +570,7 @@ pub(crate) async fn operations_with_blocks_are_done_in_their_order(
 }
 
 pub(crate) async fn a_block_holds_though_the_clock_steps_back(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     clock: TestClock,
 ) {
     block_user(&store, "alice", Duration::from_secs(60)).await;
@@ -592,7 +586,7 @@ pub(crate) async fn a_block_holds_though_the_clock_steps_back(
     assert!(!is_blocked(&store, "alice").await);
 }
 
-pub(crate) async fn a_time_in_the_past_blocks_nobody(store: Arc<impl Store>, clock: TestClock) {
+pub(crate) async fn a_time_in_the_past_blocks_nobody(store: Arc<dyn Store>, clock: TestClock) {
     let past = [
         Until::At(UNIX_EPOCH - HOUR),
         Until::At(UNIX_EPOCH),
@@ -620,7 +614,7 @@ pub(crate) async fn a_time_in_the_past_blocks_nobody(store: Arc<impl Store>, clo
 }
 
 pub(crate) async fn blocks_and_limits_of_one_identity_do_not_meet(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     clock: TestClock,
 ) {
     assert!(decide(&store, &["alice"]).await.is_allowed());
@@ -636,7 +630,7 @@ pub(crate) async fn blocks_and_limits_of_one_identity_do_not_meet(
 }
 
 pub(crate) async fn secret_keys_are_blocked_apart_from_plain_ones(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     _: TestClock,
 ) {
     let (secret, plain) = (Key::secret("user", "alice"), user("alice"));
@@ -653,7 +647,7 @@ pub(crate) async fn secret_keys_are_blocked_apart_from_plain_ones(
     }
 }
 
-pub(crate) async fn what_was_blocked_is_not_settled(store: Arc<impl Store>, _: TestClock) {
+pub(crate) async fn what_was_blocked_is_not_settled(store: Arc<dyn Store>, _: TestClock) {
     block_user(&store, "alice", HOUR).await;
     let decision = decide(&store, &["alice"]).await;
     assert!(Settlement::new(decision.usage(), []).is_err());

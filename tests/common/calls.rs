@@ -36,11 +36,11 @@ macro_rules! calls {
     };
     (@each $new:path: $($sentence:ident)*) => {
         $(
-            #[tokio::test]
-            async fn $sentence() {
-                let (store, clock) = $new().await;
-                clock.set($crate::common::history::START_MS);
-                $crate::common::calls::$sentence(&store, clock).await;
+            #[test]
+            fn $sentence() {
+                $crate::common::sentence::about_a_store($new, |store, clock| {
+                    Box::pin($crate::common::calls::$sentence(&**store, clock))
+                });
             }
         )*
     };
@@ -58,13 +58,13 @@ fn check(charges: impl IntoIterator<Item = Charge>) -> Check {
     Check::new(charges).unwrap()
 }
 
-async fn call(store: &impl Store, operations: Vec<Operation>) -> Vec<Result<Reply, StoreError>> {
+async fn call(store: &dyn Store, operations: Vec<Operation>) -> Vec<Result<Reply, StoreError>> {
     store.call(operations).await.unwrap()
 }
 
 /// Decides these checks in one call.
 pub(crate) async fn check_all(
-    store: &impl Store,
+    store: &dyn Store,
     checks: impl IntoIterator<Item = Check>,
 ) -> Vec<Decision> {
     let operations = checks.into_iter().map(Operation::Check).collect();
@@ -79,7 +79,7 @@ pub(crate) async fn check_all(
         .collect()
 }
 
-async fn fill(store: &impl Store, check: Check, count: u16) -> Vec<Decision> {
+async fn fill(store: &dyn Store, check: Check, count: u16) -> Vec<Decision> {
     match call(store, vec![Operation::Fill { check, count }])
         .await
         .remove(0)
@@ -98,7 +98,7 @@ fn remaining(decision: &Decision) -> Vec<u64> {
 }
 
 /// What is left under each rule.
-async fn left(store: &impl Store, charges: impl IntoIterator<Item = Charge>) -> Vec<u64> {
+async fn left(store: &dyn Store, charges: impl IntoIterator<Item = Charge>) -> Vec<u64> {
     remaining(&store.check(&check(charges).without_cost()).await.unwrap())
 }
 
@@ -107,7 +107,7 @@ fn admitted(decisions: &[Decision]) -> usize {
 }
 
 pub(crate) async fn operations_are_answered_one_by_one_in_their_order(
-    store: &impl Store,
+    store: &dyn Store,
     _: TestClock,
 ) {
     let api = policy("api", "3/1h");
@@ -155,12 +155,12 @@ pub(crate) async fn operations_are_answered_one_by_one_in_their_order(
     );
 }
 
-pub(crate) async fn a_call_of_nothing_answers_nothing(store: &impl Store, _: TestClock) {
+pub(crate) async fn a_call_of_nothing_answers_nothing(store: &dyn Store, _: TestClock) {
     assert!(call(store, Vec::new()).await.is_empty());
 }
 
 pub(crate) async fn a_settlement_and_a_check_in_one_call_follow_each_other(
-    store: &impl Store,
+    store: &dyn Store,
     _: TestClock,
 ) {
     let api = policy("api", "3/1h");
@@ -190,7 +190,7 @@ pub(crate) async fn a_settlement_and_a_check_in_one_call_follow_each_other(
 }
 
 pub(crate) async fn a_fill_answers_what_its_checks_would_one_after_another(
-    store: &impl Store,
+    store: &dyn Store,
     clock: TestClock,
 ) {
     let rules = "9/1s@100ms,20/1m,30/1h@fixed";
@@ -211,7 +211,7 @@ pub(crate) async fn a_fill_answers_what_its_checks_would_one_after_another(
 }
 
 pub(crate) async fn a_fill_of_many_keys_charges_all_of_them_equally_often(
-    store: &impl Store,
+    store: &dyn Store,
     _: TestClock,
 ) {
     let (ip, user) = (policy("ip", "10/1h"), policy("user", "9/1h,50/1d"));
@@ -224,7 +224,7 @@ pub(crate) async fn a_fill_of_many_keys_charges_all_of_them_equally_often(
 }
 
 pub(crate) async fn a_fill_at_no_cost_admits_all_and_charges_nothing(
-    store: &impl Store,
+    store: &dyn Store,
     _: TestClock,
 ) {
     let api = policy("api", "2/1h");
@@ -234,7 +234,7 @@ pub(crate) async fn a_fill_at_no_cost_admits_all_and_charges_nothing(
 }
 
 pub(crate) async fn a_fill_above_a_limit_admits_none_whatever_it_costs(
-    store: &impl Store,
+    store: &dyn Store,
     _: TestClock,
 ) {
     let api = policy("api", "2/1h");
@@ -252,7 +252,7 @@ pub(crate) async fn a_fill_above_a_limit_admits_none_whatever_it_costs(
     }
 }
 
-pub(crate) async fn a_fill_of_no_checks_answers_no_decision(store: &impl Store, _: TestClock) {
+pub(crate) async fn a_fill_of_no_checks_answers_no_decision(store: &dyn Store, _: TestClock) {
     let api = policy("api", "2/1h");
     let trial = policy("trial", "2/1h").shadow();
     let charges = || [charge(&api, "alice", 1), charge(&trial, "alice", 1)];
@@ -260,7 +260,7 @@ pub(crate) async fn a_fill_of_no_checks_answers_no_decision(store: &impl Store, 
     assert_eq!(left(store, charges()).await, [2]);
 }
 
-pub(crate) async fn a_check_of_a_fill_can_be_settled(store: &impl Store, _: TestClock) {
+pub(crate) async fn a_check_of_a_fill_can_be_settled(store: &dyn Store, _: TestClock) {
     let api = policy("api", "5/1h");
     let decisions = fill(store, check([charge(&api, "alice", 2)]), 3).await;
     assert_eq!(admitted(&decisions), 2);
@@ -273,7 +273,7 @@ pub(crate) async fn a_check_of_a_fill_can_be_settled(store: &impl Store, _: Test
 }
 
 pub(crate) async fn shadows_are_decided_only_if_the_check_is_admitted(
-    store: &impl Store,
+    store: &dyn Store,
     _: TestClock,
 ) {
     let (api, trial) = (policy("api", "2/1h"), policy("trial", "1/1h"));
@@ -298,7 +298,7 @@ pub(crate) async fn shadows_are_decided_only_if_the_check_is_admitted(
     assert_eq!(left(store, [charge(&trial, "alice", 1)]).await, [0]);
 }
 
-pub(crate) async fn shadows_are_all_or_nothing_among_themselves(store: &impl Store, _: TestClock) {
+pub(crate) async fn shadows_are_all_or_nothing_among_themselves(store: &dyn Store, _: TestClock) {
     let api = policy("api", "9/1h");
     let (wide, narrow) = (
         policy("wide", "9/1h").shadow(),
@@ -316,7 +316,7 @@ pub(crate) async fn shadows_are_all_or_nothing_among_themselves(store: &impl Sto
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [7]);
 }
 
-pub(crate) async fn a_check_of_shadows_alone_is_admitted(store: &impl Store, _: TestClock) {
+pub(crate) async fn a_check_of_shadows_alone_is_admitted(store: &dyn Store, _: TestClock) {
     let trial = policy("trial", "1/1h").shadow();
     for shadow_allows in [true, false] {
         let decision = store
@@ -333,7 +333,7 @@ pub(crate) async fn a_check_of_shadows_alone_is_admitted(store: &impl Store, _: 
 }
 
 pub(crate) async fn shadows_that_admit_all_that_a_fill_admitted_do_not_fail_it(
-    store: &impl Store,
+    store: &dyn Store,
     _: TestClock,
 ) {
     let (api, trial) = (policy("api", "2/1h"), policy("trial", "9/1h").shadow());
@@ -347,7 +347,7 @@ pub(crate) async fn shadows_that_admit_all_that_a_fill_admitted_do_not_fail_it(
 }
 
 pub(crate) async fn shadows_of_a_fill_are_a_fill_of_what_was_admitted(
-    store: &impl Store,
+    store: &dyn Store,
     _: TestClock,
 ) {
     let (api, trial) = (policy("api", "4/1h"), policy("trial", "3/1h").shadow());
@@ -370,7 +370,7 @@ pub(crate) async fn shadows_of_a_fill_are_a_fill_of_what_was_admitted(
 }
 
 pub(crate) async fn what_a_shadow_charged_is_settled_by_its_own_usage(
-    store: &impl Store,
+    store: &dyn Store,
     _: TestClock,
 ) {
     let (api, trial) = (policy("api", "5/1h"), policy("trial", "5/1h"));
@@ -395,7 +395,7 @@ pub(crate) async fn what_a_shadow_charged_is_settled_by_its_own_usage(
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [5]);
 }
 
-pub(crate) async fn the_usage_tells_the_time_of_the_decision(store: &impl Store, clock: TestClock) {
+pub(crate) async fn the_usage_tells_the_time_of_the_decision(store: &dyn Store, clock: TestClock) {
     let api = policy("api", "1/1h");
     for later in [0, 1, 999] {
         clock.set(START_MS + later);

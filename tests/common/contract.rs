@@ -21,7 +21,7 @@ macro_rules! contract {
     };
     // For a store that may decide the keys of one check apart.
     (apart $new:path) => {
-        $crate::contract! { $new:
+        $crate::contract! { @each $new:
             a_denied_check_is_charged_nowhere
             all_keys_and_policies_are_charged_together
             duplicates_are_added_up_before_they_are_checked
@@ -63,20 +63,13 @@ macro_rules! contract {
             exactly_the_limit_is_admitted_under_concurrency
         }
     };
-    ($new:path: $($sentence:ident)*) => {
-        $crate::contract! { @each $new: $($sentence)* }
-
-        fn gate(store: impl sluicegate::Store) -> sluicegate::Limiter {
-            $crate::common::contract::patient(store)
-        }
-    };
     (@each $new:path: $($sentence:ident)*) => {
         $(
-            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-            async fn $sentence() {
-                let (store, clock) = $new().await;
-                clock.set($crate::common::history::START_MS);
-                $crate::common::contract::$sentence(&gate(store), clock).await;
+            #[test]
+            fn $sentence() {
+                $crate::common::sentence::about_a_limiter($new, |gate, clock| {
+                    Box::pin($crate::common::contract::$sentence(gate, clock))
+                });
             }
         )*
     };

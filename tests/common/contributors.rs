@@ -31,12 +31,11 @@ macro_rules! contributors {
     };
     (@each $new:path: $($sentence:ident)*) => {
         $(
-            #[tokio::test]
-            async fn $sentence() {
-                let (store, clock) = $new().await;
-                clock.set($crate::common::history::START_MS);
-                let store = std::sync::Arc::new(store);
-                $crate::common::contributors::$sentence(store, clock).await;
+            #[test]
+            fn $sentence() {
+                $crate::common::sentence::about_a_store($new, |store, clock| {
+                    Box::pin($crate::common::contributors::$sentence(store.clone(), clock))
+                });
             }
         )*
     };
@@ -75,7 +74,7 @@ async fn told(limiter: &Limiter, policy: &Policy) -> String {
     text(&contributors(limiter, policy).await)
 }
 
-pub(crate) async fn the_greatest_contributors_come_first(store: Arc<impl Store>, _: TestClock) {
+pub(crate) async fn the_greatest_contributors_come_first(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, policy) = (patient(store), policy("100/1m"));
     assert_eq!(told(&limiter, &policy).await, "");
     for (user, cost) in [("bob", 5), ("alice", 7), ("carol", 1), ("bob", 9)] {
@@ -87,7 +86,7 @@ pub(crate) async fn the_greatest_contributors_come_first(store: Arc<impl Store>,
 }
 
 pub(crate) async fn what_is_denied_or_only_looked_at_is_no_contribution(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     _: TestClock,
 ) {
     let (limiter, policy) = (patient(store), policy("10/1m"));
@@ -98,10 +97,7 @@ pub(crate) async fn what_is_denied_or_only_looked_at_is_no_contribution(
     assert_eq!(told(&limiter, &policy).await, "alice 6");
 }
 
-pub(crate) async fn a_charge_without_a_label_is_in_no_account(
-    store: Arc<impl Store>,
-    _: TestClock,
-) {
+pub(crate) async fn a_charge_without_a_label_is_in_no_account(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, policy) = (patient(store), policy("10/1m"));
     let charge = Charge::new(&policy, acme(), 3);
     limiter.check([charge]).await.unwrap();
@@ -109,7 +105,7 @@ pub(crate) async fn a_charge_without_a_label_is_in_no_account(
     assert_eq!((contributors.iter().len(), contributors.total()), (0, 0));
 }
 
-pub(crate) async fn settling_changes_what_was_contributed(store: Arc<impl Store>, _: TestClock) {
+pub(crate) async fn settling_changes_what_was_contributed(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, policy) = (patient(store), policy("100/1m"));
     for (user, cost) in [("alice", 0), ("bob", 25), ("carol", 4)] {
         let decision = check(&limiter, &policy, user, 10).await;
@@ -125,7 +121,7 @@ pub(crate) async fn settling_changes_what_was_contributed(store: Arc<impl Store>
 }
 
 pub(crate) async fn settling_late_goes_to_the_span_that_was_charged(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     clock: TestClock,
 ) {
     let (limiter, policy) = (patient(store), policy("100/1m"));
@@ -140,7 +136,7 @@ pub(crate) async fn settling_late_goes_to_the_span_that_was_charged(
     assert_eq!(told(&limiter, &policy).await, "alice 3");
 }
 
-pub(crate) async fn shadows_have_contributors_too(store: Arc<impl Store>, _: TestClock) {
+pub(crate) async fn shadows_have_contributors_too(store: Arc<dyn Store>, _: TestClock) {
     let limiter = patient(store);
     let counting = policy("100/1m");
     let shadow = Policy::parse("trial", "5/1m").unwrap().shadow();
@@ -152,7 +148,7 @@ pub(crate) async fn shadows_have_contributors_too(store: Arc<impl Store>, _: Tes
     assert_eq!(told(&limiter, &shadow).await, "alice 4");
 }
 
-pub(crate) async fn replicas_are_added_up(store: Arc<impl Store>, _: TestClock) {
+pub(crate) async fn replicas_are_added_up(store: Arc<dyn Store>, _: TestClock) {
     let (first, second) = (patient(store.clone()), patient(store));
     let policy = policy("100/1m");
     check(&first, &policy, "alice", 5).await;
@@ -165,7 +161,7 @@ pub(crate) async fn replicas_are_added_up(store: Arc<impl Store>, _: TestClock) 
     assert_eq!(told(&first, &policy).await, "bob 17, alice 11");
 }
 
-pub(crate) async fn accounts_do_not_meet(store: Arc<impl Store>, _: TestClock) {
+pub(crate) async fn accounts_do_not_meet(store: Arc<dyn Store>, _: TestClock) {
     let limiter = patient(store);
     let (api, other) = (policy("9/1m"), Policy::parse("other", "9/1m").unwrap());
     check(&limiter, &api, "alice", 1).await;
@@ -179,7 +175,7 @@ pub(crate) async fn accounts_do_not_meet(store: Arc<impl Store>, _: TestClock) {
     assert_eq!(text(&contributors), "carol 3");
 }
 
-pub(crate) async fn contributions_leave_with_the_window(store: Arc<impl Store>, clock: TestClock) {
+pub(crate) async fn contributions_leave_with_the_window(store: Arc<dyn Store>, clock: TestClock) {
     // Of several rules the longest window counts.
     let (limiter, policy) = (patient(store), policy("100/1s,100/1m"));
     let span_ms = 10_000;
@@ -201,7 +197,7 @@ pub(crate) async fn contributions_leave_with_the_window(store: Arc<impl Store>, 
     }
 }
 
-pub(crate) async fn a_fixed_window_begins_anew(store: Arc<impl Store>, clock: TestClock) {
+pub(crate) async fn a_fixed_window_begins_anew(store: Arc<dyn Store>, clock: TestClock) {
     let (limiter, policy) = (patient(store), policy("100/1m@fixed"));
     let start = START_MS - START_MS % 60_000;
     for (at_ms, user) in [(0, "alice"), (59_999, "bob"), (60_000, "carol")] {
@@ -220,7 +216,7 @@ pub(crate) async fn a_fixed_window_begins_anew(store: Arc<impl Store>, clock: Te
 }
 
 pub(crate) async fn who_emptied_a_bucket_is_known_until_it_is_full(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     clock: TestClock,
 ) {
     let (limiter, policy) = (patient(store), policy("600+1/1s@bucket"));
@@ -232,7 +228,7 @@ pub(crate) async fn who_emptied_a_bucket_is_known_until_it_is_full(
 }
 
 pub(crate) async fn of_many_contributors_the_greatest_are_kept_within_the_error(
-    store: Arc<impl Store>,
+    store: Arc<dyn Store>,
     _: TestClock,
 ) {
     let (limiter, policy) = (patient(store), policy("1000000/1m"));
@@ -257,10 +253,7 @@ pub(crate) async fn of_many_contributors_the_greatest_are_kept_within_the_error(
     }
 }
 
-pub(crate) async fn a_label_is_short_and_hides_what_is_secret(
-    store: Arc<impl Store>,
-    _: TestClock,
-) {
+pub(crate) async fn a_label_is_short_and_hides_what_is_secret(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, policy) = (patient(store), policy("100/1m"));
     let long = "x".repeat(100_000);
     for (cost, label) in [
@@ -284,7 +277,7 @@ pub(crate) async fn a_label_is_short_and_hides_what_is_secret(
     assert!(!format!("{contributors:?}").contains('#'));
 }
 
-pub(crate) async fn a_reset_leaves_who_has_contributed(store: Arc<impl Store>, _: TestClock) {
+pub(crate) async fn a_reset_leaves_who_has_contributed(store: Arc<dyn Store>, _: TestClock) {
     let (limiter, policy) = (patient(store), policy("10/1m"));
     check(&limiter, &policy, "alice", 10).await;
     limiter.reset(&policy, &acme()).await.unwrap();

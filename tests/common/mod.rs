@@ -28,6 +28,8 @@ pub(crate) mod promise;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 pub(crate) mod scripted;
+#[cfg(feature = "test-util")]
+pub(crate) mod sentence;
 #[cfg(feature = "sentinel")]
 pub(crate) mod sentinel;
 #[cfg(all(feature = "redis", feature = "test-util"))]

@@ -7,6 +7,7 @@ use std::{
     net::SocketAddr,
     path::PathBuf,
     process::{Child, Command, Stdio},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -20,16 +21,23 @@ use tokio::{
 };
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async, tungstenite::Message};
 
-/// Each has many processes: two at a time.
-static BROWSERS: Semaphore = Semaphore::const_new(2);
+/// Each has processes of its own: two at a time.
+static PAGES: Semaphore = Semaphore::const_new(2);
 
 /// Far longer than anything here takes, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One page of a browser of its own.
-pub(crate) struct Page {
+/// The browser of all tests that run now: it takes far longer to start than most of them.
+struct Browser {
     child: Child,
+    /// Where it can be driven.
+    address: String,
     _profile: TempDir,
+}
+
+/// One page, which shares cookies and the like with no other.
+pub(crate) struct Page {
+    _browser: Arc<Browser>,
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
     session: String,
     calls: u64,
@@ -45,20 +53,21 @@ impl Page {
             skipped();
             return None;
         };
-        let permit = BROWSERS.acquire().await.unwrap();
-        let profile = tempfile::tempdir().unwrap();
-        let (child, address) = spawn(&program, &profile);
-        let (socket, _) = connect_async(address).await.unwrap();
+        let permit = PAGES.acquire().await.unwrap();
+        let browser = Browser::shared(&program);
+        let (socket, _) = connect_async(&browser.address).await.unwrap();
         let mut page = Self {
-            child,
-            _profile: profile,
+            _browser: browser,
             socket,
             session: String::new(),
             calls: 0,
             errors: Vec::new(),
             _permit: permit,
         };
-        let blank = json!({ "url": "about:blank" });
+        let alone = json!({ "disposeOnDetach": true });
+        let context =
+            page.call("Target.createBrowserContext", alone).await["browserContextId"].clone();
+        let blank = json!({ "url": "about:blank", "browserContextId": context });
         let target = page.call("Target.createTarget", blank).await["targetId"].clone();
         let attach = json!({ "targetId": target, "flatten": true });
         let session = page.call("Target.attachToTarget", attach).await["sessionId"].clone();
@@ -194,7 +203,29 @@ impl Page {
     }
 }
 
-impl Drop for Page {
+impl Browser {
+    fn shared(program: &PathBuf) -> Arc<Self> {
+        static SHARED: Mutex<Weak<Browser>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.upgrade().unwrap_or_else(|| {
+            let browser = Arc::new(Self::start(program));
+            *shared = Arc::downgrade(&browser);
+            browser
+        })
+    }
+
+    fn start(program: &PathBuf) -> Self {
+        let profile = tempfile::tempdir().unwrap();
+        let (child, address) = spawn(program, &profile);
+        Self {
+            child,
+            address,
+            _profile: profile,
+        }
+    }
+}
+
+impl Drop for Browser {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -248,6 +279,12 @@ fn spawn(program: &PathBuf, profile: &TempDir) -> (Child, String) {
             "--disable-crash-reporter",
             "--disable-extensions",
             "--hide-scrollbars",
+        ])
+        // Else only one page at a time has timers that keep their pace.
+        .args([
+            "--disable-background-timer-throttling",
+            "--disable-backgrounding-occluded-windows",
+            "--disable-renderer-backgrounding",
         ])
         .arg("--remote-debugging-port=0")
         .arg(format!("--user-data-dir={}", profile.path().display()))
