@@ -3,13 +3,15 @@
 -- A *task* is what an argument asks to be done with a key, an array, since names would cost more: at [1] the units,
 -- below 0 where a settlement takes them; at [2] the labels of the rules, as they stand at the end of a value; three
 -- formats, at [3] that of the front of a value, at [4] that of its beginning, at [5] that of the reply to a call that
--- charges one key; at [6] how many rules, then their limits, or in a settlement the ends of the charged steps.
+-- charges one key; at [6] how many rules, then their limits, or in a settlement the ends of the charged steps; then, if
+-- all rules are buckets, step and hold of each.
 --
 -- A *state* is what a key holds, a table: `value`, false where nothing counts; the numbers of the value's front: at
--- [1] how many sections, then what each uses, since, expires, and when each is due; `task`, where an operation has
--- several keys. Pass 2 adds what is to be written: `written`, all of a value if `is_whole`, else its first bytes;
--- `expires`, when the key shall expire, if not when it does; or `is_gone`. If `has_buckets`, it has put what is missing
--- in them in the place of what they use, to be replied.
+-- [1] how many sections, then what each uses, since, expires, and when each is due; then, if the task's rules are all
+-- that is stored and are buckets, newest, first and base of each; `task`, where an operation has several keys. Pass 2
+-- adds what is to be written: `written`, all of a value if `is_whole`, else its first bytes; `expires`, when the key
+-- shall expire, if not when it does; or `is_gone`. It puts what is missing in buckets in the place of what they use, to
+-- be replied: `has_buckets` says so where not all are buckets.
 
 -- Pass 2: charges a key, and brings those sections up to date that are due.
 -- now    in ms
@@ -22,6 +24,41 @@ local function charge(now, task, state, units)
   local struct, sub, value, sections, is_whole = struct, string.sub, state.value, state[1], state.is_whole
   local pack, unpack = struct.pack, struct.unpack
   local labels, rules = task[2], task[6]
+
+  -- Buckets alone: each charge changes all heads, so they are read and written with the front. What is missing is
+  -- reckoned as in `read_section`, which would cost a call.
+  if task[rules + 8] and not state.is_whole then
+    local head, asked, expires, release, window = rules * 2 + 4, rules + 7, state[rules + 3], 0, 0
+    for k = 1, rules do
+      local per_unit, hold = task[asked] - 140737488355328, task[asked + 1]
+      local used, elapsed, most = state[k + 1], now - state[head], task[k + 6]
+      local missing = used * per_unit - state[head + 2]
+      missing = elapsed < missing / hold and missing - elapsed * hold or 0
+      used = missing / per_unit
+      if used % 1 > 0 then used = used - used % 1 + 1 end
+      state[head], state[head + 1] = now, most < 281474976710656 and most or 281474976710655
+      state[k + 1], state[head + 2] = used + units, used * per_unit - missing
+      missing = missing + units * per_unit
+      if now + missing / hold >= expires then -- rounded, it is not too early
+        local full = missing / hold + 1
+        full = now + (full < 140737488355328 and full - full % 1 or 140737488355328)
+        if full > release then release, window = full, most * per_unit / hold end
+      end
+      head, asked = head + 3, asked + 2
+    end
+    state[rules + 2] = now
+    if release > expires then -- as below
+      expires = release + (window > 60000 and 60000 or window - window % 1)
+      state[rules + 3], state.expires, state.is_whole = expires, expires, true
+    end
+    local written = pack(task[3], spread(state, 1, rules * 5 + 3))
+    state.written = state.is_whole and written .. sub(value, #written + 1) or written
+    for k = 1, rules do
+      state[k + 1] = state[k + 1] * (task[rules + 5 + k * 2] - 140737488355328) - state[rules * 2 + 3 + k * 3]
+    end
+    return false
+  end
+
   local since, expires, dues = state[sections + 2], state[sections + 3], sections + 3
   local release, window = expires, 0
   local at, reached = 14 + sections * 14, 1 -- the section whose head begins there
@@ -106,7 +143,7 @@ local function charge(now, task, state, units)
   end
   state[sections + 2], state[dues] = since, expires
   local format = task[3]
-  if sections ~= rules then format = seldom().slow_path().front_format(sections) end
+  if sections ~= rules or task[rules + 8] then format = seldom().slow_path().front_format(sections) end
   local front = pack(format, spread(state, 1, sections * 2 + 3))
   if is_whole then
     state.written, state.is_whole = front .. changed .. head .. queue .. tail .. sub(value, copied), true

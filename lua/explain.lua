@@ -92,10 +92,16 @@ local function create(now, task, state, units)
     if start > since then since = start end
     if newest + hold > release then release, window = newest + hold, hold > 0 and hold or step end
     front[k + 1], front[rules + 3 + k] = units, due
-    heads = heads .. pack('<I6I6', newest, first) .. '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0' -- base, length, room, width
+    if task[rules + 8] then
+      local head = rules * 2 + 1 + k * 3
+      front[head], front[head + 1], front[head + 2] = newest, first, 0
+      heads = '\0\0\0\0\0\0\0\0\0'
+    else
+      heads = heads .. pack('<I6I6', newest, first) .. '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0' -- base, length, room, width
+    end
   end
   state.expires = release + (window > 60000 and 60000 or window) -- as in `charge`
   front[rules + 2], front[rules + 3] = since, state.expires
-  state.written = pack(task[3], spread(front, 1, rules * 2 + 3)) .. heads .. labels
+  state.written = pack(task[3], spread(front, 1, #front)) .. heads .. labels
 end
 

@@ -30,16 +30,29 @@ while KEYS[i] do
       arg = ARGV[i + 1]
       local units, rules
       action, times, units, rules = unpack('<I1I4I7I1', arg)
-      local counts, front, charged = '<I1I7I7I7', '<I1I7I7I7I6I6I7I7I7', '<I6I1I4I1I1I7I7I7'
+      local counts, front, charged, all = '<I1I7I7I7', '<I1I7I7I7I6I6I7I7I7', '<I6I1I4I1I1I7I7I7', nil
       if rules == 1 then
         counts, front, charged = '<I1I7', '<I1I7I6I6I7', '<I6I1I4I1I1I7'
+      elseif rules == 129 then -- 128 more: all are buckets; their labels are read, too, and the heads of their sections
+        rules, counts, front, charged = 1, '<I1I7', '<I1I7I6I6I7I6I6I7', '<I6I1I4I1I1I7'
+        all = '<I1I7I6I6'
+      elseif rules == 131 then
+        rules, front = 3, '<I1I7I7I7I6I6I7I7I7I6I6I7xxxxxxxxxI6I6I7xxxxxxxxxI6I6I7'
+        all = '<I1I7I7I7I6I6I6I6I6I6'
       elseif rules ~= 3 then
+        local heads = ''
+        if rules > 128 then
+          rules = rules - 128
+          heads = string.rep('I6I6I7xxxxxxxxx', rules - 1) .. 'I6I6I7'
+          all = '<I1' .. string.rep('I7', rules) .. string.rep('I6I6', rules)
+        end
         local each = string.rep('I7', rules)
         counts = '<I1' .. each
-        front, charged = counts .. 'I6I6' .. each, '<I6I1I4I1I1' .. each
+        front, charged = counts .. 'I6I6' .. each .. heads, '<I6I1I4I1I1' .. each
       end
       if action % 8 == 3 then units = -units end -- of a settlement that takes
-      task = { units, sub(arg, 14 + rules * 7), front, counts, charged, unpack(counts, arg, 13) }
+      task = { units, sub(arg, 14 + rules * 7), front, counts, charged, unpack(all or counts, arg, 13) }
+      if all then task[6] = rules end
     end
     if i == first then
       kind, count = action % 8, action == 1 and admitted or times
@@ -105,7 +118,7 @@ while KEYS[i] do
         reply = reply .. seldom().explain(now, task, told, count < asked and task[1] or 0)
       elseif states or KEYS[i] or replies and replies[1] or not state.value then
         local counts = sub(state.written, 1, 1 + task[6] * 7)
-        if state.has_buckets then counts = struct.pack(task[4], spread(state, 1, task[6] + 1)) end
+        if state.has_buckets or task[task[6] + 8] then counts = struct.pack(task[4], spread(state, 1, task[6] + 1)) end
         reply = reply .. '\2' .. counts
       else -- nothing else is replied: at once, since each string that is made is dear
         whole_reply = struct.pack(task[5], now, 1, count, 2, spread(state, 1, task[6] + 1))

@@ -17,6 +17,9 @@ use super::{
 
 const KEYS: usize = 3;
 
+/// No key has to live longer.
+const FOR_EVER_MS: u64 = 1 << 47;
+
 /// What the histories cannot spoil can be read.
 async fn value(inspector: &Inspector, policy: &str, key: usize) -> Option<StoredValue> {
     let name = inspector.name(&key_of(key), policy);
@@ -61,7 +64,7 @@ pub(crate) async fn has_the_steps_of_the_model(
 }
 
 /// After each step, what is read answers all callers, also those with other rules than the last one had, as a store
-/// does that played the same.
+/// does that played the same; and it does not expire before the last of it is released.
 pub(crate) async fn answers_as_the_memory_store(
     store: &RedisStore,
     clock: &TestClock,
@@ -82,6 +85,17 @@ pub(crate) async fn answers_as_the_memory_store(
         for policy in history.policies.iter().flatten() {
             for key in 0..KEYS {
                 let value = value(&inspector, policy.name(), key).await;
+                if let Some(value) = &value {
+                    for section in value.sections() {
+                        let latest = section.newest_end_ms() + FOR_EVER_MS;
+                        let release = section.reset_at_ms(now_ms).min(latest);
+                        let slack = value.expires_ms().checked_sub(release);
+                        assert!(
+                            slack.is_some(),
+                            "step {index} at {now_ms}: {step:?}: {release}"
+                        );
+                    }
+                }
                 for cost in [0, 1, 2, 5, 17, 100, 70_000, 1 << 34, 1 << 52] {
                     let charge = Charge::new(policy, key_of(key), cost);
                     let check = Check::new([charge]).unwrap();

@@ -37,6 +37,9 @@ const BLOCK_FOR: u8 = 6;
 const BLOCK_UNTIL: u8 = 7;
 const JOINED: u8 = 8;
 
+/// Added to the number of rules where all are buckets.
+const ALL_BUCKETS: u64 = 128;
+
 /// A call of the script: its keys, and what to do with each.
 #[derive(Debug, Default)]
 pub(in crate::store::redis) struct Call {
@@ -213,7 +216,9 @@ impl Call {
         arg.push(action);
         push_number(arg, count.into(), 4);
         push_number(arg, units, 7);
-        push_number(arg, rules.len() as u64, 1); // a policy has at most 16
+        let are_buckets = !rules.is_empty() && rules.iter().all(|it| it.refill().is_some());
+        let count = rules.len() as u64 + if are_buckets { ALL_BUCKETS } else { 0 }; // a policy has at most 16
+        push_number(arg, count, 1);
         for limit in limits {
             push_number(arg, limit, 7);
         }
