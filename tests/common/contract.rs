@@ -42,6 +42,7 @@ macro_rules! contract {
             settling_a_released_step_changes_nothing
             settling_a_step_far_ahead_releases_the_oldest
             the_newest_step_is_taken_back_however_much_was_charged_before
+            settling_takes_no_more_than_its_step_has
             settling_twice_is_an_error
             reset_forgets_one_key_under_one_policy
             hostile_keys_never_meet
@@ -416,6 +417,20 @@ pub(crate) async fn the_newest_step_is_taken_back_however_much_was_charged_befor
     let rule = usage.rules().next().unwrap();
     assert_eq!(rule.remaining(), 20_000);
     assert_eq!(rule.reset_after(), Duration::from_secs(31));
+}
+
+/// What was charged there is forgotten; others charged that step, and one before it, since the clock had stepped back.
+pub(crate) async fn settling_takes_no_more_than_its_step_has(gate: &Limiter, clock: TestClock) {
+    let policy = policy("p", "10/1m");
+    clock.advance(Duration::from_secs(5));
+    let forgotten = check(gate, &policy, "alice", 5).await;
+    gate.reset(&policy, &user("alice")).await.unwrap();
+    clock.set(START_MS);
+    assert!(try_acquire(gate, &policy, "alice", 4).await);
+    clock.advance(Duration::from_secs(5));
+    assert!(try_acquire(gate, &policy, "alice", 2).await);
+    gate.settle(forgotten.usage(), [0]).await.unwrap();
+    assert_eq!(left(gate, &policy, "alice").await, [6]);
 }
 
 pub(crate) async fn settling_twice_is_an_error(gate: &Limiter, _: TestClock) {
