@@ -53,6 +53,7 @@ macro_rules! contract {
             time_stands_still_while_the_clock_is_behind
             time_does_not_stand_still_for_what_was_taken_back
             a_step_far_ahead_is_not_believed
+            a_step_far_ahead_is_dropped_from_other_rules
             a_bucket_admits_its_burst_and_what_comes_back
             a_bucket_and_a_window_are_charged_together
             settling_a_bucket_changes_what_is_missing_now
@@ -573,6 +574,17 @@ pub(crate) async fn time_does_not_stand_still_for_what_was_taken_back(
     clock.set(START_MS + 1_050);
     let settled = gate.settle(early.usage(), [2]).await.unwrap();
     assert_eq!(remaining(&settled), [3, 2]);
+}
+
+/// Whoever writes drops it, also where he has other rules.
+pub(crate) async fn a_step_far_ahead_is_dropped_from_other_rules(gate: &Limiter, clock: TestClock) {
+    let (own, other) = (policy("p", "10/1m"), policy("p", "10/1s"));
+    clock.advance(Duration::from_secs(3_600));
+    assert!(try_acquire(gate, &other, "alice", 4).await);
+    clock.set(START_MS);
+    assert!(try_acquire(gate, &own, "alice", 1).await);
+    clock.advance(Duration::from_secs(3_600));
+    assert_eq!(left(gate, &other, "alice").await, [10]);
 }
 
 pub(crate) async fn a_bucket_admits_its_burst_and_what_comes_back(
