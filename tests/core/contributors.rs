@@ -164,6 +164,21 @@ async fn a_store_that_does_not_answer_delays_no_check_and_loses_what_it_was_told
     assert_eq!(known(&probe).await, 1);
 }
 
+/// The store does not answer the flush that is under way, and loses what it was told.
+#[tokio::test(start_paused = true)]
+async fn a_question_is_answered_with_what_was_charged_since_a_flush_began() {
+    let probe = Probe::default();
+    let limiter = Limiter::new(probe.clone()).timeout(Duration::from_secs(5));
+    probe.is_deaf.store(true, SeqCst);
+    check(&limiter, "alice").await;
+    pass(2).await;
+    assert_eq!(probe.told.load(SeqCst), 1);
+    probe.is_deaf.store(false, SeqCst);
+    check(&limiter, "bob").await;
+    let told = limiter.contributors(&policy(), &acme()).await.unwrap();
+    assert_eq!(told.total(), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_question_waits_no_longer_than_the_timeout() {
     let probe = Probe::default();

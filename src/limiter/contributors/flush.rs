@@ -145,11 +145,9 @@ impl Shared {
         }
     }
 
-    /// Tells the store of one account; if another flush is under way, that one does, or has done.
+    /// Tells the store of one account, after a flush that is under way: that one may have begun before the newest charges.
     async fn flush_account(&self, policy: &Policy, key: &Key) -> Result<(), StoreError> {
-        let Ok(_turn) = self.flusher.turn.try_lock() else {
-            return Ok(());
-        };
+        let _turn = self.flusher.turn.lock().await;
         let hash = self.hash(policy, key);
         let unsent = match self.shard(hash).get_mut(&hash) {
             Some(account) if account.is(policy, key) => account.take_unsent(),
