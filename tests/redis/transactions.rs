@@ -361,16 +361,33 @@ fn none_is_in_a_transaction(server: &Server) {
 
 /// The other commands of a pool's connections are not disturbed by what was watched.
 async fn watches_nothing(pool: &Pool) {
-    for _ in 0..pool.state().connections {
-        let mut connection = pool.get().await.unwrap();
+    let (sound, closed) = idle_ones_of(pool).await;
+    assert!(sound > 0 && closed == 0, "{sound} {closed}");
+}
+
+/// How many idle connections of a pool serve another's transaction, and how many are closed.
+async fn idle_ones_of(pool: &Pool) -> (u32, u32) {
+    let idle = pool.state().idle_connections;
+    let (mut sound, mut closed) = (0, 0);
+    for mut connection in join_all((0..idle).map(|_| async { pool.get().await.unwrap() })).await {
         let cmd = |name| redis::cmd(name);
         let mut pipe = redis::pipe();
         pipe.add_command(cmd("MULTI"))
             .add_command(cmd("TIME"))
             .add_command(cmd("EXEC"));
-        let replies: Vec<redis::Value> = pipe.query_async(&mut *connection).await.unwrap();
-        assert!(matches!(replies[2], redis::Value::Array(_)), "{replies:?}");
+        match pipe
+            .query_async::<Vec<redis::Value>>(&mut *connection)
+            .await
+        {
+            Err(error) if error.is_io_error() => closed += 1,
+            replies => {
+                let replies = replies.unwrap();
+                assert!(matches!(replies[2], redis::Value::Array(_)), "{replies:?}");
+                sound += 1;
+            }
+        }
     }
+    (sound, closed)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -399,27 +416,33 @@ async fn callers_who_leave_leave_no_transaction_and_are_charged_wholly_or_not_at
     none_is_in_a_transaction(&server);
 }
 
-/// Where others share a pool, and one of their runtimes is shut down.
+/// Where others share a pool, and one of their runtimes is shut down. What is opened within that one is closed with it.
 #[test]
 fn a_runtime_that_is_shut_down_leaves_no_transaction() {
+    const USERS: u32 = 4;
     let server = Server::start();
     let of_pool = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .unwrap();
-    let pool = of_pool.block_on(pool(server.url()));
     let policy = api("1000000/1d");
     for micros in (0..1_000).step_by(20) {
+        let manager = RedisConnectionManager::new(server.url()).unwrap();
+        let pool = bb8::Pool::builder().max_size(8).min_idle(8);
+        let pool = of_pool.block_on(pool.test_on_check_out(false).build(manager));
+        let pool = pool.unwrap();
         let limiter = patient(RedisStore::transactions(pool.clone()));
         let runtime = runtime();
         let check = async || {
-            let checks = (0..4).map(|user| limiter.check(charge(&policy, &user.to_string())));
+            let checks = (0..USERS).map(|user| limiter.check(charge(&policy, &user.to_string())));
             let _ = timeout(Duration::from_micros(micros), join_all(checks)).await;
         };
         runtime.block_on(check());
+        drop(runtime);
+        let (sound, closed) = of_pool.block_on(idle_ones_of(&pool));
+        assert!(sound >= 8 - USERS, "{sound} {closed}");
     }
-    of_pool.block_on(watches_nothing(&pool));
     none_is_in_a_transaction(&server);
 }
 
