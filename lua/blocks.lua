@@ -30,7 +30,7 @@ local function block(now, first, states)
   if strikes then
     local task = strikes.task
     local stored = relayout(now, redis.pcall('GET', KEYS[first + 1]), task)
-    local used = read_section(now, stored.value, 14 + stored[1] * 14, task[2], 1, stored[2])
+    local used = read_section(now, stored.value, 14 + stored[1] * 14, task[2], 1, stored)
     if used < task[7] then return '\2' end
     strikes.is_gone = true
   end

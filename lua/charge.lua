@@ -2,16 +2,14 @@
 --
 -- A *task* is what an argument asks to be done with a key, an array, since names would cost more: at [1] the units,
 -- below 0 where a settlement takes them; at [2] the labels of the rules, as they stand at the end of a value; three
--- formats, at [3] that of the front of a value, at [4] that of its beginning, at [5] that of the reply to a call that
--- charges one key; at [6] how many rules, then their limits, or in a settlement the ends of the charged steps; then, if
--- all rules are buckets, step and hold of each.
+-- formats, at [3] that of the front of a value, at [4] that of what changes in it with each charge, at [5] that of the
+-- reply to a call that charges one key; at [6] how many rules, then their limits, or in a settlement the ends of the
+-- charged steps; then, if all rules are buckets, step and hold of each.
 --
 -- A *state* is what a key holds, a table: `value`, false where nothing counts; the numbers of the value's front: at
--- [1] how many sections, then what each uses, since, expires, and when each is due; then, if the task's rules are all
--- that is stored and are buckets, newest, first and base of each; `task`, where an operation has several keys. Pass 2
--- adds what is to be written: `written`, all of a value if `is_whole`, else its first bytes; `expires`, when the key
--- shall expire, if not when it does; or `is_gone`. It puts what is missing in buckets in the place of what they use, to
--- be replied: `has_buckets` says so where not all are buckets.
+-- [1] how many sections, then what each uses, when each is due, since and expires; `task`, where an operation has
+-- several keys. Pass 2 adds what is to be written: `written`, all of a value if `is_whole`, else its first bytes;
+-- `expires`, when the key shall expire, if not when it does; or `is_gone`.
 
 -- Pass 2: charges a key, and brings those sections up to date that are due.
 -- now    in ms
@@ -20,75 +18,59 @@
 -- units  above 0
 -- Returns whether the clock has stepped back, so that the units are not in the steps of the time.
 local function charge(now, task, state, units)
-  local spread = table.unpack or unpack
-  local struct, sub, value, sections, is_whole = struct, string.sub, state.value, state[1], state.is_whole
-  local pack, unpack = struct.pack, struct.unpack
-  local labels, rules = task[2], task[6]
+  local spread, rules = table.unpack or unpack, task[6]
+  local pack, is_whole = struct.pack, state.is_whole
 
-  -- Buckets alone: each charge changes all heads, so they are read and written with the front. What is missing is
-  -- reckoned as in `read_section`, which would cost a call.
-  if task[rules + 8] and not state.is_whole then
-    local head, asked, expires, release, window = rules * 2 + 4, rules + 7, state[rules + 3], 0, 0
-    for k = 1, rules do
-      local per_unit, hold = task[asked] - 140737488355328, task[asked + 1]
-      local used, elapsed, most = state[k + 1], now - state[head], task[k + 6]
-      local missing = used * per_unit - state[head + 2]
-      missing = elapsed < missing / hold and missing - elapsed * hold or 0
-      used = missing / per_unit
-      if used % 1 > 0 then used = used - used % 1 + 1 end
-      state[head], state[head + 1] = now, most < 281474976710656 and most or 281474976710655
-      state[k + 1], state[head + 2] = used + units, used * per_unit - missing
-      missing = missing + units * per_unit
-      if now + missing / hold >= expires then -- rounded, it is not too early
-        local full = missing / hold + 1
+  -- Buckets alone: pass 1 has put in the state what is missing now, and the time.
+  if task[rules + 8] and not is_whole then
+    local label, expires, release, window = rules + 7, state[rules * 2 + 3], 0, 0
+    for k = 2, rules + 1 do
+      local per_unit, refill = task[label] - 140737488355328, task[label + 1]
+      local missing = state[k] + units * per_unit
+      state[k], label = missing, label + 2
+      if now + missing / refill >= expires then -- rounded, it is not too early
+        local full = missing / refill + 1
         full = now + (full < 140737488355328 and full - full % 1 or 140737488355328)
-        if full > release then release, window = full, most * per_unit / hold end
+        if full > release then release, window = full, task[k + 5] * per_unit / refill end
       end
-      head, asked = head + 3, asked + 2
     end
-    state[rules + 2] = now
-    if release > expires then -- as below
-      expires = release + (window > 60000 and 60000 or window - window % 1)
-      state[rules + 3], state.expires, state.is_whole = expires, expires, true
-    end
-    local written = pack(task[3], spread(state, 1, rules * 5 + 3))
-    state.written = state.is_whole and written .. sub(value, #written + 1) or written
-    for k = 1, rules do
-      state[k + 1] = state[k + 1] * (task[rules + 5 + k * 2] - 140737488355328) - state[rules * 2 + 3 + k * 3]
+    if release <= expires then
+      state.written = pack(task[4], spread(state, 1, rules * 2 + 1))
+    else
+      expires = release + (window > 60000 and 60000 or window - window % 1) -- as below
+      state[rules * 2 + 3], state.expires, state.is_whole = expires, expires, true
+      state.written = pack(task[3], spread(state, 1, rules * 2 + 3)) .. string.sub(state.value, rules * 14 + 14)
     end
     return false
   end
 
-  local since, expires, dues = state[sections + 2], state[sections + 3], sections + 3
-  local release, window = expires, 0
+  local struct, sub, value, sections, labels = struct, string.sub, state.value, state[1], task[2]
+  local unpack = struct.unpack
+  local since, expires, dues = state[sections * 2 + 2], state[sections * 2 + 3], sections + 1
+  local release, window, stands_still = expires, 0, since > now
   local at, reached = 14 + sections * 14, 1 -- the section whose head begins there
   -- What is to follow the front, up to `copied` in the old value: joined as late as can be, since each string that is
   -- made is hashed.
   local changed, head, queue, tail, copied = '', '', '', '', at
-  local buckets -- of each its place in the state, and what is missing in it
   for k = 1, rules do
     local used = state[k + 1]
-    if now >= state[dues + k] then
+    if now >= state[dues + k] or stands_still then
       while reached < k do
         reached, at = reached + 1, at + 28 + unpack('<I4', value, at + 23)
       end
       local newest, first, base, width, live, behind, limit, step, hold
-      used, newest, first, base, width, live, behind, limit, step, hold = read_section(now, value, at, labels, k, used)
+      used, newest, first, base, width, live, behind, limit, step, hold = read_section(now, value, at, labels, k, state)
 
       local widened, closed, due = nil, '', nil -- the queue in wider entries; the entry of the step that was the newest
       if step > 140737488355328 then -- a bucket: what is missing counts until it is full
-        local most, per_unit = task[k + 6], step - 140737488355328
-        local missing = (used + units) * per_unit - base
-        if buckets then
-          buckets[#buckets + 1], buckets[#buckets + 2] = k + 1, missing
-        else
-          buckets = { k + 1, missing }
-        end
-        first = most < 281474976710656 and most or 281474976710655
+        local per_unit = step - 140737488355328
+        local missing = used + units * per_unit
+        used = missing - units -- which are added below
         local full = missing / hold + 1
         full = newest + (full < 140737488355328 and full - full % 1 or 140737488355328)
-        if full > release then release, window = full, most * per_unit / hold end
-        step, hold, due = 0, 0, 0
+        if full > release then release, window = full, task[k + 6] * per_unit / hold end
+        if newest > since then since = newest end
+        due, newest, step, hold = newest, 0, 0, 0
       elseif used == 0 then
         newest = now - now % step + step
         first = newest
@@ -141,18 +123,14 @@ local function charge(now, task, state, units)
   elseif state.is_whole then
     state.expires = expires
   end
-  state[sections + 2], state[dues] = since, expires
+  state[sections * 2 + 2], state[sections * 2 + 3] = since, expires
   local format = task[3]
-  if sections ~= rules or task[rules + 8] then format = seldom().slow_path().front_format(sections) end
+  if sections ~= rules then format = seldom().slow_path().front_format(sections) end
   local front = pack(format, spread(state, 1, sections * 2 + 3))
   if is_whole then
     state.written, state.is_whole = front .. changed .. head .. queue .. tail .. sub(value, copied), true
   else
     state.written = front .. changed .. head .. queue .. tail
-  end
-  if buckets then
-    state.has_buckets = true
-    for i = 1, #buckets, 2 do state[buckets[i]] = buckets[i + 1] end
   end
   return since > now
 end

@@ -8,19 +8,20 @@
 -- count  how many times are asked for
 local function fitting(now, task, state, count)
   local value, unpack, at = state.value, struct.unpack, nil
-  local units, labels, dues = task[1], task[2], value and state[1] + 3
+  local units, labels, dues = task[1], task[2], value and state[1] + 1
   for k = 1, task[6] do
+    local room = task[k + 6]
     local used = value and state[k + 1] or 0
     -- What is released can only make room: where one more fits without it, it need not be read.
-    if value and state[dues + k] <= now and (count > 1 or units > task[k + 6] - used) then
+    if value and (count > 1 or units > room - used) then
       at = 14 + state[1] * 14
       for _ = 2, k do at = at + 28 + unpack('<I4', value, at + 23) end
       local step, hold = unpack('<I6I6', labels, k * 12 - 11)
-      if state.is_whole or step > BUCKET or unpack('<I6', value, at + 6) + hold <= now then
-        used = read_section(now, value, at, labels, k, used)
-      end
+      local is_due = state[dues + k] <= now and (state.is_whole or unpack('<I6', value, at + 6) + hold <= now)
+      if is_due or step > BUCKET then used = read_section(now, value, at, labels, k, state) end
+      if step > BUCKET then used = math.ceil(used / (step - BUCKET)) end
     end
-    local room = task[k + 6] - used
+    room = room - used
     if units > room then return 0 end
     if units > 0 then count = math.min(count, (room - room % units) / units) end
   end
@@ -41,16 +42,14 @@ local function explain(now, task, state, units)
   local reply, at = '\1', 14 + sections * 14
   for k = 1, rules do
     local used, newest, fits_at = state[k + 1], nil, 0
-    local limit, is_due = task[k + 6], state[sections + 3 + k] <= now
+    local limit, is_due = task[k + 6], state[sections + 1 + k] <= now
     if is_due or used - limit + units > 0 then -- in this order, no number is too large
       local first, base, width, live, behind, step, hold, _
-      used, newest, first, base, width, live, behind, _, step, hold = read_section(now, value, at, labels, k, used)
+      used, newest, first, base, width, live, behind, _, step, hold = read_section(now, value, at, labels, k, state)
       local excess = used - limit + units -- what has to be released
-      if step > BUCKET then
-        used = used * (step - BUCKET) - base
-      elseif excess == 1 then
+      if excess == 1 and step < BUCKET then
         fits_at = first + hold
-      elseif excess > 0 and units <= limit then
+      elseif excess > 0 and units <= limit and step < BUCKET then
         local entry, size, wrap = entry_format(width)
         local last = live + lower_bound(value, live, behind, width, true, base, excess) * size
         local after = last < behind and (newest / step - unpack(entry, value, last)) % wrap * step or 0
@@ -58,6 +57,7 @@ local function explain(now, task, state, units)
       end
     else
       newest = unpack('<I6', value, at)
+      if newest == 0 then newest = state[sections + 1 + k] end -- a bucket in which time stands still
     end
     reply = reply .. pack('<I7I6I6', used, newest, fits_at)
     if k < rules then at = at + 28 + unpack('<I4', value, at + 23) end
@@ -78,30 +78,22 @@ local function create(now, task, state, units)
   state[1] = rules
   for k = 1, rules do
     local step, hold = unpack('<I6I6', labels, k * 12 - 11)
-    local start, newest, first, due
+    local used, start, newest, due = units, now, 0, now
     if step > BUCKET then
-      start, newest, first, due = now, now, math.min(task[k + 6], MOST_STORED), 0
-      state[k + 1], state.has_buckets = units * (step - BUCKET), true
-      hold = math.min(math.ceil(state[k + 1] / hold), FOR_EVER)
+      used = units * (step - BUCKET)
+      hold = math.min(math.ceil(used / hold), FOR_EVER)
     else
-      state[k + 1] = units
       start = now - now % step
       newest = start + step
-      first, due = newest, newest
+      due = newest
     end
     if start > since then since = start end
-    if newest + hold > release then release, window = newest + hold, hold > 0 and hold or step end
-    front[k + 1], front[rules + 3 + k] = units, due
-    if task[rules + 8] then
-      local head = rules * 2 + 1 + k * 3
-      front[head], front[head + 1], front[head + 2] = newest, first, 0
-      heads = '\0\0\0\0\0\0\0\0\0'
-    else
-      heads = heads .. pack('<I6I6', newest, first) .. '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0' -- base, length, room, width
-    end
+    if due + hold > release then release, window = due + hold, hold > 0 and hold or step end
+    state[k + 1], front[k + 1], front[rules + 1 + k] = used, used, due
+    heads = heads .. pack('<I6I6', newest, newest) .. '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0' -- base, length, room, width
   end
   state.expires = release + (window > 60000 and 60000 or window) -- as in `charge`
-  front[rules + 2], front[rules + 3] = since, state.expires
+  front[rules * 2 + 2], front[rules * 2 + 3] = since, state.expires
   state.written = pack(task[3], spread(front, 1, #front)) .. heads .. labels
 end
 

@@ -10,7 +10,7 @@ local HEAD = '<I6I6I7I4I4I1'
 -- The format of the front of a value of so many sections.
 local function front_format(sections)
   local each = rep('I7', sections)
-  return '<I1' .. each .. 'I6I6' .. each
+  return '<I1' .. each .. each .. 'I6I6'
 end
 
 -- The end of the last step that is believed, in ms: one further ahead was charged while the clock was wrong.
@@ -18,21 +18,21 @@ local function last_believed(now, step, hold)
   return now + step + step + math.max(step, hold)
 end
 
--- When a section begins to be of use to a clock: the start of its newest step; the time of a bucket.
+-- The start of the newest step of a section; the time of a bucket.
 local function start_of(section)
   return section.step > BUCKET and section.newest or section.newest - section.step
 end
 
 -- When nothing in a section counts any more.
 local function release_of(section)
-  if section.step < BUCKET then return section.newest + section.hold end
-  local missing = section.used * (section.step - BUCKET) - section.base
-  return section.newest + math.min(math.ceil(missing / section.hold), FOR_EVER)
+  local hold = section.hold
+  if section.step > BUCKET then hold = math.min(math.ceil(section.used / hold), FOR_EVER) end
+  return section.newest + hold
 end
 
--- When more than what is used changes in a section.
+-- When more than what is used changes in a section; the time of a bucket.
 local function due_of(section)
-  return section.step > BUCKET and 0 or math.min(section.newest, section.first + section.hold)
+  return section.step > BUCKET and section.newest or math.min(section.newest, section.first + section.hold)
 end
 
 -- The narrowest entries that tell the steps of a rule apart; step and hold in ms.
@@ -79,10 +79,12 @@ local function cut(section, kept)
 end
 
 -- Drops the steps of a section that are not believed, or all that is missing in a bucket.
-local function trim(now, section)
+-- limit  of the caller, if the section is one of its own; those of others are not known, nor how long their buckets
+--        take to be full
+local function trim(now, section, limit)
   local step, first, queue = section.step, section.first, section.queue
   if step > BUCKET then
-    if section.newest - now > first * (step - BUCKET) / section.hold then cut(section, 0) end
+    if limit and section.newest - now > limit * (step - BUCKET) / section.hold then cut(section, 0) end
     return
   end
   local last = last_believed(now, step, section.hold)
@@ -96,15 +98,16 @@ end
 local function parse(value)
   if string.byte(value, -1) ~= 1 then error('a value of another version', 0) end
   local count, sections = string.byte(value), {}
-  local used = { unpack('<I1' .. rep('I7', count), value) }
+  local front = { unpack(front_format(count), value) }
   local at, labels = 14 + count * 14, #value - count * 12
   assert(count > 0 and labels >= at, 'a value of no sections')
   for k = 1, count do
     local label = labels + k * 12 - 12
-    local section, length = { used = used[k + 1], label = sub(value, label, label + 11) }, nil
+    local section, length = { used = front[k + 1], label = sub(value, label, label + 11) }, nil
     section.step, section.hold = unpack('<I6I6', section.label)
     section.newest, section.first, section.base, length, section.room, section.width = unpack(HEAD, value, at)
     section.queue = sub(value, at + 28, at + 27 + length)
+    if section.step > BUCKET then section.newest = front[count + 1 + k] end
     sections[k], at = section, at + 28 + section.room
   end
   assert(at == labels, 'a value of another length')
@@ -113,10 +116,11 @@ end
 
 -- The caller's sections in its order, empty where they are new or nothing in them counts; then those of others that
 -- still count.
-local function arrange(now, stored, labels)
-  local found, sections = {}, {}
+local function arrange(now, stored, task)
+  local found, sections, labels, limits = {}, {}, task[2], {}
+  for k = 1, task[6] do limits[sub(labels, k * 12 - 11, k * 12)] = task[k + 6] end
   for _, section in ipairs(stored) do
-    trim(now, section)
+    trim(now, section, limits[section.label])
     if section.used > 0 and release_of(section) > now then found[section.label] = section end
   end
   for at = 1, #labels - 1, 12 do
@@ -138,7 +142,8 @@ end
 local function section_bytes(section)
   local length = #section.queue
   local room = math.max(section.room, length)
-  local head = pack(HEAD, section.newest, section.first, section.base, length, room, section.width)
+  local newest = section.step > BUCKET and 0 or section.newest
+  local head = pack(HEAD, newest, section.first, section.base, length, room, section.width)
   return head .. section.queue .. rep('\0', room - length)
 end
 
@@ -150,11 +155,11 @@ local function compose(now, sections)
     if section.used > 0 then
       local start = start_of(section)
       since, expires = math.max(since, start), math.max(expires, release_of(section))
-      if start <= now then due = due_of(section) end
+      if start <= now or section.step > BUCKET then due = due_of(section) end
     end
     used[k], dues[k], bodies[k], labels[k] = pack('<I7', section.used), pack('<I7', due), section_bytes(section), section.label
   end
-  return pack('<I1', #sections) .. table.concat(used) .. pack('<I6I6', since, expires) .. table.concat(dues)
+  return pack('<I1', #sections) .. table.concat(used) .. table.concat(dues) .. pack('<I6I6', since, expires)
     .. table.concat(bodies) .. table.concat(labels) .. '\1'
 end
 
@@ -164,7 +169,7 @@ end
 -- task   of the caller
 -- Returns a state. Raises an error if the value cannot be read.
 local function relayout(now, value, task)
-  value = compose(now, arrange(now, value and parse(value) or {}, task[2]))
+  value = compose(now, arrange(now, value and parse(value) or {}, task))
   return { value = value, written = false, is_whole = true, unpack(front_format(string.byte(value)), value) }
 end
 

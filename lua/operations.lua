@@ -7,7 +7,7 @@
 -- An operation that cannot be done raises an error, before anything is written for it.
 local i, now, replies, expires, origin = ...
 local KEYS, ARGV, redis, sub, unpack, spread = KEYS, ARGV, redis, string.sub, struct.unpack, table.unpack or unpack
-local arg, task, action, times -- the newest argument, and what it asks for
+local arg, task, action, times, are_buckets -- the newest argument, and what it asks for; whether of buckets alone
 local reply, whole_reply, admitted = nil, nil, 0 -- of the newest operation; of the call
 
 while KEYS[i] do
@@ -30,29 +30,26 @@ while KEYS[i] do
       arg = ARGV[i + 1]
       local units, rules
       action, times, units, rules = unpack('<I1I4I7I1', arg)
-      local counts, front, charged, all = '<I1I7I7I7', '<I1I7I7I7I6I6I7I7I7', '<I6I1I4I1I1I7I7I7', nil
+      local counts, front, charged, asked_for = '<I1I7I7I7', '<I1I7I7I7I7I7I7I6I6', '<I6I1I4I1I1I7I7I7', nil
       if rules == 1 then
-        counts, front, charged = '<I1I7', '<I1I7I6I6I7', '<I6I1I4I1I1I7'
-      elseif rules == 129 then -- 128 more: all are buckets; their labels are read, too, and the heads of their sections
-        rules, counts, front, charged = 1, '<I1I7', '<I1I7I6I6I7I6I6I7', '<I6I1I4I1I1I7'
-        all = '<I1I7I6I6'
+        counts, front, charged = '<I1I7', '<I1I7I7I6I6', '<I6I1I4I1I1I7'
+      elseif rules == 129 then -- 128 more: all are buckets; their labels are read, too, and the dues written with the counts
+        rules, counts, front, charged = 1, '<I1I7I7', '<I1I7I7I6I6', '<I6I1I4I1I1I7'
+        asked_for = '<I1I7I6I6'
       elseif rules == 131 then
-        rules, front = 3, '<I1I7I7I7I6I6I7I7I7I6I6I7xxxxxxxxxI6I6I7xxxxxxxxxI6I6I7'
-        all = '<I1I7I7I7I6I6I6I6I6I6'
+        rules, counts, asked_for = 3, '<I1I7I7I7I7I7I7', '<I1I7I7I7I6I6I6I6I6I6'
       elseif rules ~= 3 then
-        local heads = ''
+        local n = rules % 128
+        local each = string.rep('I7', n)
+        counts, front, charged = '<I1' .. each, '<I1' .. each .. each .. 'I6I6', '<I6I1I4I1I1' .. each
         if rules > 128 then
-          rules = rules - 128
-          heads = string.rep('I6I6I7xxxxxxxxx', rules - 1) .. 'I6I6I7'
-          all = '<I1' .. string.rep('I7', rules) .. string.rep('I6I6', rules)
+          rules, counts, asked_for = n, counts .. each, counts .. string.rep('I6I6', n)
         end
-        local each = string.rep('I7', rules)
-        counts = '<I1' .. each
-        front, charged = counts .. 'I6I6' .. each .. heads, '<I6I1I4I1I1' .. each
       end
       if action % 8 == 3 then units = -units end -- of a settlement that takes
-      task = { units, sub(arg, 14 + rules * 7), front, counts, charged, unpack(all or counts, arg, 13) }
-      if all then task[6] = rules end
+      task = { units, sub(arg, 14 + rules * 7), front, counts, charged, unpack(asked_for or counts, arg, 13) }
+      are_buckets = asked_for
+      if are_buckets then task[6] = rules end
     end
     if i == first then
       kind, count = action % 8, action == 1 and admitted or times
@@ -61,24 +58,53 @@ while KEYS[i] do
     end
 
     local units, labels, rules = task[1], task[2], task[6]
+    local expiry = rules * 2 + 3 -- its place in a state
     local value = asked > 0 and redis.pcall('GET', KEYS[i])
     state = nil
     if value and sub(value, -#labels) == labels then
       state = { value = value, written = false, unpack(task[3], value) }
-      if state[1] ~= rules or state[rules + 2] > now then state = nil end
+      if state[1] ~= rules or state[expiry - 1] > now then state = nil end
     end
     if value and not state then
       state = seldom().slow_path().relayout(now, value, task)
+      expiry = state[1] * 2 + 3
     end
-    if not state or state[state[1] + 3] <= now then
+    if not state or state[expiry] <= now then
       state = { value = false, written = false, is_whole = true }
     end
 
-    for k = 2, rules + 1 do
-      if count > 1 or units > task[k + 5] - (state[k] or 0) then
-        local is_known = count == 1 and (not state.value or state[state[1] + k + 2] > now) -- nothing is released
-        count = is_known and 0 or seldom().fitting(now, task, state, count)
-        break
+    if are_buckets and not state.is_whole then -- what is missing, and the time, replace what the state has of them
+      local label = rules + 7
+      for k = 2, rules + 1 do
+        local per_unit, refill, due = task[label] - 140737488355328, task[label + 1], k + rules
+        local missing, elapsed = state[k], now - state[due]
+        if elapsed < 0 then -- the clock stepped back
+          state = seldom().slow_path().relayout(now, value, task)
+          count = seldom().fitting(now, task, state, count)
+          break
+        end
+        missing = elapsed < missing / refill and missing - elapsed * refill or 0 -- as in `read_section`
+        local room = (task[k + 5] * per_unit - missing) / per_unit
+        if units > room then
+          count = 0
+        elseif count > 1 and units > 0 then
+          room = room - room % 1
+          count = math.min(count, (room - room % units) / units)
+        end
+        state[k], state[due], label = missing, now, label + 2
+      end
+    else
+      for k = 2, rules + 1 do
+        local used = state[k] or 0
+        if count > 1 or units > task[k + 5] - used then
+          local step = used > 0 and unpack('<I6', labels, k * 12 - 23) or 0
+          local per_unit = step > 140737488355328 and step - 140737488355328 or 1 -- of a bucket, used is in units * ms
+          if count > 1 or units > task[k + 5] - math.ceil(used / per_unit) then
+            local waits = not state.value or not state.is_whole and state[state[1] + k] > now -- nothing is released
+            count = waits and count == 1 and 0 or seldom().fitting(now, task, state, count)
+            break
+          end
+        end
       end
     end
     i = i + 1
@@ -117,9 +143,7 @@ while KEYS[i] do
         local told = state.written and seldom().slow_path().after(state) or state
         reply = reply .. seldom().explain(now, task, told, count < asked and task[1] or 0)
       elseif states or KEYS[i] or replies and replies[1] or not state.value then
-        local counts = sub(state.written, 1, 1 + task[6] * 7)
-        if state.has_buckets or task[task[6] + 8] then counts = struct.pack(task[4], spread(state, 1, task[6] + 1)) end
-        reply = reply .. '\2' .. counts
+        reply = reply .. '\2' .. sub(state.written, 1, 1 + task[6] * 7)
       else -- nothing else is replied: at once, since each string that is made is dear
         whole_reply = struct.pack(task[5], now, 1, count, 2, spread(state, 1, task[6] + 1))
       end

@@ -2,7 +2,6 @@
 
 local BUCKET = 140737488355328 -- 2^47: in a label more than this stands for a bucket
 local FOR_EVER = 140737488355328 -- in ms, so that it fits into 6 bytes with the time added
-local MOST_STORED = 281474976710655 -- 2^48 - 1: as much of a limit as is stored
 
 -- How the entries of a queue are written.
 -- width  as in a section's head; 0 is a queue that has had no entries

@@ -77,11 +77,11 @@ end
 
 -- Adds units (takes them, if they are negative) to what is missing in a bucket: never so many that less than nothing
 -- is missing, or too much. Returns that more than `used` has changed.
-local function change_bucket(section, limit, units)
+local function change_bucket(section, units)
   local window = section.step - BUCKET
-  local room = MOST_UNITS - MOST_UNITS % window - (section.used * window - section.base)
-  section.used = section.used + math.min(units, (room - room % window) / window)
-  section.first = math.min(limit, MOST_STORED)
+  local room = MOST_UNITS - MOST_UNITS % window - section.used
+  units = math.min(units, (room - room % window) / window)
+  section.used = section.used + math.max(units, -math.ceil(section.used / window)) * window
   if section.used <= 0 then cut(section, 0) end
   return true
 end
@@ -89,7 +89,7 @@ end
 -- Adds units (takes them, if they are negative) to the step of a section that ends at `stop`, if it still counts, and
 -- never so many that it has less than none or the section uses too many. Returns whether more than `used` has changed.
 local function change(now, section, stop, units)
-  if section.step > BUCKET then return change_bucket(section, stop, units) end
+  if section.step > BUCKET then return change_bucket(section, units) end
   local time = math.max(now, section.newest - section.step)
   if stop + section.hold <= time or stop > last_believed(now, section.step, section.hold) then return false end
   units = math.min(units, MOST_UNITS - section.used)
@@ -104,14 +104,14 @@ end
 -- changed  tables with the place of their head, `at`, and of the head that follows, `limit`; the last of them first
 local function put_back(state, changed)
   local value, count = state.value, state[1]
-  local since, expires = state[count + 2], state[count + 3]
+  local since, expires = state[count * 2 + 2], state[count * 2 + 3]
   for _, section in ipairs(changed) do
     value = sub(value, 1, section.at - 1) .. section_bytes(section) .. sub(value, section.limit)
-    state[count + 3 + section.k] = due_of(section)
+    state[count + 1 + section.k] = due_of(section)
     since, expires = math.max(since, start_of(section)), math.max(expires, release_of(section))
   end
-  if state.is_whole or expires > state[count + 3] then state.expires = expires end
-  state[count + 2], state[count + 3] = since, expires
+  if state.is_whole or expires > state[count * 2 + 3] then state.expires = expires end
+  state[count * 2 + 2], state[count * 2 + 3] = since, expires
   local front = pack(front_format(count), spread(state, 1, count * 2 + 3))
   state.written, state.is_whole = front .. sub(value, #front + 1), true
 end
@@ -124,7 +124,7 @@ local function settle_key(now, task, state)
   for k = 1, task[6] do
     local section, live, behind = { k = k, at = at }, nil, nil
     section.used, section.newest, section.first, section.base, section.width, live, behind, section.limit, section.step, section.hold =
-      read_section(now, value, at, task[2], k, state[k + 1])
+      read_section(now, value, at, task[2], k, state)
     if section.limit > #value then error('a queue is longer than its value') end
     section.queue, section.room = sub(value, live, behind - 1), section.limit - at - 28
     local used = section.used
@@ -132,9 +132,7 @@ local function settle_key(now, task, state)
     -- What is released leaves the value with each write: it must not count again when the clock steps back.
     if must_be_put_back or used ~= state[k + 1] then table.insert(changed, 1, section) end
     has_changed, left, state[k + 1] = has_changed or section.used ~= used, left + section.used, section.used
-    local told = section.used
-    if section.step > BUCKET then told = told * (section.step - BUCKET) - section.base end
-    reply, at = reply .. pack('<I7I6I6', told, section.newest, 0), section.limit
+    reply, at = reply .. pack('<I7I6I6', section.used, section.newest, 0), section.limit
   end
   for k = task[6] + 1, state[1] do left = left + state[k + 1] end
 

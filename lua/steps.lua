@@ -10,28 +10,25 @@ local seldom -- makes the functions that few calls need: of search.lua, explain.
 -- now        in ms
 -- value, at  the value, and where in it the section's head begins
 -- labels, k  the labels of the caller's rules, and which rule it is
--- used       the section's units as the front of the value says
+-- state      of the key
 -- Returns the units that count; the ends of the newest and the oldest step that count, 0 and 0 if none does; the total
 -- before the oldest; the width of entries; where the entries that count begin and end; where their room ends; step and
--- hold in ms. Of a bucket: the units that are missing, the last of them as a whole; the time; its limit; what has come
--- back of the last unit; the rest as of any section, step and hold as its label has them.
-local function read_section(now, value, at, labels, k, used)
+-- hold in ms. Of a bucket: what is missing, in units * ms, and the time at which it is; the rest as of a section in
+-- which nothing counts, step and hold as its label has them.
+local function read_section(now, value, at, labels, k, state)
   local unpack = struct.unpack
   local step, hold = unpack('<I6I6', labels, k * 12 - 11)
   local newest, first, base, length, room, width = unpack('<I6I6I7I4I4I1', value, at)
   local live = at + 28
-  local behind, limit, time = live + length, live + room, now
+  local behind, limit, time, used = live + length, live + room, now, state[k + 1]
   if step > 140737488355328 then -- a bucket: 2^47 + its window, and its refill
-    local window = step - 140737488355328
-    local missing = used * window - base -- in units * ms
-    if now > newest then
+    local written = state[state[1] + 1 + k]
+    if now > written then
       -- Divided, since the product could be too large for a number.
-      missing = now - newest < missing / hold and missing - (now - newest) * hold or 0
-      newest = now
+      used = now - written < used / hold and used - (now - written) * hold or 0
+      written = now
     end
-    used = missing / window
-    if used % 1 > 0 then used = used - used % 1 + 1 end
-    return used, newest, first, used * window - missing, 0, live, live, live + room, step, hold
+    return used, written, 0, 0, 0, live, live, limit, step, hold
   end
   if newest - step > now then time = newest - step end -- the clock stepped back: time stands still until it has caught up
   if used == 0 or newest + hold <= time then return 0, 0, 0, 0, 0, behind, behind, limit, step, hold end

@@ -15,9 +15,6 @@
 use super::Count;
 use crate::rule::{MAX_UNITS, Rule, millis};
 
-/// As much of a limit as is stored, in 48 bits.
-const MAX_STORED: u64 = (1 << 48) - 1;
-
 /// How a bucket refills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BucketSpec {
@@ -54,8 +51,6 @@ pub(crate) struct BucketState {
     pub(crate) deficit: u64,
     /// When it was last written.
     pub(crate) at_ms: u64,
-    /// The limit that who wrote last knows. A state further ahead than a full refill takes is not believed.
-    pub(crate) limit: u64,
 }
 
 impl Bucket {
@@ -63,7 +58,6 @@ impl Bucket {
         let state = BucketState {
             deficit: 0,
             at_ms: 0,
-            limit: 0,
         };
         Self { spec, state }
     }
@@ -94,48 +88,43 @@ impl Bucket {
         self.spec.full_at(self.state.at_ms, self.state.deficit)
     }
 
-    pub(crate) fn look(&self, now_ms: u64) -> Count {
-        let (deficit, at_ms) = self.at(now_ms);
+    pub(crate) fn look(&self, now_ms: u64, limit: u64) -> Count {
+        let (deficit, at_ms) = self.at(now_ms, limit);
         count(deficit, at_ms)
     }
 
     /// Charges units that fit under `limit`.
     pub(crate) fn charge(&mut self, now_ms: u64, limit: u64, units: u64) {
-        let (deficit, at_ms) = self.at(now_ms);
+        let (deficit, at_ms) = self.at(now_ms, limit);
         let charged = units.saturating_mul(self.spec.window_ms);
-        self.write(deficit.saturating_add(charged), at_ms, limit);
+        self.write(deficit.saturating_add(charged), at_ms);
     }
 
-    pub(crate) fn would_settle(&self, now_ms: u64, difference: i64) -> bool {
-        let (deficit, _) = self.at(now_ms);
+    pub(crate) fn would_settle(&self, now_ms: u64, limit: u64, difference: i64) -> bool {
+        let (deficit, _) = self.at(now_ms, limit);
         self.settled(deficit, difference) != deficit
     }
 
     /// Adds what can be added of `difference`: nothing is missing after it at least, and [`MAX_UNITS`] at most.
     pub(crate) fn settle(&mut self, now_ms: u64, limit: u64, difference: i64) {
-        let (deficit, at_ms) = self.at(now_ms);
-        self.write(self.settled(deficit, difference), at_ms, limit);
+        let (deficit, at_ms) = self.at(now_ms, limit);
+        self.write(self.settled(deficit, difference), at_ms);
     }
 
     pub(crate) const fn kept(&self) -> Count {
         count(self.state.deficit, self.state.at_ms)
     }
 
-    pub(crate) fn drop_unbelieved(&mut self, now_ms: u64) {
-        if !self.is_believed(now_ms) {
-            self.state.deficit = 0;
-        }
-    }
-
-    fn is_believed(&self, now_ms: u64) -> bool {
-        let full_ms = self.state.limit.saturating_mul(self.spec.window_ms) / self.spec.refill;
+    /// A state further ahead than a full refill takes is not: the clock was wrong.
+    fn is_believed(&self, now_ms: u64, limit: u64) -> bool {
+        let full_ms = limit.saturating_mul(self.spec.window_ms) / self.spec.refill;
         self.state.at_ms <= now_ms.saturating_add(full_ms)
     }
 
     /// What is missing now, and when now is: time stands still while the clock shows less than when it was written.
-    fn at(&self, now_ms: u64) -> (u64, u64) {
-        let BucketState { deficit, at_ms, .. } = self.state;
-        if deficit == 0 || !self.is_believed(now_ms) {
+    fn at(&self, now_ms: u64, limit: u64) -> (u64, u64) {
+        let BucketState { deficit, at_ms } = self.state;
+        if deficit == 0 || !self.is_believed(now_ms, limit) {
             return (0, now_ms);
         }
         let Some(elapsed_ms) = now_ms.checked_sub(at_ms) else {
@@ -157,11 +146,10 @@ impl Bucket {
         }
     }
 
-    fn write(&mut self, deficit: u64, at_ms: u64, limit: u64) {
+    fn write(&mut self, deficit: u64, at_ms: u64) {
         self.state = BucketState {
             deficit: deficit.min(MAX_UNITS),
             at_ms,
-            limit: limit.min(MAX_STORED),
         };
     }
 }

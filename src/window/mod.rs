@@ -127,7 +127,7 @@ impl Section {
     pub(crate) fn look(&self, now_ms: u64, limit: u64, cost: u64) -> Count {
         match self {
             Self::Steps(queue) => queue.look(now_ms, limit, cost),
-            Self::Bucket(bucket) => bucket.look(now_ms),
+            Self::Bucket(bucket) => bucket.look(now_ms, limit),
         }
     }
 
@@ -140,10 +140,16 @@ impl Section {
     }
 
     /// Whether settling would change what counts.
-    pub(crate) fn would_settle(&self, now_ms: u64, step_end_ms: u64, difference: i64) -> bool {
+    pub(crate) fn would_settle(
+        &self,
+        now_ms: u64,
+        limit: u64,
+        step_end_ms: u64,
+        difference: i64,
+    ) -> bool {
         match self {
             Self::Steps(queue) => queue.change(now_ms, step_end_ms, difference) != 0,
-            Self::Bucket(bucket) => bucket.would_settle(now_ms, difference),
+            Self::Bucket(bucket) => bucket.would_settle(now_ms, limit, difference),
         }
     }
 
@@ -163,11 +169,11 @@ impl Section {
         }
     }
 
-    /// Drops what was charged so far ahead that the clock must have been wrong.
+    /// Drops what was charged so far ahead that the clock must have been wrong. Of a bucket only who knows its limit can
+    /// tell, and does when it looks.
     pub(crate) fn drop_unbelieved(&mut self, now_ms: u64) {
-        match self {
-            Self::Steps(queue) => queue.drop_unbelieved(now_ms),
-            Self::Bucket(bucket) => bucket.drop_unbelieved(now_ms),
+        if let Self::Steps(queue) = self {
+            queue.drop_unbelieved(now_ms);
         }
     }
 }

@@ -662,6 +662,11 @@ pub(crate) async fn time_stands_still_for_a_bucket_but_not_far_ahead(
     );
     clock.set(START_MS - 2_001);
     assert_eq!(left(gate, &policy, "alice").await, [2]);
+    // Who knows a larger burst waits longer for the clock.
+    let larger = Policy::parse("p", "5+1/1s@bucket").unwrap();
+    assert_eq!(left(gate, &larger, "alice").await, [3]);
+    clock.set(START_MS - 5_001);
+    assert_eq!(left(gate, &larger, "alice").await, [5]);
     clock.set(START_MS + 999);
     assert!(!try_acquire(gate, &policy, "alice", 1).await);
     clock.set(START_MS + 1_000);

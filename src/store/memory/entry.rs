@@ -81,7 +81,7 @@ impl Entry {
     ) -> bool {
         usage.rules().iter().any(|rule| {
             self.with_section(spec(rule), |section| {
-                section.would_settle(now_ms, rule.step_end_ms(), difference)
+                section.would_settle(now_ms, rule.rule().limit(), rule.step_end_ms(), difference)
             })
         })
     }

@@ -135,6 +135,8 @@ impl Section {
     }
 
     /// How many units count at this time.
+    ///
+    /// The time of a bucket is believed, however far ahead: what is too far, only its limit tells.
     #[must_use]
     pub fn used(&self, now_ms: u64) -> u64 {
         self.count(now_ms, MAX_UNITS, 0).units(&self.rule(0))
@@ -177,18 +179,18 @@ impl Section {
 fn read(mut bytes: &[u8]) -> Option<StoredValue> {
     let count = usize::try_from(number(&mut bytes, 1)?).ok()?;
     let used: Vec<u64> = numbers(&mut bytes, count, 7)?;
+    let dues = numbers(&mut bytes, count, 7)?;
     let _since = number(&mut bytes, 6)?;
     let expires_ms = number(&mut bytes, 6)?;
-    let _dues = numbers(&mut bytes, count, 7)?;
     let labels_at = bytes.len().checked_sub(count * LABEL)?;
     let (mut bodies, mut labels) = bytes.split_at(labels_at);
     let mut sections = Vec::with_capacity(count);
-    for used in used {
+    for (used, due_ms) in used.into_iter().zip(dues) {
         let label = [number(&mut labels, 6)?, number(&mut labels, 6)?];
         let head = Head::read(&mut bodies)?;
         let counted = match labelled(label)? {
             Spec::Steps(spec) => window::Section::Steps(queue(spec, used, &head)?),
-            Spec::Bucket(spec) => window::Section::Bucket(bucket(spec, used, &head)?),
+            Spec::Bucket(spec) => window::Section::Bucket(bucket(spec, used, due_ms, &head)?),
         };
         sections.push(Section { counted });
     }
@@ -257,20 +259,10 @@ fn queue(spec: StepSpec, used: u64, head: &Head<'_>) -> Option<StepQueue> {
     (steps[0].0 == head.first_ms).then(|| StepQueue::from_steps(spec, steps))
 }
 
-/// The bucket of a section that uses so many units, with what has come back of the last of them.
-fn bucket(spec: BucketSpec, used: u64, head: &Head<'_>) -> Option<Bucket> {
-    let is_bucket = head.entries.is_empty() && (used > 0 || head.base == 0);
-    is_bucket.then_some(())?;
-    let missing = used
-        .checked_mul(spec.window_ms)
-        .filter(|it| *it <= MAX_UNITS + spec.window_ms)?;
-    let came_back = Some(head.base).filter(|it| *it < spec.window_ms)?;
-    let state = BucketState {
-        deficit: missing - came_back,
-        at_ms: head.newest_ms,
-        limit: head.first_ms,
-    };
-    Some(Bucket::from_state(spec, state))
+/// The bucket of a section in which so much is missing at this time.
+fn bucket(spec: BucketSpec, deficit: u64, at_ms: u64, head: &Head<'_>) -> Option<Bucket> {
+    let is_bucket = head.entries.is_empty() && deficit <= MAX_UNITS && at_ms <= MAX_TIME_MS;
+    is_bucket.then(|| Bucket::from_state(spec, BucketState { deficit, at_ms }))
 }
 
 /// The bytes of each of the two numbers of an entry, and what they are counted modulo.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   counts   version · for each section: step · retention · number of steps · for each step: distance · units
-//!                      or, of a bucket:  0 · window · refill · missing · when · limit
+//!                      or, of a bucket:  0 · window · refill · missing · when
 //!   a block  version · when it ends · by whom
 //! ```
 //!
@@ -54,12 +54,8 @@ fn write_queue(bytes: &mut Vec<u8>, queue: &StepQueue) {
 
 fn write_bucket(bytes: &mut Vec<u8>, bucket: &Bucket) {
     let BucketSpec { window_ms, refill } = bucket.spec();
-    let BucketState {
-        deficit,
-        at_ms,
-        limit,
-    } = bucket.state();
-    put(bytes, [0, window_ms, refill, deficit, at_ms, limit]);
+    let BucketState { deficit, at_ms } = bucket.state();
+    put(bytes, [0, window_ms, refill, deficit, at_ms]);
 }
 
 /// Reads what [`write_counts`] wrote; any other bytes are an error.
@@ -88,11 +84,10 @@ fn read_bucket(bytes: &mut &[u8]) -> Option<Bucket> {
     let state = BucketState {
         deficit: take(bytes)?,
         at_ms: take(bytes)?,
-        limit: take(bytes)?,
     };
     let is_of_a_rule = (1..=MAX_UNITS).contains(&spec.refill.saturating_mul(spec.window_ms));
     let is_missing = (1..=MAX_UNITS).contains(&state.deficit);
-    let is_in_time = state.at_ms <= MAX_TIME_MS && state.limit < 1 << 48;
+    let is_in_time = state.at_ms <= MAX_TIME_MS;
     (is_of_a_rule && is_missing && is_in_time).then(|| Bucket::from_state(spec, state))
 }
 
@@ -197,12 +192,8 @@ mod tests {
         Section::Steps(StepQueue::from_steps(spec, steps))
     }
 
-    fn bucket(window_ms: u64, refill: u64, deficit: u64, at_ms: u64, limit: u64) -> Section {
-        let state = BucketState {
-            deficit,
-            at_ms,
-            limit,
-        };
+    fn bucket(window_ms: u64, refill: u64, deficit: u64, at_ms: u64) -> Section {
+        let state = BucketState { deficit, at_ms };
         Section::Bucket(Bucket::from_state(BucketSpec { window_ms, refill }, state))
     }
 
@@ -228,9 +219,9 @@ mod tests {
                     [(1_700_000_001_000, 7), (1_700_000_040_000, 300)],
                 ),
                 steps(86_400_000, 0, [(1_700_006_400_000, 1 << 40)]),
-                bucket(1_000, 10, 19_999, 1_700_000_040_000, 2_000),
+                bucket(1_000, 10, 19_999, 1_700_000_040_000),
                 steps(1, 1 << 42, [(1 << 48, 1)]),
-                bucket(1, (1 << 48) - 1, MAX_UNITS, 1 << 48, 32),
+                bucket(1, (1 << 48) - 1, MAX_UNITS, 1 << 48),
             ],
         ]
         .map(Entry::of);
@@ -263,10 +254,10 @@ mod tests {
             &[0],
             &[2, 1, 1, 1, 1, 1],
             &[VERSION, 1],
-            &[VERSION, 0, 1, 1, 1, 1],       // a bucket that is cut off
-            &[VERSION, 0, 0, 1, 1, 1, 1],    // a bucket of no window
-            &[VERSION, 0, 1, 0, 1, 1, 1],    // a bucket that never refills
-            &[VERSION, 0, 1, 1, 0, 1, 1],    // a bucket in which nothing is missing
+            &[VERSION, 0, 1, 1, 1],          // a bucket that is cut off
+            &[VERSION, 0, 0, 1, 1, 1],       // a bucket of no window
+            &[VERSION, 0, 1, 0, 1, 1],       // a bucket that never refills
+            &[VERSION, 0, 1, 1, 0, 1],       // a bucket in which nothing is missing
             &[VERSION, 2, 1, 1, 1, 1],       // shorter than a step
             &[VERSION, 1, 1, 0],             // nothing counted
             &[VERSION, 1, 1, 2, 1, 1, 0, 1], // two steps of one end
