@@ -34,6 +34,7 @@ pub(crate) mod sentence;
 pub(crate) mod sentinel;
 #[cfg(all(feature = "redis", feature = "test-util"))]
 pub(crate) mod served;
+pub(crate) mod sharing;
 pub(crate) mod site;
 #[cfg(all(feature = "cli", feature = "test-util"))]
 pub(crate) mod stored;

@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use sluicegate::{
@@ -13,10 +16,10 @@ use sluicegate::{
     test_util::TestClock,
 };
 
-use super::redis::Server;
+use super::{redis::Server, sharing::shared};
 
 #[derive(Debug)]
-pub(crate) struct Served<T = Server, S = RedisStore> {
+pub(crate) struct Served<T = Arc<Server>, S = RedisStore> {
     store: S,
     _server: T,
 }
@@ -38,7 +41,7 @@ pub(crate) const CONTRIBUTORS_RIGHTS: [&str; 4] =
     ["+pexpire", "+zincrby", "+zrange", "+zremrangebyrank"];
 
 impl Served {
-    /// Like [`start`](Self::start), as a user who has no other than the least rights.
+    /// Like [`start`](Self::start), for a user who has no other than the least rights.
     pub(crate) async fn start_with_least_rights() -> (Self, TestClock) {
         Self::start_with(&LEAST_RIGHTS).await
     }
@@ -49,20 +52,17 @@ impl Served {
     }
 
     async fn start_with(rights: &[&str]) -> (Self, TestClock) {
-        let server = Server::start();
-        let url = limited(&server, rights);
+        let server = shared_server();
+        let (url, prefix) = limited_apart(&server, rights);
         let clock = TestClock::new(0);
         let store = RedisStore::connect(url).await.unwrap();
-        let served = Self {
-            store: store.clock(clock.clone()),
-            _server: server,
-        };
-        (served, clock)
+        let store = store.prefix(&prefix).clock(clock.clone());
+        (Self::by(server, store), clock)
     }
 
-    /// Starts a server, and a store over it that has a clock of its own.
+    /// A store over the server that tests share. It has counted nothing yet, and has a clock of its own.
     pub(crate) async fn start() -> (Self, TestClock) {
-        let server = Server::start();
+        let server = shared_server();
         let (store, clock) = fresh(&server).await;
         (Self::by(server, store), clock)
     }
@@ -71,7 +71,7 @@ impl Served {
 impl Served {
     /// The same, over a store that shares no calls.
     pub(crate) async fn start_without_sharing() -> (Self, TestClock) {
-        let server = Server::start();
+        let server = shared_server();
         let (store, clock) = fresh(&server).await;
         (Self::by(server, store.in_flight(0)), clock)
     }
@@ -86,24 +86,42 @@ impl<T, S> Served<T, S> {
     }
 }
 
+/// The server of all tests that change nothing in it and run now; each has a prefix and users of its own.
+pub(crate) fn shared_server() -> Arc<Server> {
+    static RUNNING: Mutex<Weak<Server>> = Mutex::new(Weak::new());
+    shared(&RUNNING, Server::start)
+}
+
 /// Gives a user these rights and no other; answers the URL to log in by.
 pub(crate) fn limited(server: &Server, rights: &[&str]) -> String {
+    limited_as("limiter", server, rights)
+}
+
+/// The same for another user each time, and a prefix of his own that rights to `sluicegate:*` allow.
+pub(crate) fn limited_apart(server: &Server, rights: &[&str]) -> (String, String) {
+    static USERS: AtomicU32 = AtomicU32::new(0);
+    let user = format!("limiter-{}", USERS.fetch_add(1, Ordering::Relaxed));
+    let url = limited_as(&user, server, rights);
+    (url, format!("sluicegate:{user}"))
+}
+
+fn limited_as(user: &str, server: &Server, rights: &[&str]) -> String {
     let rights = rights.join(" ");
-    server.run::<()>(&format!("ACL SETUSER limiter reset on >sesame {rights}"));
-    server.url().replace("//", "//limiter:sesame@")
+    server.run::<()>(&format!("ACL SETUSER {user} reset on >sesame {rights}"));
+    server.url().replace("//", &format!("//{user}:sesame@"))
 }
 
 /// Connects, however busy the machine is: an attempt is given up after half a second.
 async fn connected(server: &Server) -> RedisStore {
     for _ in 0..20 {
-        if let Ok(store) = RedisStore::connect(server.url()).await {
+        if let Ok(store) = RedisStore::connect(server.socket_url()).await {
             return store;
         }
     }
     panic!("the server does not answer for ten seconds");
 }
 
-/// A store that has counted nothing yet, and its clock.
+/// A store that has counted nothing yet, and its clock. By the socket, since random histories are many calls.
 pub(crate) async fn fresh(server: &Server) -> (RedisStore, TestClock) {
     static STORES: AtomicU32 = AtomicU32::new(0);
     let clock = TestClock::new(0);

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
@@ -58,7 +58,9 @@ impl Store for Probe {
 }
 
 fn policy() -> Policy {
-    Policy::parse("api", "1000000000/1h").unwrap()
+    static PARSED: LazyLock<Policy> =
+        LazyLock::new(|| Policy::parse("api", "1000000000/1h").unwrap());
+    PARSED.clone()
 }
 
 fn acme() -> Key {

@@ -7,7 +7,7 @@ use std::{
     net::SocketAddr,
     path::PathBuf,
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -20,6 +20,8 @@ use tokio::{
     time::timeout,
 };
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async, tungstenite::Message};
+
+use crate::common::sharing::shared;
 
 /// Each has processes of its own: two at a time.
 static PAGES: Semaphore = Semaphore::const_new(2);
@@ -205,13 +207,8 @@ impl Page {
 
 impl Browser {
     fn shared(program: &PathBuf) -> Arc<Self> {
-        static SHARED: Mutex<Weak<Browser>> = Mutex::new(Weak::new());
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.upgrade().unwrap_or_else(|| {
-            let browser = Arc::new(Self::start(program));
-            *shared = Arc::downgrade(&browser);
-            browser
-        })
+        static RUNNING: Mutex<Weak<Browser>> = Mutex::new(Weak::new());
+        shared(&RUNNING, || Self::start(program))
     }
 
     fn start(program: &PathBuf) -> Self {

@@ -4,7 +4,7 @@ use std::{
     collections::{HashMap, HashSet},
     fmt::Display,
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
@@ -16,6 +16,7 @@ use crate::common::{
     history::{START_MS, agree, steady},
     redis::Server,
     served::{LEAST_RIGHTS, limited},
+    sharing,
 };
 use proptest::{
     strategy::{Strategy, ValueTree},
@@ -84,13 +85,8 @@ async fn patient(cluster: &Cluster) -> Limiter {
 
 /// The cluster of all tests that change nothing in it and run now; each has a prefix or users of its own.
 fn shared() -> Arc<Cluster> {
-    static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    shared.upgrade().unwrap_or_else(|| {
-        let cluster = Arc::new(Cluster::start(NEVER));
-        *shared = Arc::downgrade(&cluster);
-        cluster
-    })
+    static RUNNING: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
+    sharing::shared(&RUNNING, || Cluster::start(NEVER))
 }
 
 mod contract {

@@ -3,7 +3,10 @@
 use std::{
     collections::HashSet,
     net::SocketAddr,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -30,7 +33,7 @@ use crate::common::{
     history::{History, agree, calls, few_cases, hot, large, steady, wild},
     promise::{admitted, assert_promise},
     redis::Server,
-    served::{Served, limited},
+    served::{Served, limited, limited_apart, shared_server},
     vectors::{replay_all, replay_blocks},
 };
 
@@ -46,6 +49,8 @@ mod without_rights_to_scripts {
 mod under_a_cache_around_leases {
     use sluicegate::store::Leases;
 
+    use std::sync::Arc;
+
     use super::{Served, Server, TestClock, TransactionStore, start};
     use crate::common::verified::Verified;
 
@@ -54,7 +59,7 @@ mod under_a_cache_around_leases {
     crate::blocks!(new);
 
     async fn new() -> (Verified<Leases>, TestClock) {
-        let (store, clock): (Served<Server, TransactionStore>, _) = start().await;
+        let (store, clock): (Served<Arc<Server>, TransactionStore>, _) = start().await;
         Verified::new((Leases::new(store).clock(clock.clone()), clock))
     }
 }
@@ -80,10 +85,11 @@ async fn pool(url: String) -> Pool {
 }
 
 /// A store whose user has no other rights than it needs.
-async fn start() -> (Served<Server, TransactionStore>, TestClock) {
-    let server = Server::start();
+async fn start() -> (Served<Arc<Server>, TransactionStore>, TestClock) {
+    let server = shared_server();
+    let (url, prefix) = limited_apart(&server, &RIGHTS);
     let clock = TestClock::new(0);
-    let store = RedisStore::transactions(pool(limited(&server, &RIGHTS)).await);
+    let store = RedisStore::transactions(pool(url).await).prefix(&prefix);
     (Served::by(server, store.clock(clock.clone())), clock)
 }
 
@@ -99,7 +105,7 @@ fn fresh(pool: &Pool) -> (TransactionStore, TestClock) {
 #[tokio::test]
 async fn transactions_agree_with_the_vectors() {
     let server = Server::start();
-    let pool = pool(server.url()).await;
+    let pool = pool(server.socket_url()).await;
     replay_all(async || fresh(&pool)).await;
     replay_blocks(async || fresh(&pool)).await;
 }
@@ -126,7 +132,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 fn agrees(config: &ProptestConfig, histories: impl Strategy<Value = History>) {
     let (server, runtime) = (Server::start(), runtime());
-    let pool = runtime.block_on(pool(server.url()));
+    let pool = runtime.block_on(pool(server.socket_url()));
     proptest!(config.clone(), |(history in histories)| {
         runtime.block_on(async {
             let (store, clock) = fresh(&pool);
@@ -140,7 +146,7 @@ fn agrees(config: &ProptestConfig, histories: impl Strategy<Value = History>) {
 #[test]
 fn under_caches_around_leases_no_span_of_a_window_holds_more_than_the_limit() {
     let (server, runtime) = (Server::start(), runtime());
-    let pool = runtime.block_on(pool(server.url()));
+    let pool = runtime.block_on(pool(server.socket_url()));
     proptest!(few_cases(), |(steady in steady(), hot in hot())| {
         runtime.block_on(async {
             for history in [steady, hot] {

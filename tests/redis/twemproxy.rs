@@ -1,12 +1,16 @@
 //! Proves that a store works through twemproxy, before two servers, as it does over one server.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{
+    Arc, Mutex, Weak,
+    atomic::{AtomicU32, Ordering},
+};
 
 use crate::common::{
     contract::patient,
     history::{agree, wild},
     redis::Server,
     served::Served,
+    sharing::shared,
     twemproxy::Twemproxy,
     vectors::{replay_all, replay_blocks},
 };
@@ -30,8 +34,10 @@ const BY_PREFIX: &str = "<>";
 /// Identities are spread over the servers, and all keys of one identity are on one.
 const BY_IDENTITY: &str = "{}";
 
-async fn together() -> (Served<Twemproxy>, TestClock) {
-    let proxy = Twemproxy::start(BY_PREFIX);
+/// A store over the proxy of all tests that change nothing in it and run now.
+async fn together() -> (Served<Arc<Twemproxy>>, TestClock) {
+    static RUNNING: Mutex<Weak<Twemproxy>> = Mutex::new(Weak::new());
+    let proxy = shared(&RUNNING, || Twemproxy::start(BY_PREFIX));
     let (store, clock) = fresh(&proxy).await;
     (Served::by(proxy, store), clock)
 }
