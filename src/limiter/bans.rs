@@ -12,7 +12,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use tokio::{runtime::Handle, task::JoinSet, time::timeout};
+use tokio::{runtime::Handle, sync::Notify, task::JoinSet, time::timeout};
 
 use super::Limiter;
 use crate::{
@@ -37,6 +37,8 @@ const MAX_TOGETHER: usize = 32;
 #[derive(Debug, Default)]
 pub(super) struct StrikeQueue {
     waiting: Mutex<Waiting>,
+    /// Told when the task ends.
+    ended: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -69,8 +71,12 @@ impl Limiter {
     /// Waits until the strikes of all denials so far are counted, and the bans that follow are made.
     #[cfg(feature = "test-util")]
     pub async fn strikes_counted(&self) {
-        while self.inner.strikes.lock().has_task {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+        loop {
+            let ended = self.inner.strikes.ended.notified(); // before it is looked
+            if !self.inner.strikes.lock().has_task {
+                return;
+            }
+            ended.await;
         }
     }
 
@@ -85,7 +91,7 @@ impl Limiter {
                 };
                 drop(runtime.spawn(task.run()));
             }
-            Err(_) => *self.inner.strikes.lock() = Waiting::default(),
+            Err(_) => self.inner.strikes.end(),
         }
     }
 }
@@ -117,10 +123,18 @@ impl StrikeQueue {
     fn take(&self) -> Option<HashMap<Key, Vec<Strikes>>> {
         let mut waiting = self.lock();
         if waiting.by_identity.is_empty() {
-            *waiting = Waiting::default();
+            waiting.has_task = false;
+            drop(waiting);
+            self.ended.notify_waiters();
             return None;
         }
         Some(mem::take(&mut waiting.by_identity))
+    }
+
+    /// Forgets what waits, where there is no task any more.
+    fn end(&self) {
+        *self.lock() = Waiting::default();
+        self.ended.notify_waiters();
     }
 }
 
@@ -184,7 +198,7 @@ struct Counting {
 impl Drop for Counting {
     fn drop(&mut self) {
         if !self.is_done {
-            *self.limiter.inner.strikes.lock() = Waiting::default();
+            self.limiter.inner.strikes.end();
         }
     }
 }

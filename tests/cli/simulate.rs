@@ -10,7 +10,7 @@ use http::{Request, Response, StatusCode, header::RETRY_AFTER};
 use proptest::prelude::*;
 use serde_json::Value;
 use sluicegate::{
-    Header, KeyExtractor, MemoryStore, PeerIp, RateLimitLayer, Store, policies::Policies,
+    Header, KeyExtractor, Limiter, MemoryStore, PeerIp, RateLimitLayer, Store, policies::Policies,
     test_util::TestClock,
 };
 use tower::{ServiceBuilder, ServiceExt, service_fn};
@@ -121,18 +121,18 @@ fn decisions(tool: &Tool) -> Vec<Value> {
 
 /// What the middleware answers to the same requests at the same times: the status, and how many seconds to wait.
 async fn served(
-    store: impl Store,
-    clock: &TestClock,
+    policies: &str,
+    (store, clock): (impl Store, TestClock),
     hits: &[Hit],
     decisions: &[Value],
 ) -> Vec<(StatusCode, Option<u64>)> {
-    let policies: Policies = toml::from_str(POLICIES).unwrap();
+    let policies: Policies = toml::from_str(policies).unwrap();
     let policy = |name| policies.get(name).unwrap().clone();
-    let layer = RateLimitLayer::new(store)
+    let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
+    let layer = RateLimitLayer::new(limiter.clone())
         .limit(policy("ip"), PeerIp)
         .limit(policy("trial"), PeerIp)
-        .limit(policy("user"), Header::new("x-user").or_skip())
-        .timeout(Duration::from_secs(10));
+        .limit(policy("user"), Header::new("x-user").or_skip());
     let service = ServiceBuilder::new()
         .layer(layer)
         .service(service_fn(|_: Request<()>| async {
@@ -151,6 +151,7 @@ async fn served(
             .extensions_mut()
             .insert(SocketAddr::new(hit.ip.parse().unwrap(), 50_000));
         let response = service.clone().oneshot(request).await.unwrap();
+        limiter.strikes_counted().await;
         let retry = response
             .headers()
             .get(RETRY_AFTER)
@@ -187,19 +188,12 @@ async fn a_simulation_admits_exactly_what_the_middleware_admits() {
         let outcome = simulated(&tool, &format!("access.log --decisions d.jsonl {args}"));
         let decisions = decisions(&tool);
 
-        let clock = TestClock::new(0);
-        let store = MemoryStore::new().clock(clock.clone());
-        assert_same(
-            &outcome,
-            &decisions,
-            &served(store, &clock, &hits, &decisions).await,
-        );
-        let (store, clock) = Served::start().await;
-        assert_same(
-            &outcome,
-            &decisions,
-            &served(store, &clock, &hits, &decisions).await,
-        );
+        for answers in [
+            served(POLICIES, memory(), &hits, &decisions).await,
+            served(POLICIES, Served::start().await, &hits, &decisions).await,
+        ] {
+            assert_same(&outcome, &decisions, &answers);
+        }
 
         let by_policy: BTreeMap<&str, u64> = outcome["policies"]
             .as_array()
@@ -222,6 +216,49 @@ async fn a_simulation_admits_exactly_what_the_middleware_admits() {
             .count();
         assert_eq!(by_policy["trial"], shadows as u64);
     }
+}
+
+#[tokio::test]
+async fn a_simulation_bans_as_the_middleware_does() {
+    let policies = POLICIES.replace(
+        "ip = '4/1s,30/1m,60/1h@fixed'",
+        "ip = { rules = '4/1s,30/1m', strikes = '6/5m', ban = '20m' }",
+    );
+    let hits = hits(4);
+    let tool = tool(&policies, combined(&hits));
+    let outcome = simulated(&tool, "access.log --decisions d.jsonl");
+    let decisions = decisions(&tool);
+    for answers in [
+        served(&policies, memory(), &hits, &decisions).await,
+        served(&policies, Served::start().await, &hits, &decisions).await,
+    ] {
+        assert_same(&outcome, &decisions, &answers);
+    }
+    let banned = decisions.iter().filter(|it| it.get("banned").is_some());
+    let banned = banned.count();
+    assert!(banned > 100, "{banned}");
+    assert_eq!(outcome["banned"], banned);
+    // Under another limit, others are banned.
+    let other = &outcome["policies"][0]["rules"][1]["other_limits"][0];
+    assert!(other["refused"].as_u64() > outcome["refused"].as_u64());
+    let said = tool.run("simulate p.toml access.log --report report.html");
+    assert!(
+        said.stdout.contains(" requests refused by a ban"),
+        "{said:?}"
+    );
+    let page = std::fs::read_to_string(tool.folder().join("report.html")).unwrap();
+    let figure = page.split("</b>by a ban").next().unwrap();
+    let figure = figure
+        .rsplit("<b>")
+        .next()
+        .unwrap()
+        .replace(|it: char| !it.is_ascii_digit(), "");
+    assert_eq!(figure, banned.to_string());
+}
+
+fn memory() -> (MemoryStore, TestClock) {
+    let clock = TestClock::new(0);
+    (MemoryStore::new().clock(clock.clone()), clock)
 }
 
 #[test]
@@ -429,21 +466,6 @@ fn the_report_s_place_is_tried_first_and_what_stands_there_stays_until_there_is_
     assert_eq!(report(), "old");
     simulated(&tool, "access.log --report report.html");
     assert!(report().starts_with("<!doctype html>"));
-}
-
-#[test]
-fn a_ban_that_is_not_replayed_is_told() {
-    let policies = "ip = { rules = '1/1s', strikes = '5/10m', ban = '1h' }\nuser = '1/1s'";
-    let tool = tool(policies, combined(&hits(10)));
-    let said = tool.run("simulate p.toml access.log --report report.html");
-    assert!(
-        said.stdout
-            .contains("the ban of ip is not replayed: it would refuse more"),
-        "{said:?}"
-    );
-    assert_eq!(said.stdout.matches("not replayed").count(), 1);
-    let page = std::fs::read_to_string(tool.folder().join("report.html")).unwrap();
-    assert!(page.contains("The ban of ip is not replayed"));
 }
 
 proptest! {

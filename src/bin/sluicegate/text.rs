@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use indicatif::HumanCount;
 use jiff::{Span, SpanRelativeTo, Timestamp, tz::Offset};
-use sluicegate::Rule;
+use sluicegate::{Key, Rule};
 
 /// Reads a span of time: `100ms`, `2s`, `10m`, `2h`, `7d`, `1h30m`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
@@ -93,6 +93,11 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let shown = |c: char| if is_unsafe(c) { '\u{fffd}' } else { c };
     text.chars().map(shown).collect()
+}
+
+/// An identity, as the tool's arguments name it.
+pub(crate) fn identity(key: &Key) -> String {
+    format!("{}={}", key.kind(), printable(key.value()))
 }
 
 /// Whether a terminal obeys it, or shows what follows in another order.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::Serialize;
-use sluicegate::{Decision, Denial};
+use sluicegate::{Decision, Denial, decision::Blocked};
 
 use super::{
     super::{
@@ -36,6 +36,9 @@ struct Line<'a> {
     rule: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after_ms: Option<u64>,
+    /// Who is banned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    banned: Option<String>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     shadow_refused: &'a [String],
 }
@@ -50,10 +53,13 @@ impl Decisions {
     }
 
     pub(super) fn write(&mut self, request: &Request, decision: Option<&Decision>) -> Result<()> {
-        let denial = match decision {
-            Some(Decision::Denied(denial)) => Some(denial),
-            _ => None,
+        let (denial, blocked) = match decision {
+            Some(Decision::Denied(denial)) => (Some(denial), None),
+            Some(Decision::Blocked(blocked)) => (None, Some(blocked)),
+            _ => (None, None),
         };
+        let retry_after = { denial.and_then(Denial::retry_after) }
+            .or_else(|| blocked.and_then(Blocked::retry_after));
         let shadow = decision.and_then(|it| it.usage().shadow());
         let shadows = shadow.into_iter().flat_map(|it| it.usage().policies());
         let shadows = shadows.filter(|it| it.rules().iter().any(|rule| rule.is_exceeded()));
@@ -62,10 +68,11 @@ impl Decisions {
             file: request.file,
             line: request.line,
             time_ms: request.ms,
-            allowed: denial.is_none(),
+            allowed: decision.is_none_or(Decision::is_allowed),
             policy: denial.map(|it| it.policy().name()),
             rule: denial.map(|it| it.rule().rule().to_string()),
-            retry_after_ms: { denial.and_then(Denial::retry_after) }.map(text::millis),
+            retry_after_ms: retry_after.map(text::millis),
+            banned: blocked.map(|it| text::identity(it.key())),
             shadow_refused: &shadows,
         };
         let written = serde_json::to_writer(&mut self.file, &line).map_err(Into::into);

@@ -43,7 +43,7 @@ pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
     let peaks = replay::times(policies, PEAK_FACTOR).map_err(Error::usage)?;
     let mut jobs = vec![
         Job::Tally(Box::new(tally)),
-        Job::Peaks(Peaks::new(peaks, args.keys)),
+        Job::Peaks(Peaks::new(peaks, args.keys)?),
     ];
     for (index, mapped) in policies.iter().enumerate() {
         let shadow = mapped.policy.is_shadow();
@@ -52,7 +52,7 @@ pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
             for limit in other_limits(rule.limit(), &args.factors) {
                 let changed =
                     replay::with_limit(policies, index, rule_index, limit).map_err(Error::usage)?;
-                let variant = Variant::new(changed, args.keys, place, limit, shadow);
+                let variant = Variant::new(changed, args.keys, place, limit, shadow)?;
                 jobs.push(Job::Variant(variant));
             }
         }

@@ -3,6 +3,7 @@
 use sluicegate::{Decision, StoreError};
 
 use super::{
+    super::error::Result,
     replay::Replay,
     request::{Mapped, Request},
 };
@@ -24,23 +25,23 @@ impl Variant {
         rule: usize,
         limit: u64,
         shadow: bool,
-    ) -> Self {
-        Self {
-            replay: Replay::new(policies, capacity),
+    ) -> Result<Self> {
+        Ok(Self {
+            replay: Replay::new(policies, capacity)?,
             rule,
             limit,
             shadow,
             refused: 0,
-        }
+        })
     }
 
     pub(super) fn take(&mut self, request: &Request) -> Result<(), StoreError> {
         let refused = match self.replay.decide(request)? {
-            Some(Decision::Denied(_)) => !self.shadow,
+            Some(Decision::Denied(_) | Decision::Blocked(_)) => !self.shadow,
             Some(Decision::Allowed(usage)) => {
                 self.shadow && matches!(usage.shadow(), Some(Decision::Denied(_)))
             }
-            None | Some(Decision::Blocked(_)) => false,
+            None => false,
         };
         self.refused += u64::from(refused);
         Ok(())
@@ -56,12 +57,12 @@ pub(super) struct Peaks {
 }
 
 impl Peaks {
-    pub(super) fn new(policies: Vec<Mapped>, capacity: usize) -> Self {
+    pub(super) fn new(policies: Vec<Mapped>, capacity: usize) -> Result<Self> {
         let rules = policies.iter().map(|it| it.policy.rules().len()).sum();
-        Self {
-            replay: Replay::new(policies, capacity),
+        Ok(Self {
+            replay: Replay::new(policies, capacity)?,
             peaks: vec![(0, false); rules],
-        }
+        })
     }
 
     pub(super) fn take(&mut self, request: &Request) -> Result<(), StoreError> {

@@ -1,52 +1,60 @@
 //! [`Replay`]: one set of policies with a store of its own, by the log's clock.
 
-use std::{
-    pin::Pin,
-    task::{Context, Poll, Waker},
-};
-
 use sluicegate::{
-    Charge, Decision, MemoryStore, Policy, Rule, Store, StoreError, error::PolicyError,
-    rule::MAX_UNITS, store::Check, test_util::TestClock,
+    Charge, Decision, Limiter, MemoryStore, Policy, Rule, StoreError, error::PolicyError,
+    rule::MAX_UNITS, test_util::TestClock,
 };
+use tokio::runtime::{Builder, Runtime};
 
-use super::request::{Mapped, Request};
+use super::{
+    super::error::{Error, Result},
+    request::{Mapped, Request},
+};
 
 pub(super) struct Replay {
     clock: TestClock,
     store: MemoryStore,
+    limiter: Limiter,
+    /// The limiter counts strikes in a task of its own.
+    runtime: Runtime,
     capacity: usize,
     pub(super) policies: Vec<Mapped>,
 }
 
 impl Replay {
-    pub(super) fn new(policies: Vec<Mapped>, capacity: usize) -> Self {
+    pub(super) fn new(policies: Vec<Mapped>, capacity: usize) -> Result<Self> {
         let clock = TestClock::new(0);
-        Self {
-            store: MemoryStore::new().capacity(capacity).clock(clock.clone()),
+        let store = MemoryStore::new().capacity(capacity).clock(clock.clone());
+        let runtime = Builder::new_current_thread().enable_time().build();
+        Ok(Self {
+            limiter: Limiter::new(store.clone()),
+            runtime: runtime.map_err(Error::usage)?,
+            store,
             capacity,
             clock,
             policies,
-        }
+        })
     }
 
     /// Decides one request, as the middleware would: all policies for which it has a key in one check. `None` if there
-    /// are none.
+    /// are none. The strikes of a denial are counted before the next request.
     pub(super) fn decide(&self, request: &Request) -> Result<Option<Decision>, StoreError> {
         let charges = self.policies.iter().filter_map(|it| {
             let key = request.keys[it.key].as_ref()?;
             Some(Charge::new(&it.policy, key.clone(), 1))
         });
-        let check = Check::new(charges)?;
-        if check.charges().is_empty() && check.shadow_charges().is_empty() {
+        let mut charges = charges.peekable();
+        if charges.peek().is_none() {
             return Ok(None);
         }
         self.clock.set(request.ms);
-        let mut answer = self.store.check(&check);
-        match Pin::new(&mut answer).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(decision) => decision.map(Some),
-            Poll::Pending => unreachable!("memory answers at once"),
-        }
+        self.runtime.block_on(async {
+            let decision = self.limiter.check(charges).await?;
+            if !decision.is_allowed() {
+                self.limiter.strikes_counted().await;
+            }
+            Ok(Some(decision))
+        })
     }
 
     /// The place of a policy.
@@ -61,7 +69,7 @@ impl Replay {
     }
 }
 
-/// The same policies, with another limit in one rule of one of them.
+/// The same policies, with another limit in one rule of one of them. Bans stay.
 pub(super) fn with_limit(
     policies: &[Mapped],
     policy: usize,
@@ -72,11 +80,15 @@ pub(super) fn with_limit(
     let changed = &mut policies[policy].policy;
     let mut rules = changed.rules().to_vec();
     rules[rule] = limited(&rules[rule], limit);
+    let ban = changed.banned_by();
     *changed = with_rules(changed, rules)?;
+    if let Some(ban) = ban {
+        *changed = changed.clone().ban(ban);
+    }
     Ok(policies)
 }
 
-/// The same policies, with each limit so many times as high.
+/// The same policies, with each limit so many times as high, and without bans.
 pub(super) fn times(policies: &[Mapped], factor: u64) -> Result<Vec<Mapped>, PolicyError> {
     let mut policies = policies.to_vec();
     for Mapped { policy, .. } in &mut policies {

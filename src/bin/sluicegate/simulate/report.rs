@@ -131,6 +131,7 @@ fn summary(page: &mut String, outcome: &Outcome) -> fmt::Result {
         ("", grouped(outcome.requests), "requests"),
         ("bad", grouped(outcome.refused), "refused"),
         ("bad", share(outcome.refused, outcome.requests), "of all"),
+        ("", grouped(outcome.banned), "by a ban"),
         ("", identities, "identities refused"),
         ("", grouped(outcome.lines.unreadable), "lines unreadable"),
     ] {
@@ -141,13 +142,6 @@ fn summary(page: &mut String, outcome: &Outcome) -> fmt::Result {
         )?;
     }
     writeln!(page, "</div>")?;
-    for policy in outcome.policies.iter().filter(|it| it.bans) {
-        let name = Escaped(&policy.name);
-        writeln!(
-            page,
-            "<p class=\"warning\">The ban of {name} is not replayed: it would refuse more.</p>"
-        )?;
-    }
     if outcome.full {
         writeln!(
             page,

@@ -24,6 +24,8 @@ pub(super) struct Outcome {
     /// Those that were replayed.
     pub(super) requests: u64,
     pub(super) refused: u64,
+    /// Of these, those of somebody who was banned.
+    pub(super) banned: u64,
     /// Without a field for any policy.
     pub(super) unlimited: u64,
     /// RFC 3339; null without requests.
@@ -52,9 +54,6 @@ pub(super) struct PolicyOutcome {
     pub(super) requests: u64,
     pub(super) refused: u64,
     pub(super) rules: Vec<RuleOutcome>,
-    /// Whether it has a ban, which is not replayed.
-    #[serde(skip)]
-    pub(super) bans: bool,
     /// Whether its field was named on the command line.
     #[serde(skip)]
     is_named: bool,
@@ -200,7 +199,6 @@ impl Outcome {
                 requests: counts.requests,
                 refused: counts.refused,
                 rules: rules.collect(),
-                bans: policy.banned_by().is_some(),
                 is_named: mapped.is_named,
             }
         });
@@ -208,6 +206,7 @@ impl Outcome {
         Ok(Self {
             requests: tally.requests,
             refused: tally.refused,
+            banned: tally.banned,
             unlimited: tally.unlimited,
             from: time(tally.first_ms),
             to: time(tally.last_ms),
@@ -237,7 +236,7 @@ fn hardest_hit(tally: &Tally, top: usize) -> Vec<Identity> {
         by_count.then_with(|| (one.kind(), one.value()).cmp(&(two.kind(), two.value())))
     });
     let hits = hits.into_iter().take(top).map(|(key, hit)| Identity {
-        identity: format!("{}={}", key.kind(), text::printable(key.value())),
+        identity: text::identity(key),
         refused: hit.refused,
         first_ms: hit.first_ms,
         last_ms: hit.last_ms,

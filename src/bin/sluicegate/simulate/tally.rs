@@ -41,6 +41,8 @@ pub(super) struct Tally {
     decisions: Option<Decisions>,
     pub(super) requests: u64,
     pub(super) refused: u64,
+    /// Of these, requests of somebody who was banned.
+    pub(super) banned: u64,
     /// Requests without a key for any policy.
     pub(super) unlimited: u64,
     pub(super) first_ms: u64,
@@ -67,6 +69,7 @@ impl Tally {
             decisions: decisions.map(Decisions::create).transpose()?,
             requests: 0,
             refused: 0,
+            banned: 0,
             unlimited: 0,
             first_ms: 0,
             last_ms: 0,
@@ -75,7 +78,7 @@ impl Tally {
             timeline: Timeline::default(),
             hits: HashMap::new(),
             full: false,
-            replay: Replay::new(policies, capacity),
+            replay: Replay::new(policies, capacity)?,
         })
     }
 
@@ -94,9 +97,13 @@ impl Tally {
             decisions.write(request, decision.as_ref())?;
         }
         match decision {
-            // Nobody is blocked in a replay.
-            None | Some(Decision::Blocked(_)) => self.unlimited += 1,
+            None => self.unlimited += 1,
             Some(Decision::Denied(denial)) => self.refuse(request, &denial),
+            Some(Decision::Blocked(blocked)) => {
+                self.banned += 1;
+                self.count_refusal(request.ms, &[]);
+                self.hit(blocked.key(), request.ms);
+            }
             Some(Decision::Allowed(usage)) => {
                 // A shadow's refusals are told by policy and rule, and change nothing else.
                 if let Some(Decision::Denied(denial)) = usage.shadow() {
@@ -112,14 +119,8 @@ impl Tally {
     }
 
     fn refuse(&mut self, request: &Request, denial: &Denial) {
-        self.refused += 1;
-        self.timeline.at(request.ms).refused += 1;
         let refusing = self.count_rules(denial);
-        let by_rule = &mut self.timeline.at(request.ms).by_rule;
-        by_rule.resize(self.rules.len(), 0);
-        for rule in refusing {
-            by_rule[rule] += 1;
-        }
+        self.count_refusal(request.ms, &refusing);
         let mut told: Vec<&Key> = Vec::new();
         for policy in denial.usage().policies() {
             let refuses = policy.rules().iter().any(|it| it.is_exceeded());
@@ -129,22 +130,36 @@ impl Tally {
                 continue;
             };
             told.push(key);
-            let is_full = self.hits.len() >= self.most_identities;
-            if let Some(hit) = self.hits.get_mut(key) {
-                hit.refused += 1;
-                hit.last_ms = request.ms;
-            } else if is_full {
-                self.full = true;
-            } else {
-                self.hits.insert(
-                    key.clone(),
-                    Hit {
-                        refused: 1,
-                        first_ms: request.ms,
-                        last_ms: request.ms,
-                    },
-                );
-            }
+        }
+        for key in told {
+            self.hit(key, request.ms);
+        }
+    }
+
+    fn count_refusal(&mut self, ms: u64, rules: &[usize]) {
+        self.refused += 1;
+        let span = self.timeline.at(ms);
+        span.refused += 1;
+        span.by_rule.resize(self.rules.len(), 0);
+        for rule in rules {
+            span.by_rule[*rule] += 1;
+        }
+    }
+
+    fn hit(&mut self, key: &Key, ms: u64) {
+        let is_full = self.hits.len() >= self.most_identities;
+        if let Some(hit) = self.hits.get_mut(key) {
+            hit.refused += 1;
+            hit.last_ms = ms;
+        } else if is_full {
+            self.full = true;
+        } else {
+            let hit = Hit {
+                refused: 1,
+                first_ms: ms,
+                last_ms: ms,
+            };
+            self.hits.insert(key.clone(), hit);
         }
     }
 

@@ -59,6 +59,7 @@ fn summary(outcome: &Outcome, output: &mut Output) -> Result<()> {
         writeln!(output, "{DIM}from {from} to {to}{DIM:#}")?;
     }
     for (count, what) in [
+        (outcome.banned, "requests refused by a ban"),
         (lines.unreadable, "lines cannot be read"),
         (lines.filtered, "lines left out by --path"),
         (
@@ -70,13 +71,6 @@ fn summary(outcome: &Outcome, output: &mut Output) -> Result<()> {
         if count > 0 {
             writeln!(output, "{WARN}{} {what}{WARN:#}", grouped(count))?;
         }
-    }
-    for policy in outcome.policies.iter().filter(|it| it.bans) {
-        writeln!(
-            output,
-            "{WARN}the ban of {} is not replayed: it would refuse more{WARN:#}",
-            policy.name
-        )?;
     }
     if outcome.full {
         writeln!(
