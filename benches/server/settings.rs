@@ -1,16 +1,18 @@
-//! The example with several settings of `--in-flight`, beside each other.
+//! The example with several settings, beside each other.
 
 use std::env;
 
 use super::{
-    FIGURES, Load, Measured, example, load, measure, median, print_rows, redis_server::Server, run,
-    run_floor,
+    FIGURES, LIMIT, Load, Measured, load, measure, median, print_rows, redis_server::Server, run,
+    run_floor, with_limit,
 };
 
 const ROUNDS: usize = 20;
 
 pub(crate) struct Settings {
-    in_flight: Vec<String>,
+    /// The arguments of each.
+    servers: Vec<Vec<String>>,
+    limit: String,
     connections: usize,
     /// Of Zipf's law; 0 for users who come equally often.
     exponent: f64,
@@ -21,18 +23,25 @@ impl Settings {
     /// `None` when there are none.
     pub(crate) fn read() -> Option<Self> {
         let mut settings = Self {
-            in_flight: Vec::new(),
+            servers: Vec::new(),
+            limit: LIMIT.into(),
             connections: load::CONNECTIONS,
             exponent: 0.0,
             rounds: ROUNDS,
         };
         let mut args = env::args().skip(1).filter(|it| it != "--bench");
         while let Some(name) = args.next() {
+            if name == "--blocks" {
+                settings.servers = vec![vec![], vec![name]];
+                continue;
+            }
             let value = args.next().unwrap_or_else(|| panic!("{name}: which?"));
             match &*name {
                 "--in-flight" => {
-                    settings.in_flight = value.split(',').map(Into::into).collect();
+                    let values = value.split(',');
+                    settings.servers = values.map(|it| vec![name.clone(), it.into()]).collect();
                 }
+                "--limit" => settings.limit = value,
                 "--connections" => settings.connections = value.parse().unwrap(),
                 "--rounds" => settings.rounds = value.parse().unwrap(),
                 "--users" if value == "random" => settings.exponent = 0.0,
@@ -40,19 +49,14 @@ impl Settings {
                 _ => panic!("{name} {value}: there is no such setting"),
             }
         }
-        (!settings.in_flight.is_empty()).then_some(settings)
+        (!settings.servers.is_empty()).then_some(settings)
     }
 
     pub(crate) fn compare(&self, redis: &Server) {
         let mut servers = vec![run_floor(redis)];
-        for in_flight in &self.in_flight {
-            let url = redis.url();
-            servers.push(run(example().args([
-                "--redis",
-                &url,
-                "--in-flight",
-                in_flight,
-            ])));
+        for args in &self.servers {
+            let mut command = with_limit(&self.limit);
+            servers.push(run(command.args(["--redis", &redis.url()]).args(args)));
         }
         let mut load = Load::of(load::USERS, self.exponent).connections(self.connections);
         let mut results: Vec<Vec<Measured>> = servers.iter().map(|_| Vec::new()).collect();
@@ -63,7 +67,10 @@ impl Settings {
                 results[place].push(measure(&mut load, &servers[place], redis));
             }
         }
-        let names = self.in_flight.iter().map(|it| format!("--in-flight {it}"));
+        let names = self.servers.iter().map(|args| match args.join(" ") {
+            none if none.is_empty() => "the example".into(),
+            args => args,
+        });
         let names = [String::from("one empty script")].into_iter().chain(names);
         let rows: Vec<_> = names.zip(&results).collect();
         print_rows(rows.iter().map(|(name, rounds)| (name, *rounds)));
