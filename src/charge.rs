@@ -29,11 +29,16 @@ impl Charge {
     /// A cost of 0 looks without charging. A cost above 2^53 − 1 fits no limit and counts as 2^53.
     #[must_use]
     pub fn new(policy: &Policy, key: Key, cost: u64) -> Self {
+        Self::labelled(policy, key, cost, None)
+    }
+
+    /// The same with a label that is bounded.
+    pub(crate) fn labelled(policy: &Policy, key: Key, cost: u64, label: Option<Arc<Key>>) -> Self {
         Self {
             policy: policy.clone(),
             key,
             cost: cost.min(MAX_UNITS + 1),
-            label: None,
+            label,
         }
     }
 
@@ -44,12 +49,6 @@ impl Charge {
     #[must_use]
     pub fn by(mut self, contributor: Key) -> Self {
         self.label = Some(label::bounded(contributor));
-        self
-    }
-
-    /// The same for a label that is bounded.
-    pub(crate) fn by_label(mut self, label: Option<Arc<Key>>) -> Self {
-        self.label = label;
         self
     }
 
@@ -82,17 +81,11 @@ impl Charge {
     }
 
     pub(crate) fn with_cost(&self, cost: u64) -> Self {
-        Self {
-            label: self.label.clone(),
-            ..Self::new(&self.policy, self.key.clone(), cost)
-        }
+        Self::labelled(&self.policy, self.key.clone(), cost, self.label.clone())
     }
 
     pub(crate) fn with_policy(&self, policy: &Policy) -> Self {
-        Self {
-            label: self.label.clone(),
-            ..Self::new(policy, self.key.clone(), self.cost)
-        }
+        Self::labelled(policy, self.key.clone(), self.cost, self.label.clone())
     }
 
     /// Whether both charge the same stored count: a policy of the same name, and the same key.

@@ -31,8 +31,13 @@ pub(crate) const MAX_CHARGES: usize = 64;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Check {
-    /// Those that count, then those of shadows.
-    all: Arc<[Charge]>,
+    inner: Arc<Inner>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Inner {
+    /// Those that count, then those of shadows. Most checks have one: it is in one allocation with the rest.
+    all: SmallVec<[Charge; 1]>,
     /// How many of them count.
     counting: usize,
     heeds_blocks: bool,
@@ -59,37 +64,37 @@ impl Check {
     /// The charges that count, in order of first appearance.
     #[must_use]
     pub fn charges(&self) -> &[Charge] {
-        &self.all[..self.counting]
+        &self.inner.all[..self.inner.counting]
     }
 
     /// The charges of shadows, in order of first appearance.
     #[must_use]
     pub fn shadow_charges(&self) -> &[Charge] {
-        &self.all[self.counting..]
+        &self.inner.all[self.inner.counting..]
     }
 
     /// The charges that count, then those of shadows.
     pub(crate) fn all_charges(&self) -> &[Charge] {
-        &self.all
+        &self.inner.all
     }
 
     /// The charges of shadows as a check of their own, in which they count; `None` when there are none.
     #[must_use]
     pub fn shadow_check(&self) -> Option<Self> {
         let shadows = self.shadow_charges();
-        (!shadows.is_empty()).then(|| Self::counting(shadows.into()))
+        (!shadows.is_empty()).then(|| Self::counting(shadows.iter().cloned()))
     }
 
     /// Whether a [block](crate::block) of one of its keys denies it, before anything is charged.
     #[must_use]
-    pub const fn heeds_blocks(&self) -> bool {
-        self.heeds_blocks
+    pub fn heeds_blocks(&self) -> bool {
+        self.inner.heeds_blocks
     }
 
     /// The same check, which heeds blocks.
     #[must_use]
     pub fn with_blocks(mut self) -> Self {
-        self.heeds_blocks = true;
+        Arc::make_mut(&mut self.inner).heeds_blocks = true;
         self
     }
 
@@ -104,15 +109,15 @@ impl Check {
     /// The same policies and keys at no cost. No block denies it.
     #[must_use]
     pub fn without_cost(&self) -> Self {
-        Self {
+        Self::of(Inner {
             heeds_blocks: false,
             ..self.map(|charge| charge.with_cost(0))
-        }
+        })
     }
 
     /// The same keys and costs under other policies.
     pub(crate) fn with_policies(&self, policy: impl Fn(&Policy) -> Policy) -> Self {
-        self.map(|charge| charge.with_policy(&policy(charge.policy())))
+        Self::of(self.map(|charge| charge.with_policy(&policy(charge.policy()))))
     }
 
     /// The charges that count, without the shadows.
@@ -120,45 +125,39 @@ impl Check {
         if self.shadow_charges().is_empty() {
             self.clone()
         } else {
-            Self {
-                heeds_blocks: self.heeds_blocks,
-                ..Self::counting(self.charges().into())
-            }
+            self.part(self.charges().iter().cloned())
         }
     }
 
     /// Whether both ask for the same, so that they can be decided together as a fill.
     #[cfg(feature = "redis")]
     pub(crate) fn is_identical(&self, other: &Self) -> bool {
-        self.heeds_blocks == other.heeds_blocks
-            && self.counting == other.counting
-            && self.all == other.all
+        let (one, other) = (&*self.inner, &*other.inner);
+        one.heeds_blocks == other.heeds_blocks
+            && one.counting == other.counting
+            && one.all == other.all
     }
 
     /// Whether a stored count is changed by both.
     #[cfg(feature = "redis")]
     pub(crate) fn shares_counts(&self, other: &Self) -> bool {
-        let mut all = self.all.iter();
-        all.any(|charge| other.all.iter().any(|it| it.is_twin_of(charge)))
+        let mut all = self.all_charges().iter();
+        all.any(|charge| other.all_charges().iter().any(|it| it.is_twin_of(charge)))
     }
 
     /// Whether there is nothing to decide.
     pub(crate) fn is_empty(&self) -> bool {
-        self.all.is_empty()
+        self.inner.all.is_empty()
     }
 
     /// Whether a charge names who [contributes](Charge::by).
-    pub(crate) const fn has_contributors(&self) -> bool {
-        self.has_contributors
+    pub(crate) fn has_contributors(&self) -> bool {
+        self.inner.has_contributors
     }
 
     /// The counting charges at these places, and no shadows.
     pub(crate) fn pick(&self, places: &[usize]) -> Self {
-        let picked = places.iter().map(|place| self.charges()[*place].clone());
-        Self {
-            heeds_blocks: self.heeds_blocks,
-            ..Self::counting(picked.collect())
-        }
+        self.part(places.iter().map(|place| self.charges()[*place].clone()))
     }
 
     /// The rules of the charges that count, each with the cost.
@@ -175,57 +174,71 @@ impl Check {
         charges.map(|charge| charge.policy().rules().len()).sum()
     }
 
-    fn counting(charges: Arc<[Charge]>) -> Self {
-        Self {
-            counting: charges.len(),
-            has_contributors: charges.iter().any(|it| it.label().is_some()),
-            all: charges,
-            heeds_blocks: false,
+    /// Some of its charges, which count, as a check that heeds blocks as it does.
+    fn part(&self, charges: impl Iterator<Item = Charge>) -> Self {
+        let part = Self::counting(charges);
+        if self.heeds_blocks() {
+            part.with_blocks()
+        } else {
+            part
         }
+    }
+
+    fn counting(charges: impl IntoIterator<Item = Charge>) -> Self {
+        let all: SmallVec<_> = charges.into_iter().collect();
+        Self::of(Inner {
+            counting: all.len(),
+            has_contributors: all.iter().any(|it: &Charge| it.label().is_some()),
+            heeds_blocks: false,
+            all,
+        })
     }
 
     /// A check of one charge, which counts.
     pub(crate) fn of_one(charge: Charge) -> Self {
-        Self::counting(Arc::new([charge]))
+        Self::counting([charge])
     }
 
     /// A check without charges.
     pub(crate) fn nothing() -> Self {
-        Self::counting(Arc::new([]))
+        Self::of(Inner::default())
     }
 
-    fn map(&self, change: impl Fn(&Charge) -> Charge) -> Self {
+    fn of(inner: Inner) -> Self {
         Self {
-            all: self.all.iter().map(change).collect(),
-            ..*self
+            inner: Arc::new(inner),
+        }
+    }
+
+    fn map(&self, change: impl Fn(&Charge) -> Charge) -> Inner {
+        Inner {
+            all: self.all_charges().iter().map(change).collect(),
+            ..*self.inner
         }
     }
 }
 
-/// A check that is being built. Most requests have one charge: a check of it costs no allocation but its own.
+/// A check that is being built.
 #[derive(Debug, Default)]
 pub(crate) struct CheckBuilder {
-    charges: SmallVec<[Charge; 1]>,
-    /// How many count, and how many are of shadows.
-    counts: [usize; 2],
-    has_ban: bool,
-    has_contributors: bool,
+    check: Inner,
+    /// How many charges are of shadows.
+    shadows: usize,
 }
 
 impl CheckBuilder {
     /// With room for this many charges.
     pub(crate) fn with_capacity(charges: usize) -> Self {
-        Self {
-            charges: SmallVec::with_capacity(charges),
-            ..Self::default()
-        }
+        let mut builder = Self::default();
+        builder.check.all.reserve(charges);
+        builder
     }
 
     /// Fails as [`Check::new`] does.
     pub(crate) fn add(&mut self, charge: Charge) -> Result<(), StoreError> {
-        self.has_contributors |= charge.label().is_some();
-        let mut charges = self.charges.iter_mut();
-        if let Some(twin) = charges.find(|it| it.is_twin_of(&charge)) {
+        let check = &mut self.check;
+        check.has_contributors |= charge.label().is_some();
+        if let Some(twin) = check.all.iter_mut().find(|it| it.is_twin_of(&charge)) {
             if !twin.policy().is_same(charge.policy()) {
                 return Err(StoreError::invalid_request(
                     "a check names two policies with one name and different rules",
@@ -234,38 +247,32 @@ impl CheckBuilder {
             *twin = twin.with_cost(twin.cost() + charge.cost());
             return Ok(());
         }
-        let count = &mut self.counts[usize::from(charge.policy().is_shadow())];
+        let count = if charge.policy().is_shadow() {
+            &mut self.shadows
+        } else {
+            &mut check.counting
+        };
         if *count >= MAX_CHARGES {
             return Err(StoreError::invalid_request(
                 "a check has more than 64 charges",
             ));
         }
         *count += 1;
-        self.has_ban |= charge.policy().bans();
-        self.charges.push(charge);
+        check.heeds_blocks |= charge.policy().bans();
+        check.all.push(charge);
         Ok(())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.charges.is_empty()
+        self.check.all.is_empty()
     }
 
     pub(crate) fn build(mut self) -> Check {
-        let [counting, shadows] = self.counts;
-        if shadows > 0 {
-            self.charges
-                .sort_by_key(|charge| charge.policy().is_shadow());
+        if self.shadows > 0 {
+            let all = &mut self.check.all;
+            all.sort_by_key(|charge| charge.policy().is_shadow());
         }
-        let all: Arc<[Charge]> = match self.charges.into_inner() {
-            Ok(one) => Arc::new(one),
-            Err(charges) => charges.into_vec().into(),
-        };
-        Check {
-            all,
-            counting,
-            heeds_blocks: self.has_ban,
-            has_contributors: self.has_contributors,
-        }
+        Check::of(self.check)
     }
 }
 

@@ -160,6 +160,13 @@ impl Error for ExtractError {}
 pub struct StoreError {
     kind: StoreErrorKind,
     message: &'static str,
+    /// Apart: an answer of a store is as large as an error, and moved often.
+    details: Option<Box<Details>>,
+}
+
+/// What only some errors have.
+#[derive(Clone, Debug, Default)]
+struct Details {
     code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
     /// The number of the call that failed, if others may have shared it.
@@ -211,9 +218,7 @@ impl StoreError {
         Self {
             kind,
             message,
-            code: None,
-            source: None,
-            call: None,
+            details: None,
         }
     }
 
@@ -231,33 +236,33 @@ impl StoreError {
     pub fn with_code(mut self, code: &str) -> Self {
         let is_code = (1..=MAX_CODE).contains(&code.len())
             && code.bytes().all(|byte| byte.is_ascii_uppercase());
-        self.code = is_code.then(|| code.into());
+        self.details.get_or_insert_default().code = is_code.then(|| code.into());
         self
     }
 
     /// Adds what caused the error, which holds no key and no secret either.
     #[must_use]
     pub fn with_source(mut self, source: impl Error + Send + Sync + 'static) -> Self {
-        self.source = Some(Arc::new(source));
+        self.details.get_or_insert_default().source = Some(Arc::new(source));
         self
     }
 
     /// The same error, of the call of this number, which others may share; 0 stands for one that was not sent.
-    pub(crate) const fn in_call(mut self, call: Option<u64>) -> Self {
-        self.call = call;
+    pub(crate) fn in_call(mut self, call: Option<u64>) -> Self {
+        self.details.get_or_insert_default().call = call;
         self
     }
 
     /// The number of the call that failed, if others may have shared it; 0 if it was not sent.
-    pub(crate) const fn call(&self) -> Option<u64> {
-        self.call
+    pub(crate) fn call(&self) -> Option<u64> {
+        self.details.as_ref()?.call
     }
 
     /// The code of the server's error reply, for instance `OOM` or `NOPERM`: 1 to 24 upper-case ASCII letters. `None`
     /// when the server did not answer with an error.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
-        self.code.as_deref()
+        self.details.as_ref()?.code.as_deref()
     }
 
     /// What kind of error it is.
@@ -275,7 +280,8 @@ impl fmt::Display for StoreError {
 
 impl Error for StoreError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_deref().map(|source| source as _)
+        let source = self.details.as_ref()?.source.as_deref();
+        source.map(|source| source as _)
     }
 }
 

@@ -107,9 +107,8 @@ impl Decision {
                 ..*denial
             }),
             Self::Blocked(blocked) => Self::Blocked(Blocked {
-                retry_after_ms: blocked.retry_after_ms.map(|ms| ms.saturating_sub(age_ms)),
                 usage: blocked.usage.repeated(blocked.usage.check(), repeat),
-                identity: blocked.identity.clone(),
+                ..blocked.moved(|ms| ms.saturating_sub(age_ms))
             }),
         }
     }
@@ -121,10 +120,7 @@ impl Decision {
                 usage: denial.usage.moved(moved),
                 ..*denial
             }),
-            Self::Blocked(blocked) => Self::Blocked(Blocked {
-                retry_after_ms: blocked.retry_after_ms.map(moved),
-                ..blocked.clone()
-            }),
+            Self::Blocked(blocked) => Self::Blocked(blocked.moved(moved)),
         }
     }
 
@@ -225,24 +221,17 @@ impl Decision {
         if admitted {
             return Ok(Self::Allowed(usage));
         }
-        let waits = usage.policies().enumerate().flat_map(|(charge, it)| {
-            let rules = it.rules().iter();
-            rules.map(move |rule| (rule.denied_ms(), charge))
-        });
+        let waits = usage.rules().map(RuleUsage::denied_ms);
         // The first, if several are equal.
         let longest = waits
             .enumerate()
-            .max_by_key(|(rule, (wait, _))| (*wait, Reverse(*rule)));
-        let Some((rule, (Some(_), charge))) = longest else {
+            .max_by_key(|(rule, wait)| (*wait, Reverse(*rule)));
+        let Some((rule, Some(_))) = longest else {
             return Err(StoreError::protocol(
                 "the store denied a check that fits every rule",
             ));
         };
-        Ok(Self::Denied(Denial {
-            usage,
-            charge,
-            rule,
-        }))
+        Ok(Self::Denied(Denial { usage, rule }))
     }
 }
 
@@ -291,8 +280,7 @@ impl Filled<'_> {
 #[derive(Clone, Debug)]
 pub struct Denial {
     usage: Usage,
-    /// The places, among the charges and among all rules, of what denies for longest.
-    charge: usize,
+    /// The place among all rules of the one that denies for longest.
     rule: usize,
 }
 
@@ -313,7 +301,12 @@ impl Denial {
     /// The charge that is denied for longest: the policy, the key and who [contributes](crate::contributors).
     #[must_use]
     pub fn charge(&self) -> &Charge {
-        &self.usage.check().charges()[self.charge]
+        let charges = self.usage.check().charges();
+        let ends = charges.iter().scan(0, |end, charge| {
+            *end += charge.policy().rules().len();
+            Some(*end)
+        });
+        &charges[ends.take_while(|end| *end <= self.rule).count()]
     }
 
     /// The rule that denies for longest: the first of them if several are equal.
@@ -354,10 +347,17 @@ impl Denial {
 /// A check that was denied since an identity is blocked; nothing was charged.
 #[derive(Clone, Debug)]
 pub struct Blocked {
-    /// Who is blocked. Shared: every decision is as large as this one, and most are no blocks.
-    identity: Arc<(Key, Block)>,
-    retry_after_ms: Option<u64>,
+    /// Apart: every decision is as large as this one, and most are no blocks.
+    identity: Arc<Identity>,
     usage: Usage,
+}
+
+/// Who is blocked, and for how long from the decision on.
+#[derive(Debug)]
+struct Identity {
+    key: Key,
+    block: Block,
+    retry_after_ms: Option<u64>,
 }
 
 impl Blocked {
@@ -366,8 +366,11 @@ impl Blocked {
     pub fn new(key: Key, block: Block, decided_at_ms: u64) -> Self {
         let until = block.until_ms();
         Self {
-            identity: Arc::new((key, block)),
-            retry_after_ms: until.map(|until| until.saturating_sub(decided_at_ms)),
+            identity: Arc::new(Identity {
+                key,
+                block,
+                retry_after_ms: until.map(|until| until.saturating_sub(decided_at_ms)),
+            }),
             usage: Usage::of(&Check::nothing(), decided_at_ms, Vec::new(), false),
         }
     }
@@ -375,13 +378,13 @@ impl Blocked {
     /// Who is blocked. Of several, the one whose block ends last.
     #[must_use]
     pub fn key(&self) -> &Key {
-        &self.identity.0
+        &self.identity.key
     }
 
     /// The block.
     #[must_use]
     pub fn block(&self) -> Block {
-        self.identity.1
+        self.identity.block
     }
 
     /// What clients are told: how long a ban lasts, and nothing of an operator's block.
@@ -406,6 +409,18 @@ impl Blocked {
     /// How long the block lasts from the decision on; `None` if it is for ever.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        self.retry_after_ms.map(Duration::from_millis)
+        self.identity.retry_after_ms.map(Duration::from_millis)
+    }
+
+    fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
+        let Identity { key, block, .. } = &*self.identity;
+        Self {
+            identity: Arc::new(Identity {
+                key: key.clone(),
+                block: *block,
+                retry_after_ms: self.identity.retry_after_ms.map(moved),
+            }),
+            usage: self.usage.clone(),
+        }
     }
 }

@@ -76,7 +76,10 @@ impl Limiter {
         let mut scope = observer.and_then(|it| it.on_call(&info()));
         let mut answer = within(&mut scope, begin);
         match answer.known() {
-            Some(result) => Eventual::ready(self.answered(result, permit, start)),
+            Some(result) => {
+                let timing = self.note(&result, permit, start);
+                Eventual::ready(Answer { result, timing })
+            }
             None => Eventual::pending(Call {
                 limiter: self.clone(),
                 permit,
@@ -92,19 +95,19 @@ impl Limiter {
         self.inner.observer.as_ref().map(|_| Instant::now())
     }
 
-    fn answered<T: StoreAnswer>(
+    /// Tells the breaker of an answer, and how long it took.
+    fn note<T: StoreAnswer>(
         &self,
-        result: Result<T, StoreError>,
+        result: &Result<T, StoreError>,
         permit: Option<Permit>,
         start: Option<Instant>,
-    ) -> Answer<T> {
+    ) -> Option<Timing> {
         let spares_call = result.as_ref().is_ok_and(T::spares_call);
         if let Some(permit) = permit.filter(|_| !spares_call) {
             let error = result.as_ref().err();
             self.inner.breaker.note(permit, error, &self.inner.observer);
         }
-        let timing = start.map(Timing::since);
-        Answer { result, timing }
+        start.map(Timing::since)
     }
 }
 
@@ -140,10 +143,9 @@ impl<T: StoreAnswer> Future for Call<T> {
             }
             Poll::Pending => return Poll::Pending,
         };
-        let answer = this
-            .limiter
-            .answered(result, this.permit.take(), *this.start);
-        Poll::Ready(answer)
+        let limiter = this.limiter;
+        let timing = limiter.note(&result, this.permit.take(), *this.start);
+        Poll::Ready(Answer { result, timing })
     }
 }
 

@@ -1,5 +1,6 @@
 use std::{
     fmt, mem,
+    ops::ControlFlow::{Break, Continue},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -70,16 +71,15 @@ where
     /// it has to go with the request.
     pub(super) fn new(shared: &Arc<Shared<R>>, service: &mut S, request: Request<B>) -> Self {
         let (head, body) = request.into_parts();
-        let mut step = Step::begin(&shared.plan, &head);
-        let state = match step.known() {
-            Some(Ok(decision)) => serve(shared, service, head, body, decision),
-            Some(Err(rejection)) => {
+        let state = match Step::begin(&shared.plan, &head) {
+            Break(Ok(decision)) => serve(shared, service, head, body, decision),
+            Break(Err(rejection)) => {
                 take_ready(service);
                 State::Rejected {
                     response: Some(Box::new(shared.reject(rejection, &head))),
                 }
             }
-            None => State::Deciding {
+            Continue(step) => State::Deciding {
                 undecided: Some(Box::new(Undecided {
                     step,
                     service: take_ready(service),

@@ -1,8 +1,8 @@
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use http::request::Parts;
 
-use crate::{error::ExtractError, extract::Keys, key::Key, middleware::Rejection};
+use crate::{extract::Keys, key::Key, middleware::Rejection};
 
 type Test<T> = Arc<dyn Fn(&T) -> bool + Send + Sync>;
 
@@ -24,22 +24,17 @@ impl AccessLists {
         Ok(any(&self.skipped, head))
     }
 
-    /// The keys that are to be charged. Inlined, since keys are large to move and seldom filtered.
-    #[inline]
-    pub(super) fn charged(&self, keys: Result<Keys, ExtractError>) -> Result<Keys, Rejection> {
-        let keys = keys?;
+    /// Takes away the keys that are not to be charged.
+    pub(super) fn filter(&self, keys: &mut Keys) -> Result<(), Rejection> {
         if self.skipped_keys.is_empty() && self.blocked_keys.is_empty() {
-            return Ok(keys);
+            return Ok(());
         }
-        self.filtered(keys)
-    }
-
-    fn filtered(&self, keys: Keys) -> Result<Keys, Rejection> {
         if keys.iter().any(|key| any(&self.blocked_keys, key)) {
             return Err(Rejection::OnDenyList);
         }
-        let keys = keys.into_iter();
-        Ok(keys.filter(|key| !any(&self.skipped_keys, key)).collect())
+        let all = mem::take(keys).into_iter();
+        *keys = all.filter(|key| !any(&self.skipped_keys, key)).collect();
+        Ok(())
     }
 
     /// Whether a key is to be charged. What is blocked is not skipped.

@@ -88,13 +88,9 @@ pub(in crate::middleware) struct Draft {
 }
 
 impl Draft {
-    /// Whether no limit applies to the request.
-    pub(super) fn is_empty(&self) -> bool {
-        self.charges.is_empty()
-    }
-
-    pub(super) fn build(self) -> Check {
-        self.charges.build()
+    /// The check; `None` when no limit applies to the request.
+    pub(super) fn build(self) -> Option<Check> {
+        (!self.charges.is_empty()).then(|| self.charges.build())
     }
 }
 
@@ -195,11 +191,16 @@ impl Plan {
         head: &Parts,
     ) -> Result<(), Rejection> {
         let selector = &limit.selector;
-        let keys = match self.access_lists.charged(found) {
-            Ok(keys) if keys.is_empty() => return Ok(()),
+        let mut keys = match found {
             Ok(keys) => keys,
-            Err(rejection) => return self.fail_without_keys(draft, selector, head, rejection),
+            Err(error) => return self.fail_without_keys(draft, selector, head, error.into()),
         };
+        if let Err(rejection) = self.access_lists.filter(&mut keys) {
+            return self.fail_without_keys(draft, selector, head, rejection);
+        }
+        if keys.is_empty() {
+            return Ok(());
+        }
         let (policy, weight) = match selector.choose(head, &mut draft.read) {
             Ok(Some(choice)) => choice,
             Ok(None) => return Ok(()),
@@ -213,7 +214,7 @@ impl Plan {
         let cost = draft.cost.saturating_mul(weight);
         let contributor = limit.contributor(head);
         for key in keys {
-            let charge = Charge::new(&policy, key, cost).by_label(contributor.clone());
+            let charge = Charge::labelled(&policy, key, cost, contributor.clone());
             self.add(draft, &policy, charge)?;
         }
         Ok(())

@@ -1,5 +1,6 @@
 use std::{
     mem,
+    ops::ControlFlow::{self, Break, Continue},
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -11,6 +12,7 @@ use super::{
     plan::{Draft, Plan},
 };
 use crate::{
+    check::Check,
     decision::Decision,
     eventual::Eventual,
     limiter::{Limiter, Resolution},
@@ -21,14 +23,12 @@ use crate::{
 /// failure policy lets it pass.
 pub(in crate::middleware) type Admission = Result<Option<Decision>, Rejection>;
 
-/// How far the decision about a request is.
+/// What the decision about a request waits for.
 ///
 /// ```text
-/// Known ◀── begin ──▶ LookingUp ──▶ Deciding, or waiting in the queue ──▶ admission
+/// begin ──▶ LookingUp ──▶ Deciding, or waiting in the queue ──▶ admission
 /// ```
 pub(in crate::middleware) enum Step {
-    /// `None` once it was taken.
-    Known(Option<Admission>),
     LookingUp {
         look_ups: Pin<Box<LookUps>>,
         draft: Box<Draft>,
@@ -36,30 +36,25 @@ pub(in crate::middleware) enum Step {
     Deciding(Eventual<Resolution>),
 }
 
+/// The admission, or what has to be waited for.
+pub(in crate::middleware) type Next = ControlFlow<Admission, Step>;
+
 impl Step {
-    /// The first step: all that the head alone tells, and the question to the store, where nothing is looked up.
-    pub(in crate::middleware) fn begin(plan: &Plan, head: &Parts) -> Self {
+    /// Does all that the head alone tells, and asks the store, where nothing is looked up.
+    pub(in crate::middleware) fn begin(plan: &Plan, head: &Parts) -> Next {
         match plan.skips(head) {
             Ok(false) => {}
-            Ok(true) => return Self::known_as(Ok(None)),
+            Ok(true) => return Break(Ok(None)),
             Err(rejection) => return Self::reject(plan, rejection),
         }
         let mut draft = plan.draft(head);
         match plan.charge_known(&mut draft, head) {
             Err(rejection) => Self::reject(plan, rejection),
-            Ok(()) if !plan.looks_up() => Self::submit(plan, draft),
-            Ok(()) => Self::LookingUp {
+            Ok(()) if !plan.looks_up() => Self::submit(plan, draft.build()),
+            Ok(()) => Continue(Self::LookingUp {
                 look_ups: Box::pin(plan.look_up(head)),
                 draft: Box::new(draft),
-            },
-        }
-    }
-
-    /// Takes the admission if nothing has to be waited for.
-    pub(in crate::middleware) fn known(&mut self) -> Option<Admission> {
-        match self {
-            Self::Known(admission) => admission.take(),
-            Self::LookingUp { .. } | Self::Deciding(_) => None,
+            }),
         }
     }
 
@@ -71,58 +66,53 @@ impl Step {
         cx: &mut Context<'_>,
     ) -> Poll<Admission> {
         loop {
-            *self = match self {
-                Self::Known(admission) => match admission.take() {
-                    Some(admission) => return Poll::Ready(admission),
-                    None => panic!("polled after completion"),
-                },
+            let next = match self {
                 Self::LookingUp { look_ups, draft } => {
                     let found = ready!(look_ups.as_mut().poll(cx));
                     let mut draft = mem::take(draft);
                     match plan.charge_found(&mut draft, found, head) {
-                        Ok(()) => Self::submit(plan, *draft),
+                        Ok(()) => Self::submit(plan, draft.build()),
                         Err(rejection) => Self::reject(plan, rejection),
                     }
                 }
                 Self::Deciding(resolution) => {
                     let resolution = ready!(Pin::new(resolution).poll(cx));
-                    return Poll::Ready(admission(&plan.limiter, resolution));
+                    Break(admission(&plan.limiter, resolution))
                 }
             };
+            match next {
+                Break(admission) => return Poll::Ready(admission),
+                Continue(step) => *self = step,
+            }
         }
     }
 
-    fn submit(plan: &Plan, draft: Draft) -> Self {
-        if draft.is_empty() {
-            return Self::known_as(Ok(None));
-        }
-        let check = draft.build();
+    fn submit(plan: &Plan, check: Option<Check>) -> Next {
+        let Some(check) = check else {
+            return Break(Ok(None));
+        };
         let Some(max_wait) = plan.max_wait else {
             let mut resolution = plan.limiter.decide(check);
             return match resolution.known() {
-                Some(resolution) => Self::known_as(admission(&plan.limiter, resolution)),
-                None => Self::Deciding(resolution),
+                Some(resolution) => Break(admission(&plan.limiter, resolution)),
+                None => Continue(Self::Deciding(resolution)),
             };
         };
         let limiter = plan.limiter.clone();
-        Self::Deciding(Eventual::pending(async move {
+        Continue(Self::Deciding(Eventual::pending(async move {
             limiter.wait(&check, max_wait).await
-        }))
+        })))
     }
 
     /// The policies of a shadow layer reject nothing; its deny lists do.
-    fn reject(plan: &Plan, rejection: Rejection) -> Self {
-        Self::known_as(
+    fn reject(plan: &Plan, rejection: Rejection) -> Next {
+        Break(
             if plan.shadow && !matches!(rejection, Rejection::OnDenyList) {
                 Ok(None)
             } else {
                 Err(rejection)
             },
         )
-    }
-
-    const fn known_as(admission: Admission) -> Self {
-        Self::Known(Some(admission))
     }
 }
 

@@ -27,18 +27,20 @@ impl<'a> Locked<'a> {
         let mut wanted = tokens
             .into_iter()
             .fold(0_u32, |wanted, token| wanted | 1 << index(*token, count));
-        let mut guards = SmallVec::new();
+        let mut locked = Self {
+            now_ms: 0,
+            count,
+            guards: SmallVec::new(),
+        };
         while wanted != 0 {
             let index = wanted.trailing_zeros() as usize;
             let shard = shards[index].lock();
-            guards.push((index, shard.unwrap_or_else(PoisonError::into_inner)));
+            let shard = shard.unwrap_or_else(PoisonError::into_inner);
+            locked.guards.push((index, shard));
             wanted &= wanted - 1;
         }
-        Self {
-            now_ms: clock.now_ms(),
-            count,
-            guards,
-        }
+        locked.now_ms = clock.now_ms();
+        locked
     }
 
     pub(super) fn shard(&mut self, token: Token) -> &mut Shard {

@@ -199,7 +199,8 @@ impl Inner {
             }
         }
         let shadows = check.shadow_check();
-        let (tokens, mut counts) = self.tokens_and_counts(check);
+        let tokens = self.tokens(check);
+        let mut counts = counts(check);
         let mut shards = Locked::new(&self.shards, &tokens, &self.clock);
         let now_ms = shards.now_ms;
         let (tokens, shadow_tokens) = tokens.split_at(check.charges().len());
@@ -229,7 +230,8 @@ impl Inner {
 
     fn settle(&self, settlement: &Settlement) -> Result<Usage, StoreError> {
         let check = settlement.check().without_shadows();
-        let (tokens, mut counts) = self.tokens_and_counts(&check);
+        let tokens = self.tokens(&check);
+        let mut counts = counts(&check);
         let mut shards = Locked::new(&self.shards, &tokens, &self.clock);
         let now_ms = shards.now_ms;
         let charged = settlement.usage().policies().zip(settlement.costs());
@@ -314,18 +316,24 @@ impl Inner {
         }
     }
 
-    /// The token of each charge, shadows last, and room for a count of each rule.
-    fn tokens_and_counts(&self, check: &Check) -> (CheckTokens, Counts) {
-        let charges = check.all_charges();
-        let mut tokens = CheckTokens::with_capacity(charges.len());
-        let mut rules = 0;
-        for charge in charges {
-            let policy = charge.policy();
-            tokens.push(self.tokens.token(policy.name(), charge.key()));
-            rules += policy.rules().len();
+    /// The token of each charge, shadows last.
+    fn tokens(&self, check: &Check) -> CheckTokens {
+        let mut tokens = CheckTokens::new();
+        for charge in check.all_charges() {
+            tokens.push(self.tokens.token(charge.policy().name(), charge.key()));
         }
-        (tokens, Counts::from_elem(Count::default(), rules))
+        tokens
     }
+}
+
+/// Room for a count of each rule, those of shadows last.
+fn counts(check: &Check) -> Counts {
+    let mut counts = Counts::new();
+    for charge in check.all_charges() {
+        let rules = charge.policy().rules().len();
+        counts.resize(counts.len() + rules, Count::default());
+    }
+    counts
 }
 
 impl Store for MemoryStore {
