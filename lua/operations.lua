@@ -7,7 +7,7 @@
 -- An operation that cannot be done raises an error, before anything is written for it.
 local i, now, replies, expires, origin = ...
 local KEYS, ARGV, redis, sub, unpack, spread = KEYS, ARGV, redis, string.sub, struct.unpack, table.unpack or unpack
-local arg, task, action, times, are_buckets -- the newest argument, and what it asks for; whether of buckets alone
+local arg, task, action, times, are_buckets -- the newest argument, and what it asks for; nil if not of buckets alone
 local reply, whole_reply, admitted = nil, nil, 0 -- of the newest operation; of the call
 
 while KEYS[i] do
@@ -30,26 +30,26 @@ while KEYS[i] do
       arg = ARGV[i + 1]
       local units, rules
       action, times, units, rules = unpack('<I1I4I7I1', arg)
-      local counts, front, charged, asked_for = '<I1I7I7I7', '<I1I7I7I7I7I7I7I6I6', '<I6I1I4I1I1I7I7I7', nil
+      -- 128 rules more: all are buckets. Then the labels are read, too, and the dues are written with the counts.
+      local counts, front, charged, labelled = '<I1I7I7I7', '<I1I7I7I7I7I7I7I6I6', '<I6I1I4I1I1I7I7I7', nil
       if rules == 1 then
         counts, front, charged = '<I1I7', '<I1I7I7I6I6', '<I6I1I4I1I1I7'
-      elseif rules == 129 then -- 128 more: all are buckets; their labels are read, too, and the dues written with the counts
-        rules, counts, front, charged = 1, '<I1I7I7', '<I1I7I7I6I6', '<I6I1I4I1I1I7'
-        asked_for = '<I1I7I6I6'
+      elseif rules == 129 then
+        rules, counts, front, charged, labelled = 1, '<I1I7I7', '<I1I7I7I6I6', '<I6I1I4I1I1I7', '<I1I7I6I6'
       elseif rules == 131 then
-        rules, counts, asked_for = 3, '<I1I7I7I7I7I7I7', '<I1I7I7I7I6I6I6I6I6I6'
+        rules, counts, labelled = 3, '<I1I7I7I7I7I7I7', '<I1I7I7I7I6I6I6I6I6I6'
       elseif rules ~= 3 then
         local n = rules % 128
         local each = string.rep('I7', n)
         counts, front, charged = '<I1' .. each, '<I1' .. each .. each .. 'I6I6', '<I6I1I4I1I1' .. each
         if rules > 128 then
-          rules, counts, asked_for = n, counts .. each, counts .. string.rep('I6I6', n)
+          rules, counts, labelled = n, counts .. each, counts .. string.rep('I6I6', n)
         end
       end
       if action % 8 == 3 then units = -units end -- of a settlement that takes
-      task = { units, sub(arg, 14 + rules * 7), front, counts, charged, unpack(asked_for or counts, arg, 13) }
-      are_buckets = asked_for
-      if are_buckets then task[6] = rules end
+      task = { units, sub(arg, 14 + rules * 7), front, counts, charged, unpack(labelled or counts, arg, 13) }
+      are_buckets = labelled
+      if labelled then task[6] = rules end
     end
     if i == first then
       kind, count = action % 8, action == 1 and admitted or times
