@@ -22,15 +22,16 @@ end
 -- Blocks an identity until a time or for a time, unless it is blocked for longer. A ban is about two keys: it is
 -- made only if the strikes of the second reach its limit, and forgets them.
 -- first   the number of the operation's first key
+-- tasks   of its keys
 -- states  of its keys; get what is to be written
 -- Returns what is to be replied: the block that holds.
-local function block(now, first, states)
+local function block(now, first, tasks, states)
   local state, strikes = states[1], states[2]
   local action, _, stop, _, by = unpack('<I1I4I7I1I1', ARGV[first + 1])
   if strikes then
-    local task = strikes.task
+    local task = tasks[2]
     local stored = relayout(now, redis.pcall('GET', KEYS[first + 1]), task)
-    local used = read_section(now, stored.value, 14 + stored[1] * 14, task[2], 1, stored)
+    local used = read_section(now, stored[1], 14 + stored[4] * 14, task[2], 1, stored[5], stored[stored[4] + 5])
     if used < task[7] then return '\2' end
     strikes.is_gone = true
   end
@@ -41,6 +42,6 @@ local function block(now, first, states)
     if held_until > now and held_until >= stop then return '\1' .. held end
   end
   held = pack('<I6I1I1', stop, by, VERSION)
-  if stop > now then state.written, state.expires = held, stop end
+  if stop > now then state[2], state[3] = held, stop end
   return '\1' .. held
 end

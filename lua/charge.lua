@@ -6,62 +6,73 @@
 -- reply to a call that charges one key; at [6] how many rules, then their limits, or in a settlement the ends of the
 -- charged steps; then, if all rules are buckets, step and hold of each.
 --
--- A *state* is what a key holds, a table: `value`, false where nothing counts; the numbers of the value's front: at
--- [1] how many sections, then what each uses, when each is due, since and expires; `task`, where an operation has
--- several keys. Pass 2 adds what is to be written: `written`, all of a value if `is_whole`, else its first bytes;
--- `expires`, when the key shall expire, if not when it does; or `is_gone`.
+-- A *state* is what a key holds, an array, too: at [1] the value, false where nothing counts; at [2] what is to be
+-- written, false until pass 2; at [3] how: false if it is the first bytes of the value, true if it is all of it, or when
+-- the key shall then expire; from [4] on the numbers of the value's front: how many sections, what each uses, when each
+-- is due, since and expires. `is_gone` if the key is to be deleted.
 
 -- Pass 2: charges a key, and brings those sections up to date that are due.
--- now    in ms
--- task   what is asked
--- state  of the key; its numbers are changed
--- units  above 0
+-- now     in ms
+-- task    what is asked
+-- state   of the key; its numbers are changed
+-- units   above 0
+-- struct  the library; `sub` and `spread`: `string.sub` and `table.unpack`. To look them up once more would cost more
 -- Returns whether the clock has stepped back, so that the units are not in the steps of the time.
-local function charge(now, task, state, units)
-  local spread, rules = table.unpack or unpack, task[6]
-  local pack, is_whole = struct.pack, state.is_whole
+local function charge(now, task, state, units, struct, sub, spread)
+  local pack, rules, sections, is_whole = struct.pack, task[6], state[4], state[3]
 
   -- Buckets alone: pass 1 has put in the state what is missing now, and the time.
   if task[rules + 8] and not is_whole then
-    local label, expires, release, window = rules + 7, state[rules * 2 + 3], 0, 0
-    for k = 2, rules + 1 do
+    local label, expires, release, window = rules + 7, state[rules * 2 + 6], 0, 0
+    for k = 5, rules + 4 do
       local per_unit, refill = task[label] - 140737488355328, task[label + 1]
       local missing = state[k] + units * per_unit
       state[k], label = missing, label + 2
       if now + missing / refill >= expires then -- rounded, it is not too early
         local full = missing / refill + 1
         full = now + (full < 140737488355328 and full - full % 1 or 140737488355328)
-        if full > release then release, window = full, task[k + 5] * per_unit / refill end
+        if full > release then release, window = full, task[k + 2] * per_unit / refill end
       end
     end
     if release <= expires then
-      state.written = pack(task[4], spread(state, 1, rules * 2 + 1))
+      state[2] = pack(task[4], spread(state, 4, rules * 2 + 4))
     else
       expires = release + (window > 60000 and 60000 or window - window % 1) -- as below
-      state[rules * 2 + 3], state.expires, state.is_whole = expires, expires, true
-      state.written = pack(task[3], spread(state, 1, rules * 2 + 3)) .. string.sub(state.value, rules * 14 + 14)
+      state[3], state[rules * 2 + 6] = expires, expires
+      state[2] = pack(task[3], spread(state, 4, rules * 2 + 6)) .. sub(state[1], rules * 14 + 14)
     end
     return false
   end
 
-  local struct, sub, value, sections, labels = struct, string.sub, state.value, state[1], task[2]
-  local unpack = struct.unpack
-  local since, expires, dues = state[sections * 2 + 2], state[sections * 2 + 3], sections + 1
-  local release, window, stands_still = expires, 0, since > now
+  local due_from, dues = 1, sections + 4
+  if not is_whole then
+    while due_from <= rules and now < state[dues + due_from] do
+      state[due_from + 4] = state[due_from + 4] + units
+      due_from = due_from + 1
+    end
+    if due_from > rules then -- nothing is due: only what is used changes
+      state[2] = pack(task[4], spread(state, 4, rules + 4))
+      return false
+    end
+  end
+
+  local unpack, value, labels = struct.unpack, state[1], task[2]
+  local since, expires = state[sections * 2 + 5], state[sections * 2 + 6]
+  local release, window, latest = expires, 0, since > now and math.huge or now -- while time stands still, all are due
   local at, reached = 14 + sections * 14, 1 -- the section whose head begins there
   -- What is to follow the front, up to `copied` in the old value: joined as late as can be, since each string that is
   -- made is hashed.
   local changed, head, queue, tail, copied = '', '', '', '', at
-  for k = 1, rules do
-    local used = state[k + 1]
-    if now >= state[dues + k] or stands_still then
+  for k = due_from, rules do
+    local used, due = state[k + 4], state[dues + k]
+    if due <= latest then
       while reached < k do
         reached, at = reached + 1, at + 28 + unpack('<I4', value, at + 23)
       end
       local newest, first, base, width, live, behind, limit, step, hold
-      used, newest, first, base, width, live, behind, limit, step, hold = read_section(now, value, at, labels, k, state)
+      used, newest, first, base, width, live, behind, limit, step, hold = read_section(now, value, at, labels, k, used, due)
 
-      local widened, closed, due = nil, '', nil -- the queue in wider entries; the entry of the step that was the newest
+      local widened, closed = nil, '' -- the queue in wider entries; the entry of the step that was the newest
       if step > 140737488355328 then -- a bucket: what is missing counts until it is full
         local per_unit = step - 140737488355328
         local missing = used + units * per_unit
@@ -105,32 +116,31 @@ local function charge(now, task, state, units)
 
       if newest - step > since then since = newest - step end
       if newest + hold > release then release, window = newest + hold, hold > 0 and hold or step end
-      state[dues + k] = due or first + hold < newest and first + hold or newest
+      if step > 0 then due = first + hold < newest and first + hold or newest end
+      state[dues + k] = due
       reached, at = k + 1, limit
     end
-    state[k + 1] = used + units
+    state[k + 4] = used + units
   end
 
-  if head == '' and not is_whole then -- nothing was due: only what is used changes
-    state.written = pack(task[4], spread(state, 1, rules + 1))
-    return false
-  end
   if release > expires then
     -- A window later than must be, at most a minute: else each new step moved the expiry, and a SET is dearer than a
     -- SETRANGE.
-    expires, is_whole = release + (window > 60000 and 60000 or window - window % 1), true
-    state.expires = expires
-  elseif state.is_whole then
-    state.expires = expires
+    expires = release + (window > 60000 and 60000 or window - window % 1)
+    state[3] = expires
+  elseif state[3] then
+    state[3] = expires
+  else
+    state[3] = is_whole
   end
-  state[sections * 2 + 2], state[sections * 2 + 3] = since, expires
+  state[sections * 2 + 5], state[sections * 2 + 6] = since, expires
   local format = task[3]
   if sections ~= rules then format = seldom().slow_path().front_format(sections) end
-  local front = pack(format, spread(state, 1, sections * 2 + 3))
-  if is_whole then
-    state.written, state.is_whole = front .. changed .. head .. queue .. tail .. sub(value, copied), true
+  local front = pack(format, spread(state, 4, sections * 2 + 6))
+  if state[3] then
+    state[2] = front .. changed .. head .. queue .. tail .. sub(value, copied)
   else
-    state.written = front .. changed .. head .. queue .. tail
+    state[2] = front .. changed .. head .. queue .. tail
   end
   return since > now
 end

@@ -1,8 +1,11 @@
 -- The slow path, which is made anew each time that it is needed: values that are not laid out as their caller expects
 -- them, or were written while the clock showed a later time.
 
-local spread = table.unpack or unpack
+local spread, entry_format, lower_bound = unpack or table.unpack, seldom().entry_format, seldom().lower_bound
 local pack, unpack, sub, rep = struct.pack, struct.unpack, string.sub, string.rep
+
+local BUCKET = 140737488355328 -- 2^47: in a label more than this stands for a bucket
+local FOR_EVER = 140737488355328 -- in ms, so that it fits into 6 bytes with the time added
 
 -- newest, first, base, length and room of the queue, width
 local HEAD = '<I6I6I7I4I4I1'
@@ -170,12 +173,12 @@ end
 -- Returns a state. Raises an error if the value cannot be read.
 local function relayout(now, value, task)
   value = compose(now, arrange(now, value and parse(value) or {}, task))
-  return { value = value, written = false, is_whole = true, unpack(front_format(string.byte(value)), value) }
+  return { value, false, true, unpack(front_format(string.byte(value)), value) }
 end
 
 -- The state of a key after what is to be written to it.
 local function after(state)
-  local value = state.written
-  if not state.is_whole then value = value .. sub(state.value, #value + 1) end
-  return { value = value, unpack(front_format(string.byte(value)), value) }
+  local value = state[2]
+  if not state[3] then value = value .. sub(state[1], #value + 1) end
+  return { value, false, false, unpack(front_format(string.byte(value)), value) }
 end

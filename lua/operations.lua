@@ -6,7 +6,8 @@
 -- Returns what is replied of the call.
 -- An operation that cannot be done raises an error, before anything is written for it.
 local i, now, replies, expires, origin = ...
-local KEYS, ARGV, redis, sub, unpack, spread = KEYS, ARGV, redis, string.sub, struct.unpack, table.unpack or unpack
+local KEYS, ARGV, redis, sub, struct, spread = KEYS, ARGV, redis, string.sub, struct, unpack or table.unpack
+local pack, unpack = struct.pack, struct.unpack
 local arg, task, action, times, are_buckets -- the newest argument, and what it asks for; nil if not of buckets alone
 local reply, whole_reply, admitted = nil, nil, 0 -- of the newest operation; of the call
 
@@ -22,7 +23,7 @@ while KEYS[i] do
     until ARGV[i + 1] ~= '\13'
   end
   local first, count, asked, kind = i, nil, nil, nil
-  local state, states, is_last -- of the newest key; of all, where there are several
+  local state, tasks, states, is_last -- of the newest key; of all, where there are several
 
   -- Pass 1: reads every key, and tests how many times the units fit.
   repeat
@@ -31,14 +32,17 @@ while KEYS[i] do
       local units, rules
       action, times, units, rules = unpack('<I1I4I7I1', arg)
       -- 128 rules more: all are buckets. Then the labels are read, too, and the dues are written with the counts.
-      local counts, front, charged, labelled = '<I1I7I7I7', '<I1I7I7I7I7I7I7I6I6', '<I6I1I4I1I1I7I7I7', nil
+      local counts, front, charged, labelled
       if rules == 1 then
         counts, front, charged = '<I1I7', '<I1I7I7I6I6', '<I6I1I4I1I1I7'
+      elseif rules == 3 then
+        counts, front, charged = '<I1I7I7I7', '<I1I7I7I7I7I7I7I6I6', '<I6I1I4I1I1I7I7I7'
       elseif rules == 129 then
         rules, counts, front, charged, labelled = 1, '<I1I7I7', '<I1I7I7I6I6', '<I6I1I4I1I1I7', '<I1I7I6I6'
       elseif rules == 131 then
         rules, counts, labelled = 3, '<I1I7I7I7I7I7I7', '<I1I7I7I7I6I6I6I6I6I6'
-      elseif rules ~= 3 then
+        front, charged = '<I1I7I7I7I7I7I7I6I6', '<I6I1I4I1I1I7I7I7'
+      else
         local n = rules % 128
         local each = string.rep('I7', n)
         counts, front, charged = '<I1' .. each, '<I1' .. each .. each .. 'I6I6', '<I6I1I4I1I1' .. each
@@ -58,24 +62,24 @@ while KEYS[i] do
     end
 
     local units, labels, rules = task[1], task[2], task[6]
-    local expiry = rules * 2 + 3 -- its place in a state
+    local expiry = rules * 2 + 6 -- its place in a state
     local value = asked > 0 and redis.pcall('GET', KEYS[i])
     state = nil
     if value and sub(value, -#labels) == labels then
-      state = { value = value, written = false, unpack(task[3], value) }
-      if state[1] ~= rules or state[expiry - 1] > now then state = nil end
+      state = { value, false, false, unpack(task[3], value) }
+      if state[4] ~= rules or state[expiry - 1] > now then state = nil end
     end
     if value and not state then
       state = seldom().slow_path().relayout(now, value, task)
-      expiry = state[1] * 2 + 3
+      expiry = state[4] * 2 + 6
     end
     if not state or state[expiry] <= now then
-      state = { value = false, written = false, is_whole = true }
+      state = { false, false, true }
     end
 
-    if are_buckets and not state.is_whole then -- what is missing, and the time, replace what the state has of them
+    if are_buckets and not state[3] then -- what is missing, and the time, replace what the state has of them
       local label = rules + 7
-      for k = 2, rules + 1 do
+      for k = 5, rules + 4 do
         local per_unit, refill, due = task[label] - 140737488355328, task[label + 1], k + rules
         local missing, elapsed = state[k], now - state[due]
         if elapsed < 0 then -- the clock stepped back
@@ -84,7 +88,7 @@ while KEYS[i] do
           break
         end
         missing = elapsed < missing / refill and missing - elapsed * refill or 0 -- as in `read_section`
-        local room = (task[k + 5] * per_unit - missing) / per_unit
+        local room = (task[k + 2] * per_unit - missing) / per_unit
         if units > room then
           count = 0
         elseif count > 1 and units > 0 then
@@ -94,14 +98,14 @@ while KEYS[i] do
         state[k], state[due], label = missing, now, label + 2
       end
     else
-      for k = 2, rules + 1 do
+      for k = 5, rules + 4 do
         local used = state[k] or 0
-        if count > 1 or units > task[k + 5] - used then
-          local step = used > 0 and unpack('<I6', labels, k * 12 - 23) or 0
-          local per_unit = step > 140737488355328 and step - 140737488355328 or 1 -- of a bucket, used is in units * ms
-          if count > 1 or units > task[k + 5] - math.ceil(used / per_unit) then
-            local waits = not state.value or not state.is_whole and state[state[1] + k] > now -- nothing is released
-            count = waits and count == 1 and 0 or seldom().fitting(now, task, state, count)
+        if count > 1 or units > task[k + 2] - used then
+          local may_fit = state[1] and (state[3] or state[state[4] + k] <= now) -- else nothing has been released
+          -- So much is mostly used of a bucket, in units * ms. What is not seen here, `fitting` sees, but is dearer.
+          local step = may_fit and count == 1 and used > task[k + 2] and unpack('<I6', labels, k * 12 - 59) or 0
+          if step < 140737488355328 or units > task[k + 2] - math.ceil(used / (step - 140737488355328)) then
+            count = (may_fit or count > 1) and seldom().fitting(now, task, state, count) or 0
             break
           end
         end
@@ -110,8 +114,8 @@ while KEYS[i] do
     i = i + 1
     is_last = not KEYS[i] or (ARGV[i + 1] == arg and action or string.byte(ARGV[i + 1])) < 8
     if states or not is_last or kind > 1 then
-      states = states or {}
-      state.task, states[i - first] = task, state
+      tasks, states = tasks or {}, states or {}
+      tasks[i - first], states[i - first] = task, state
     end
   until is_last
 
@@ -123,29 +127,29 @@ while KEYS[i] do
     elseif kind == 4 then
       state.is_gone = true
     elseif kind > 4 then
-      reply = seldom().slow_path().block(now, first, states)
+      reply = seldom().slow_path().block(now, first, tasks, states)
     end
     admitted = 0
   elseif kind > 1 then
-    reply = seldom().slow_path().settle(now, states)
+    reply = seldom().slow_path().settle(now, tasks, states)
     admitted = 0
   else
-    reply = count == 1 and '\1\1\0\0\0' or '\1' .. struct.pack('<I4', count)
+    reply = count == 1 and '\1\1\0\0\0' or '\1' .. pack('<I4', count)
     for key = 1, i - first do
-      if states then state, task = states[key], states[key].task end
+      if states then task, state = tasks[key], states[key] end
       local units, stepped_back = task[1] * count, false
-      if units > 0 and state.value then
-        stepped_back = charge(now, task, state, units)
+      if units > 0 and state[1] then
+        stepped_back = charge(now, task, state, units, struct, sub, spread)
       elseif units > 0 then
         seldom().create(now, task, state, units)
       end
       if count < asked or units == 0 or stepped_back then
-        local told = state.written and seldom().slow_path().after(state) or state
+        local told = state[2] and seldom().slow_path().after(state) or state
         reply = reply .. seldom().explain(now, task, told, count < asked and task[1] or 0)
-      elseif states or KEYS[i] or replies and replies[1] or not state.value then
-        reply = reply .. '\2' .. sub(state.written, 1, 1 + task[6] * 7)
+      elseif states or KEYS[i] or replies and replies[1] or not state[1] then
+        reply = reply .. '\2' .. sub(state[2], 1, 1 + task[6] * 7)
       else -- nothing else is replied: at once, since each string that is made is dear
-        whole_reply = struct.pack(task[5], now, 1, count, 2, spread(state, 1, task[6] + 1))
+        whole_reply = pack(task[5], now, 1, count, 2, spread(state, 4, task[6] + 4))
       end
     end
     admitted = count
@@ -155,17 +159,17 @@ while KEYS[i] do
   is_writing = true
   for key = 1, i - first do
     state = states and states[key] or state
-    local name, written = KEYS[first + key - 1], state.written
+    local name, written, how = KEYS[first + key - 1], state[2], state[3]
     if not written then
       if state.is_gone then redis.call('DEL', name) end
-    elseif not state.is_whole then
+    elseif not how then
       redis.call('SETRANGE', name, '0', written)
-    elseif state.expires then
-      redis.call('SET', name, written, expires, state.expires - origin)
-    else
+    elseif how == true then
       redis.call('SET', name, written, 'KEEPTTL')
+    else
+      redis.call('SET', name, written, expires, how - origin)
     end
   end
   is_writing = false
 end
-return whole_reply or struct.pack('<I6', now) .. (replies and table.concat(replies) or '') .. (reply or '')
+return whole_reply or pack('<I6', now) .. (replies and table.concat(replies) or '') .. (reply or '')

@@ -1,8 +1,5 @@
 -- The entries of a queue.
 
-local BUCKET = 140737488355328 -- 2^47: in a label more than this stands for a bucket
-local FOR_EVER = 140737488355328 -- in ms, so that it fits into 6 bytes with the time added
-
 -- How the entries of a queue are written.
 -- width  as in a section's head; 0 is a queue that has had no entries
 -- Returns the format of an entry, its size in bytes, and what both its numbers are counted modulo.
@@ -22,7 +19,7 @@ end
 -- bound         in units or steps above the origin
 -- Returns how many entries come before the first that is at least `bound`.
 local function lower_bound(source, live, behind, width, of_totals, origin, bound)
-  local unpack, entry, size, wrap = struct.unpack, entry_format(width)
+  local unpack, entry, size, wrap = struct.unpack, seldom().entry_format(width)
   local count = (behind - live) / size
   count = count - count % 1
   local low, high, probe = 0, count + 1, count -- the last first, as a silence releases all

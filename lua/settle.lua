@@ -103,58 +103,58 @@ end
 -- Puts changed sections back into a state.
 -- changed  tables with the place of their head, `at`, and of the head that follows, `limit`; the last of them first
 local function put_back(state, changed)
-  local value, count = state.value, state[1]
-  local since, expires = state[count * 2 + 2], state[count * 2 + 3]
+  local value, count = state[1], state[4]
+  local since, expires = state[count * 2 + 5], state[count * 2 + 6]
   for _, section in ipairs(changed) do
     value = sub(value, 1, section.at - 1) .. section_bytes(section) .. sub(value, section.limit)
-    state[count + 1 + section.k] = due_of(section)
+    state[count + section.k + 4] = due_of(section)
     since, expires = math.max(since, start_of(section)), math.max(expires, release_of(section))
   end
-  if state.is_whole or expires > state[count * 2 + 3] then state.expires = expires end
-  state[count * 2 + 2], state[count * 2 + 3] = since, expires
-  local front = pack(front_format(count), spread(state, 1, count * 2 + 3))
-  state.written, state.is_whole = front .. sub(value, #front + 1), true
+  state[3] = (state[3] or expires > state[count * 2 + 6]) and expires or true
+  state[count * 2 + 5], state[count * 2 + 6] = since, expires
+  local front = pack(front_format(count), spread(state, 4, count * 2 + 6))
+  state[2] = front .. sub(value, #front + 1)
 end
 
 -- Settles one key. The ends of the steps that were charged stand where a check has limits, but for buckets.
 -- Returns what is to be replied of the key.
 local function settle_key(now, task, state)
-  local value, reply = state.value, '\1'
-  local at, left, has_changed, changed = 14 + state[1] * 14, 0, false, {}
+  local value, sections, reply = state[1], state[4], '\1'
+  local at, left, has_changed, changed = 14 + sections * 14, 0, false, {}
   for k = 1, task[6] do
     local section, live, behind = { k = k, at = at }, nil, nil
     section.used, section.newest, section.first, section.base, section.width, live, behind, section.limit, section.step, section.hold =
-      read_section(now, value, at, task[2], k, state)
+      read_section(now, value, at, task[2], k, state[k + 4], state[sections + k + 4])
     if section.limit > #value then error('a queue is longer than its value') end
     section.queue, section.room = sub(value, live, behind - 1), section.limit - at - 28
     local used = section.used
     local must_be_put_back = change(now, section, task[k + 6], task[1])
     -- What is released leaves the value with each write: it must not count again when the clock steps back.
-    if must_be_put_back or used ~= state[k + 1] then table.insert(changed, 1, section) end
-    has_changed, left, state[k + 1] = has_changed or section.used ~= used, left + section.used, section.used
+    if must_be_put_back or used ~= state[k + 4] then table.insert(changed, 1, section) end
+    has_changed, left, state[k + 4] = has_changed or section.used ~= used, left + section.used, section.used
     reply, at = reply .. pack('<I7I6I6', section.used, section.newest, 0), section.limit
   end
-  for k = task[6] + 1, state[1] do left = left + state[k + 1] end
+  for k = task[6] + 1, sections do left = left + state[k + 4] end
 
   if has_changed and left == 0 then
     state.is_gone = true
-  elseif has_changed and (#changed > 0 or state.is_whole) then
+  elseif has_changed and (#changed > 0 or state[3]) then
     put_back(state, changed)
   elseif has_changed then
-    state.written = pack(task[4], spread(state, 1, task[6] + 1))
+    state[2] = pack(task[4], spread(state, 4, task[6] + 4))
   end
   return reply
 end
 
 -- Settles the charges of one check.
--- states  of the keys of these charges; changed
+-- tasks   of the keys of these charges
+-- states  of the keys; changed
 -- Returns what is to be replied.
-local function settle(now, states)
+local function settle(now, tasks, states)
   local reply = '\1'
-  for i = 1, #states do
-    local task = states[i].task
-    if not states[i].value and task[1] > 0 then states[i] = relayout(now, nil, task) end
-    if states[i].value then
+  for i, task in ipairs(tasks) do
+    if not states[i][1] and task[1] > 0 then states[i] = relayout(now, nil, task) end
+    if states[i][1] then
       reply = reply .. settle_key(now, task, states[i])
     else
       reply = reply .. '\1' .. rep('\0', task[6] * 19)

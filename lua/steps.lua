@@ -10,28 +10,27 @@ local seldom -- makes the functions that few calls need: of search.lua, explain.
 -- now        in ms
 -- value, at  the value, and where in it the section's head begins
 -- labels, k  the labels of the caller's rules, and which rule it is
--- state      of the key
+-- used, due  the section's numbers in the front of the value
 -- Returns the units that count; the ends of the newest and the oldest step that count, 0 and 0 if none does; the total
 -- before the oldest; the width of entries; where the entries that count begin and end; where their room ends; step and
 -- hold in ms. Of a bucket: what is missing, in units * ms, and the time at which it is; the rest as of a section in
 -- which nothing counts, step and hold as its label has them.
-local function read_section(now, value, at, labels, k, state)
+local function read_section(now, value, at, labels, k, used, due)
   local unpack = struct.unpack
   local step, hold = unpack('<I6I6', labels, k * 12 - 11)
   local newest, first, base, length, room, width = unpack('<I6I6I7I4I4I1', value, at)
   local live = at + 28
-  local behind, limit, time, used = live + length, live + room, now, state[k + 1]
-  if step > 140737488355328 then -- a bucket: 2^47 + its window, and its refill
-    local written = state[state[1] + 1 + k]
-    if now > written then
-      -- Divided, since the product could be too large for a number.
-      used = now - written < used / hold and used - (now - written) * hold or 0
-      written = now
-    end
-    return used, written, 0, 0, 0, live, live, limit, step, hold
-  end
+  local behind, limit, time = live + length, live + room, now
   if newest - step > now then time = newest - step end -- the clock stepped back: time stands still until it has caught up
-  if used == 0 or newest + hold <= time then return 0, 0, 0, 0, 0, behind, behind, limit, step, hold end
+  if newest == 0 or newest + hold <= time then -- the head is empty, or all is released
+    if step < 140737488355328 then return 0, 0, 0, 0, 0, behind, behind, limit, step, hold end
+    if now > due then -- a bucket: 2^47 + its window, and its refill
+      -- Divided, since the product could be too large for a number.
+      used = now - due < used / hold and used - (now - due) * hold or 0
+      due = now
+    end
+    return used, due, 0, 0, 0, live, live, limit, step, hold
+  end
 
   if first + hold <= time then
     local entry, size, wrap = '<I2I2', 4, 65536
