@@ -27,7 +27,7 @@ end
 -- Returns what is to be replied: the block that holds.
 local function block(now, first, tasks, states)
   local state, strikes = states[1], states[2]
-  local action, _, stop, _, by = unpack('<I1I4I7I1I1', ARGV[first + 1])
+  local action, _, stop, _, _, by = unpack('<I1I4I7I1I1I1', ARGV[first], 2)
   if strikes then
     local task = tasks[2]
     local stored = relayout(now, redis.pcall('GET', KEYS[first + 1]), task)
@@ -35,7 +35,7 @@ local function block(now, first, tasks, states)
     if used < task[7] then return '\2' end
     strikes.is_gone = true
   end
-  if action == 6 then stop = math.min(now + stop, 281474976710655) end -- 2^48 - 1 is for ever
+  if action == 5 then stop = math.min(now + stop, 281474976710655) end -- 2^48 - 1 is for ever
   local held = redis.pcall('GET', KEYS[first])
   if held then
     local held_until = read_block(held)

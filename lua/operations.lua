@@ -1,36 +1,29 @@
 -- The operations of a call, one after another: each is decided in two passes, then written.
 --
--- i, now           the first key of the first operation; the time in ms
+-- i, last, blocks  the first key of the first operation, the last key of all, and the last that was read of those of
+--                  blocks, which stand behind
+-- now              in ms
 -- replies          gets what is replied of each operation but the last; nil if there is one key
 -- expires, origin  the option of SET that gives a key its expiry, and what the expiry is counted from, in ms
 -- Returns what is replied of the call.
 -- An operation that cannot be done raises an error, before anything is written for it.
-local i, now, replies, expires, origin = ...
+local i, last, blocks, now, replies, expires, origin = ...
 local KEYS, ARGV, redis, sub, struct, spread = KEYS, ARGV, redis, string.sub, struct, unpack or table.unpack
 local pack, unpack = struct.pack, struct.unpack
-local arg, task, action, times, are_buckets -- the newest argument, and what it asks for; nil if not of buckets alone
+local arg, task, action, times, heeded, are_buckets -- the newest argument, and what it asks for; nil if not of buckets alone
 local reply, whole_reply, admitted = nil, nil, 0 -- of the newest operation; of the call
 
-while KEYS[i] do
+while i <= last do
   if reply then replies[#replies + 1] = reply end
-  local block -- the latest block of an identity that the operation is about
-  if ARGV[i + 1] == '\5' then
-    local place = 0
-    repeat
-      local held = redis.pcall('GET', KEYS[i])
-      if held then block = seldom().slow_path().later_block(now, block, place, held) end
-      place, i = place + 1, i + 1
-    until ARGV[i + 1] ~= '\13'
-  end
-  local first, count, asked, kind = i, nil, nil, nil
+  local first, kind, count, asked, block = i, nil, nil, nil, nil -- the latest block of the identities it is about
   local state, tasks, states, is_last -- of the newest key; of all, where there are several
 
   -- Pass 1: reads every key, and tests how many times the units fit.
   repeat
-    if ARGV[i + 1] ~= arg then -- concurrent requests mostly ask the same of different keys
-      arg = ARGV[i + 1]
+    if ARGV[i] ~= arg then -- concurrent requests mostly ask the same of different keys
+      arg = ARGV[i]
       local units, rules
-      action, times, units, rules = unpack('<I1I4I7I1', arg)
+      action, times, units, heeded, rules = unpack('<I1I4I7I1I1', arg, 2)
       -- 128 rules more: all are buckets. Then the labels are read, too, and the dues are written with the counts.
       local counts, front, charged, labelled
       if rules == 1 then
@@ -51,12 +44,17 @@ while KEYS[i] do
         end
       end
       if action % 8 == 3 then units = -units end -- of a settlement that takes
-      task = { units, sub(arg, 14 + rules * 7), front, counts, charged, unpack(labelled or counts, arg, 13) }
+      task = { units, sub(arg, 16 + rules * 7), front, counts, charged, unpack(labelled or counts, arg, 15) }
       are_buckets = labelled
       if labelled then task[6] = rules end
     end
     if i == first then
       kind, count = action % 8, action == 1 and admitted or times
+      for place = 0, heeded - 1 do
+        blocks = blocks + 1
+        local held = redis.pcall('GET', KEYS[blocks])
+        if held then block = seldom().slow_path().later_block(now, block, place, held) end
+      end
       if block then count = 0 end
       asked = count
     end
@@ -112,7 +110,7 @@ while KEYS[i] do
       end
     end
     i = i + 1
-    is_last = not KEYS[i] or (ARGV[i + 1] == arg and action or string.byte(ARGV[i + 1])) < 8
+    is_last = i > last or (ARGV[i] == arg and action or string.byte(ARGV[i], 2)) < 8
     if states or not is_last or kind > 1 then
       tasks, states = tasks or {}, states or {}
       tasks[i - first], states[i - first] = task, state
@@ -146,7 +144,7 @@ while KEYS[i] do
       if count < asked or units == 0 or stepped_back then
         local told = state[2] and seldom().slow_path().after(state) or state
         reply = reply .. seldom().explain(now, task, told, count < asked and task[1] or 0)
-      elseif states or KEYS[i] or replies and replies[1] or not state[1] then
+      elseif states or i <= last or replies and replies[1] or not state[1] then
         reply = reply .. '\2' .. sub(state[2], 1, 1 + task[6] * 7)
       else -- nothing else is replied: at once, since each string that is made is dear
         whole_reply = pack(task[5], now, 1, count, 2, spread(state, 4, task[6] + 4))

@@ -11,7 +11,10 @@
 )]
 mod redis_server;
 
-use std::time::{Duration, Instant};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    time::{Duration, Instant},
+};
 
 use redis::aio::MultiplexedConnection;
 use redis_server::Server;
@@ -201,17 +204,30 @@ fn before(name: &str, rules: &[Rule]) -> Case {
     script(name, BEFORE, vec![arg])
 }
 
-/// A check of one unit by the script as it is: the head; the action, the count and the units, the rules, and the version.
+/// A check of one unit by the script as it is: version, action, count, units and heeded blocks, the rules, and the version.
 fn now(name: &str, rules: &[Rule]) -> Case {
-    let head = [number(0, 1), number(1, 4), number(1, 7)].concat();
-    let arg = [head, described(rules), vec![1]].concat();
-    script(name, NOW, vec![vec![1], arg])
+    let head = [
+        number(1, 1),
+        number(0, 1),
+        number(1, 4),
+        number(1, 7),
+        number(0, 1),
+    ];
+    let arg = [head.concat(), described(rules), vec![1]].concat();
+    script(name, NOW, vec![arg])
+}
+
+/// The prefix of a case's keys. All are of one length, since the longer a key, the dearer it is.
+fn prefix(name: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
 }
 
 /// `checks` of one key in a call.
 fn checks(store: &RedisStore, name: &str, checks: usize, rules: &[Rule]) -> Result<Case, Error> {
     let policies = vec![Policy::new("p", rules.iter().copied())?];
-    let store = store.clone().prefix(&name.replace(' ', "_"));
+    let store = store.clone().prefix(&prefix(name));
     let blocks = Blocks::Unheeded;
     Ok(case(
         name,
@@ -232,7 +248,7 @@ fn heeding(mut case: Case, how: Blocks) -> Case {
         } else {
             ", heeding blocks"
         };
-        *store = store.clone().prefix(&case.name.replace(' ', "_"));
+        *store = store.clone().prefix(&prefix(&case.name));
         *blocks = how;
     }
     case
@@ -249,7 +265,7 @@ fn keys(store: &RedisStore, count: usize, denied: bool) -> Result<Case, Error> {
     if denied {
         policies[count - 1] = Policy::new("p", denied_by_the_last())?;
     }
-    let store = store.clone().prefix(&name.replace(' ', "_"));
+    let store = store.clone().prefix(&prefix(&name));
     let blocks = Blocks::Unheeded;
     Ok(case(
         name,
@@ -399,11 +415,11 @@ impl Case {
     ) -> Result<u64, Error> {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut user = || random.u64(..IDENTITIES);
-        let mut decisions = 0;
+        let (mut decisions, prefix) = (0, prefix(&self.name));
         while Instant::now() < end {
             match &self.work {
                 Work::Script { script, args } => {
-                    let key = format!("{}:{{user={}}}", self.name, user());
+                    let key = format!("{prefix}:{{user={}}}", user());
                     let mut invocation = script.key(key);
                     for arg in args {
                         invocation.arg(&arg[..]);

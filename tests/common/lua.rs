@@ -17,6 +17,9 @@ use redis::{
 /// What is added to every TTL when the clock is not the server's.
 const SLACK_MS: u64 = 86_400_000;
 
+/// In the version of a call.
+const TIME_FOLLOWS: u8 = 128;
+
 type State = Arc<Mutex<Keys>>;
 
 /// The last script that was run, by its source.
@@ -85,7 +88,8 @@ impl LuaServer {
     pub(crate) fn repeat_as_version(&self, version: u8) -> RedisResult<Value> {
         let mut args = self.keys.lock().unwrap().eval.clone();
         let keys = usize::try_from(number(&args[1])).unwrap();
-        args[2 + keys][0] = version;
+        let first = &mut args[2 + keys][0];
+        *first = *first & TIME_FOLLOWS | version;
         self.eval(&args.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 
@@ -146,7 +150,7 @@ impl LuaServer {
     fn eval(&self, args: &[&[u8]]) -> RedisResult<Value> {
         let keys = usize::try_from(number(args[1])).unwrap();
         self.keys.lock().unwrap().eval = args.iter().map(|arg| arg.to_vec()).collect();
-        self.set_clock(&args[2 + keys][1..]);
+        self.set_clock(&args[2 + keys..]);
         let table = |args: &[&[u8]]| {
             let strings = args.iter().map(|arg| self.lua.create_string(arg).unwrap());
             self.lua.create_sequence_from(strings).unwrap()
@@ -180,15 +184,15 @@ impl LuaServer {
         function
     }
 
-    /// The clock stands behind the version in the head of the call, six bytes, the lowest first.
-    fn set_clock(&self, clock: &[u8]) {
+    /// The time is the last argument, if the version at the beginning of the first says so: six bytes, the lowest first.
+    fn set_clock(&self, args: &[&[u8]]) {
         let mut keys = self.keys.lock().unwrap();
-        keys.now_ms = match clock {
-            [] => u64::try_from(since_epoch().as_millis()).unwrap(),
-            clock => clock
+        keys.now_ms = match args {
+            [first, .., time] if first[0] & TIME_FOLLOWS != 0 => time
                 .iter()
                 .rev()
                 .fold(0, |ms, byte| ms << 8 | u64::from(*byte)),
+            _ => u64::try_from(since_epoch().as_millis()).unwrap(),
         };
     }
 }

@@ -32,20 +32,26 @@ const SHADOW: u8 = 1;
 const ADD: u8 = 2;
 const TAKE: u8 = 3;
 const RESET: u8 = 4;
-const REFUSE_BLOCKED: u8 = 5;
-const BLOCK_FOR: u8 = 6;
-const BLOCK_UNTIL: u8 = 7;
+const BLOCK_FOR: u8 = 5;
+const BLOCK_UNTIL: u8 = 6;
 const JOINED: u8 = 8;
+
+/// Added to the version of the call where the last argument is the time.
+const TIME_FOLLOWS: u8 = 128;
 
 /// Added to the number of rules where all are buckets.
 const ALL_BUCKETS: u64 = 128;
 
 /// A call of the script: its keys, and what to do with each.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::store::redis) struct Call {
     keys: Strings,
-    /// The head, then one for each key.
+    /// Keys that are only looked at, behind the others.
+    blocks: Strings,
+    /// One for each of `keys`; then the time, where it is given.
     args: Strings,
+    /// What each of these begins with.
+    version: u8,
 }
 
 /// Byte strings in one buffer.
@@ -75,12 +81,12 @@ impl Call {
         clock: Option<u64>,
         operations: impl IntoIterator<Item = &'a Operation>,
     ) -> Self {
-        let mut call = Self::default();
-        call.args.bytes.push(VERSION);
-        if let Some(now_ms) = clock {
-            push_number(&mut call.args.bytes, now_ms, 6);
-        }
-        call.args.end();
+        let mut call = Self {
+            keys: Strings::default(),
+            blocks: Strings::default(),
+            args: Strings::default(),
+            version: VERSION + if clock.is_some() { TIME_FOLLOWS } else { 0 },
+        };
         for operation in operations {
             match operation {
                 Operation::Check(check) => call.push_check(names, check, 1),
@@ -98,6 +104,10 @@ impl Call {
                     call.push_reset(names, STRIKES, key);
                 }
             }
+        }
+        if let Some(now_ms) = clock {
+            push_number(&mut call.args.bytes, now_ms, 6);
+            call.args.end();
         }
         call
     }
@@ -118,11 +128,12 @@ impl Call {
     }
 
     fn cmd(&self, name: &str, script: &str) -> Cmd {
-        let length = script.len() + self.keys.bytes.len() + self.args.bytes.len() + 16;
-        let count = self.keys.ends.len();
-        let mut cmd = Cmd::with_capacity(4 + 2 * count, length);
+        let strings = [&self.keys, &self.blocks, &self.args];
+        let length: usize = strings.iter().map(|it| it.bytes.len()).sum();
+        let count = self.keys.ends.len() + self.blocks.ends.len();
+        let mut cmd = Cmd::with_capacity(4 + 2 * count, script.len() + length + 16);
         cmd.arg(name).arg(script).arg(count);
-        for string in self.keys.iter().chain(self.args.iter()) {
+        for string in strings.into_iter().flat_map(Strings::iter) {
             cmd.arg(string);
         }
         cmd
@@ -135,13 +146,12 @@ impl Call {
         } else {
             SHADOW
         };
-        let mut blocks = 0;
+        let mut heeded = 0;
         if check.heeds_blocks() {
             for key in check.keys() {
-                self.push_key(names, BLOCKS, key);
-                self.args.bytes.push(REFUSE_BLOCKED + joined(blocks));
-                self.args.end();
-                blocks += 1;
+                names.write(&mut self.blocks.bytes, BLOCKS, key);
+                self.blocks.end();
+                heeded += 1;
             }
         }
         for (action, charges) in [(CHECK, check.charges()), (shadow, check.shadow_charges())] {
@@ -149,10 +159,15 @@ impl Call {
                 self.push_key(names, charge.policy().name(), charge.key());
                 let rules = charge.policy().rules();
                 let limits = rules.iter().map(Rule::limit);
-                let action = action + joined(blocks + place);
-                self.push_task(action, count, charge.cost(), rules, limits);
+                let head = Head {
+                    action: action + joined(place),
+                    count,
+                    units: charge.cost(),
+                    heeded,
+                };
+                self.push_task(head, rules, limits);
             }
-            blocks = 0;
+            heeded = 0;
         }
     }
 
@@ -167,13 +182,18 @@ impl Call {
                 None => it.step_end_ms(),
                 Some(_) => it.rule().limit(),
             });
-            self.push_task(action, 1, units, charge.policy().rules(), steps);
+            let head = Head {
+                count: 1,
+                units,
+                ..Head::of(action)
+            };
+            self.push_task(head, charge.policy().rules(), steps);
         }
     }
 
     fn push_reset(&mut self, names: &Names, policy: &str, key: &Key) {
         self.push_key(names, policy, key);
-        self.push_task(RESET, 0, 0, &[], std::iter::empty());
+        self.push_task(Head::of(RESET), &[], std::iter::empty());
     }
 
     fn push_block(&mut self, names: &Names, key: &Key, until: Until, by: BlockedBy) {
@@ -182,11 +202,11 @@ impl Call {
             UntilMs::At(ms) => (BLOCK_UNTIL, ms),
         };
         self.push_key(names, BLOCKS, key);
-        let arg = &mut self.args.bytes;
-        arg.push(action);
-        push_number(arg, 0, 4);
-        push_number(arg, ms, 7);
-        arg.extend([0, by.code(), VERSION]);
+        self.push_head(Head {
+            units: ms,
+            ..Head::of(action)
+        });
+        self.args.bytes.extend([0, by.code(), VERSION]);
         self.args.end();
     }
 
@@ -195,7 +215,7 @@ impl Call {
         self.push_block(names, key, until, BlockedBy::Ban);
         self.push_key(names, STRIKES, key);
         let limit = std::iter::once(strikes.limit());
-        self.push_task(RESET + JOINED, 0, 0, &[strikes], limit);
+        self.push_task(Head::of(RESET + JOINED), &[strikes], limit);
     }
 
     fn push_key(&mut self, names: &Names, policy: &str, key: &Key) {
@@ -203,19 +223,18 @@ impl Call {
         self.keys.end();
     }
 
-    /// `limits` are the ends of the charged steps in a settlement, but of a bucket the limit; and none in a reset.
-    fn push_task(
-        &mut self,
-        action: u8,
-        count: u16,
-        units: u64,
-        rules: &[Rule],
-        limits: impl Iterator<Item = u64>,
-    ) {
+    fn push_head(&mut self, head: Head) {
         let arg = &mut self.args.bytes;
-        arg.push(action);
-        push_number(arg, count.into(), 4);
-        push_number(arg, units, 7);
+        arg.extend([self.version, head.action]);
+        push_number(arg, head.count.into(), 4);
+        push_number(arg, head.units, 7);
+        arg.push(head.heeded);
+    }
+
+    /// `limits` are the ends of the charged steps in a settlement, but of a bucket the limit; and none in a reset.
+    fn push_task(&mut self, head: Head, rules: &[Rule], limits: impl Iterator<Item = u64>) {
+        self.push_head(head);
+        let arg = &mut self.args.bytes;
         let are_buckets = !rules.is_empty() && rules.iter().all(|it| it.refill().is_some());
         let count = rules.len() as u64 + if are_buckets { ALL_BUCKETS } else { 0 }; // a policy has at most 16
         push_number(arg, count, 1);
@@ -227,6 +246,28 @@ impl Call {
         }
         arg.push(VERSION);
         self.args.end();
+    }
+}
+
+/// What an argument begins with, behind the version.
+#[derive(Clone, Copy)]
+struct Head {
+    action: u8,
+    count: u16,
+    /// Of a block, its time in ms.
+    units: u64,
+    /// How many blocks are heeded.
+    heeded: u8,
+}
+
+impl Head {
+    const fn of(action: u8) -> Self {
+        Self {
+            action,
+            count: 0,
+            units: 0,
+            heeded: 0,
+        }
     }
 }
 
