@@ -128,10 +128,8 @@ local function charge(now, task, state, units, struct, sub, spread)
     -- SETRANGE.
     expires = release + (window > 60000 and 60000 or window - window % 1)
     state[3] = expires
-  elseif state[3] then
-    state[3] = expires
   else
-    state[3] = is_whole
+    state[3] = state[3] and expires or is_whole
   end
   state[sections * 2 + 5], state[sections * 2 + 6] = since, expires
   local format = task[3]

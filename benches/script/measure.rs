@@ -609,7 +609,7 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
         let ratio = find(cases, one).ratio(server, find(cases, other), |it| it.micros);
         met &= bar(&format!("{one} / {other}"), ratio.await?, most);
     }
-    // Two strings more are to be parsed, too: so it is the whole server that counts.
+    // One string more is to be parsed, too: so it is the whole server that counts.
     for (one, other, most) in [
         ("1 rule, heeding blocks", "1 rule", 1.15),
         ("3 rules, heeding blocks", "3 rules", 1.15),
@@ -640,8 +640,8 @@ fn bar(what: &str, figure: f64, most: f64) -> bool {
     met
 }
 
-/// What it costs to settle a check at once, and 20 ms later, when the charged step of the first rule is not its newest any more or has
-/// ended; beside a check, on keys full of steps.
+/// What it costs to settle a check at once, and 20 ms later, when the charged step of the first rule is not its newest
+/// any more or has ended; beside a check, on keys full of steps.
 async fn settling(server: &Server, store: RedisStore) -> Result<bool, Error> {
     const KEYS: u64 = 500;
     let clock = TestClock::new(1_700_000_000_000);
