@@ -1,5 +1,6 @@
--- Blocks: what a key named `!block` holds. Part of the slow path.
+-- Blocks: what a key named `!block` holds.
 
+local pack, unpack, sub = struct.pack, struct.unpack, string.sub
 local VERSION = 1
 
 -- When a block ends, in ms, and who made it.
@@ -30,7 +31,7 @@ local function block(now, first, tasks, states)
   local action, _, stop, _, _, by = unpack('<I1I4I7I1I1I1', ARGV[first], 2)
   if strikes then
     local task = tasks[2]
-    local stored = relayout(now, redis.pcall('GET', KEYS[first + 1]), task)
+    local stored = seldom('slow_path').relayout(now, redis.pcall('GET', KEYS[first + 1]), task)
     local used = read_section(now, stored[1], 14 + stored[4] * 14, task[2], 1, stored[5], stored[stored[4] + 5])
     if used < task[7] then return '\2' end
     strikes.is_gone = true

@@ -86,12 +86,12 @@ local function charge(now, task, state, units, struct, sub, spread)
         newest = now - now % step + step
         first = newest
       elseif now >= newest then -- else it is open still, or time stands still
-        if width == 0 then width = hold / step < 4096 and 1 or seldom().slow_path().least_width(step, hold) end -- its first
+        if width == 0 then width = hold / step < 4096 and 1 or seldom('slow_path').least_width(step, hold) end -- its first
         local entry, _, wrap = '<I2I2', 4, 65536
-        if width > 1 then entry, _, wrap = seldom().entry_format(width) end
+        if width > 1 then entry, _, wrap = seldom('entry_format', width) end
         if used >= wrap or base + used > 9007199254740991 then
-          widened, width = seldom().slow_path().widen(sub(value, live, behind - 1), width, newest / step, base, used)
-          entry, _, wrap = seldom().entry_format(width)
+          widened, width = seldom('slow_path').widen(sub(value, live, behind - 1), width, newest / step, base, used)
+          entry, _, wrap = seldom('entry_format', width)
           base, live = 0, behind
         end
         closed = pack(entry, newest / step % wrap, (base + used) % wrap)
@@ -133,7 +133,7 @@ local function charge(now, task, state, units, struct, sub, spread)
   end
   state[sections * 2 + 5], state[sections * 2 + 6] = since, expires
   local format = task[3]
-  if sections ~= rules then format = seldom().slow_path().front_format(sections) end
+  if sections ~= rules then format = seldom('slow_path').front_format(sections) end
   local front = pack(format, spread(state, 4, sections * 2 + 6))
   if state[3] then
     state[2] = front .. changed .. head .. queue .. tail .. sub(value, copied)

@@ -1,8 +1,11 @@
 -- The slow path, which is made anew each time that it is needed: values that are not laid out as their caller expects
 -- them, or were written while the clock showed a later time.
 
-local spread, entry_format, lower_bound = unpack or table.unpack, seldom().entry_format, seldom().lower_bound
+local spread = unpack or table.unpack
 local pack, unpack, sub, rep = struct.pack, struct.unpack, string.sub, string.rep
+
+local function entry_format(...) return seldom('entry_format', ...) end
+local function lower_bound(...) return seldom('lower_bound', ...) end
 
 local BUCKET = 140737488355328 -- 2^47: in a label more than this stands for a bucket
 local FOR_EVER = 140737488355328 -- in ms, so that it fits into 6 bytes with the time added

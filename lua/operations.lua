@@ -53,7 +53,7 @@ while i <= last do
       for place = 0, heeded - 1 do
         blocks = blocks + 1
         local held = redis.pcall('GET', KEYS[blocks])
-        if held then block = seldom().slow_path().later_block(now, block, place, held) end
+        if held then block = seldom('blocks').later_block(now, block, place, held) end
       end
       if block then count = 0 end
       asked = count
@@ -68,7 +68,7 @@ while i <= last do
       if state[4] ~= rules or state[expiry - 1] > now then state = nil end
     end
     if value and not state then
-      state = seldom().slow_path().relayout(now, value, task)
+      state = seldom('slow_path').relayout(now, value, task)
       expiry = state[4] * 2 + 6
     end
     if not state or state[expiry] <= now then
@@ -81,8 +81,8 @@ while i <= last do
         local per_unit, refill, due = task[label] - 140737488355328, task[label + 1], k + rules
         local missing, elapsed = state[k], now - state[due]
         if elapsed < 0 then -- the clock stepped back
-          state = seldom().slow_path().relayout(now, value, task)
-          count = seldom().fitting(now, task, state, count)
+          state = seldom('slow_path').relayout(now, value, task)
+          count = seldom('fitting', now, task, state, count)
           break
         end
         missing = elapsed < missing / refill and missing - elapsed * refill or 0 -- as in `read_section`
@@ -103,7 +103,7 @@ while i <= last do
           -- So much is mostly used of a bucket, in units * ms. What is not seen here, `fitting` sees, but is dearer.
           local step = may_fit and count == 1 and used > task[k + 2] and unpack('<I6', labels, k * 12 - 59) or 0
           if step < 140737488355328 or units > task[k + 2] - math.ceil(used / (step - 140737488355328)) then
-            count = (may_fit or count > 1) and seldom().fitting(now, task, state, count) or 0
+            count = (may_fit or count > 1) and seldom('fitting', now, task, state, count) or 0
             break
           end
         end
@@ -125,25 +125,25 @@ while i <= last do
     elseif kind == 4 then
       state.is_gone = true
     elseif kind > 4 then
-      reply = seldom().slow_path().block(now, first, tasks, states)
+      reply = seldom('blocks').block(now, first, tasks, states)
     end
     admitted = 0
   elseif kind > 1 then
-    reply = seldom().slow_path().settle(now, tasks, states)
+    reply = seldom('slow_path').settle(now, tasks, states)
     admitted = 0
   else
-    reply = count == 1 and '\1\1\0\0\0' or '\1' .. pack('<I4', count)
+    reply = count == 1 and '\1\1\0\0\0' or count == 0 and '\1\0\0\0\0' or pack('<I1I4', 1, count)
     for key = 1, i - first do
       if states then task, state = tasks[key], states[key] end
       local units, stepped_back = task[1] * count, false
       if units > 0 and state[1] then
         stepped_back = charge(now, task, state, units, struct, sub, spread)
       elseif units > 0 then
-        seldom().create(now, task, state, units)
+        seldom('create', now, task, state, units)
       end
       if count < asked or units == 0 or stepped_back then
-        local told = state[2] and seldom().slow_path().after(state) or state
-        reply = reply .. seldom().explain(now, task, told, count < asked and task[1] or 0)
+        local told = state[2] and seldom('slow_path').after(state) or state
+        reply = reply .. seldom('explain', now, task, told, count < asked and task[1] or 0)
       elseif states or i <= last or replies and replies[1] or not state[1] then
         reply = reply .. '\2' .. sub(state[2], 1, 1 + task[6] * 7)
       else -- nothing else is replied: at once, since each string that is made is dear

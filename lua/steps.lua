@@ -1,10 +1,9 @@
 -- Reads what is stored for one rule.
 --
 -- Each function of the script is made anew by every call, and what it closes over costs more: so those that all calls
--- need are few, take what they need as arguments, and give several values back where a table would read better. The
--- others stand in `seldom`.
+-- need are few, take what they need as arguments, and give several values back where a table would read better.
 
-local seldom -- makes the functions that few calls need: of search.lua, explain.lua, layout.lua and settle.lua
+local seldom -- does what few calls need, by its name: README.md says in which file
 
 -- Reads a section, without the steps that are released.
 -- now        in ms
@@ -34,7 +33,7 @@ local function read_section(now, value, at, labels, k, used, due)
 
   if first + hold <= time then
     local entry, size, wrap = '<I2I2', 4, 65536
-    if width > 1 then entry, size, wrap = seldom().entry_format(width) end
+    if width > 1 then entry, size, wrap = seldom('entry_format', width) end
     local number, oldest = newest / step, first / step
     local kept = (newest + hold - time) / step -- a step that is at least so many steps before the newest is released
     -- Half an entry further on stand the total of one and the step of the next.
@@ -45,7 +44,7 @@ local function read_section(now, value, at, labels, k, used, due)
         total, following = unpack(entry, value, live + gone * size - size / 2)
       else -- many, or all
         local bound = number - oldest - kept
-        gone = seldom().lower_bound(value, live, behind, width, false, oldest, bound - bound % 1 + 1)
+        gone = seldom('lower_bound', value, live, behind, width, false, oldest, bound - bound % 1 + 1)
         total, following = unpack(entry, value, live + gone * size - size / 2)
         break
       end
