@@ -1,7 +1,6 @@
 -- The slow path, which is made anew each time that it is needed: values that are not laid out as their caller expects
 -- them, or were written while the clock showed a later time.
 
-local spread = unpack or table.unpack
 local pack, unpack, sub, rep = struct.pack, struct.unpack, string.sub, string.rep
 
 local function entry_format(...) return seldom('entry_format', ...) end

@@ -129,7 +129,7 @@ while i <= last do
     end
     admitted = 0
   elseif kind > 1 then
-    reply = seldom('slow_path').settle(now, tasks, states)
+    reply = seldom('settle')(now, tasks, states)
     admitted = 0
   else
     reply = count == 1 and '\1\1\0\0\0' or count == 0 and '\1\0\0\0\0' or pack('<I1I4', 1, count)

@@ -1,11 +1,19 @@
--- Settlements: units are added to the step that was charged, or taken from it, as far as it still counts. Part of the
--- slow path.
+-- Settlements: units are added to the step that was charged, or taken from it, as far as it still counts.
 
+local pack, unpack, sub, spread = struct.pack, struct.unpack, string.sub, unpack or table.unpack
+local BUCKET = 140737488355328 -- as in layout.lua
 local MOST_UNITS = 9007199254740991 -- 2^53 - 1: no section uses more
+
+-- The functions of layout.lua, which most settlements do not need: they are of the newest step.
+local made
+local function slow_path()
+  made = made or seldom('slow_path')
+  return made
+end
 
 -- Changes the newest step of a section. Returns whether more than `used` has changed: a step without units is dropped.
 local function change_newest(section, units)
-  local entry, size, wrap = entry_format(section.width)
+  local entry, size, wrap = seldom('entry_format', section.width)
   local before, total = #section.queue / size, section.base
   if before > 0 then total = select(2, unpack(entry, section.queue, #section.queue - size + 1)) end
   local own = section.used - (total - section.base) % wrap
@@ -13,20 +21,21 @@ local function change_newest(section, units)
     section.used = section.used + units
     return false
   end
-  cut(section, before)
+  slow_path().cut(section, before)
   return true
 end
 
 -- Makes the entries of a section so wide that they tell so many steps and units apart.
 local function fit_entries(section, steps, units)
-  if section.width == 0 then section.width = least_width(section.step, section.hold) end
+  if section.width == 0 then section.width = slow_path().least_width(section.step, section.hold) end
   local most = math.max(steps, units)
-  local _, _, wrap = entry_format(section.width)
+  local _, _, wrap = seldom('entry_format', section.width)
   if most >= wrap or section.base + units > MOST_UNITS then
-    section.queue, section.width = widen(section.queue, section.width, section.newest / section.step, section.base, most)
+    local newest = section.newest / section.step
+    section.queue, section.width = slow_path().widen(section.queue, section.width, newest, section.base, most)
     section.base = 0
   end
-  return entry_format(section.width)
+  return seldom('entry_format', section.width)
 end
 
 -- Adds units in a step behind the newest of a section.
@@ -47,7 +56,7 @@ local function change_older(section, stop, units)
   local entry, size, wrap = fit_entries(section, (newest - math.min(first, stop)) / step, section.used + math.max(units, 0))
   local queue, total, before = section.queue, section.base, 0
   if stop > first then
-    before = lower_bound(queue, 1, #queue + 1, section.width, false, first / step, (stop - first) / step)
+    before = seldom('lower_bound', queue, 1, #queue + 1, section.width, false, first / step, (stop - first) / step)
   end
   local at = 1 + before * size
   if before > 0 then total = select(2, unpack(entry, queue, at - size)) end
@@ -82,7 +91,7 @@ local function change_bucket(section, units)
   local room = MOST_UNITS - MOST_UNITS % window - section.used
   units = math.min(units, (room - room % window) / window)
   section.used = section.used + math.max(units, -math.ceil(section.used / window)) * window
-  if section.used <= 0 then cut(section, 0) end
+  if section.used <= 0 then slow_path().cut(section, 0) end
   return true
 end
 
@@ -91,7 +100,8 @@ end
 local function change(now, section, stop, units)
   if section.step > BUCKET then return change_bucket(section, units) end
   local time = math.max(now, section.newest - section.step)
-  if stop + section.hold <= time or stop > last_believed(now, section.step, section.hold) then return false end
+  if stop + section.hold <= time then return false end
+  if stop > now + section.step and stop > slow_path().last_believed(now, section.step, section.hold) then return false end
   units = math.min(units, MOST_UNITS - section.used)
   if stop < section.newest then return change_older(section, stop, units) end
   if stop == section.newest then return change_newest(section, units) end
@@ -103,16 +113,16 @@ end
 -- Puts changed sections back into a state.
 -- changed  tables with the place of their head, `at`, and of the head that follows, `limit`; the last of them first
 local function put_back(state, changed)
-  local value, count = state[1], state[4]
+  local layout, value, count = slow_path(), state[1], state[4]
   local since, expires = state[count * 2 + 5], state[count * 2 + 6]
   for _, section in ipairs(changed) do
-    value = sub(value, 1, section.at - 1) .. section_bytes(section) .. sub(value, section.limit)
-    state[count + section.k + 4] = due_of(section)
-    since, expires = math.max(since, start_of(section)), math.max(expires, release_of(section))
+    value = sub(value, 1, section.at - 1) .. layout.section_bytes(section) .. sub(value, section.limit)
+    state[count + section.k + 4] = layout.due_of(section)
+    since, expires = math.max(since, layout.start_of(section)), math.max(expires, layout.release_of(section))
   end
   state[3] = (state[3] or expires > state[count * 2 + 6]) and expires or true
   state[count * 2 + 5], state[count * 2 + 6] = since, expires
-  local front = pack(front_format(count), spread(state, 4, count * 2 + 6))
+  local front = pack(layout.front_format(count), spread(state, 4, count * 2 + 6))
   state[2] = front .. sub(value, #front + 1)
 end
 
@@ -153,11 +163,11 @@ end
 local function settle(now, tasks, states)
   local reply = '\1'
   for i, task in ipairs(tasks) do
-    if not states[i][1] and task[1] > 0 then states[i] = relayout(now, nil, task) end
+    if not states[i][1] and task[1] > 0 then states[i] = slow_path().relayout(now, nil, task) end
     if states[i][1] then
       reply = reply .. settle_key(now, task, states[i])
     else
-      reply = reply .. '\1' .. rep('\0', task[6] * 19)
+      reply = reply .. '\1' .. string.rep('\0', task[6] * 19)
     end
   end
   return reply
