@@ -7,9 +7,9 @@
 -- charged steps; then, if all rules are buckets, step and hold of each.
 --
 -- A *state* is what a key holds, an array, too: at [1] the value, false where nothing counts; at [2] what is to be
--- written, false until pass 2; at [3] how: false if it is the first bytes of the value, true if it is all of it, or when
--- the key shall then expire; from [4] on the numbers of the value's front: how many sections, what each uses, when each
--- is due, since and expires. `is_gone` if the key is to be deleted.
+-- written, false until pass 2; at [3] how: false if it is the first bytes of the value, true if it is all of it, or
+-- when the key shall then expire; from [4] on the numbers of the value's front: how many sections, what each uses, when
+-- each is due, since and expires. `is_gone` if the key is to be deleted.
 
 -- Pass 2: charges a key, and brings those sections up to date that are due.
 -- now     in ms
@@ -86,7 +86,9 @@ local function charge(now, task, state, units, struct, sub, spread)
         newest = now - now % step + step
         first = newest
       elseif now >= newest then -- else it is open still, or time stands still
-        if width == 0 then width = hold / step < 4096 and 1 or seldom('slow_path').least_width(step, hold) end -- its first
+        if width == 0 then -- its first entry
+          width = hold / step < 4096 and 1 or seldom('slow_path').least_width(step, hold)
+        end
         local entry, _, wrap = '<I2I2', 4, 65536
         if width > 1 then entry, _, wrap = seldom('entry_format', width) end
         if used >= wrap or base + used > 9007199254740991 then
@@ -107,7 +109,8 @@ local function charge(now, task, state, units, struct, sub, spread)
         room = length > 16 and length * 2 or 32
       end
       if head ~= '' or copied < at then changed = changed .. head .. queue .. tail .. sub(value, copied, at - 1) end
-      head, queue, tail = pack('<I6I6I7I4I4I1', newest, first, base, length, room, width), sub(value, live, behind - 1), closed
+      head = pack('<I6I6I7I4I4I1', newest, first, base, length, room, width)
+      queue, tail = sub(value, live, behind - 1), closed
       copied = at + 28 + length
       if at + 28 + room ~= limit then
         if limit > #value then error('a queue is longer than its value') end

@@ -162,7 +162,8 @@ local function compose(now, sections)
       since, expires = math.max(since, start), math.max(expires, release_of(section))
       if start <= now or section.step > BUCKET then due = due_of(section) end
     end
-    used[k], dues[k], bodies[k], labels[k] = pack('<I7', section.used), pack('<I7', due), section_bytes(section), section.label
+    used[k], dues[k] = pack('<I7', section.used), pack('<I7', due)
+    bodies[k], labels[k] = section_bytes(section), section.label
   end
   return pack('<I1', #sections) .. table.concat(used) .. table.concat(dues) .. pack('<I6I6', since, expires)
     .. table.concat(bodies) .. table.concat(labels) .. '\1'

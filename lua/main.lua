@@ -14,7 +14,8 @@ else
 end
 
 -- An operation that cannot be done fails alone: it is stepped over, and its neighbours are decided.
-local replies, done, reply, i, blocks = last > 1 and {}, false, nil, 1, last -- the first key, and that before its blocks
+local replies, done, reply = last > 1 and {}, false, nil
+local i, blocks = 1, last -- the first key of the next operation, and the one before those of its blocks
 while not done do
   done, reply = pcall(execute, i, last, blocks, now, replies, expires, origin)
   if not done then
@@ -39,7 +40,9 @@ while not done do
     for _, key in ipairs(keys) do
       local value = redis.pcall('GET', key)
       if type(value) == 'table' then
-        if not string.find(value.err, 'WRONGTYPE', 1, true) then redis.call('GET', key) end -- not about the value: raised
+        if not string.find(value.err, 'WRONGTYPE', 1, true) then
+          redis.call('GET', key) -- not about the value: raised
+        end
         reason = '\1'
       end
     end

@@ -10,7 +10,8 @@
 local i, last, blocks, now, replies, expires, origin = ...
 local KEYS, ARGV, redis, sub, struct, spread = KEYS, ARGV, redis, string.sub, struct, unpack or table.unpack
 local pack, unpack = struct.pack, struct.unpack
-local arg, task, action, times, heeded, are_buckets -- the newest argument, and what it asks for; nil if not of buckets alone
+local arg, task, action, times, heeded -- the newest argument, and what it asks for
+local are_buckets -- nil if not all of its rules are
 local reply, whole_reply, admitted = nil, nil, 0 -- of the newest operation; of the call
 
 while i <= last do

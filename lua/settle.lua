@@ -53,7 +53,8 @@ end
 -- Changes a step before the newest: the totals of all entries from it on. Returns whether anything has changed.
 local function change_older(section, stop, units)
   local step, first, newest = section.step, section.first, section.newest
-  local entry, size, wrap = fit_entries(section, (newest - math.min(first, stop)) / step, section.used + math.max(units, 0))
+  local steps = (newest - math.min(first, stop)) / step
+  local entry, size, wrap = fit_entries(section, steps, section.used + math.max(units, 0))
   local queue, total, before = section.queue, section.base, 0
   if stop > first then
     before = seldom('lower_bound', queue, 1, #queue + 1, section.width, false, first / step, (stop - first) / step)
@@ -101,7 +102,9 @@ local function change(now, section, stop, units)
   if section.step > BUCKET then return change_bucket(section, units) end
   local time = math.max(now, section.newest - section.step)
   if stop + section.hold <= time then return false end
-  if stop > now + section.step and stop > slow_path().last_believed(now, section.step, section.hold) then return false end
+  if stop > now + section.step and stop > slow_path().last_believed(now, section.step, section.hold) then
+    return false
+  end
   units = math.min(units, MOST_UNITS - section.used)
   if stop < section.newest then return change_older(section, stop, units) end
   if stop == section.newest then return change_newest(section, units) end

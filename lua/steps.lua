@@ -20,7 +20,7 @@ local function read_section(now, value, at, labels, k, used, due)
   local newest, first, base, length, room, width = unpack('<I6I6I7I4I4I1', value, at)
   local live = at + 28
   local behind, limit, time = live + length, live + room, now
-  if newest - step > now then time = newest - step end -- the clock stepped back: time stands still until it has caught up
+  if newest - step > now then time = newest - step end -- the clock stepped back: time stands still until it catches up
   if newest == 0 or newest + hold <= time then -- the head is empty, or all is released
     if step < 140737488355328 then return 0, 0, 0, 0, 0, behind, behind, limit, step, hold end
     if now > due then -- a bucket: 2^47 + its window, and its refill
