@@ -12,9 +12,9 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use tokio::{runtime::Handle, sync::Notify, task::JoinSet, time::timeout};
+use tokio::{runtime::Handle, sync::Notify, task::JoinSet};
 
-use super::Limiter;
+use super::{Limiter, timeout::within};
 use crate::{
     block::{Ban, Until},
     charge::Charge,
@@ -259,8 +259,8 @@ async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
 /// Without the breaker: strikes come from denials, and so from a store that answers.
 async fn call(limiter: &Limiter, operations: Vec<Operation>) -> Vec<Option<Reply>> {
     let limiter = &limiter.inner;
-    let call = timeout(limiter.timeout, limiter.store.call(operations));
-    let replies = call.await.ok().and_then(Result::ok).unwrap_or_default();
+    let replies = within(limiter.timeout, limiter.store.call(operations)).await;
+    let replies = replies.and_then(Result::ok).unwrap_or_default();
     replies.into_iter().map(Result::ok).collect()
 }
 

@@ -1,6 +1,7 @@
 //! The timeout around all that is waited for at once.
 
 use std::{
+    future::poll_fn,
     pin::{Pin, pin},
     task::{Context, Poll},
     time::Duration,
@@ -46,4 +47,14 @@ impl Future for LazySleep {
             None => Poll::Ready(()),
         }
     }
+}
+
+/// What the work gives, or nothing if it takes longer. What is known at once needs no timer.
+pub(super) async fn within<W: Future>(duration: Duration, work: W) -> Option<W::Output> {
+    let (mut work, mut end) = (pin!(work), pin!(LazySleep::new(duration)));
+    poll_fn(|cx| match work.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => end.as_mut().poll(cx).map(|()| None),
+    })
+    .await
 }

@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{FOR_EVER, Limiter, Resolution};
+use super::{FOR_EVER, Limiter, Resolution, timeout::within};
 use crate::{
     check::Check,
     decision::{Decision, Denial},
@@ -88,13 +88,14 @@ impl Limiter {
         if check.charges().is_empty() || fits_never(check) {
             return self.decide(check.clone()).await;
         }
-        let deadline = Instant::now() + max_wait.min(FOR_EVER);
+        let max_wait = max_wait.min(FOR_EVER);
+        let deadline = Instant::now() + max_wait;
         let ticket = self.inner.queues.join(check);
         let queue = &*ticket.queue;
         if let Some(denial) = queue.denial(check).filter(|it| it.until > deadline) {
             return denial.resolve(self, check).await;
         }
-        let Ok(_turn) = timeout_at(deadline, queue.turn.lock()).await else {
+        let Some(_turn) = within(max_wait, queue.turn.lock()).await else {
             // Where nothing is known, the queue is long, but moves: there may be room.
             return match queue.denial(check) {
                 Some(denial) => denial.resolve(self, check).await,

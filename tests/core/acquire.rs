@@ -131,6 +131,15 @@ async fn a_reset_while_the_store_is_asked_is_heard_by_all_who_wait() {
 }
 
 /// Waits, and answers when it was admitted, in ms; `None` if it was denied.
+#[test]
+fn who_need_not_wait_needs_no_runtime() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let acquire = || limiter.acquire(calls("1/1h", 1), LONG).now_or_never();
+    let [first, second] = [acquire(), acquire()].map(|it| it.unwrap().unwrap());
+    assert!(first.is_allowed());
+    assert!(!second.is_allowed(), "an hour is more than a minute");
+}
+
 async fn admitted_ms(limiter: &Limiter, store: &Timed, cost: u64, most: Duration) -> Option<u128> {
     let decision = limiter
         .acquire(calls("2/1s@exact", cost), most)

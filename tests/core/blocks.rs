@@ -449,6 +449,19 @@ fn without_a_runtime_nobody_is_struck_and_with_one_again_they_are() {
     });
 }
 
+#[test]
+fn a_ban_needs_no_timers_where_the_store_answers_at_once() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let (limiter, _) = memory();
+    let policy = policy("login", "2/1d=1h");
+    runtime.unwrap().block_on(async {
+        for _ in 0..2 {
+            check(&limiter, [charge(&policy, "alice")]).await;
+        }
+        assert_eq!(blocked(&limiter, "alice").await, Some(3_600_000));
+    });
+}
+
 fn runtime() -> tokio::runtime::Runtime {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().build().unwrap()

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     hash::{BuildHasher, RandomState},
+    mem,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -98,15 +99,14 @@ impl Attempts {
         let runtime = Handle::try_current().map_err(|_| NO_RUNTIME)?;
         let (reply, answer) = oneshot::channel();
         let keys = operations.iter().flat_map(identities);
-        let stripes = keys.map(|key| 1 << (self.hasher.hash_one(key) % 64));
-        let stripes = stripes.fold(0, |all, stripe: u64| all | stripe);
+        let keys = keys.map(|key| self.hasher.hash_one(key)).collect();
         let job = Job {
             operations,
             reply,
             call: call.clone(),
             runtime,
         };
-        if let Some(group) = self.queue.enter(stripes, job) {
+        if let Some(group) = self.queue.enter(keys, job) {
             self.begin(group);
         }
         let answer = answer.await;
@@ -119,7 +119,7 @@ impl Attempts {
         let attempts = Arc::downgrade(self);
         let place = Place {
             attempts: Arc::clone(self),
-            stripes: group.stripes,
+            identities: group.identities,
         };
         runtime.spawn(async move {
             let settings = &place.attempts.settings.clone();
@@ -140,14 +140,14 @@ impl Attempts {
             drop(place);
             answer(group.jobs, replies.map_err(|error| error.in_call(Some(id))));
             if let Some(held) = held.filter(Held::is_lost) {
-                renew(held, &attempts).await;
+                renew(held, attempts).await;
             }
         });
     }
 }
 
 /// Holds a lost connection until another has taken its place: whoever got it from the pool would wait for it in vain.
-async fn renew(mut held: Held, attempts: &Weak<Attempts>) {
+pub(super) async fn renew(mut held: Held, attempts: Weak<Attempts>) {
     while let Some(settings) = attempts.upgrade().map(|it| it.settings.clone()) {
         if held.renew(&settings.pool, settings.end()).await.is_ok() {
             return;
@@ -173,17 +173,18 @@ fn answer(jobs: Vec<Job>, replies: Result<Vec<Replies>, StoreError>) {
     }
 }
 
-/// The stripes of a group under way, given to the next when it has ended or was dropped.
+/// The identities of a group under way, given to the next when it has ended or was dropped.
 struct Place {
     attempts: Arc<Attempts>,
-    stripes: u64,
+    identities: Vec<u64>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let Self { attempts, stripes } = self;
-        for group in attempts.queue.end(*stripes, Job::has_left, Job::is_alike) {
-            attempts.begin(group);
+        let identities = mem::take(&mut self.identities);
+        let queue = &self.attempts.queue;
+        for group in queue.end(identities, Job::has_left, Job::is_alike) {
+            self.attempts.begin(group);
         }
     }
 }

@@ -1,11 +1,16 @@
 //! Who is blocked: found by looking at all keys.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use redis::Pipeline;
 use tokio::time::Instant;
 
-use super::{attempts::Settings, held::Held, layout::read_block, plan::SUFFIX};
+use super::{
+    attempts::{Attempts, Settings, renew},
+    held::Held,
+    layout::read_block,
+    plan::SUFFIX,
+};
 use crate::{
     block::{BLOCKS, BlockedIdentity},
     error::StoreError,
@@ -16,18 +21,23 @@ const BATCH: u32 = 500;
 
 /// Who is blocked now, at most so many.
 pub(super) async fn list(
-    settings: &Settings,
+    attempts: Arc<Attempts>,
     most: usize,
 ) -> Result<Vec<BlockedIdentity>, StoreError> {
+    let settings = &attempts.settings;
     let mut held = Held::check_out(&settings.pool, settings.end()).await?;
-    match scan(&mut held, settings, most).await {
+    let listed = match scan(&mut held, settings, most).await {
         // Perhaps it ended while nobody used it.
-        Err(_) if held.is_lost() => {
-            held.renew(&settings.pool, settings.end()).await?;
-            scan(&mut held, settings, most).await
-        }
+        Err(_) if held.is_lost() => match held.renew(&settings.pool, settings.end()).await {
+            Ok(()) => scan(&mut held, settings, most).await,
+            Err(error) => Err(error),
+        },
         listed => listed,
+    };
+    if held.is_lost() {
+        tokio::spawn(renew(held, Arc::downgrade(&attempts)));
     }
+    listed
 }
 
 /// The server is kept busy for at most half of the time.

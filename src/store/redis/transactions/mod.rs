@@ -150,8 +150,7 @@ impl Store for TransactionStore {
     }
 
     fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
-        let settings = self.attempts.settings.clone();
-        StoreFuture::pending(async move { blocks::list(&settings, most).await })
+        StoreFuture::pending(blocks::list(Arc::clone(&self.attempts), most))
     }
 
     /// In one transaction.

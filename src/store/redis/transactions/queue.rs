@@ -1,96 +1,179 @@
 //! [`Queue`]: who waits while others change the same keys. It knows nothing of Redis or of runtimes.
 
 use std::{
-    collections::VecDeque,
-    mem,
+    collections::{HashMap, VecDeque, hash_map::Entry},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 /// How many jobs are done together at most.
 const MOST: usize = 1_024;
 
-/// Jobs, each about some of 64 stripes of all identities, of which no two groups under way share one.
+/// In the place of a group's index: it was begun before.
+const UNDER_WAY: usize = usize::MAX;
+
+/// Jobs, each about some identities, of which no two groups under way share one. An identity is a hash here.
 ///
-/// Those that have to wait are done together as soon as their stripes are free, first come, first served: nobody
-/// overtakes a job that waits for a stripe of theirs.
+/// Those that wait for the same identity are done together as soon as it is free, first come, first served: nobody
+/// overtakes a job that waits for an identity of theirs.
 pub(super) struct Queue<J> {
     state: Mutex<State<J>>,
 }
 
 struct State<J> {
-    /// The stripes of groups under way.
-    busy: u64,
-    waiting: VecDeque<(u64, J)>,
+    /// Of each identity that a group under way is about, or that somebody waits for.
+    lines: HashMap<u64, Line>,
+    /// By ticket.
+    waiting: HashMap<u64, Waiting<J>>,
+    next_ticket: u64,
+}
+
+#[derive(Default)]
+struct Line {
+    group: Option<usize>,
+    /// Oldest first. The ticket of a job that waits no more stays until it is the first.
+    tickets: VecDeque<u64>,
+}
+
+struct Waiting<J> {
+    identities: Vec<u64>,
+    job: J,
 }
 
 /// Jobs that are done together.
 pub(super) struct Group<J> {
-    pub(super) stripes: u64,
+    pub(super) identities: Vec<u64>,
     pub(super) jobs: Vec<J>,
 }
 
 impl<J> Queue<J> {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             state: Mutex::new(State {
-                busy: 0,
-                waiting: VecDeque::new(),
+                lines: HashMap::new(),
+                waiting: HashMap::new(),
+                next_ticket: 0,
             }),
         }
     }
 
-    /// Lets a job wait for its stripes; answers it if they are free.
-    pub(super) fn enter(&self, stripes: u64, job: J) -> Option<Group<J>> {
+    /// Answers a job whose identities are free, or lets it wait for them.
+    pub(super) fn enter(&self, mut identities: Vec<u64>, job: J) -> Option<Group<J>> {
+        identities.sort_unstable();
+        identities.dedup();
         let mut state = self.lock();
-        let wanted = state.waiting.iter().fold(state.busy, |all, it| all | it.0);
-        if stripes & wanted == 0 {
-            state.busy |= stripes;
+        if !identities.iter().any(|it| state.lines.contains_key(it)) {
+            state.serve(&identities, Some(UNDER_WAY));
             let jobs = vec![job];
-            return Some(Group { stripes, jobs });
+            return Some(Group { identities, jobs });
         }
-        state.waiting.push_back((stripes, job));
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        for identity in &identities {
+            state.line(*identity).tickets.push_back(ticket);
+        }
+        state.waiting.insert(ticket, Waiting { identities, job });
         None
     }
 
-    /// Notes that a group of these stripes has ended; answers those that are to begin.
+    /// Notes that a group about these identities has ended; answers those that are to begin.
     ///
     /// Jobs that `has_left` is true for are dropped; a group holds those that `is_alike` is true for.
     pub(super) fn end(
         &self,
-        stripes: u64,
+        identities: Vec<u64>,
         has_left: impl Fn(&J) -> bool,
         is_alike: impl Fn(&J, &J) -> bool,
     ) -> Vec<Group<J>> {
         let mut state = self.lock();
-        state.busy &= !stripes;
-        let mut taken = state.busy;
+        state.serve(&identities, None);
         let mut groups: Vec<Group<J>> = Vec::new();
-        for (stripes, job) in mem::take(&mut state.waiting) {
-            if has_left(&job) {
+        // Whose line has changed: its first may begin.
+        let mut changed = identities;
+        while let Some(identity) = changed.pop() {
+            let Some((ticket, waiting)) = state.take_first(identity) else {
+                continue;
+            };
+            if has_left(&waiting.job) {
+                changed.extend(waiting.identities);
                 continue;
             }
-            let joined = groups.iter_mut().find(|it| {
-                let is_free = stripes & taken & !it.stripes == 0;
-                let meets = stripes & it.stripes != 0;
-                meets && is_free && it.jobs.len() < MOST && is_alike(&it.jobs[0], &job)
-            });
-            if let Some(group) = joined {
-                group.stripes |= stripes;
-                group.jobs.push(job);
-            } else if stripes & taken == 0 {
-                let jobs = vec![job];
-                groups.push(Group { stripes, jobs });
-            } else {
-                state.waiting.push_back((stripes, job));
+            let Some(place) = state.place(ticket, &waiting, &groups, &is_alike) else {
+                state.waiting.insert(ticket, waiting);
+                continue;
+            };
+            if place == groups.len() {
+                let (identities, jobs) = (Vec::new(), Vec::new());
+                groups.push(Group { identities, jobs });
             }
-            taken |= stripes;
+            let free = |it: &&u64| state.lines.get(*it).is_none_or(|it| it.group.is_none());
+            let free = waiting.identities.iter().filter(free);
+            groups[place].identities.extend(free);
+            groups[place].jobs.push(waiting.job);
+            state.serve(&waiting.identities, Some(place));
+            changed.extend(waiting.identities);
         }
-        state.busy |= groups.iter().fold(0, |all, it| all | it.stripes);
+        for group in &groups {
+            state.serve(&group.identities, Some(UNDER_WAY));
+        }
         groups
     }
 
     fn lock(&self) -> MutexGuard<'_, State<J>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<J> State<J> {
+    fn line(&mut self, identity: u64) -> &mut Line {
+        self.lines.entry(identity).or_default()
+    }
+
+    fn serve(&mut self, identities: &[u64], group: Option<usize>) {
+        for identity in identities {
+            self.line(*identity).group = group;
+        }
+    }
+
+    /// Takes the first of a line out of those that wait; its ticket stays. Forgets a line that nobody is in.
+    fn take_first(&mut self, identity: u64) -> Option<(u64, Waiting<J>)> {
+        let Entry::Occupied(mut line) = self.lines.entry(identity) else {
+            return None;
+        };
+        while let Some(ticket) = line.get().tickets.front().copied() {
+            if let Some(waiting) = self.waiting.remove(&ticket) {
+                return Some((ticket, waiting));
+            }
+            line.get_mut().tickets.pop_front();
+        }
+        if line.get().group.is_none() {
+            line.remove();
+        }
+        None
+    }
+
+    /// Which of the groups a job goes with, or the next, which is to be begun; `None` if it has to wait.
+    fn place(
+        &self,
+        ticket: u64,
+        waiting: &Waiting<J>,
+        groups: &[Group<J>],
+        is_alike: impl Fn(&J, &J) -> bool,
+    ) -> Option<usize> {
+        let mut place = groups.len();
+        for identity in &waiting.identities {
+            let line = self.lines.get(identity)?;
+            let is_first = line.tickets.front() == Some(&ticket);
+            let other = line.group.unwrap_or(place);
+            if !is_first || place != groups.len() && other != place {
+                return None;
+            }
+            place = other;
+        }
+        let Some(group) = groups.get(place) else {
+            return (place == groups.len()).then_some(place);
+        };
+        let fits = group.jobs.len() < MOST && is_alike(&group.jobs[0], &waiting.job);
+        fits.then_some(place)
     }
 }
 
@@ -101,81 +184,112 @@ mod tests {
     const NOBODY: fn(&&str) -> bool = |_| false;
     const ALL: fn(&&str, &&str) -> bool = |_, _| true;
 
-    fn told(groups: Vec<Group<&'static str>>) -> Vec<(u64, Vec<&'static str>)> {
-        let groups = groups.into_iter();
-        groups.map(|it| (it.stripes, it.jobs)).collect()
+    fn enter(queue: &Queue<&'static str>, identities: &[u64], job: &'static str) -> bool {
+        queue.enter(identities.to_vec(), job).is_some()
+    }
+
+    /// What begins when a group about these identities has ended.
+    fn end(queue: &Queue<&'static str>, identities: &[u64]) -> Vec<(Vec<u64>, Vec<&'static str>)> {
+        told(queue.end(identities.to_vec(), NOBODY, ALL))
+    }
+
+    fn told(groups: Vec<Group<&'static str>>) -> Vec<(Vec<u64>, Vec<&'static str>)> {
+        let groups = groups.into_iter().map(|mut it| {
+            it.identities.sort_unstable();
+            (it.identities, it.jobs)
+        });
+        let mut groups: Vec<_> = groups.collect();
+        groups.sort();
+        groups
     }
 
     #[test]
-    fn jobs_about_other_keys_begin_at_once_and_those_about_the_same_wait_and_go_together() {
+    fn jobs_about_other_identities_begin_at_once_and_those_about_the_same_wait_and_go_together() {
         let queue = Queue::new();
-        assert!(queue.enter(0b01, "a").is_some());
-        assert!(queue.enter(0b10, "b").is_some());
+        assert!(enter(&queue, &[1], "a"));
+        assert!(enter(&queue, &[2, 2], "b"));
         for job in ["c", "d", "e"] {
-            assert!(queue.enter(0b01, job).is_none());
+            assert!(!enter(&queue, &[1], job));
         }
-        assert_eq!(told(queue.end(0b10, NOBODY, ALL)), []);
-        assert_eq!(
-            told(queue.end(0b01, NOBODY, ALL)),
-            [(0b01, vec!["c", "d", "e"])]
-        );
-        assert!(queue.enter(0b01, "f").is_none());
-        assert!(queue.enter(0b10, "g").is_some());
+        assert_eq!(end(&queue, &[2]), []);
+        assert_eq!(end(&queue, &[1]), [(vec![1], vec!["c", "d", "e"])]);
+        assert!(!enter(&queue, &[1], "f"));
+        assert!(enter(&queue, &[2], "g"));
     }
 
     #[test]
-    fn nobody_overtakes_who_waits_for_a_key_of_theirs() {
+    fn jobs_that_share_no_identity_are_never_done_together() {
         let queue = Queue::new();
-        assert!(queue.enter(0b001, "a").is_some());
-        assert!(queue.enter(0b010, "b").is_some());
-        assert!(queue.enter(0b111, "all").is_none());
-        assert!(queue.enter(0b100, "c").is_none(), "it would be overtaken");
-        assert_eq!(told(queue.end(0b001, NOBODY, ALL)), []);
-        assert!(queue.enter(0b001, "d").is_none());
-        let together = vec!["all", "c", "d"];
-        assert_eq!(told(queue.end(0b010, NOBODY, ALL)), [(0b111, together)]);
+        assert!(enter(&queue, &[1, 2], "a"));
+        assert!(!enter(&queue, &[1], "b"));
+        assert!(!enter(&queue, &[2], "c"));
+        let apart = [(vec![1], vec!["b"]), (vec![2], vec!["c"])];
+        assert_eq!(end(&queue, &[1, 2]), apart);
     }
 
     #[test]
-    fn a_group_ends_where_it_would_overtake_or_be_of_two_kinds() {
+    fn nobody_overtakes_who_waits_for_an_identity_of_theirs() {
         let queue = Queue::new();
-        assert!(queue.enter(0b011, "a").is_some());
-        assert!(queue.enter(0b100, "b").is_some());
-        for (stripes, job) in [
-            (0b001, "c"),
-            (0b101, "both"),
-            (0b001, "d"),
-            (0b010, "other"),
-        ] {
-            assert!(queue.enter(stripes, job).is_none());
+        assert!(enter(&queue, &[1], "a"));
+        assert!(enter(&queue, &[2], "b"));
+        assert!(!enter(&queue, &[1, 2, 3], "all"));
+        assert!(!enter(&queue, &[3], "c"), "it would be overtaken");
+        assert_eq!(end(&queue, &[1]), []);
+        assert!(!enter(&queue, &[1], "d"));
+        let mut begun = end(&queue, &[2]);
+        begun[0].1[1..].sort_unstable();
+        assert_eq!(begun, [(vec![1, 2, 3], vec!["all", "c", "d"])]);
+    }
+
+    #[test]
+    fn a_group_ends_where_the_next_needs_another_identity_that_is_not_free() {
+        let queue = Queue::new();
+        assert!(enter(&queue, &[1], "a"));
+        assert!(enter(&queue, &[2], "b"));
+        assert!(!enter(&queue, &[1], "c"));
+        assert!(!enter(&queue, &[1, 2], "both"));
+        assert!(!enter(&queue, &[1], "d"));
+        assert_eq!(end(&queue, &[1]), [(vec![1], vec!["c"])]);
+        assert_eq!(end(&queue, &[2]), []);
+        assert_eq!(end(&queue, &[1]), [(vec![1, 2], vec!["both", "d"])]);
+        assert_eq!(end(&queue, &[1, 2]), []);
+        assert!(queue.lock().lines.is_empty());
+    }
+
+    #[test]
+    fn a_group_is_of_one_kind() {
+        let queue = Queue::new();
+        for job in ["a", "b", "other", "c"] {
+            assert_eq!(enter(&queue, &[1], job), job == "a");
         }
-        let begun = queue.end(0b011, NOBODY, |_, job| *job != "other");
-        // "d" shares its only stripe with the group, which has begun before "both" could.
-        assert_eq!(
-            told(begun),
-            [(0b001, vec!["c", "d"]), (0b010, vec!["other"])]
-        );
-        assert_eq!(told(queue.end(0b100, NOBODY, ALL)), []);
-        assert_eq!(told(queue.end(0b001, NOBODY, ALL)), [(0b101, vec!["both"])]);
+        let begun = queue.end(vec![1], NOBODY, |_, job| *job != "other");
+        assert_eq!(told(begun), [(vec![1], vec!["b"])]);
+        assert_eq!(end(&queue, &[1]), [(vec![1], vec!["other", "c"])]);
     }
 
     #[test]
-    fn who_has_left_is_forgotten() {
+    fn who_has_left_is_forgotten_and_who_waited_behind_it_begins() {
         let queue = Queue::new();
-        assert!(queue.enter(1, "a").is_some());
-        assert!(queue.enter(1, "gone").is_none());
-        assert_eq!(told(queue.end(1, |job| *job == "gone", ALL)), []);
-        assert!(queue.enter(1, "b").is_some());
+        assert!(enter(&queue, &[1], "a"));
+        assert!(!enter(&queue, &[1, 2], "gone"));
+        assert!(!enter(&queue, &[2], "b"));
+        let begun = queue.end(vec![1], |job| *job == "gone", ALL);
+        assert_eq!(told(begun), [(vec![2], vec!["b"])]);
+        assert!(enter(&queue, &[1], "c"));
+        assert_eq!(end(&queue, &[1]), []);
+        assert_eq!(end(&queue, &[2]), []);
+        assert!(queue.lock().lines.is_empty());
+        assert!(queue.lock().waiting.is_empty());
     }
 
     #[test]
     fn a_group_is_bounded_and_the_rest_goes_with_the_next() {
         let queue = Queue::new();
-        assert!(queue.enter(1, "a").is_some());
+        assert!(enter(&queue, &[1], "a"));
         for _ in 0..=MOST {
-            assert!(queue.enter(1, "b").is_none());
+            assert!(!enter(&queue, &[1], "b"));
         }
-        assert_eq!(queue.end(1, NOBODY, ALL)[0].jobs.len(), MOST);
-        assert_eq!(queue.end(1, NOBODY, ALL)[0].jobs.len(), 1);
+        assert_eq!(end(&queue, &[1])[0].1.len(), MOST);
+        assert_eq!(end(&queue, &[1])[0].1.len(), 1);
     }
 }
