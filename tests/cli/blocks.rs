@@ -30,4 +30,10 @@ async fn a_block_that_cannot_be_read_is_named_and_hides_no_other() {
         "{text}"
     );
     assert!(text.contains("user=alice"), "{text}");
+    let said = site.text("unblock user=mallory");
+    assert_eq!(
+        said,
+        "user=mallory: a block that could not be read was deleted.\n"
+    );
+    assert_eq!(site.json("blocks", 0)["unreadable"], serde_json::json!([]));
 }

@@ -468,6 +468,58 @@ fn the_report_s_place_is_tried_first_and_what_stands_there_stays_until_there_is_
     assert!(report().starts_with("<!doctype html>"));
 }
 
+#[test]
+fn a_wrong_date_in_one_of_several_logs_disturbs_no_other_line() {
+    let line = |second: usize| {
+        format!(
+            "{{\"time\":{},\"ip\":\"203.0.113.1\"}}\n",
+            1_000_000_000 + second
+        )
+    };
+    let mut logs: [Vec<String>; 2] =
+        [0, 1].map(|first| (first..600).step_by(2).map(line).collect());
+    logs[0].splice(100..100, [line(900_000_000), line(900_000_001)]);
+    logs[1].insert(50, line(0));
+    logs[1].push(line(900_000_002));
+    let tool = tool("ip = '1/500ms'", logs[0].concat());
+    tool.write("b.log", logs[1].concat());
+    let outcome = simulated(&tool, "access.log b.log");
+    assert_eq!(
+        (&outcome["requests"], &outcome["refused"]),
+        (&604.into(), &1.into())
+    );
+    assert_eq!(outcome["lines"]["late"], 1);
+}
+
+#[test]
+fn what_is_read_is_never_written_over() {
+    let log = combined(&hits(5)[..10]);
+    let tool = tool("ip = '1/1s'", &log);
+    for args in [
+        "--decisions access.log",
+        "--report ./access.log",
+        "--decisions p.toml",
+    ] {
+        let said = tool.run(&format!("simulate p.toml access.log {args}"));
+        assert_eq!(said.code, 2, "{args}: {said:?}");
+        assert!(
+            said.stderr.contains("is read, and would be written over"),
+            "{said:?}"
+        );
+    }
+    tool.write("d.jsonl", "old");
+    assert_eq!(
+        tool.run("simulate p.toml nowhere.log --decisions d.jsonl")
+            .code,
+        2
+    );
+    let text = |file: &str| std::fs::read_to_string(tool.folder().join(file)).unwrap();
+    assert_eq!(
+        (text("access.log"), text("d.jsonl")),
+        (log, "old".to_owned())
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]

@@ -214,25 +214,27 @@ pub(crate) fn unblock(
     output: &mut Output,
 ) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
-    let (identity, now_ms, was_blocked) = server::block_on(settings, async {
+    let (identity, now_ms, held) = server::block_on(settings, async {
         let store = server::connect(settings).await?;
         let inspector = server::inspector(&store, settings);
         let now_ms = inspector.now_ms(&key).await?;
         let held = inspector.block(&key).await?;
         server::limiter(store, settings).unblock(&key).await?;
-        let was_blocked = BlockReport::of(held, now_ms).is_ok_and(|it| it.is_some());
-        Ok((
-            inspector.name(&key, "").identity().to_owned(),
-            now_ms,
-            was_blocked,
-        ))
+        let identity = inspector.name(&key, "").identity().to_owned();
+        Ok((identity, now_ms, BlockReport::of(held, now_ms).ok()))
     })?;
+    let was_blocked = held.as_ref().is_none_or(Option::is_some);
     if output.is_json() {
         output.document(&Report {
             identity,
             now_ms,
             blocked: None,
         })?;
+    } else if held.is_none() {
+        writeln!(
+            output,
+            "{BOLD}{identity}{BOLD:#}: a block that could not be read was deleted."
+        )?;
     } else if was_blocked {
         writeln!(output, "{BOLD}{identity}{BOLD:#} is no longer blocked.")?;
     } else {

@@ -50,7 +50,7 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
         )));
     }
     let mapping = Mapping::new(&policies, &args.key, settings.ipv6_prefix())?;
-    let jobs = jobs::jobs(&mapping, args)?;
+    args.check_outputs()?;
     if let Some(path) = &args.report {
         // Before hours of work; what stands there stays until the page is ready.
         let file = fs::OpenOptions::new().append(true).create(true).open(path);
@@ -58,6 +58,7 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
     }
     let bar = progress::bar(&args.logs);
     let mut reading = Reading::open(args, &mapping, &bar)?;
+    let jobs = jobs::jobs(&mapping, args)?;
     let jobs = jobs::run(jobs, |send| reading.read(send))?;
     bar.finish_and_clear();
     reading.report();

@@ -1,10 +1,10 @@
 //! The arguments of `sluicegate simulate`.
 
-use std::{path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf, time::Duration};
 
 use clap::Args;
 
-use super::super::text;
+use super::super::{error::Error, text};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -84,6 +84,24 @@ pub(crate) struct SimulateArgs {
     /// Write a line of JSON for each request to this file
     #[arg(long, value_name = "FILE")]
     pub(super) decisions: Option<PathBuf>,
+}
+
+impl SimulateArgs {
+    /// Refuses to write over what is read.
+    pub(super) fn check_outputs(&self) -> Result<(), Error> {
+        let place = |path: &PathBuf| fs::canonicalize(path).ok();
+        let read = self.logs.iter().chain([&self.policies]);
+        let read: Vec<PathBuf> = read.filter_map(place).collect();
+        for path in self.report.iter().chain(&self.decisions) {
+            if place(path).is_some_and(|it| read.contains(&it)) {
+                let path = path.display();
+                return Err(Error::usage(format_args!(
+                    "{path} is read, and would be written over"
+                )));
+            }
+        }
+        Ok(())
+    }
 }
 
 fn capacity(text: &str) -> Result<usize, String> {

@@ -23,7 +23,7 @@ const LONG_KEYS: usize = 128;
 const SECOND_MS: u64 = 1_000;
 
 /// Odd, so that there is one in the middle; less than half of them may have wrong dates.
-const LAST: usize = 9;
+pub(super) const LAST: usize = 9;
 
 pub(super) struct Order {
     wait: u64,

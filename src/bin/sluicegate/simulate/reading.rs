@@ -1,5 +1,7 @@
 //! [`Reading`]: the logs, merged by time and put into order.
 
+use std::collections::VecDeque;
+
 use indicatif::ProgressBar;
 use serde::Serialize;
 
@@ -10,7 +12,7 @@ use super::{
     },
     lines::{Line, Lines},
     options::SimulateArgs,
-    order::Order,
+    order::{LAST, Order},
     record::{Field, Record},
     request::{Mapping, Request},
 };
@@ -53,8 +55,19 @@ pub(super) struct Reading<'a> {
 
 struct Log {
     lines: Lines,
-    /// The next request of it.
-    next: Option<Request>,
+    /// The next requests of it, so many that fewer than half may have wrong dates.
+    ahead: VecDeque<Request>,
+}
+
+impl Log {
+    /// When its next request is due among those of other logs; at once if most that follow are earlier: a wrong date
+    /// must not hold them up.
+    fn due_ms(&self) -> Option<u64> {
+        let next = self.ahead.front()?;
+        let earlier = self.ahead.iter().filter(|it| it.ms < next.ms).count();
+        let is_wrong = earlier > (self.ahead.len() - 1) / 2;
+        Some(if is_wrong { 0 } else { next.ms })
+    }
 }
 
 impl<'a> Reading<'a> {
@@ -65,7 +78,10 @@ impl<'a> Reading<'a> {
     ) -> Result<Self> {
         let logs = args.logs.iter().map(|path| {
             let lines = Lines::open(path, bar)?;
-            Ok(Log { lines, next: None })
+            Ok(Log {
+                lines,
+                ahead: VecDeque::new(),
+            })
         });
         Ok(Self {
             args,
@@ -82,16 +98,13 @@ impl<'a> Reading<'a> {
         let mut order = Order::new(self.args.reorder, !self.args.no_spread);
         let mut batch = Vec::with_capacity(BATCH);
         for log in 0..self.logs.len() {
-            self.advance(log)?;
+            while self.logs[log].ahead.len() < LAST && self.advance(log)? {}
         }
         loop {
-            let times = self
-                .logs
-                .iter()
-                .enumerate()
-                .filter_map(|(at, log)| Some((log.next.as_ref()?.ms, at)));
-            let Some((_, log)) = times.min() else { break };
-            if let Some(request) = self.logs[log].next.take() {
+            let logs = self.logs.iter().enumerate();
+            let due = logs.filter_map(|(at, log)| Some((log.due_ms()?, at)));
+            let Some((_, log)) = due.min() else { break };
+            if let Some(request) = self.logs[log].ahead.pop_front() {
                 order.push(request);
             }
             self.advance(log)?;
@@ -113,8 +126,8 @@ impl<'a> Reading<'a> {
         Ok(())
     }
 
-    /// Reads the next request of a log.
-    fn advance(&mut self, at: usize) -> Result<()> {
+    /// Reads one more request of a log; answers whether there is one.
+    fn advance(&mut self, at: usize) -> Result<bool> {
         let log = &mut self.logs[at];
         let path = &self.args.logs[at];
         loop {
@@ -123,7 +136,7 @@ impl<'a> Reading<'a> {
                 .next()
                 .map_err(|error| Error::file(path, &error))?;
             let line = match line {
-                Line::End => return Ok(()),
+                Line::End => return Ok(false),
                 Line::TooLong => Err((&b""[..], "the line is longer than 64 KiB")),
                 Line::Text(line) if line.trim_ascii().is_empty() => continue,
                 Line::Text(line) => Ok(line),
@@ -139,8 +152,9 @@ impl<'a> Reading<'a> {
                     self.counts.filtered += 1
                 }
                 Ok((record, stamp)) => {
-                    log.next = Some(self.mapping.request(&record, stamp, at, number));
-                    return Ok(());
+                    let request = self.mapping.request(&record, stamp, at, number);
+                    log.ahead.push_back(request);
+                    return Ok(true);
                 }
                 Err((line, why)) => {
                     self.counts.unreadable += 1;

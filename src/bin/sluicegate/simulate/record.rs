@@ -13,6 +13,8 @@ use serde_json::Value;
 
 use super::stamp::Stamp;
 
+const UNREADABLE_TIME: &str = "the time cannot be read";
+
 /// The fields of a line that are looked at; what follows is not.
 const MAX_FIELDS: usize = 24;
 
@@ -31,6 +33,7 @@ pub(super) struct Common<'a> {
     count: usize,
     /// Which of them is the time.
     time: usize,
+    stamp: Stamp,
 }
 
 /// A field, by the name that it has on the command line.
@@ -128,15 +131,14 @@ impl<'a> Record<'a> {
 
     /// When it was logged.
     pub(super) fn stamp(&self, field: &Field) -> Result<Stamp, &'static str> {
-        let stamp = match self {
-            Self::Common(line) => Stamp::common(line.fields[line.time]),
+        match self {
+            Self::Common(line) => Ok(line.stamp),
             Self::Json(value) => {
                 let time = lookup(value, field)
                     .ok_or("there is no field with the time: name it with --time")?;
-                Stamp::json(time)
+                Stamp::json(time).ok_or(UNREADABLE_TIME)
             }
-        };
-        stamp.ok_or("the time cannot be read")
+        }
     }
 
     /// The value of a field; `None` where there is none, or it is empty or `-`.
@@ -171,24 +173,33 @@ impl<'a> Common<'a> {
     fn read(line: &'a [u8]) -> Result<Self, &'static str> {
         let mut fields = [&b""[..]; MAX_FIELDS];
         let (mut count, mut time, mut rest) = (0, None, line.trim_ascii());
+        let mut error = "this is neither JSON nor of the common log format";
         while count < MAX_FIELDS && !rest.is_empty() {
-            let is_time = rest.starts_with(b"[");
             (fields[count], rest) = match rest[0] {
                 b'"' => quoted(&rest[1..]),
-                b'[' => split(&rest[1..], b']'),
+                b'[' if time.is_some() => split(&rest[1..], b']'),
+                b'[' if count >= 3 => {
+                    let (text, after) = split(&rest[1..], b']');
+                    time = Stamp::common(text).map(|stamp| (count, stamp));
+                    if time.is_some() {
+                        (text, after)
+                    } else {
+                        // A client may call itself by a name with a bracket.
+                        error = UNREADABLE_TIME;
+                        split(rest, b' ')
+                    }
+                }
                 _ => split(rest, b' '),
             };
-            if is_time && time.is_none() && count >= 3 {
-                time = Some(count);
-            }
             rest = rest.trim_ascii_start();
             count += 1;
         }
-        let time = time.ok_or("this is neither JSON nor of the common log format")?;
+        let (time, stamp) = time.ok_or(error)?;
         Ok(Self {
             fields,
             count,
             time,
+            stamp,
         })
     }
 
@@ -281,6 +292,15 @@ mod tests {
         let vhost = format!("example.org:443 {COMBINED}");
         assert_eq!(get(&vhost, "ip").as_deref(), Some("203.0.113.7"));
         assert_eq!(get(&vhost, "user").as_deref(), Some("alice"));
+    }
+
+    #[test]
+    fn a_name_with_brackets_hides_no_line() {
+        for name in ["[", "a [", "[a] [b", "a ]["] {
+            let line = COMBINED.replace("alice", name);
+            assert_eq!(get(&line, "ip").as_deref(), Some("203.0.113.7"), "{name}");
+            assert_eq!(get(&line, "method").as_deref(), Some("GET"), "{name}");
+        }
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl Stamp {
     }
 
     fn of(time: Timestamp, text: &str) -> Option<Self> {
-        Self::new(time.as_millisecond(), !text.contains('.'))
+        Self::new(time.as_millisecond(), !text.contains(['.', ',']))
     }
 
     /// Reads what JSON logs write: RFC 3339, the form of the common log, or seconds (with a fraction), milli-, micro-
@@ -124,6 +124,7 @@ mod tests {
             ("\"2000-10-10T13:55:36-07:00\"", second),
             ("\"2000-10-10T20:55:36.25Z\"", fraction),
             ("\"2000-10-10 20:55:36\"", second),
+            ("\"2000-10-10 20:55:36,250\"", fraction),
             ("\"10/Oct/2000:13:55:36 -0700\"", second),
             ("-1", None),
             ("1e300", None),
