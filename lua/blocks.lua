@@ -13,6 +13,8 @@ end
 
 -- The later of two blocks, as it is replied: which of the operation's blocks it is, and what its key holds.
 -- block  the one that was found before, or nil
+-- place  which of the operation's blocks this is, from 0
+-- held   what its key holds
 -- Returns nil if neither holds.
 local function later_block(now, block, place, held)
   local stop = read_block(held)
@@ -25,7 +27,7 @@ end
 -- first   the number of the operation's first key
 -- tasks   of its keys
 -- states  of its keys; get what is to be written
--- Returns what is to be replied: the block that holds.
+-- Returns the reply: the block that holds, or '\2' if the strikes are too few.
 local function block(now, first, tasks, states)
   local state, strikes = states[1], states[2]
   local action, _, stop, _, _, by = unpack('<I1I4I7I1I1I1', ARGV[first], 2)

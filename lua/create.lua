@@ -4,8 +4,7 @@
 -- state  of the key
 -- units  above 0
 local now, task, state, units = ...
-local spread = unpack or table.unpack
-local pack, unpack = struct.pack, struct.unpack
+local pack, unpack, spread = struct.pack, struct.unpack, unpack or table.unpack
 local labels, rules = task[2], task[6]
 local since, release, window, heads = 0, 0, 0, ''
 state[4] = rules
@@ -25,6 +24,6 @@ for k = 1, rules do
   state[k + 4], state[rules + k + 4] = used, due
   heads = heads .. pack('<I6I6', newest, newest) .. '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0' -- base, length, room, width
 end
-state[3] = release + (window > 60000 and 60000 or window) -- as in `charge`
+state[3] = release + (window > 60000 and 60000 or window) -- later than must be, as in `charge`
 state[rules * 2 + 5], state[rules * 2 + 6] = since, state[3]
 state[2] = pack(task[3], spread(state, 4, rules * 2 + 6)) .. heads .. labels

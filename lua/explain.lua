@@ -12,15 +12,15 @@ local pack, unpack = struct.pack, struct.unpack
 local reply, at = nil, 14 + sections * 14
 for k = 1, rules do
   local limit, used, due, newest, fits_at = task[k + 6], state[k + 4], state[sections + k + 4], nil, 0
-  if due <= now or used - limit + units > 0 then -- in this order, no number is too large
+  if due <= now or used - limit + units > 0 then -- added in this order, so that nothing exceeds 2^53
     local first, base, width, live, behind, step, hold, _
     used, newest, first, base, width, live, behind, _, step, hold = read_section(now, value, at, labels, k, used, due)
     local excess = used - limit + units -- what has to be released
-    if excess <= 0 or step > 140737488355328 then
+    if excess <= 0 or units > limit or step > 140737488355328 then
       fits_at = 0
     elseif excess == 1 then
       fits_at = first + hold
-    elseif units <= limit then
+    else
       local entry, size, wrap = seldom('entry_format', width)
       local last = live + seldom('lower_bound', value, live, behind, width, true, base, excess) * size
       local after = last < behind and (newest / step - unpack(entry, value, last)) % wrap * step or 0

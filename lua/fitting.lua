@@ -15,8 +15,8 @@ for k = 1, task[6] do
     for _ = 2, k do at = at + 28 + unpack('<I4', value, at + 23) end
     local step, hold = unpack('<I6I6', labels, k * 12 - 11)
     local due = state[dues + k]
-    local is_due = due <= now and (state[3] or unpack('<I6', value, at + 6) + hold <= now)
-    if is_due or step > 140737488355328 then used = read_section(now, value, at, labels, k, used, due) end
+    local is_released = due <= now and (state[3] or unpack('<I6', value, at + 6) + hold <= now)
+    if is_released or step > 140737488355328 then used = read_section(now, value, at, labels, k, used, due) end
     if step > 140737488355328 then used = math.ceil(used / (step - 140737488355328)) end
   end
   room = room - used

@@ -3,9 +3,6 @@
 
 local pack, unpack, sub, rep = struct.pack, struct.unpack, string.sub, string.rep
 
-local function entry_format(...) return seldom('entry_format', ...) end
-local function lower_bound(...) return seldom('lower_bound', ...) end
-
 local BUCKET = 140737488355328 -- 2^47: in a label more than this stands for a bucket
 local FOR_EVER = 140737488355328 -- in ms, so that it fits into 6 bytes with the time added
 
@@ -52,12 +49,12 @@ end
 -- base    the total before the oldest
 -- most    the units, or steps, that an entry must be able to hold
 -- Returns the new queue, and the width of its entries.
-local function widen(queue, width, newest, base, most)
-  local entry, size, wrap = entry_format(width)
+local function rewrite(queue, width, newest, base, most)
+  local entry, size, wrap = seldom('entry_format', width)
   local wider, _, wider_wrap = entry, size, wrap
   while most >= wider_wrap do
     width = width + 1
-    wider, _, wider_wrap = entry_format(width)
+    wider, _, wider_wrap = seldom('entry_format', width)
   end
   local entries = {}
   for at = 1, #queue, size do
@@ -68,7 +65,7 @@ local function widen(queue, width, newest, base, most)
   return table.concat(entries), width
 end
 
--- Keeps the first entries of a section alone; the last of them becomes its newest step.
+-- Keeps only the first entries of a section; the last of them becomes its newest step.
 -- section  a table, see `parse`; changed
 -- kept     how many; 0 leaves a section in which nothing counts
 local function cut(section, kept)
@@ -76,7 +73,7 @@ local function cut(section, kept)
     section.used, section.newest, section.first, section.base, section.width, section.queue = 0, 0, 0, 0, 0, ''
     return
   end
-  local entry, size, wrap = entry_format(section.width)
+  local entry, size, wrap = seldom('entry_format', section.width)
   local at, step = 1 + (kept - 1) * size, section.step
   local number, total = unpack(entry, section.queue, at)
   section.newest = section.newest - (section.newest / step - number) % wrap * step
@@ -95,13 +92,16 @@ local function trim(now, section, limit)
   local last = last_believed(now, step, section.hold)
   if section.used == 0 or section.newest <= last then return end
   local bound = (last - last % step - first) / step + 1
-  local kept = bound > 0 and lower_bound(queue, 1, #queue + 1, section.width, false, first / step, bound) or 0
+  local kept = 0
+  if bound > 0 then
+    kept = seldom('lower_bound', queue, 1, #queue + 1, section.width, false, first / step, bound)
+  end
   cut(section, kept)
 end
 
 -- Reads all sections of a value: tables of `used`, `step`, `hold`, the numbers of the head, `queue` and `label`.
 local function parse(value)
-  if string.byte(value, -1) ~= 1 then error('a value of another version', 0) end
+  if string.byte(value, -1) ~= 1 then error('a value of another version') end
   local count, sections = string.byte(value), {}
   local front = { unpack(front_format(count), value) }
   local at, labels = 14 + count * 14, #value - count * 12
@@ -171,7 +171,7 @@ end
 
 -- Lays a value out as its caller expects it. Steps that are not believed are dropped.
 -- now    in ms
--- value  what is stored, or nil
+-- value  what is stored; nil or false if nothing is
 -- task   of the caller
 -- Returns a state. Raises an error if the value cannot be read.
 local function relayout(now, value, task)
@@ -179,7 +179,7 @@ local function relayout(now, value, task)
   return { value, false, true, unpack(front_format(string.byte(value)), value) }
 end
 
--- The state of a key after what is to be written to it.
+-- The state of a key as it will be once state[2] is written.
 local function after(state)
   local value = state[2]
   if not state[3] then value = value .. sub(state[1], #value + 1) end

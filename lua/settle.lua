@@ -4,7 +4,7 @@ local pack, unpack, sub, spread = struct.pack, struct.unpack, string.sub, unpack
 local BUCKET = 140737488355328 -- as in layout.lua
 local MOST_UNITS = 9007199254740991 -- 2^53 - 1: no section uses more
 
--- The functions of layout.lua, which most settlements do not need: they are of the newest step.
+-- The functions of layout.lua, made when one is first needed: a settlement of the newest step mostly needs none.
 local made
 local function slow_path()
   made = made or seldom('slow_path')
@@ -25,20 +25,20 @@ local function change_newest(section, units)
   return true
 end
 
--- Makes the entries of a section so wide that they tell so many steps and units apart.
+-- Makes the entries of a section so wide that they tell so many steps and units apart. Returns their format.
 local function fit_entries(section, steps, units)
   if section.width == 0 then section.width = slow_path().least_width(section.step, section.hold) end
   local most = math.max(steps, units)
   local _, _, wrap = seldom('entry_format', section.width)
   if most >= wrap or section.base + units > MOST_UNITS then
     local newest = section.newest / section.step
-    section.queue, section.width = slow_path().widen(section.queue, section.width, newest, section.base, most)
+    section.queue, section.width = slow_path().rewrite(section.queue, section.width, newest, section.base, most)
     section.base = 0
   end
   return seldom('entry_format', section.width)
 end
 
--- Adds units in a step behind the newest of a section.
+-- Adds units in a new step after the newest of a section.
 local function append(section, stop, units)
   if section.used == 0 then
     section.first = stop
@@ -86,7 +86,7 @@ local function change_older(section, stop, units)
 end
 
 -- Adds units (takes them, if they are negative) to what is missing in a bucket: never so many that less than nothing
--- is missing, or too much. Returns that more than `used` has changed.
+-- is missing, or too much. Returns true, since the value is always written anew.
 local function change_bucket(section, units)
   local window = section.step - BUCKET
   local room = MOST_UNITS - MOST_UNITS % window - section.used
@@ -136,8 +136,8 @@ local function settle_key(now, task, state)
   local at, left, has_changed, changed = 14 + sections * 14, 0, false, {}
   for k = 1, task[6] do
     local section, live, behind = { k = k, at = at }, nil, nil
-    section.used, section.newest, section.first, section.base, section.width, live, behind, section.limit, section.step, section.hold =
-      read_section(now, value, at, task[2], k, state[k + 4], state[sections + k + 4])
+    section.used, section.newest, section.first, section.base, section.width, live, behind, section.limit,
+      section.step, section.hold = read_section(now, value, at, task[2], k, state[k + 4], state[sections + k + 4])
     if section.limit > #value then error('a queue is longer than its value') end
     section.queue, section.room = sub(value, live, behind - 1), section.limit - at - 28
     local used = section.used

@@ -19,7 +19,7 @@ concat!(
     include_str!("layout.lua"),
     "return {\n",
     "  front_format = front_format, last_believed = last_believed, start_of = start_of, release_of = release_of,\n",
-    "  due_of = due_of, least_width = least_width, widen = widen, cut = cut, section_bytes = section_bytes,\n",
+    "  due_of = due_of, least_width = least_width, rewrite = rewrite, cut = cut, section_bytes = section_bytes,\n",
     "  relayout = relayout, after = after,\n",
     "}\n",
     "elseif what == 'settle' then\n",

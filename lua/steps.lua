@@ -23,7 +23,8 @@ local function read_section(now, value, at, labels, k, used, due)
   if newest - step > now then time = newest - step end -- the clock stepped back: time stands still until it catches up
   if newest == 0 or newest + hold <= time then -- the head is empty, or all is released
     if step < 140737488355328 then return 0, 0, 0, 0, 0, behind, behind, limit, step, hold end
-    if now > due then -- a bucket: 2^47 + its window, and its refill
+    -- A bucket: `step` is 2^47 + its window, `hold` its refill.
+    if now > due then
       -- Divided, since the product could be too large for a number.
       used = now - due < used / hold and used - (now - due) * hold or 0
       due = now
@@ -36,7 +37,7 @@ local function read_section(now, value, at, labels, k, used, due)
     if width > 1 then entry, size, wrap = seldom('entry_format', width) end
     local number, oldest = newest / step, first / step
     local kept = (newest + hold - time) / step -- a step that is at least so many steps before the newest is released
-    -- Half an entry further on stand the total of one and the step of the next.
+    -- Read half an entry further on: the total of one entry, and the step of the next.
     local gone, total, following = 1, unpack(entry, value, live + size / 2)
     while gone * size < length and (number - following) % wrap >= kept do
       gone = gone + 1

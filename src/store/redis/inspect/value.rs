@@ -84,7 +84,8 @@ impl StoredValue {
         self.sections.iter().find(|section| section.is_of(rule))
     }
 
-    /// When the key expires, in ms of the store's clock: when nothing counts any more, or up to a minute later.
+    /// When the key expires, in ms of the store's clock: when nothing counts any more, or later: a
+    /// charge adds up to a minute, and a settlement that takes units does not move it back.
     #[must_use]
     pub const fn expires_ms(&self) -> u64 {
         self.expires_ms

@@ -23,7 +23,7 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
 /// The files of `lua/`, joined.
 const SOURCE: &str = include!("../../../../lua/source.rs");
 
-/// Of the call, and of the stored value, in which it stands behind the labels of the rules.
+/// Of the call, of a stored value, where it stands after the labels of the rules, and of a stored block.
 pub(in crate::store::redis) const VERSION: u8 = 1;
 
 /// What the script is to do with a key; [`JOINED`] is added where it belongs to the operation of the key before it.
@@ -140,7 +140,7 @@ impl Call {
     }
 
     fn push_check(&mut self, names: &Names, check: &Check, count: u16) {
-        // Shadows follow a check; where none counts, they are one.
+        // Shadows follow their check; where all charges are shadows, they are sent as a check.
         let shadow = if check.charges().is_empty() {
             CHECK
         } else {
@@ -256,7 +256,7 @@ struct Head {
     count: u16,
     /// Of a block, its time in ms.
     units: u64,
-    /// How many blocks are heeded.
+    /// How many keys of blocks are read.
     heeded: u8,
 }
 

@@ -94,7 +94,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads so many identical checks, and then their shadows: so many as were admitted. `answer` is given both.
+    /// Reads the reply to `count` identical checks, and then that to their shadows, of which as many were asked as
+    /// checks were admitted. `answer` gets both.
     fn decide<T>(
         &mut self,
         check: &Check,
@@ -110,7 +111,8 @@ impl Reader<'_> {
         answer(filled?, shadows.and_then(Result::ok))
     }
 
-    /// Reads how many checks of a fill were admitted, and the counts after them; none, of no checks.
+    /// Reads how many checks of a fill were admitted, and the counts after them. A check without charges has no
+    /// reply: all are admitted.
     fn fill<'a>(
         &mut self,
         check: &'a Check,
@@ -172,7 +174,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the count under each rule of each charge that counts.
+    /// Reads the count under each rule of each charge.
     fn counts(&mut self, check: &Check) -> Result<Vec<Count>, StoreError> {
         let mut counts = Vec::with_capacity(check.rule_count());
         for charge in check.charges() {
