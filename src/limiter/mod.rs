@@ -44,8 +44,8 @@ const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
 /// A store, a timeout, a failure policy and an observer; cheap to clone.
 ///
 /// A store that has to be waited for, as Redis has, needs a tokio runtime whose timers are enabled, for the timeout;
-/// outside of one its futures panic. So does who waits in [`acquire`](Limiter::acquire), and counting contributors, over
-/// any store. Else a `MemoryStore`, which answers at once, needs none.
+/// outside of one its futures panic. A `MemoryStore` answers at once and needs none, but to wait in
+/// [`acquire`](Limiter::acquire) and to count contributors.
 #[derive(Clone)]
 pub struct Limiter {
     inner: Arc<Inner>,

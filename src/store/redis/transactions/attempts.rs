@@ -11,7 +11,7 @@ use std::{
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 use tokio::{
-    runtime::Handle,
+    runtime::{self, Handle},
     sync::oneshot,
     time::{Instant, sleep},
 };
@@ -41,7 +41,7 @@ pub(super) type Replies = Vec<Result<Reply, StoreError>>;
 /// Where operations are done.
 pub(super) struct Attempts {
     pub(super) settings: Settings,
-    queue: Queue<Job>,
+    queue: Queue<Job, runtime::Id>,
     hasher: RandomState,
 }
 
@@ -66,10 +66,6 @@ struct Job {
 impl Job {
     fn has_left(&self) -> bool {
         self.reply.is_closed()
-    }
-
-    fn is_alike(&self, other: &Self) -> bool {
-        self.runtime.id() == other.runtime.id()
     }
 }
 
@@ -100,13 +96,14 @@ impl Attempts {
         let (reply, answer) = oneshot::channel();
         let keys = operations.iter().flat_map(identities);
         let keys = keys.map(|key| self.hasher.hash_one(key)).collect();
+        let kind = runtime.id();
         let job = Job {
             operations,
             reply,
             call: call.clone(),
             runtime,
         };
-        if let Some(group) = self.queue.enter(keys, job) {
+        if let Some(group) = self.queue.enter(keys, kind, job) {
             self.begin(group);
         }
         let answer = answer.await;
@@ -114,7 +111,7 @@ impl Attempts {
     }
 
     /// Tries a group in a task of its own: callers may leave, and it ends nevertheless.
-    fn begin(self: &Arc<Self>, group: Group<Job>) {
+    fn begin(self: &Arc<Self>, group: Group<Job, runtime::Id>) {
         let runtime = group.jobs[0].runtime.clone();
         let attempts = Arc::downgrade(self);
         let place = Place {
@@ -130,6 +127,8 @@ impl Attempts {
             }
             let held = Held::check_out(&settings.pool, end).await;
             let (held, replies) = match held {
+                // They have waited for the connection.
+                Ok(held) if group.jobs.iter().all(Job::has_left) => (Some(held), Ok(Vec::new())),
                 Ok(mut held) => {
                     let replies = settings.attempt(&mut held, &group.jobs, end).await;
                     (Some(held), replies)
@@ -182,8 +181,7 @@ struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let identities = mem::take(&mut self.identities);
-        let queue = &self.attempts.queue;
-        for group in queue.end(identities, Job::has_left, Job::is_alike) {
+        for group in self.attempts.queue.end(identities, Job::has_left) {
             self.attempts.begin(group);
         }
     }

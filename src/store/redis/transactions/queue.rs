@@ -1,7 +1,7 @@
 //! [`Queue`]: who waits while others change the same keys. It knows nothing of Redis or of runtimes.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{HashMap, VecDeque},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -11,41 +11,43 @@ const MOST: usize = 1_024;
 /// In the place of a group's index: it was begun before.
 const UNDER_WAY: usize = usize::MAX;
 
-/// Jobs, each about some identities, of which no two groups under way share one. An identity is a hash here.
+/// Jobs of some kinds `K`, each about some identities, of which no two groups under way share one. An identity is a hash
+/// here.
 ///
-/// Those that wait for the same identity are done together as soon as it is free, first come, first served: nobody
-/// overtakes a job that waits for an identity of theirs.
-pub(super) struct Queue<J> {
-    state: Mutex<State<J>>,
+/// Those of one kind that wait for the same identity are done together as soon as it is free, first come, first served.
+/// Nobody overtakes a job that waits for an identity of theirs, but for those who go in one group past another kind.
+pub(super) struct Queue<J, K> {
+    state: Mutex<State<J, K>>,
 }
 
-struct State<J> {
+struct State<J, K> {
     /// Of each identity that a group under way is about, or that somebody waits for.
-    lines: HashMap<u64, Line>,
-    /// By ticket.
-    waiting: HashMap<u64, Waiting<J>>,
+    lines: HashMap<u64, Line<K>>,
+    /// By ticket: the older, the smaller.
+    waiting: HashMap<u64, Waiting<J, K>>,
     next_ticket: u64,
 }
 
-#[derive(Default)]
-struct Line {
+struct Line<K> {
     group: Option<usize>,
-    /// Oldest first. The ticket of a job that waits no more stays until it is the first.
-    tickets: VecDeque<u64>,
+    /// Of each kind, oldest first. The ticket of a job that waits no more stays until it is the first.
+    tickets: Vec<(K, VecDeque<u64>)>,
 }
 
-struct Waiting<J> {
+struct Waiting<J, K> {
     identities: Vec<u64>,
     job: J,
+    kind: K,
 }
 
 /// Jobs that are done together.
-pub(super) struct Group<J> {
+pub(super) struct Group<J, K> {
     pub(super) identities: Vec<u64>,
     pub(super) jobs: Vec<J>,
+    kind: K,
 }
 
-impl<J> Queue<J> {
+impl<J, K: Copy + Eq> Queue<J, K> {
     pub(super) fn new() -> Self {
         Self {
             state: Mutex::new(State {
@@ -57,56 +59,66 @@ impl<J> Queue<J> {
     }
 
     /// Answers a job whose identities are free, or lets it wait for them.
-    pub(super) fn enter(&self, mut identities: Vec<u64>, job: J) -> Option<Group<J>> {
+    pub(super) fn enter(&self, mut identities: Vec<u64>, kind: K, job: J) -> Option<Group<J, K>> {
         identities.sort_unstable();
         identities.dedup();
         let mut state = self.lock();
         if !identities.iter().any(|it| state.lines.contains_key(it)) {
             state.serve(&identities, Some(UNDER_WAY));
-            let jobs = vec![job];
-            return Some(Group { identities, jobs });
+            return Some(Group {
+                identities,
+                jobs: vec![job],
+                kind,
+            });
         }
         let ticket = state.next_ticket;
         state.next_ticket += 1;
         for identity in &identities {
-            state.line(*identity).tickets.push_back(ticket);
+            state.line(*identity).push(kind, ticket);
         }
-        state.waiting.insert(ticket, Waiting { identities, job });
+        let waiting = Waiting {
+            identities,
+            job,
+            kind,
+        };
+        state.waiting.insert(ticket, waiting);
         None
     }
 
     /// Notes that a group about these identities has ended; answers those that are to begin.
     ///
-    /// Jobs that `has_left` is true for are dropped; a group holds those that `is_alike` is true for.
+    /// Jobs that `has_left` is true for are dropped.
     pub(super) fn end(
         &self,
         identities: Vec<u64>,
         has_left: impl Fn(&J) -> bool,
-        is_alike: impl Fn(&J, &J) -> bool,
-    ) -> Vec<Group<J>> {
+    ) -> Vec<Group<J, K>> {
         let mut state = self.lock();
         state.serve(&identities, None);
-        let mut groups: Vec<Group<J>> = Vec::new();
+        let mut groups: Vec<Group<J, K>> = Vec::new();
         // Whose line has changed: its first may begin.
         let mut changed = identities;
         while let Some(identity) = changed.pop() {
-            let Some((ticket, waiting)) = state.take_first(identity) else {
+            let Some((ticket, waiting)) = state.take_first(identity, &groups) else {
                 continue;
             };
             if has_left(&waiting.job) {
                 changed.extend(waiting.identities);
                 continue;
             }
-            let Some(place) = state.place(ticket, &waiting, &groups, &is_alike) else {
+            let Some(place) = state.place(ticket, &waiting, &groups) else {
                 state.waiting.insert(ticket, waiting);
                 continue;
             };
             if place == groups.len() {
-                let (identities, jobs) = (Vec::new(), Vec::new());
-                groups.push(Group { identities, jobs });
+                groups.push(Group {
+                    identities: Vec::new(),
+                    jobs: Vec::new(),
+                    kind: waiting.kind,
+                });
             }
-            let free = |it: &&u64| state.lines.get(*it).is_none_or(|it| it.group.is_none());
-            let free = waiting.identities.iter().filter(free);
+            let is_free = |it: &&u64| state.lines.get(*it).is_none_or(|it| it.group.is_none());
+            let free = waiting.identities.iter().filter(is_free);
             groups[place].identities.extend(free);
             groups[place].jobs.push(waiting.job);
             state.serve(&waiting.identities, Some(place));
@@ -118,14 +130,17 @@ impl<J> Queue<J> {
         groups
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<J>> {
+    fn lock(&self) -> MutexGuard<'_, State<J, K>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<J> State<J> {
-    fn line(&mut self, identity: u64) -> &mut Line {
-        self.lines.entry(identity).or_default()
+impl<J, K: Copy + Eq> State<J, K> {
+    fn line(&mut self, identity: u64) -> &mut Line<K> {
+        self.lines.entry(identity).or_insert_with(|| Line {
+            group: None,
+            tickets: Vec::new(),
+        })
     }
 
     fn serve(&mut self, identities: &[u64], group: Option<usize>) {
@@ -134,66 +149,100 @@ impl<J> State<J> {
         }
     }
 
-    /// Takes the first of a line out of those that wait; its ticket stays. Forgets a line that nobody is in.
-    fn take_first(&mut self, identity: u64) -> Option<(u64, Waiting<J>)> {
-        let Entry::Occupied(mut line) = self.lines.entry(identity) else {
-            return None;
-        };
-        while let Some(ticket) = line.get().tickets.front().copied() {
-            if let Some(waiting) = self.waiting.remove(&ticket) {
-                return Some((ticket, waiting));
+    /// Takes the first of a line out of those that wait; its ticket stays. Where one of the groups has the line, it is
+    /// the first of the group's kind. Forgets a line that nobody is in.
+    fn take_first(
+        &mut self,
+        identity: u64,
+        groups: &[Group<J, K>],
+    ) -> Option<(u64, Waiting<J, K>)> {
+        let line = self.lines.get_mut(&identity)?;
+        for (_, tickets) in &mut line.tickets {
+            while tickets
+                .front()
+                .is_some_and(|it| !self.waiting.contains_key(it))
+            {
+                tickets.pop_front();
             }
-            line.get_mut().tickets.pop_front();
         }
-        if line.get().group.is_none() {
-            line.remove();
+        line.tickets.retain(|(_, tickets)| !tickets.is_empty());
+        let ticket = match line.group {
+            Some(place) => line.first_of(groups.get(place)?.kind),
+            None => line.first(),
+        };
+        if line.group.is_none() && ticket.is_none() {
+            self.lines.remove(&identity);
         }
-        None
+        let waiting = self.waiting.remove(&ticket?)?;
+        Some((ticket?, waiting))
     }
 
     /// Which of the groups a job goes with, or the next, which is to be begun; `None` if it has to wait.
-    fn place(
-        &self,
-        ticket: u64,
-        waiting: &Waiting<J>,
-        groups: &[Group<J>],
-        is_alike: impl Fn(&J, &J) -> bool,
-    ) -> Option<usize> {
-        let mut place = groups.len();
+    fn place(&self, ticket: u64, waiting: &Waiting<J, K>, groups: &[Group<J, K>]) -> Option<usize> {
+        let new = groups.len();
+        let mut place = new;
         for identity in &waiting.identities {
             let line = self.lines.get(identity)?;
-            let is_first = line.tickets.front() == Some(&ticket);
-            let other = line.group.unwrap_or(place);
-            if !is_first || place != groups.len() && other != place {
+            let first = match line.group {
+                Some(other) if place == new || place == other => {
+                    place = other;
+                    line.first_of(waiting.kind)
+                }
+                Some(_) => None,
+                None => line.first(),
+            };
+            if first != Some(ticket) {
                 return None;
             }
-            place = other;
         }
-        let Some(group) = groups.get(place) else {
-            return (place == groups.len()).then_some(place);
+        let fits = match groups.get(place) {
+            Some(group) => group.kind == waiting.kind && group.jobs.len() < MOST,
+            None => place == new,
         };
-        let fits = group.jobs.len() < MOST && is_alike(&group.jobs[0], &waiting.job);
         fits.then_some(place)
+    }
+}
+
+impl<K: Copy + Eq> Line<K> {
+    fn push(&mut self, kind: K, ticket: u64) {
+        match self.tickets.iter_mut().find(|it| it.0 == kind) {
+            Some((_, tickets)) => tickets.push_back(ticket),
+            None => self.tickets.push((kind, VecDeque::from([ticket]))),
+        }
+    }
+
+    fn first(&self) -> Option<u64> {
+        let firsts = self.tickets.iter().filter_map(|it| it.1.front());
+        firsts.min().copied()
+    }
+
+    fn first_of(&self, kind: K) -> Option<u64> {
+        let (_, tickets) = self.tickets.iter().find(|it| it.0 == kind)?;
+        tickets.front().copied()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
+    use proptest::{collection::vec, prelude::*};
+
     use super::*;
 
-    const NOBODY: fn(&&str) -> bool = |_| false;
-    const ALL: fn(&&str, &&str) -> bool = |_, _| true;
+    type Names = Queue<&'static str, u8>;
+    type Told = Vec<(Vec<u64>, Vec<&'static str>)>;
 
-    fn enter(queue: &Queue<&'static str>, identities: &[u64], job: &'static str) -> bool {
-        queue.enter(identities.to_vec(), job).is_some()
+    fn enter(queue: &Names, identities: &[u64], job: &'static str) -> bool {
+        queue.enter(identities.to_vec(), 0, job).is_some()
     }
 
     /// What begins when a group about these identities has ended.
-    fn end(queue: &Queue<&'static str>, identities: &[u64]) -> Vec<(Vec<u64>, Vec<&'static str>)> {
-        told(queue.end(identities.to_vec(), NOBODY, ALL))
+    fn end(queue: &Names, identities: &[u64]) -> Told {
+        told(queue.end(identities.to_vec(), |_| false))
     }
 
-    fn told(groups: Vec<Group<&'static str>>) -> Vec<(Vec<u64>, Vec<&'static str>)> {
+    fn told(groups: Vec<Group<&'static str, u8>>) -> Told {
         let groups = groups.into_iter().map(|mut it| {
             it.identities.sort_unstable();
             (it.identities, it.jobs)
@@ -257,14 +306,32 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_of_one_kind() {
+    fn a_group_is_of_one_kind_and_each_kind_has_its_turn() {
         let queue = Queue::new();
-        for job in ["a", "b", "other", "c"] {
-            assert_eq!(enter(&queue, &[1], job), job == "a");
+        assert!(enter(&queue, &[1], "a"));
+        for (kind, job) in [(0, "b"), (1, "c"), (0, "d"), (1, "e"), (2, "f"), (0, "g")] {
+            assert!(queue.enter(vec![1], kind, job).is_none());
         }
-        let begun = queue.end(vec![1], NOBODY, |_, job| *job != "other");
-        assert_eq!(told(begun), [(vec![1], vec!["b"])]);
-        assert_eq!(end(&queue, &[1]), [(vec![1], vec!["other", "c"])]);
+        assert_eq!(end(&queue, &[1]), [(vec![1], vec!["b", "d", "g"])]);
+        assert!(!enter(&queue, &[1], "late"));
+        assert_eq!(end(&queue, &[1]), [(vec![1], vec!["c", "e"])]);
+        assert_eq!(end(&queue, &[1]), [(vec![1], vec!["f"])]);
+        assert_eq!(end(&queue, &[1]), [(vec![1], vec!["late"])]);
+    }
+
+    #[test]
+    fn a_group_passes_another_kind_only_where_it_has_begun() {
+        let queue = Queue::new();
+        assert!(enter(&queue, &[1], "a"));
+        assert!(enter(&queue, &[2], "b"));
+        assert!(queue.enter(vec![2], 1, "other").is_none());
+        assert!(!enter(&queue, &[1], "c"));
+        assert!(!enter(&queue, &[1, 2], "both"));
+        let apart = [(vec![1], vec!["c"]), (vec![2], vec!["other"])];
+        assert_eq!(end(&queue, &[1])[..], apart[..1]);
+        assert_eq!(end(&queue, &[2])[..], apart[1..]);
+        assert_eq!(end(&queue, &[1]), []);
+        assert_eq!(end(&queue, &[2]), [(vec![1, 2], vec!["both"])]);
     }
 
     #[test]
@@ -273,7 +340,7 @@ mod tests {
         assert!(enter(&queue, &[1], "a"));
         assert!(!enter(&queue, &[1, 2], "gone"));
         assert!(!enter(&queue, &[2], "b"));
-        let begun = queue.end(vec![1], |job| *job == "gone", ALL);
+        let begun = queue.end(vec![1], |job| *job == "gone");
         assert_eq!(told(begun), [(vec![2], vec!["b"])]);
         assert!(enter(&queue, &[1], "c"));
         assert_eq!(end(&queue, &[1]), []);
@@ -291,5 +358,121 @@ mod tests {
         }
         assert_eq!(end(&queue, &[1])[0].1.len(), MOST);
         assert_eq!(end(&queue, &[1])[0].1.len(), 1);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Enter(Vec<u64>, u8),
+        /// Of those who wait.
+        Leave(prop::sample::Index),
+        /// Of the groups under way.
+        End(prop::sample::Index),
+    }
+
+    fn acts() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            4 => (vec(0..5_u64, 0..4), 0..3_u8).prop_map(|(of, kind)| Act::Enter(of, kind)),
+            1 => any::<prop::sample::Index>().prop_map(Act::Leave),
+            3 => any::<prop::sample::Index>().prop_map(Act::End),
+        ]
+    }
+
+    /// Jobs are numbers, in order of arrival.
+    #[derive(Default)]
+    struct Model {
+        jobs: Vec<(Vec<u64>, u8)>,
+        waiting: Vec<usize>,
+        left: HashSet<usize>,
+        under_way: Vec<Group<usize, u8>>,
+        begun: Vec<usize>,
+    }
+
+    impl Model {
+        fn meet(&self, job: usize, other: usize) -> bool {
+            self.jobs[job]
+                .0
+                .iter()
+                .any(|it| self.jobs[other].0.contains(it))
+        }
+
+        fn begin(&mut self, group: Group<usize, u8>) {
+            let of_all = group.jobs.iter().flat_map(|it| &self.jobs[*it].0);
+            let [all, told]: [HashSet<u64>; 2] = [
+                of_all.copied().collect(),
+                group.identities.iter().copied().collect(),
+            ];
+            assert_eq!(all, told);
+            for job in &group.jobs {
+                assert_eq!(self.jobs[*job].1, group.kind);
+                self.waiting.retain(|it| it != job);
+            }
+            let mut older = self.waiting.iter().filter(|it| **it < group.jobs[0]);
+            let meets = |it: &usize| !self.left.contains(it) && self.meet(*it, group.jobs[0]);
+            assert!(!older.any(meets), "whoever begins a group is the oldest");
+            let before = self
+                .begun
+                .iter()
+                .filter(|it| self.jobs[**it].1 == group.kind);
+            for older in before {
+                let mut jobs = group.jobs.iter();
+                assert!(
+                    !jobs.any(|job| job < older && self.meet(*job, *older)),
+                    "overtaken"
+                );
+            }
+            self.begun.extend(&group.jobs);
+            self.under_way.push(group);
+        }
+
+        fn end(&mut self, queue: &Queue<usize, u8>, place: usize) {
+            let ended = self.under_way.swap_remove(place);
+            for group in queue.end(ended.identities, |it| self.left.contains(it)) {
+                self.begin(group);
+            }
+        }
+
+        fn assert_none_waits_in_vain(&self) {
+            let under_way = self.under_way.iter().flat_map(|it| &it.identities);
+            let busy: Vec<u64> = under_way.copied().collect();
+            let distinct: HashSet<u64> = busy.iter().copied().collect();
+            assert_eq!(distinct.len(), busy.len(), "two groups share an identity");
+            for (place, job) in self.waiting.iter().enumerate() {
+                let is_busy = self.jobs[*job].0.iter().any(|it| busy.contains(it));
+                let mut older = self.waiting[..place].iter();
+                assert!(is_busy || self.left.contains(job) || older.any(|it| self.meet(*it, *job)));
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_two_groups_share_an_identity_and_all_have_their_turn(acts in vec(acts(), 1..80)) {
+            let (queue, mut model) = (Queue::new(), Model::default());
+            for act in acts {
+                match act {
+                    Act::Enter(identities, kind) => {
+                        let job = model.jobs.len();
+                        model.jobs.push((identities.clone(), kind));
+                        match queue.enter(identities, kind, job) {
+                            Some(group) => model.begin(group),
+                            None => model.waiting.push(job),
+                        }
+                    }
+                    Act::Leave(place) if !model.waiting.is_empty() => {
+                        model.left.insert(*place.get(&model.waiting));
+                    }
+                    Act::End(place) if !model.under_way.is_empty() => {
+                        model.end(&queue, place.index(model.under_way.len()));
+                    }
+                    Act::Leave(_) | Act::End(_) => {}
+                }
+                model.assert_none_waits_in_vain();
+            }
+            while !model.under_way.is_empty() {
+                model.end(&queue, 0);
+            }
+            prop_assert!(model.waiting.iter().all(|it| model.left.contains(it)));
+            prop_assert!(queue.lock().lines.is_empty() && queue.lock().waiting.is_empty());
+        }
     }
 }
