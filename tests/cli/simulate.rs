@@ -492,21 +492,54 @@ fn a_wrong_date_in_one_of_several_logs_disturbs_no_other_line() {
 }
 
 #[test]
+fn wrong_dates_in_many_logs_at_one_time_disturb_no_other_line() {
+    let line = |second: u64| format!("{{\"time\":{second},\"ip\":\"203.0.113.1\"}}\n");
+    let tool = tool("ip = '1/100ms'", "");
+    let mut logs = String::new();
+    for log in 0..12 {
+        let mut lines: Vec<String> = (log..1_200).step_by(12).map(line).collect();
+        lines.insert(50, line(1_000_000_000 + 1_000 * log));
+        // Slightly out of order, as a server logs them.
+        (60..90).step_by(3).for_each(|at| lines.swap(at, at + 1));
+        tool.write(&format!("{log}.log"), lines.concat());
+        write!(logs, "{log}.log ").unwrap();
+    }
+    let outcome = simulated(&tool, &format!("{logs} --reorder 30s"));
+    assert_eq!(
+        (&outcome["requests"], &outcome["refused"]),
+        (&1_212.into(), &0.into())
+    );
+    assert_eq!(outcome["lines"]["late"], 0);
+}
+
+#[test]
 fn what_is_read_is_never_written_over() {
     let log = combined(&hits(5)[..10]);
     let tool = tool("ip = '1/1s'", &log);
+    let path = |file: &str| tool.folder().join(file);
+    std::fs::hard_link(path("access.log"), path("linked.log")).unwrap();
     for args in [
         "--decisions access.log",
         "--report ./access.log",
         "--decisions p.toml",
+        "--decisions linked.log",
+        "--decisions both --report both",
     ] {
         let said = tool.run(&format!("simulate p.toml access.log {args}"));
         assert_eq!(said.code, 2, "{args}: {said:?}");
+        let expected = ["would be written over", "name the same file"];
         assert!(
-            said.stderr.contains("is read, and would be written over"),
+            expected.iter().any(|it| said.stderr.contains(it)),
             "{said:?}"
         );
     }
+    let stdin = std::fs::File::open(tool.folder().join("access.log")).unwrap();
+    let mut command = tool.command();
+    command.args(["simulate", "p.toml", "--decisions", "access.log"]);
+    assert_eq!(
+        command.stdin(stdin).output().unwrap().status.code(),
+        Some(2)
+    );
     tool.write("d.jsonl", "old");
     assert_eq!(
         tool.run("simulate p.toml nowhere.log --decisions d.jsonl")

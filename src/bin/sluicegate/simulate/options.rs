@@ -1,8 +1,12 @@
 //! The arguments of `sluicegate simulate`.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::Args;
+use same_file::Handle;
 
 use super::super::{error::Error, text};
 
@@ -87,21 +91,38 @@ pub(crate) struct SimulateArgs {
 }
 
 impl SimulateArgs {
-    /// Refuses to write over what is read.
+    /// Refuses to write over a file that is read, or that is written, too.
     pub(super) fn check_outputs(&self) -> Result<(), Error> {
-        let place = |path: &PathBuf| fs::canonicalize(path).ok();
         let read = self.logs.iter().chain([&self.policies]);
-        let read: Vec<PathBuf> = read.filter_map(place).collect();
+        let mut taken: Vec<Handle> = read.filter_map(|it| file(it)).collect();
         for path in self.report.iter().chain(&self.decisions) {
-            if place(path).is_some_and(|it| read.contains(&it)) {
-                let path = path.display();
+            let Some(file) = file(path) else {
+                continue;
+            };
+            if taken.contains(&file) {
                 return Err(Error::usage(format_args!(
-                    "{path} is read, and would be written over"
+                    "{} would be written over: it is named twice, or is a log or the policies",
+                    path.display()
                 )));
             }
+            taken.push(file);
+        }
+        if self.report.is_some() && self.report == self.decisions {
+            return Err(Error::usage("--report and --decisions name the same file"));
         }
         Ok(())
     }
+}
+
+/// The file at this path, or stdin; `None` if there is none, or it is no regular one.
+fn file(path: &Path) -> Option<Handle> {
+    let handle = if path == Path::new("-") {
+        Handle::stdin()
+    } else {
+        Handle::from_path(path)
+    };
+    let is_file = |it: &Handle| it.as_file().metadata().is_ok_and(|it| it.is_file());
+    handle.ok().filter(is_file)
 }
 
 fn capacity(text: &str) -> Result<usize, String> {

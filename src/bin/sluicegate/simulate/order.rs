@@ -56,7 +56,8 @@ impl Order {
         }
     }
 
-    pub(super) fn push(&mut self, mut request: Request) {
+    /// Adds a request; if its date is not believed, it does not tell how far the logs have come.
+    pub(super) fn push(&mut self, mut request: Request, is_believed: bool) {
         let mut second = request.ms / SECOND_MS;
         if second < self.next {
             self.late += 1;
@@ -64,7 +65,9 @@ impl Order {
             request.ms = second * SECOND_MS;
             request.is_whole = false;
         }
-        self.newest = self.newest.max(self.reached(second));
+        if is_believed {
+            self.newest = self.newest.max(self.reached(second));
+        }
         self.count += weight(&request);
         self.held.entry(second).or_default().push(request);
     }
@@ -127,13 +130,14 @@ mod tests {
     fn replayed(order: &mut Order, times: &[(u64, bool)]) -> Vec<(u64, u64)> {
         let mut replayed = Vec::new();
         for (line, (ms, is_whole)) in (1..).zip(times) {
-            order.push(Request {
+            let request = Request {
                 ms: *ms,
                 is_whole: *is_whole,
                 file: 0,
                 line,
                 keys: Box::default(),
-            });
+            };
+            order.push(request, true);
             while let Some(requests) = order.ready() {
                 replayed.extend(requests);
             }
@@ -235,13 +239,14 @@ mod tests {
         let mut order = Order::new(Duration::from_secs(1_000), true);
         order.most = 10;
         for second in 0..100 {
-            order.push(Request {
+            let request = Request {
                 ms: second * 1_000,
                 is_whole: true,
                 file: 0,
                 line: second,
                 keys: Box::default(),
-            });
+            };
+            order.push(request, true);
             while order.ready().is_some() {}
             assert!(order.count <= 10);
         }
@@ -253,13 +258,14 @@ mod tests {
         order.most = 100;
         for line in 0..100 {
             let key = Key::new("path", vec![b'x'; 1_024]);
-            order.push(Request {
+            let request = Request {
                 ms: line * 1_000,
                 is_whole: true,
                 file: 0,
                 line,
                 keys: [Some(key), None].into(),
-            });
+            };
+            order.push(request, true);
             while order.ready().is_some() {}
             assert!(order.held.len() <= 11, "{}", order.held.len());
         }

@@ -60,13 +60,18 @@ struct Log {
 }
 
 impl Log {
-    /// When its next request is due among those of other logs; at once if most that follow are earlier: a wrong date
-    /// must not hold them up.
+    /// When its next request is due among those of other logs.
     fn due_ms(&self) -> Option<u64> {
         let next = self.ahead.front()?;
-        let earlier = self.ahead.iter().filter(|it| it.ms < next.ms).count();
-        let is_wrong = earlier > (self.ahead.len() - 1) / 2;
-        Some(if is_wrong { 0 } else { next.ms })
+        // At once, since a wrong date must not hold up those that follow.
+        Some(if self.is_next_wrong() { 0 } else { next.ms })
+    }
+
+    /// Whether the date of the next request is wrong: most that follow are earlier.
+    fn is_next_wrong(&self) -> bool {
+        let next_ms = self.ahead.front().map_or(0, |it| it.ms);
+        let earlier = self.ahead.iter().filter(|it| it.ms < next_ms).count();
+        earlier > self.ahead.len().saturating_sub(1) / 2
     }
 }
 
@@ -104,8 +109,9 @@ impl<'a> Reading<'a> {
             let logs = self.logs.iter().enumerate();
             let due = logs.filter_map(|(at, log)| Some((log.due_ms()?, at)));
             let Some((_, log)) = due.min() else { break };
+            let is_wrong = self.logs[log].is_next_wrong();
             if let Some(request) = self.logs[log].ahead.pop_front() {
-                order.push(request);
+                order.push(request, !is_wrong);
             }
             self.advance(log)?;
             while let Some(requests) = order.ready() {
