@@ -34,7 +34,9 @@ fn explain(rejection: &Rejection, _head: &Parts) -> (StatusCode, Json<Value>) {
             None => json!({ "error": "too much at once" }),
         },
         Rejection::MissingKey(_) => json!({ "error": "send your key in x-api-key" }),
-        _ => json!({ "error": "try again later" }),
+        Rejection::Undecided(_) => json!({ "error": "try again later" }),
+        // Somebody who is blocked, and what later versions add.
+        _ => json!({ "error": "not allowed" }),
     };
     (rejection.status(), Json(error))
 }

@@ -23,8 +23,8 @@
 //! # Blocks
 //!
 //! [`Limiter::block`](crate::Limiter::block) blocks an identity, [`unblock`](crate::Limiter::unblock) ends all its
-//! blocks. Blocks are kept in the store: every replica heeds them from its next check on, and they outlast restarts. Of
-//! two blocks the later end holds. A block ends at exactly its time, by the store's clock.
+//! blocks. Blocks are kept in the store: every replica heeds them from its next check on, and they outlast restarts of
+//! the service; those of Redis as far as it saves its data. Of two blocks the later end holds. A block ends at exactly its time, by the store's clock.
 //!
 //! Limiters heed blocks [if they are told to](crate::Limiter::with_blocks), since it makes a check a little dearer; and
 //! every check under a policy with a ban does. A check is blocked if one of the keys that its charges count for is;
@@ -54,6 +54,9 @@
 //! strike. Keys on an
 //! [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned. A ban that is being made while
 //! the identity is unblocked is not made, or is ended; strikes that are not counted yet count after that.
+//!
+//! To ban from one route alone, limit that route by keys of a kind of their own, such as
+//! `Key::new("login-ip", PeerIp.key(address).value())`: no other policy charges them.
 //!
 //! Ban only by keys that a client cannot choose. Who may name another's key, such as the user of a login that has not
 //! succeeded, can have that other banned; and a ban of an address is one of all who share it.

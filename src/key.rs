@@ -23,7 +23,16 @@ pub struct Key {
     kind: &'static str,
     /// Most addresses and numbers fit without an allocation.
     value: SmallVec<[u8; 24]>,
-    secret: bool,
+    form: Form,
+}
+
+/// What the value is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Form {
+    Plain,
+    Secret,
+    /// What stands for a value in the names of Redis: its hash.
+    Token,
 }
 
 impl Key {
@@ -33,7 +42,7 @@ impl Key {
         Self {
             kind,
             value: SmallVec::from_slice(value.as_ref()),
-            secret: false,
+            form: Form::Plain,
         }
     }
 
@@ -41,7 +50,7 @@ impl Key {
     #[must_use]
     pub fn secret(kind: &'static str, value: impl AsRef<[u8]>) -> Self {
         Self {
-            secret: true,
+            form: Form::Secret,
             ..Self::new(kind, value)
         }
     }
@@ -52,7 +61,8 @@ impl Key {
         self.kind
     }
 
-    /// The value itself, from which stores make a token; must not be logged, used in metrics or kept.
+    /// The value itself, from which stores make a token. Not for metrics: anybody could make up as many as they like. If
+    /// it [is secret](Self::is_secret), not for logs either.
     #[must_use]
     pub fn value(&self) -> &[u8] {
         &self.value
@@ -61,7 +71,22 @@ impl Key {
     /// Whether the value must be hashed before it is kept.
     #[must_use]
     pub const fn is_secret(&self) -> bool {
-        self.secret
+        matches!(self.form, Form::Secret)
+    }
+
+    /// The key that a store in Redis lists as `<kind>=<token>`, of a value that is not known.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_token(kind: &'static str, token: &str) -> Self {
+        Self {
+            form: Form::Token,
+            ..Self::new(kind, token)
+        }
+    }
+
+    /// Whether the value is the token itself.
+    #[cfg(feature = "redis")]
+    pub(crate) const fn is_token(&self) -> bool {
+        matches!(self.form, Form::Token)
     }
 }
 

@@ -174,7 +174,7 @@ impl Fields {
             }
             (None, Some(_)) => {
                 return Err(wrong(
-                    &"`ban` needs `strikes`: after how many, such as `5/10m`",
+                    &"`ban` needs `strikes`: after how many, such as `5/10m`; `ban` itself is only the time, such as `1h`",
                 ));
             }
         };

@@ -496,7 +496,11 @@ impl<R> RateLimitLayer<R> {
 
 #[track_caller]
 fn valid<T>(layer: Result<T, PolicyError>) -> T {
-    layer.unwrap_or_else(|error| panic!("{error}"))
+    // In a closure, the panic would not tell the caller's place.
+    match layer {
+        Ok(layer) => layer,
+        Err(error) => panic!("{error}"),
+    }
 }
 
 impl<S, R> Layer<S> for RateLimitLayer<R> {

@@ -51,6 +51,33 @@
 //! check that the memory of this process decides, since the store could not, causes two events: `on_error`, and then
 //! `on_decision`. A request whose client goes away before it is decided causes none.
 
+//!
+//! # Who was refused
+//!
+//! Observers are for metrics, and whoever makes up identities must not make them grow without bound. Who was refused
+//! is known where the response is made: in [`reject_with`](crate::RateLimitLayer::reject_with) or
+//! [`rejection`](crate::RateLimitLayer::rejection), or from the decision of a [`Limiter`](crate::Limiter):
+//!
+//! ```
+//! use sluicegate::{Key, middleware::Rejection};
+//!
+//! /// `ip=203.0.113.7`; of a secret, only the kind.
+//! fn name(key: &Key) -> String {
+//!     let value = if key.is_secret() { "…".into() } else { String::from_utf8_lossy(key.value()) };
+//!     format!("{}={value}", key.kind())
+//! }
+//!
+//! fn who_was_refused(rejection: &Rejection) -> Option<String> {
+//!     match rejection {
+//!         Rejection::Denied(denial) => Some(name(denial.charge().key())),
+//!         Rejection::Blocked(blocked) => Some(name(blocked.key())),
+//!         _ => None,
+//!     }
+//! }
+//! ```
+//!
+//! Such logs may have personal data in them: keep them no longer than you must.
+
 mod event;
 #[cfg(feature = "metrics")]
 mod metrics;

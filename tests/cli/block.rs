@@ -122,6 +122,13 @@ async fn a_ban_is_listed_as_one_and_a_secret_as_its_hash() {
         "{said}"
     );
     assert!(!said.contains("s3cret"));
+    // By its hash, as it is listed, and then by its value.
+    let hashed = said
+        .split_whitespace()
+        .find(|it| it.starts_with("api-key=#"))
+        .unwrap();
+    site.text(&format!("unblock {hashed}"));
+    site.text(&format!("block {hashed} --for 1h"));
     let said = site
         .tool
         .run_with("unblock api-key=- --hashed", b"s3cret\n");

@@ -375,6 +375,18 @@ fn what_a_path_leaves_out_is_counted() {
 }
 
 #[test]
+fn policies_that_are_not_named_are_left_out() {
+    let tool = tool(
+        "ip = '1/1s'\nlogin = '0/1s'\nuser = '2/1s'",
+        combined(&hits(7)),
+    );
+    let outcome = simulated(&tool, "access.log --policy ip --policy user");
+    let policies = outcome["policies"].as_array().unwrap().iter();
+    let names: Vec<_> = policies.map(|it| it["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["ip", "user"]);
+}
+
+#[test]
 fn the_page_has_nothing_of_a_log_as_html() {
     let mut log = String::new();
     for _ in 0..3 {
@@ -418,6 +430,7 @@ fn what_cannot_be_simulated_is_a_usage_error() {
         "wrong.toml access.log",
         "p.toml nowhere.log",
         "p.toml access.log --key user=ip",
+        "p.toml access.log --policy user",
         "p.toml access.log --factors -1",
         "p.toml access.log --factors NaN",
         "p.toml access.log --keys 0",

@@ -74,13 +74,16 @@ impl From<io::Error> for Error {
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
-        let cause = cause.filter(|it| it.starts_with("the right"));
         match (error.kind(), error.code(), cause) {
             (StoreErrorKind::Timeout, ..) => Self::server(format_args!("{error}: see --timeout")),
-            (_, Some("NOPERM"), Some(cause)) => Self::server(format_args!("{error}: {cause}")),
-            (_, Some("NOPERM"), None) => Self::server(format_args!(
-                "{error}: `--help` of each verb names those that it needs"
-            )),
+            (_, Some("NOPERM"), cause)
+                if !cause.as_ref().is_some_and(|it| it.starts_with("the right")) =>
+            {
+                Self::server(format_args!(
+                    "{error}: `--help` of each verb names those that it needs"
+                ))
+            }
+            (_, _, Some(cause)) => Self::server(format_args!("{error}: {cause}")),
             _ => Self::server(error),
         }
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::Args;
-use sluicegate::{Header, Key, PeerIp, extract::Cookie};
+use sluicegate::{Header, Key, PeerIp, extract::Cookie, store::redis::inspect::hashed_key};
 
 use super::error::{Error, Result};
 
@@ -18,7 +18,8 @@ const MAX_STDIN: u64 = 1 << 20;
 #[derive(Args)]
 pub(crate) struct IdentityArgs {
     /// Who: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or cookie:session=VALUE; a
-    /// VALUE of - is read from stdin, so that a secret stays out of the shell's history
+    /// VALUE of - is read from stdin, so that a secret stays out of the shell's history. Or as it is listed by `top` and
+    /// `blocks` where the value is not known: 'header=#5877c54e…'
     #[arg(value_name = "IDENTITY")]
     identity: Identity,
 
@@ -46,10 +47,12 @@ impl FromStr for Identity {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.split_once('=') {
-            Some((kind, value)) if !kind.is_empty() && !value.is_empty() => Ok(Self {
-                kind: kind.into(),
-                value: value.into(),
-            }),
+            Some((kind, value)) if !value.is_empty() && (!kind.is_empty() || is_hash(value)) => {
+                Ok(Self {
+                    kind: kind.into(),
+                    value: value.into(),
+                })
+            }
             _ => Err("write KIND=VALUE, for instance ip=203.0.113.7 or user=alice"),
         }
     }
@@ -69,9 +72,9 @@ impl Identity {
             &self.value
         };
         if is_hash(value) {
-            return Err(Error::usage(
-                "this is the hash of a value, as the server has it: give the value itself, which the hash does not tell",
-            ));
+            let key = hashed_key(leaked(&self.kind), value);
+            return key
+                .ok_or_else(|| Error::usage("write the hash as it is listed: header=#5877…"));
         }
         if self.kind != "ip" && self.kind.eq_ignore_ascii_case("ip") {
             return Err(Error::usage("kinds are told apart by case: write ip="));
@@ -86,7 +89,7 @@ impl Identity {
     }
 }
 
-/// Whether it is what stands for a long, strange or secret value: no value can be told from it.
+/// Whether it is what stands for a long, strange or secret value.
 fn is_hash(value: &str) -> bool {
     let hash = value.strip_prefix('#').unwrap_or_default();
     hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -167,6 +170,16 @@ mod tests {
                 true,
                 Cookie::new("session").key("s3cret"),
             ),
+            (
+                "header=#5877c54e0123456789abcdef01234567",
+                false,
+                hashed_key("header", "#5877c54e0123456789abcdef01234567").unwrap(),
+            ),
+            (
+                "=#5877c54e0123456789abcdef01234567",
+                false,
+                hashed_key("", "#5877c54e0123456789abcdef01234567").unwrap(),
+            ),
         ] {
             assert!(key(text, hashed).is_ok_and(|key| key == expected), "{text}");
         }
@@ -180,7 +193,8 @@ mod tests {
             "ip=2001:db8::/16",
             "ip=2001:db8::/x",
             "IP=203.0.113.7",
-            "user=#5877c54e0123456789abcdef01234567",
+            "user=#5877C54E0123456789ABCDEF01234567",
+            "header:x=#5877c54e0123456789abcdef01234567",
             "header:a b=c",
         ] {
             assert!(key(text, false).is_err(), "{text}");

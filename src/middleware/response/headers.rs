@@ -87,7 +87,9 @@ impl HeaderStyle {
     /// are given back a window after the *end* of their step. A unit that was charged at the beginning of a step under
     /// `600/1m` counts for 61 s.
     ///
-    /// Several layers each add their items. [Shadows](crate::Policy::shadow) are left out, unless asked for
+    /// `RateLimit-Policy` lists all policies of the layer, also those whose limit does not apply to the request, such
+    /// as of an extractor that skips it; `RateLimit` lists those that were checked. Several layers each add their items.
+    /// [Shadows](crate::Policy::shadow) are left out, unless asked for
     /// [`with_shadows`](Self::with_shadows).
     pub const DRAFT_11: Self = Self {
         draft11: true,

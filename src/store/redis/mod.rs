@@ -31,6 +31,9 @@
 //! key's value if that is short and plain; if it is long, has unusual characters or is [secret](Key::secret), a keyed
 //! hash of it.
 //!
+//! In the place of a policy, `!block` is a [block](crate::block#blocks) of the identity, and `!strikes` are the strikes
+//! that count towards a [ban](crate::block#bans).
+//!
 //! Who [contributes](crate::contributors) to an account is kept in up to seven sorted sets, one for each sixth of the
 //! window, beside its counts and in the same slot: `sluicegate:{account=acme}:api:by:<length>:<start>`, both in ms. A
 //! set holds 16 labels, `total`, and `total+error`, and takes about 1 KB. Only charges that name a contributor make

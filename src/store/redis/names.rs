@@ -66,7 +66,7 @@ impl Names {
             name.extend_from_slice(kind.as_bytes());
         }
         name.push(b'=');
-        if !key.is_secret() && is_plain_kind(kind) && is_plain(value) {
+        if key.is_token() || !key.is_secret() && is_plain_kind(kind) && is_plain(value) {
             name.extend_from_slice(value);
         } else {
             name.push(b'#');
@@ -135,6 +135,17 @@ impl Names {
     }
 }
 
+/// Reads what stands in the braces of a name where the value was hashed: `<kind>=#<hash>`.
+pub(super) fn hashed(kind: &'static str, token: &str) -> Option<Key> {
+    let hash = token.strip_prefix('#')?;
+    let is_hash = hash.len() == 32
+        && hash
+            .bytes()
+            .all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
+    let is_kind = kind.is_empty() || is_plain_kind(kind);
+    (is_hash && is_kind).then(|| Key::of_token(kind, token))
+}
+
 fn is_plain_kind(kind: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     (1..=MAX_KIND).contains(&kind.len()) && kind.bytes().all(plain)
@@ -175,6 +186,24 @@ mod tests {
         }
         assert!(name(&Key::secret("api-key", "abc")).starts_with("rl:{api-key=#"));
         assert!(name(&Key::new("a{b}", "c")).starts_with("rl:{=#"));
+    }
+
+    #[test]
+    fn a_hash_names_the_identity_that_it_was_made_of() {
+        for key in [
+            Key::secret("api-key", "abc"),
+            Key::new("a{b}", "c"),
+            Key::new("user", "a b"),
+        ] {
+            let name = name(&key);
+            let (kind, token) = name[4..].split_once('=').unwrap();
+            let token = token.strip_suffix("}:api").unwrap();
+            let kind = Box::leak(Box::from(kind));
+            assert_eq!(self::name(&hashed(kind, token).unwrap()), name);
+            assert_eq!(hashed(kind, &token[..32]), None);
+        }
+        assert_eq!(hashed("user", "#5877C54E0123456789ABCDEF01234567"), None);
+        assert_eq!(hashed("a:b", "#5877c54e0123456789abcdef01234567"), None);
     }
 
     #[test]

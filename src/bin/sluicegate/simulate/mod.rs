@@ -26,6 +26,8 @@ mod write;
 
 use std::fs;
 
+use sluicegate::{Policy, policies::Policies};
+
 pub(crate) use self::options::SimulateArgs;
 use self::{reading::Reading, request::Mapping, result::Outcome};
 use super::{
@@ -37,7 +39,7 @@ use super::{
 };
 
 pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    let policies = policies_file::load(&args.policies)?;
+    let policies = chosen(policies_file::load(&args.policies)?, args)?;
     if policies.iter().next().is_none() {
         return Err(Error::usage(format_args!(
             "{}: the file has no policies",
@@ -79,4 +81,21 @@ pub(crate) fn run(args: &SimulateArgs, settings: &Settings, output: &mut Output)
     }
     output.report(&outcome, write::write)?;
     Ok(Answer::Yes)
+}
+
+/// The policies that `--policy` names; without it, all.
+fn chosen(all: Policies, args: &SimulateArgs) -> Result<Policies> {
+    if args.policy.is_empty() {
+        return Ok(all);
+    }
+    for name in &args.policy {
+        if all.get(name).is_none() {
+            return Err(Error::usage(format_args!(
+                "--policy {name}: {} has no policy of this name",
+                args.policies.display()
+            )));
+        }
+    }
+    let is_chosen = |it: &&Policy| args.policy.iter().any(|name| name == it.name());
+    Policies::new(all.iter().filter(is_chosen).cloned()).map_err(Error::usage)
 }

@@ -39,6 +39,10 @@ pub(crate) struct SimulateArgs {
     #[arg(default_value = "-", value_name = "LOG")]
     pub(super) logs: Vec<PathBuf>,
 
+    /// Replay under this policy alone; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub(super) policy: Vec<String>,
+
     /// The field that tells clients apart: FIELD for all policies, POLICY=FIELD for one
     #[arg(long, value_name = "[POLICY=]FIELD")]
     pub(super) key: Vec<String>,

@@ -32,6 +32,7 @@ use super::{
     RedisStore,
     connection::within,
     error::{code, store_error},
+    names,
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -43,6 +44,15 @@ pub use decide::decide;
 pub use name::StoredName;
 pub use server::{Selection, Server};
 pub use value::{Section, Step, StoredValue, UnreadableValue};
+
+/// The key of an identity whose value is only known as the hash that the store has of it: of `header=#5877…`, the kind
+/// `header` and the token `#5877…`, with 32 digits. `None` if this is no such token.
+///
+/// It stands for the identity over Redis, with the prefix and secret by which it was hashed, and over no other store.
+#[must_use]
+pub fn hashed_key(kind: &'static str, token: &str) -> Option<Key> {
+    names::hashed(kind, token)
+}
 
 /// What is read of one key: its value, `None` if it holds nothing; or why that cannot be read.
 pub type StoredResult = Result<Option<StoredValue>, UnreadableValue>;
