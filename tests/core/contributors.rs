@@ -129,6 +129,18 @@ async fn without_a_label_nothing_is_spawned_and_nothing_told() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_settlement_contributes_the_difference() {
+    let limiter = Limiter::new(Probe::default());
+    let charge = Charge::new(&policy(), acme(), 2).by(Key::new("user", "alice"));
+    for cost in [7, 0] {
+        let decision = limiter.check([charge.clone()]).await.unwrap();
+        limiter.settle(decision.usage(), [cost]).await.unwrap();
+    }
+    let known = limiter.contributors(&policy(), &acme()).await.unwrap();
+    assert_eq!(known.total(), 7);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_limiter_that_is_dropped_tells_the_rest_and_leaves_nothing() {
     let probe = Probe::default();
     let limiter = Limiter::new(probe.clone());

@@ -146,3 +146,104 @@ impl Account {
         self.late.push(late);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Its spans are of ten seconds.
+    fn policy() -> Policy {
+        Policy::parse("api", "1000/1m").unwrap()
+    }
+
+    fn user(number: u64) -> Arc<Key> {
+        Arc::new(Key::new("user", number.to_string()))
+    }
+
+    fn account() -> Account {
+        Account::new(&policy(), &Key::new("account", "acme"), 25_000)
+    }
+
+    fn add(account: &mut Account, policy: &Policy, number: u64, at_ms: u64, units: i64) {
+        let (key, hash) = (&user(number), number);
+        account.add(policy, Label { key, hash }, at_ms, units);
+    }
+
+    /// Where each begins, its sum, and how many labels it names.
+    fn told(account: &mut Account) -> Vec<(u64, i64, usize)> {
+        let unsent = account.take_unsent().into_iter();
+        let told = unsent.map(|it| (it.start_ms(), it.total, it.units.len()));
+        told.collect()
+    }
+
+    #[test]
+    fn units_are_told_under_the_span_that_they_were_charged_in() {
+        let mut account = account();
+        for (at_ms, units) in [
+            (25_000, 1),
+            (14_000, 2),
+            (19_999, 3),
+            (29_999, 4),
+            (30_000, 5),
+        ] {
+            add(&mut account, &policy(), 7, at_ms, units);
+        }
+        let expected = [(10_000, 5, 1), (20_000, 5, 1), (30_000, 5, 1)];
+        assert_eq!(told(&mut account), expected);
+        assert_eq!(told(&mut account), []);
+        // Too old to be part of a window.
+        add(&mut account, &policy(), 7, 100_000, 1);
+        add(&mut account, &policy(), 7, 39_999, 1);
+        add(&mut account, &policy(), 7, 40_000, 1);
+        let expected = [(40_000, 1, 1), (100_000, 1, 1)];
+        assert_eq!(told(&mut account), expected);
+    }
+
+    #[test]
+    fn of_a_span_that_is_over_as_many_labels_are_named_as_a_store_keeps() {
+        let mut account = account();
+        for number in 0..30 {
+            add(&mut account, &policy(), number, 15_000, 2);
+            add(&mut account, &policy(), number, 25_000, 1);
+        }
+        add(&mut account, &policy(), 0, 30_000, 1);
+        let expected = [
+            (10_000, 60, KEPT_LABELS),
+            (20_000, 30, KEPT_LABELS),
+            (30_000, 1, 1),
+        ];
+        assert_eq!(told(&mut account), expected);
+    }
+
+    #[test]
+    fn a_policy_with_another_window_begins_a_span_of_its_own() {
+        let mut account = account();
+        add(&mut account, &policy(), 7, 25_000, 1);
+        let longer = Policy::parse("api", "1000/2m").unwrap();
+        add(&mut account, &longer, 7, 31_000, 2);
+        let unsent = account.take_unsent();
+        let spans = unsent
+            .iter()
+            .map(|it| (it.start_ms(), it.span.length_ms, it.total));
+        assert_eq!(
+            spans.collect::<Vec<_>>(),
+            [(20_000, 10_000, 1), (20_000, 20_000, 2)]
+        );
+    }
+
+    #[test]
+    fn what_the_store_has_dropped_is_told_again_but_not_of_another_span() {
+        let mut account = account();
+        let kept = |units| Kept::new(vec![units], 0);
+        let key = &user(7);
+        let label = || [Label { key, hash: 7 }].into_iter();
+        add(&mut account, &policy(), 7, 25_000, 5);
+        let first = account.take_unsent().remove(0);
+        account.note(&first, label(), &kept(2));
+        assert_eq!(account.take_unsent()[0].units[0].1, 3);
+        add(&mut account, &policy(), 7, 35_000, 1);
+        assert_eq!(told(&mut account), [(30_000, 1, 1)]);
+        account.note(&first, label(), &kept(0));
+        assert_eq!(told(&mut account), []);
+    }
+}
