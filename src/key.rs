@@ -32,6 +32,7 @@ enum Form {
     Plain,
     Secret,
     /// What stands for a value in the names of Redis: its hash.
+    #[cfg(feature = "redis")]
     Token,
 }
 
