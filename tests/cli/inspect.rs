@@ -165,7 +165,7 @@ async fn what_cannot_be_asked_is_an_error_of_its_kind() {
         (
             "inspect user=alice --redis redis://127.0.0.1:1",
             3,
-            "does not accept connections",
+            "does not accept connections: connection refused",
         ),
     ] {
         let said = site.tool.run(args);
