@@ -229,3 +229,24 @@ impl fmt::Debug for Tracker {
         f.debug_struct("Tracker").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_keeps_the_accounts_that_were_used_last() {
+        let policy = Policy::parse("api", "1000/1m").unwrap();
+        let mut accounts = Accounts::new();
+        for number in 0..100 {
+            make_room(&mut accounts);
+            let mut account = Account::new(&policy, &Key::new("account", "acme"), 0);
+            account.used = if number == 7 { 1_000 } else { number };
+            accounts.insert(number, account);
+        }
+        let mut kept: Vec<_> = accounts.into_keys().collect();
+        kept.sort_unstable();
+        let expected: Vec<_> = [7].into_iter().chain(37..100).collect();
+        assert_eq!(kept, expected);
+    }
+}
