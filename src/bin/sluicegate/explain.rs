@@ -42,7 +42,7 @@ each.
 
 Exit codes: 0 the request would pass, 1 it would be denied.
 
-Rights: GET and TIME of the keys `PREFIX:*`. Nothing is written.";
+Rights: GET of the keys `PREFIX:*`, and TIME. Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

@@ -40,8 +40,8 @@ The picture shows the window of the rule, the newest units at the right; its
 highest bar is full. A `?` stands for a limit that the file does not tell:
 of a process with other rules, or from before they were changed.
 
-Rights: GET and TIME of the keys `PREFIX:*`; without named policies SCAN and
-DBSIZE too. Nothing is written.";
+Rights: GET of the keys `PREFIX:*`, and TIME; without named policies SCAN
+and DBSIZE too. Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

@@ -36,7 +36,6 @@ use self::{
 };
 
 /// What a verb answers, when it could do what it was asked.
-#[derive(Clone, Copy, PartialEq)]
 enum Answer {
     /// Done, or: yes.
     Yes,

@@ -80,7 +80,7 @@ fn name(settings: &Settings) -> Result<(String, String)> {
         let origin = settings.origin("sentinel");
         let sentinels = addresses(sentinels, &origin)?;
         let primary = primary(settings).rsplit('@').next().unwrap_or_default();
-        let name = format!("the primary {primary} that {sentinels} know");
+        let name = format!("the primary {primary} of the sentinels {sentinels}");
         return Ok((name, origin));
     }
     Err(Error::usage(

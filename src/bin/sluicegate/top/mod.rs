@@ -155,12 +155,11 @@ impl<'a> Top<'a> {
         };
         let batches = async |server: &Server, names| self.batch(server, names).await;
         scan.run(&selection, batches).await?;
-        if self.read == 0 && scan.total == 0 {
-            // A server without keys has a time, too.
-            self.now_ms = match inspector.servers().await?.first() {
-                Some(server) => server.now_ms().await?,
-                None => 0,
-            };
+        if self.now_ms == 0
+            && let Some(server) = inspector.servers().await?.first()
+        {
+            // A server of which no key was read has a time, too.
+            self.now_ms = server.now_ms().await?;
         }
         Ok(self.report(scan.total))
     }
