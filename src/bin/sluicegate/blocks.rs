@@ -13,7 +13,7 @@ use super::{
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
     settings::Settings,
-    time::{date_time, span},
+    text::{date_time, span},
 };
 
 const EXAMPLES: &str = "\
@@ -108,7 +108,7 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
 
 /// Keeps so many as are listed, and counts the others, one that comes twice possibly twice.
 async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
-    let inspector = server::inspector(&server::connect(settings).await?, settings);
+    let (_, inspector) = server::connect(settings).await?;
     let mut rows = BTreeMap::new();
     let (mut dropped, mut unreadable) = (0, BTreeMap::new());
     let scan = Scan::new(&inspector, args.load).await?;

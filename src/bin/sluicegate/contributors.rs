@@ -13,8 +13,7 @@ use super::{
     output::{BOLD, Output, align_right},
     policies_file, server,
     settings::Settings,
-    text::{grouped, millis, printable},
-    time::span,
+    text::{grouped, millis, printable, span},
 };
 
 const EXAMPLES: &str = "\
@@ -85,7 +84,8 @@ pub(crate) fn run(
     let key = args.identity.key(settings.ipv6_prefix())?;
     let policy = policy(args, settings)?;
     let told = server::block_on(settings, async {
-        let limiter = server::limiter(server::connect(settings).await?, settings);
+        let (store, _) = server::connect(settings).await?;
+        let limiter = server::limiter(store, settings);
         Ok(limiter.contributors(&policy, &key).await?)
     })?;
     let report = report(&policy, &told, args.number.into());
@@ -98,17 +98,14 @@ fn policy(args: &ContributorsArgs, settings: &Settings) -> Result<Policy> {
     if let Some(rule) = args.window {
         return Policy::new(&args.policy, [rule]).map_err(Error::usage);
     }
-    let Some(file) = args.policies.as_ref().or(settings.policies.as_ref()) else {
+    let Some(file) = settings.policies_or(args.policies.as_deref()) else {
         return Err(Error::usage(
             "the window is needed: give --policies FILE or --window TIME, or write `policies = \"FILE\"` into \
              sluicegate.toml",
         ));
     };
     let policies = policies_file::load(file)?;
-    policies.get(&args.policy).cloned().ok_or_else(|| {
-        let (file, name) = (file.display(), printable(args.policy.as_bytes()));
-        Error::usage(format_args!("{file} has no policy `{name}`"))
-    })
+    policies_file::named(&policies, file, &args.policy).cloned()
 }
 
 fn parse_window(text: &str) -> Result<Rule, String> {

@@ -20,7 +20,6 @@ mod settings;
 mod simulate;
 mod sparkline;
 mod text;
-mod time;
 mod top;
 mod watch;
 

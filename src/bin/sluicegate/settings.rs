@@ -157,6 +157,11 @@ impl Settings {
         self.prefix.as_deref().unwrap_or("sluicegate")
     }
 
+    /// The file of policies that an argument names, or else the configuration file.
+    pub(crate) fn policies_or<'a>(&'a self, argument: Option<&'a Path>) -> Option<&'a Path> {
+        argument.or(self.policies.as_deref())
+    }
+
     /// What to tell somebody who finds nothing.
     pub(crate) fn prefix_hint(&self) -> String {
         let prefix = self.prefix();
