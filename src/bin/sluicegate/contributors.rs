@@ -22,10 +22,12 @@ Examples:
   sluicegate contributors account=acme --policy api --window 1h
   sluicegate contributors account=acme --policy api --window 1d@fixed --json
 
-Only limits for which the service names who contributes (`Charge::by`, or `contributors` of the layer) have any. Of
-several rules the longest window counts: the last window, and up to a sixth of it more; a fixed window, since it began.
-The window of a bucket is the time of a full refill: of 600+1/1s@bucket, 10m. The service tells the server once a second. Units are never too high; the
-next column tells how many they may be.
+Only limits for which the service names who contributes (`Charge::by`, or
+`contributors` of the layer) have any. Of several rules the longest window
+counts: the last window, and up to a sixth of it more; a fixed window, since
+it began. The window of a bucket is the time of a full refill: of
+600+1/1s@bucket, 10m. The service tells the server once a second. Units are
+never too high; the next column tells how many they may be.
 
 Exit codes: 0 done, 1 nobody is known.
 
