@@ -47,8 +47,8 @@ pub(super) struct Mapped {
 }
 
 impl Mapping {
-    /// Reads `--key FIELD` and `--key POLICY=FIELD`. Without them, a policy called `user` is by the field `user`, and any
-    /// other by `ip`.
+    /// Reads `--key FIELD` and `--key POLICY=FIELD`. Without them, a policy called `user` is by the field `user`, and
+    /// any other by `ip`.
     pub(super) fn new(policies: &Policies, keys: &[String], ipv6_prefix: u8) -> Result<Self> {
         let mut mapping = Self {
             policies: Vec::new(),
