@@ -1,4 +1,4 @@
-//! Extractors of your own: a type, a closure, and one that has to look something up.
+//! Extractors of your own: a type, and one that has to look something up.
 //!
 //! No server: six requests are made, and the answers printed. The tenant `acme` may make 4 requests, its owner 3; the
 //! first that is denied is denied by the owner's limit, and charged to neither. The path `/` names no tenant.
@@ -51,13 +51,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .limit(Policy::parse("tenant", "4/1m")?, Tenant)
         .limit_async(Policy::parse("owner", "3/1m")?, |head: &Parts| {
             owner_of(tenant(head).to_owned())
-        })
-        .cost(|head| {
-            if head.method == http::Method::GET {
-                1
-            } else {
-                2
-            }
         });
     let service = ServiceBuilder::new()
         .layer(layer)

@@ -37,8 +37,8 @@ cargo run --release --example server -- [options]
   --redis URL              share limits through this server; default: in this process's memory. Repeatable: these are
                            nodes of one cluster (needs --features cluster)
   --cluster                --redis is a node of a cluster, whose others are found through it
-  --sentinel NAME          the --redis URLs, of which there may be several, are sentinels (needs --features sentinel), and NAME is
-                           the primary's, alone or as in redis://USER:PASSWORD@NAME
+  --sentinel NAME          the --redis URLs, of which there may be several, are sentinels (needs --features sentinel),
+                           and NAME is the primary's, alone or as in redis://USER:PASSWORD@NAME
   --pool N                 use a bb8 pool of N connections instead of one managed connection
   --transactions           decide by transactions instead of a script, over a pool of --pool connections (default 8): for
                            a server that allows no scripts; shares no counts with servers that use one
@@ -46,7 +46,7 @@ cargo run --release --example server -- [options]
   --deny-cache             repeat refusals for a moment without asking the store again; what is given back, blocked or
                            unblocked by another process is seen up to a second later
   --leases                 charge units of who sends many requests at once, and spend them without asking Redis
-  --timeout TIME          how long a decision may take: 100ms, 2s; default 100ms
+  --timeout TIME           how long a decision may take: 100ms, 2s; default 100ms
   --on-failure open|local|closed
                            what becomes of requests that Redis could not decide: served (open, the default), limited by this
                            process alone to its share (local), or rejected with 503 (closed)
@@ -258,9 +258,7 @@ impl Options {
         }
         Ok(self)
     }
-}
 
-impl Options {
     fn check_transactions(&self) -> Result<(), String> {
         Err(if self.redis.is_empty() {
             "--transactions: needs --redis"

@@ -30,6 +30,13 @@ async fn a_block_that_cannot_be_read_is_named_and_hides_no_other() {
         "{text}"
     );
     assert!(text.contains("user=alice"), "{text}");
+    let text = site.text("blocks --number 0");
+    assert!(!text.contains("Nobody is blocked"), "{text}");
+    assert!(text.contains("and 1 more"), "{text}");
+    site.text("unblock user=alice");
+    let text = site.text("blocks");
+    assert!(text.contains("user=mallory"), "{text}");
+    assert!(!text.contains("Nobody is blocked"), "{text}");
     let said = site.text("unblock user=mallory");
     assert_eq!(
         said,

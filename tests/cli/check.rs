@@ -118,6 +118,15 @@ p.toml: 0 policies read, 1 error, 0 warnings
 }
 
 #[test]
+fn a_line_of_a_stranger_does_nothing_to_a_terminal() {
+    let tool = Tool::new();
+    tool.write("p.toml", "ip = \"10\" #\ta\u{202e}b\n");
+    let said = tool.run("check p.toml");
+    assert_eq!(said.code, 1);
+    assert!(said.stdout.contains("#\ta\u{fffd}b\n"), "{said:?}");
+}
+
+#[test]
 fn a_file_that_is_not_there_is_a_usage_error() {
     let said = Tool::new().run("check nowhere.toml");
     assert_eq!((said.code, said.stdout.as_str()), (2, ""));

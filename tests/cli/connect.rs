@@ -55,7 +55,7 @@ fn a_server_that_is_not_there_is_named_with_the_setting_that_names_it() {
             "primary = 'redis://alice:hunter2@orders'",
             "--sentinel",
             &[],
-            "error: the primary orders that 127.0.0.1:1 know (--sentinel): ",
+            "error: the primary orders of the sentinels 127.0.0.1:1 (--sentinel): ",
         ),
     ] {
         file(text);
@@ -161,8 +161,7 @@ async fn who_finds_nothing_is_asked_about_the_prefix() {
     ] {
         let said = site.tool.run(&format!("{verb} --prefix other"));
         assert_eq!(said.code, code, "{verb}: {said:?}");
-        let hint =
-            "Only keys that begin with `other` are looked at: is that the service's --prefix?\n";
+        let hint = "Only keys that begin with `other` are looked at: is that the service's prefix? See --prefix\n";
         assert!(said.stdout.contains(hint), "{verb}: {said:?}");
     }
     for verb in [

@@ -43,7 +43,7 @@ async fn who_has_used_most_comes_first() {
         "account=acme --policy api --policies policies.toml",
     );
     assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
-    let expected = "100 units under `api` in the last 1h, or up to a sixth more
+    let expected = "100 units under `api` in the last 1h to 1h 10m
 
   contributor   units   at most   share
 ─────────────────────────────────────────
@@ -100,7 +100,7 @@ async fn the_window_of_a_bucket_is_the_time_of_a_full_refill() {
         let args = format!("contributors account=acme --policy api {window} --redis {url}");
         let said = tool.run(&args);
         assert_eq!(said.code, 0, "{said:?}");
-        let expected = "5 units under `api` in the last 10m, or up to a sixth more";
+        let expected = "5 units under `api` in the last 10m to 11m 40s";
         assert!(said.stdout.starts_with(expected), "{said:?}");
     }
 }
@@ -130,6 +130,10 @@ fn what_is_missing_or_wrong_is_named() {
         ),
         ("account=acme --window 1h", "--policy <NAME>"),
         ("acme --policy api --window 1h", "write KIND=VALUE"),
+        (
+            "account=acme --policy api --window 1h -n 0",
+            "0 is not in 1..",
+        ),
     ] {
         let said = tool.run(&format!("contributors {args} --redis redis://127.0.0.1:1"));
         assert_eq!(said.code, 2, "{args}: {said:?}");

@@ -159,7 +159,7 @@ async fn what_cannot_be_asked_is_an_error_of_its_kind() {
         (
             "inspect user=alice --policies policies.toml --policy nope",
             2,
-            "no policy `nope`",
+            "policies.toml has no policy `nope`",
         ),
         ("inspect user=alice --policies nope.toml", 2, "nope.toml"),
         (

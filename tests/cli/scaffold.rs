@@ -130,6 +130,8 @@ fn the_environment_is_read_and_its_secret_is_never_shown() {
             "SLUICEGATE_IPV6_PREFIX: the prefix",
         ),
         ("SLUICEGATE_CONFIG", "other.toml", "other.toml: "),
+        // As if it were not set: the next file is missed.
+        ("SLUICEGATE_CONFIG", "", "nowhere.toml: "),
     ] {
         let (code, stderr) = settings(&tool, &[(name, value)], &[]);
         assert_eq!(code, 2, "{stderr}");

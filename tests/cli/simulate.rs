@@ -421,6 +421,19 @@ fn text_fits_eighty_columns() {
 }
 
 #[test]
+fn where_no_limit_that_was_tried_is_enough_the_highest_is_told() {
+    let line = "203.0.113.7 - - [21/Nov/2026:22:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
+    for (policy, requests, expected) in [
+        ("ip = '0/1m'", 101, " > 100\n"),
+        ("ip = '1/1m'", 101, " > 100\n"),
+        ("ip = '0/1m'", 100, " 100\n"),
+    ] {
+        let said = tool(policy, line.repeat(requests)).run("simulate p.toml access.log");
+        assert!(said.stdout.contains(expected), "{policy}: {said:?}");
+    }
+}
+
+#[test]
 fn what_cannot_be_simulated_is_a_usage_error() {
     let tool = tool("ip = '1/1s'", "");
     tool.write("wrong.toml", "ip = '1'");

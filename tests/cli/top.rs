@@ -113,6 +113,7 @@ async fn what_is_not_of_this_store_is_left_out_and_what_cannot_be_read_is_counte
     }
     let said = site.json("top --prefix s*", 0);
     assert_eq!((&said["read"], &said["keys"]), (&0.into(), &9.into()));
+    assert!(said["now_ms"].as_u64().unwrap() > 1_700_000_000_000);
     let said = site.json("top", 0);
     assert_eq!((&said["read"], &said["unreadable"]), (&6.into(), &1.into()));
     assert!(site.text("top").contains("1 values could not be read"));

@@ -1,7 +1,6 @@
 //! What every store that keeps blocks has to do: tests made by [`blocks!`](crate::blocks).
 
 use std::{
-    slice,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -639,7 +638,7 @@ pub(crate) async fn secret_keys_are_blocked_apart_from_plain_ones(
         block(&store, blocked_key, HOUR, BlockedBy::Operator).await;
         for key in [blocked_key, other] {
             let charge = Charge::new(&api(), key.clone(), 1);
-            let check = Check::new(slice::from_ref(&charge).iter().cloned()).unwrap();
+            let check = Check::new([charge]).unwrap();
             let decision = store.check(&check.with_blocks()).await.unwrap();
             assert_eq!(matches!(decision, Decision::Blocked(_)), key == blocked_key);
         }

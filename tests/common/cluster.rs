@@ -1,13 +1,10 @@
 //! A real Redis Cluster for one test: three primaries, each with a replica, killed when dropped.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::redis::Server;
+use super::{redis::Server, sharing::wait};
 
 const SLOTS: usize = 16_384;
-
-/// Far above what a busy machine needs.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Cluster {
@@ -168,12 +165,4 @@ fn id(node: &Server) -> String {
 
 fn port(node: &Server) -> u16 {
     node.address().port()
-}
-
-pub(crate) fn wait(what: &str, holds: impl Fn() -> bool) {
-    let timeout = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < timeout, "gave up waiting until {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }

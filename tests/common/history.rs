@@ -459,12 +459,7 @@ impl<'a> Player<'a> {
     }
 
     fn check_in(&self, charges: &[(usize, usize, u64)], heeds_blocks: bool) -> Check {
-        let check = self.check_of(charges);
-        if heeds_blocks {
-            check.with_blocks()
-        } else {
-            check
-        }
+        heeding(self.check_of(charges), heeds_blocks)
     }
 
     async fn check(&mut self, charges: &[(usize, usize, u64)]) -> Outcome {
@@ -587,24 +582,17 @@ impl<'a> Player<'a> {
     async fn check_alone(&self, check: &Check) -> Option<Decision> {
         if !self.can_read(check.charges()) {
             // Of a blocked check no count is looked at.
-            let look = check.without_cost();
-            let look = if check.heeds_blocks() {
-                look.with_blocks()
-            } else {
-                look
-            };
+            let look = heeding(check.without_cost(), check.heeds_blocks());
             let decision = self.store.check(&look).await.unwrap();
             return Some(decision).filter(|it| matches!(it, Decision::Blocked(_)));
         }
         if self.can_read(check.shadow_charges()) {
             return Some(self.store.check(check).await.unwrap());
         }
-        let mut counting = Check::new(check.charges().iter().cloned()).unwrap();
-        if check.heeds_blocks() {
-            counting = counting.with_blocks();
-        }
-        let mut decision = self.store.check(&counting).await.unwrap();
-        if let Decision::Allowed(usage) = &mut decision {
+        let counting = Check::new(check.charges().iter().cloned()).unwrap();
+        let counting = heeding(counting, check.heeds_blocks());
+        let decision = self.store.check(&counting).await.unwrap();
+        if let Decision::Allowed(usage) = &decision {
             assert!(usage.shadow().is_none());
         }
         Some(decision)
@@ -639,6 +627,14 @@ impl<'a> Player<'a> {
     fn policy(&self, index: usize) -> &'a Policy {
         let versions = &self.policies[index];
         &versions[self.version[index] % versions.len()]
+    }
+}
+
+pub(crate) fn heeding(check: Check, heeds_blocks: bool) -> Check {
+    if heeds_blocks {
+        check.with_blocks()
+    } else {
+        check
     }
 }
 

@@ -5,12 +5,11 @@ use std::{
     fs::{self, File},
     net::SocketAddr,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
 
-use super::redis::free_port;
+use super::redis::{free_port, starts};
 
 /// A running proxy.
 pub(crate) struct Nginx {
@@ -32,7 +31,9 @@ impl Nginx {
             )
             .unwrap();
             let mut child = spawn(&folder);
-            if started(&mut child, &folder) {
+            // It listens before it writes the file of its process number.
+            let is_up = || folder.path().join("pid").exists();
+            if starts(&mut child, is_up, || log(&folder)) {
                 return Self {
                     child,
                     address: SocketAddr::from(([127, 0, 0, 1], port)),
@@ -84,20 +85,6 @@ fn spawn(folder: &TempDir) -> Child {
         .unwrap_or_else(|error| {
             panic!("cannot run nginx: {error}\ninstall it (apt-get install nginx-light)")
         })
-}
-
-/// Waits until it listens, which it does before it writes the file of its process number, or ends, as where another has
-/// taken its port.
-fn started(child: &mut Child, folder: &TempDir) -> bool {
-    let timeout = Instant::now() + Duration::from_secs(10);
-    while child.try_wait().unwrap().is_none() {
-        if folder.path().join("pid").exists() {
-            return true;
-        }
-        assert!(Instant::now() < timeout, "nginx hangs:\n{}", log(folder));
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    false
 }
 
 fn log(folder: &TempDir) -> String {

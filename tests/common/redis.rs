@@ -44,7 +44,7 @@ impl Server {
         for _ in 0..20 {
             let port = free_port();
             let mut child = spawn(&folder, port, &args, &env);
-            if listens(&mut child, &socket(&folder), || log(&folder)) {
+            if starts(&mut child, || listens(&folder), || log(&folder)) {
                 return Self {
                     child,
                     port,
@@ -159,7 +159,8 @@ impl Server {
         while Instant::now() < timeout {
             let _ = fs::remove_file(socket(&self.folder));
             self.child = spawn(&self.folder, self.port, &self.args, &self.env);
-            if listens(&mut self.child, &socket(&self.folder), || log(&self.folder)) {
+            let is_up = || listens(&self.folder);
+            if starts(&mut self.child, is_up, || log(&self.folder)) {
                 return;
             }
         }
@@ -171,19 +172,12 @@ impl Server {
 
     /// Stops the server (SIGSTOP): its connections stay open, without replies.
     pub(crate) fn stop(&self) {
-        self.signal("-STOP");
+        signal(&self.child, "-STOP");
     }
 
     /// Lets a stopped server go on.
     pub(crate) fn cont(&self) {
-        self.signal("-CONT");
-    }
-
-    fn signal(&self, name: &str) {
-        let status = Command::new("kill")
-            .args([name, &self.child.id().to_string()])
-            .status();
-        assert!(status.unwrap().success());
+        signal(&self.child, "-CONT");
     }
 }
 
@@ -200,9 +194,18 @@ impl Drop for Server {
     }
 }
 
+pub(crate) fn signal(child: &Child, name: &str) {
+    let id = child.id().to_string();
+    let status = Command::new("kill").args([name, &id]).status();
+    assert!(status.unwrap().success());
+}
+
+pub(crate) fn program() -> String {
+    std::env::var("SLUICEGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into())
+}
+
 fn spawn(folder: &TempDir, port: u16, args: &[String], env: &[(String, String)]) -> Child {
-    let program =
-        std::env::var("SLUICEGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into());
+    let program = program();
     let log = File::create(folder.path().join("log")).unwrap();
     Command::new(&program)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
@@ -219,18 +222,26 @@ fn spawn(folder: &TempDir, port: u16, args: &[String], env: &[(String, String)])
         })
 }
 
-/// Waits until a program listens at its socket, or has ended. A server takes its port before it makes its socket, and
-/// ends when the port is taken.
-pub(crate) fn listens(child: &mut Child, socket: &str, log: impl Fn() -> String) -> bool {
+/// Waits until a program is up, or has ended, as where another has taken its port.
+pub(crate) fn starts(
+    child: &mut Child,
+    is_up: impl Fn() -> bool,
+    log: impl Fn() -> String,
+) -> bool {
     let timeout = Instant::now() + Duration::from_secs(10);
     while child.try_wait().unwrap().is_none() {
-        if UnixStream::connect(socket).is_ok() {
+        if is_up() {
             return true;
         }
-        assert!(Instant::now() < timeout, "{socket} is deaf:\n{}", log());
+        assert!(Instant::now() < timeout, "it hangs:\n{}", log());
         std::thread::sleep(Duration::from_millis(1));
     }
     false
+}
+
+/// A server takes its port before it makes its socket.
+fn listens(folder: &TempDir) -> bool {
+    UnixStream::connect(socket(folder)).is_ok()
 }
 
 /// Below the ports that the system gives to clients: one of those could take the place of a killed server.

@@ -1,5 +1,4 @@
 //! A store with scripted answers, which records its checks.
-#![allow(dead_code, reason = "each test uses what it needs of it")]
 
 use std::{
     fmt,

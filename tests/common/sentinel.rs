@@ -12,7 +12,10 @@ use std::{
 use redis::{FromRedisValue, RedisResult};
 use tempfile::TempDir;
 
-use super::redis::{Server, free_port};
+use super::{
+    redis::{Server, free_port, program, signal},
+    sharing::wait,
+};
 
 /// By what name the sentinels know the primary.
 pub(crate) const NAME: &str = "mymaster";
@@ -57,7 +60,7 @@ impl Group {
 
     /// Waits until all sentinels agree on a primary with two replicas that follow it.
     pub(crate) fn settle(&self) {
-        eventually("the group does not settle", || {
+        wait("the group has settled", || {
             let primary = self.primary();
             let knows = |sentinel: &Sentinel| {
                 sentinel.primary() == Some(self.servers[primary].address().port())
@@ -87,7 +90,7 @@ impl Group {
     pub(crate) fn fail_over(&self) -> usize {
         let old = self.primary();
         let command = format!("SENTINEL FAILOVER {NAME}");
-        eventually("there is no failover", || {
+        wait("there is a failover", || {
             // Sentinels refuse it while one is under way, and give it up when no replica has reported lately.
             self.primary() != old || {
                 let _ = self.sentinels[0].ask::<()>(&command);
@@ -99,7 +102,7 @@ impl Group {
 
     /// Waits until another than this server takes writes, and the sentinels say so.
     pub(crate) fn promoted(&self, old: usize) -> usize {
-        eventually("no replica is promoted", || {
+        wait("a replica is promoted", || {
             let new = self.primary();
             new != old && replication(&self.servers[new]).contains("role:master")
         });
@@ -196,17 +199,11 @@ impl Sentinel {
 
     /// Lets it take connections, and say nothing.
     pub(crate) fn stop(&self) {
-        self.signal("-STOP");
+        signal(&self.child, "-STOP");
     }
 
     pub(crate) fn cont(&self) {
-        self.signal("-CONT");
-    }
-
-    fn signal(&self, name: &str) {
-        let id = self.child.id().to_string();
-        let status = Command::new("kill").args([name, &id]).status();
-        assert!(status.unwrap().success());
+        signal(&self.child, "-CONT");
     }
 }
 
@@ -266,17 +263,4 @@ fn repeat(stream: &TcpStream, server: SocketAddr) {
             return;
         }
     }
-}
-
-/// Waits for a condition, which a failover on a busy machine may take long to reach.
-pub(crate) fn eventually(complaint: &str, mut condition: impl FnMut() -> bool) {
-    let timeout = Instant::now() + Duration::from_secs(60);
-    while !condition() {
-        assert!(Instant::now() < timeout, "{complaint}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-fn program() -> String {
-    std::env::var("SLUICEGATE_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into())
 }

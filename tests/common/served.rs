@@ -66,9 +66,7 @@ impl Served {
         let (store, clock) = fresh(&server).await;
         (Self::by(server, store), clock)
     }
-}
 
-impl Served {
     /// The same, over a store that shares no calls.
     pub(crate) async fn start_without_sharing() -> (Self, TestClock) {
         let server = shared_server();

@@ -1,5 +1,4 @@
 //! An axum server on a port of its own, and a client of it.
-#![allow(dead_code, reason = "each test uses what it needs of it")]
 
 use std::net::SocketAddr;
 

@@ -2,12 +2,13 @@
 
 use std::{
     env, fmt, fs,
+    os::unix::net::UnixStream,
     process::{Child, Command, Stdio},
 };
 
 use tempfile::TempDir;
 
-use super::redis::{Server, free_port, listens};
+use super::redis::{Server, free_port, starts};
 
 /// A running proxy and what is behind it.
 pub(crate) struct Twemproxy {
@@ -34,7 +35,8 @@ impl Twemproxy {
         fs::write(folder.path().join("configuration"), configuration).unwrap();
         for _ in 0..20 {
             let mut child = spawn(&folder);
-            if listens(&mut child, &socket(&folder), || log(&folder)) {
+            let is_up = || UnixStream::connect(socket(&folder)).is_ok();
+            if starts(&mut child, is_up, || log(&folder)) {
                 return Self {
                     child,
                     folder,

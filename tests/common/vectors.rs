@@ -17,6 +17,7 @@ use sluicegate::{
 
 use super::{
     contract::patient,
+    history::heeding,
     outcome::{Denied, Left, Outcome},
 };
 
@@ -266,11 +267,7 @@ impl Step {
             .iter()
             .map(|it| charge(it, &policies[&*it.policy].clone().shadow()));
         let check = Check::new(charges.chain(shadows)).unwrap();
-        if self.heeds_blocks {
-            check.with_blocks()
-        } else {
-            check
-        }
+        heeding(check, self.heeds_blocks)
     }
 
     fn until(&self) -> Until {

@@ -4,9 +4,10 @@
 use std::{collections::BTreeSet, fs, process::Command, time::Duration};
 
 use crate::common::{
-    cluster::{self, Cluster},
+    cluster::Cluster,
     example::{self, Example},
     redis::Server,
+    sharing::wait,
 };
 
 /// Those that another file tests.
@@ -147,9 +148,9 @@ fn a_pool_is_limited_as_soon_as_redis_is_back() {
     let server = serve("pool", &[("REDIS_URL", &redis.url())]);
     let ask = || ask(&server, "curl -i localhost:3000");
     redis.kill();
-    cluster::wait("requests pass", || answers(&ask(), "200"));
+    wait("requests pass", || answers(&ask(), "200"));
     redis.restart();
-    cluster::wait("requests are limited", || answers(&ask(), "\"ip\";r=0"));
+    wait("requests are limited", || answers(&ask(), "\"ip\";r=0"));
     assert!(answers(&ask(), "429"));
 }
 

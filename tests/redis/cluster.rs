@@ -11,12 +11,12 @@ use std::{
 };
 
 use crate::common::{
-    cluster::{Cluster, wait},
+    cluster::Cluster,
     example::Example,
     history::{START_MS, agree, steady},
     redis::Server,
     served::{LEAST_RIGHTS, limited},
-    sharing,
+    sharing::{self, wait},
 };
 use proptest::{
     strategy::{Strategy, ValueTree},

@@ -11,7 +11,8 @@ use std::{
 use crate::common::{
     example::Example,
     redis::Server,
-    sentinel::{Group, NAME, Parrot, Sentinel, ask, eventually},
+    sentinel::{Group, NAME, Parrot, Sentinel, ask},
+    sharing::wait,
 };
 use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, RedisStore, block::Until, error::StoreErrorKind,
@@ -129,7 +130,7 @@ async fn blocks_outlast_a_failover() {
     limiter.block(&alice, Until::ForEver).await.unwrap();
     // Until the replicas know of it, a failover can lose it, as any write.
     let primary = group.primary();
-    eventually("a replica does not know of it", || {
+    wait("the replicas know of it", || {
         let others = (0..group.servers.len()).filter(|it| *it != primary);
         others
             .map(|it| &group.servers[it])

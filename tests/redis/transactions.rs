@@ -28,12 +28,12 @@ use tokio::{
 };
 
 use crate::common::{
-    cluster::wait,
     contract::patient,
     history::{History, agree, calls, few_cases, hot, large, steady, wild},
     promise::{admitted, assert_promise},
     redis::Server,
     served::{Served, limited, limited_apart, shared_server},
+    sharing::wait,
     vectors::{replay_all, replay_blocks},
 };
 

@@ -22,7 +22,8 @@ use super::{
 const AFTER_HELP: &str = "\
 Exit codes:
   0  done; for a question: yes
-  1  the answer is no: `check` found an error, `explain` a denial
+  1  the answer is no: `check` found an error, `explain` a denial, `unblock`
+     no block, `contributors` nobody; or you said no to `reset`
   2  the arguments, the configuration or a file cannot be used
   3  the server cannot be reached, or said no
 
@@ -92,4 +93,26 @@ pub(crate) enum Command {
     Simulate(SimulateArgs),
     /// Print a script that completes the tool's arguments in a shell
     Completions(CompletionsArgs),
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn no_example_is_cut_at_the_edge_of_a_page() {
+        let mut cut = Vec::new();
+        for verb in Cli::command().get_subcommands() {
+            let help = verb.get_after_help().unwrap().to_string();
+            let examples = help.lines().filter(|line| line.starts_with("  "));
+            cut.extend(
+                examples
+                    .filter(|it| it.chars().count() > 80)
+                    .map(str::to_owned),
+            );
+        }
+        assert!(cut.is_empty(), "{cut:?}");
+    }
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use jiff::Timestamp;
 use serde::Serialize;
 use sluicegate::{
-    block::{Block, Until},
+    block::{Block, BlockedBy, Until},
     store::redis::inspect::StoredBlock,
 };
 
@@ -17,8 +17,7 @@ use super::{
     output::{BAD, BOLD, Output},
     server,
     settings::Settings,
-    text::{self, millis},
-    time::{date_time, span},
+    text::{self, date_time, millis, span},
 };
 
 const EXAMPLES: &str = "\
@@ -114,11 +113,12 @@ impl BlockReport {
                  applies. `sluicegate unblock` deletes it"
             ))
         })?;
-        Ok(block.map(Self::from).filter(|it| it.holds(now_ms)))
+        let holds = |it: &Self| it.until_ms.is_none_or(|until| until > now_ms);
+        Ok(block.map(Self::from).filter(holds))
     }
 
-    fn holds(&self, now_ms: u64) -> bool {
-        self.until_ms.is_none_or(|until| until > now_ms)
+    pub(crate) fn is_ban(&self) -> bool {
+        self.by == BlockedBy::Ban.as_str()
     }
 
     /// `blocked by an operator until 2026-11-22 16:40:03.123 UTC (1h 59m)`
@@ -132,7 +132,7 @@ impl BlockReport {
 
     /// The same without how long it still lasts: it changes with the block alone.
     pub(crate) fn text_without_span(&self) -> String {
-        let by = if self.by == "ban" {
+        let by = if self.is_ban() {
             "banned"
         } else {
             "blocked by an operator"
@@ -140,6 +140,15 @@ impl BlockReport {
         match self.until_ms {
             None => format!("{by} for ever"),
             Some(until) => format!("{by} until {}", date_time(until)),
+        }
+    }
+
+    /// Whether a block that ends later was there before. The server counted a span from its own time, a little later.
+    fn is_other_than(&self, asked_ms: Option<u64>) -> bool {
+        const ROUND_TRIP_MS: u64 = 10_000;
+        match (self.until_ms, asked_ms) {
+            (Some(held), Some(asked)) => held > asked.saturating_add(ROUND_TRIP_MS),
+            (held, asked) => held != asked,
         }
     }
 }
@@ -164,8 +173,7 @@ impl UntilArgs {
 pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
     let (report, asked_ms) = server::block_on(settings, async {
-        let store = server::connect(settings).await?;
-        let inspector = server::inspector(&store, settings);
+        let (store, inspector) = server::connect(settings).await?;
         let now_ms = inspector.now_ms(&key).await?;
         let until_ms = args.until.ms(now_ms);
         if until_ms.is_some_and(|it| it <= now_ms) {
@@ -197,17 +205,6 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
     Ok(Answer::Yes)
 }
 
-impl BlockReport {
-    /// Whether a block that ends later was there before. The server counted a span from its own time, a little later.
-    fn is_other_than(&self, asked_ms: Option<u64>) -> bool {
-        const ROUND_TRIP_MS: u64 = 10_000;
-        match (self.until_ms, asked_ms) {
-            (Some(held), Some(asked)) => held > asked.saturating_add(ROUND_TRIP_MS),
-            (held, asked) => held != asked,
-        }
-    }
-}
-
 pub(crate) fn unblock(
     args: &UnblockArgs,
     settings: &Settings,
@@ -215,8 +212,7 @@ pub(crate) fn unblock(
 ) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
     let (identity, now_ms, held) = server::block_on(settings, async {
-        let store = server::connect(settings).await?;
-        let inspector = server::inspector(&store, settings);
+        let (store, inspector) = server::connect(settings).await?;
         let now_ms = inspector.now_ms(&key).await?;
         let held = inspector.block(&key).await?;
         server::limiter(store, settings).unblock(&key).await?;

@@ -13,13 +13,13 @@ use super::{
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
     settings::Settings,
-    time::{date_time, span},
+    text::{date_time, span},
 };
 
 const EXAMPLES: &str = "\
 Examples:
   sluicegate blocks
-  sluicegate blocks --json | jq -r '.blocks[] | select(.by == \"ban\") | .identity'
+  sluicegate blocks --json | jq -r '.blocks[].identity'
 
 Looks at all keys of the server for those of blocks: slowly, so as not to be in the way. A secret is shown as its hash.
 
@@ -77,9 +77,12 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
             "{WARN}the block of {identity} cannot be read: {error}; `sluicegate unblock` deletes it{WARN:#}"
         )?;
     }
-    if report.blocks.is_empty() {
-        writeln!(output, "Nobody is blocked.")?;
-        return output.hint(&settings.prefix_hint());
+    if report.total == 0 {
+        if report.unreadable.is_empty() {
+            writeln!(output, "Nobody is blocked.")?;
+            output.hint(&settings.prefix_hint())?;
+        }
+        return Ok(());
     }
     let mut table = output.table(["identity", "by", "until", "left"]);
     for Row {
@@ -105,7 +108,7 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
 
 /// Keeps so many as are listed, and counts the others, one that comes twice possibly twice.
 async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
-    let inspector = server::inspector(&server::connect(settings).await?, settings);
+    let (_, inspector) = server::connect(settings).await?;
     let mut rows = BTreeMap::new();
     let (mut dropped, mut unreadable) = (0, BTreeMap::new());
     let scan = Scan::new(&inspector, args.load).await?;

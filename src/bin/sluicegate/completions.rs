@@ -9,7 +9,7 @@ use super::{Answer, args::Cli, error::Result, output::Output};
 
 const EXAMPLES: &str = "\
 Examples:
-  sluicegate completions bash > ~/.local/share/bash-completion/completions/sluicegate
+  source <(sluicegate completions bash)   # in ~/.bashrc
   sluicegate completions fish > ~/.config/fish/completions/sluicegate.fish";
 
 #[derive(Args)]

@@ -13,20 +13,21 @@ use super::{
     output::{BOLD, Output, align_right},
     policies_file, server,
     settings::Settings,
-    text::{grouped, millis, printable},
-    time::span,
+    text::{grouped, millis, printable, span},
 };
 
 const EXAMPLES: &str = "\
 Examples:
   sluicegate contributors account=acme --policy api --policies policies.toml
   sluicegate contributors account=acme --policy api --window 1h
-  sluicegate contributors account=acme --policy api --window 1d@fixed --json | jq -r '.contributors[0].label'
+  sluicegate contributors account=acme --policy api --window 1d@fixed --json
 
-Only limits for which the service names who contributes (`Charge::by`, or `contributors` of the layer) have any. Of
-several rules the longest window counts: the last window, and up to a sixth of it more. The window of a bucket is the
-time of a full refill: of 600+1/1s@bucket, 10m. The service tells the server once a second. Units are never too high; the
-next column tells how many they may be.
+Only limits for which the service names who contributes (`Charge::by`, or
+`contributors` of the layer) have any. Of several rules the longest window
+counts: the last window, and up to a sixth of it more; a fixed window, since
+it began. The window of a bucket is the time of a full refill: of
+600+1/1s@bucket, 10m. The service tells the server once a second. Units are
+never too high; the next column tells how many they may be.
 
 Exit codes: 0 done, 1 nobody is known.
 
@@ -51,9 +52,12 @@ pub(crate) struct ContributorsArgs {
     window: Option<Rule>,
 
     /// How many to show
-    #[arg(short, long, value_name = "N", default_value_t = 10)]
-    number: usize,
+    #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
+    number: u16,
 }
+
+/// A window that is shorter is taken as so long.
+const SHORTEST_MS: u64 = 12_000;
 
 /// The answer as JSON; fields are only ever added.
 #[derive(Serialize)]
@@ -63,6 +67,8 @@ struct Report {
     /// Of all contributors, those that are not listed among them.
     total: u64,
     contributors: Vec<ContributorReport>,
+    #[serde(skip)]
+    period: String,
 }
 
 #[derive(Serialize)]
@@ -80,10 +86,11 @@ pub(crate) fn run(
     let key = args.identity.key(settings.ipv6_prefix())?;
     let policy = policy(args, settings)?;
     let told = server::block_on(settings, async {
-        let limiter = server::limiter(server::connect(settings).await?, settings);
+        let (store, _) = server::connect(settings).await?;
+        let limiter = server::limiter(store, settings);
         Ok(limiter.contributors(&policy, &key).await?)
     })?;
-    let report = report(&policy, &told, args.number);
+    let report = report(&policy, &told, args.number.into());
     output.report(&report, |report, output| write(report, settings, output))?;
     Ok((!report.contributors.is_empty()).into())
 }
@@ -93,17 +100,14 @@ fn policy(args: &ContributorsArgs, settings: &Settings) -> Result<Policy> {
     if let Some(rule) = args.window {
         return Policy::new(&args.policy, [rule]).map_err(Error::usage);
     }
-    let Some(file) = args.policies.as_ref().or(settings.policies.as_ref()) else {
+    let Some(file) = settings.policies_or(args.policies.as_deref()) else {
         return Err(Error::usage(
             "the window is needed: give --policies FILE or --window TIME, or write `policies = \"FILE\"` into \
              sluicegate.toml",
         ));
     };
     let policies = policies_file::load(file)?;
-    policies.get(&args.policy).cloned().ok_or_else(|| {
-        let (file, name) = (file.display(), printable(args.policy.as_bytes()));
-        Error::usage(format_args!("{file} has no policy `{name}`"))
-    })
+    policies_file::named(&policies, file, &args.policy).cloned()
 }
 
 fn parse_window(text: &str) -> Result<Rule, String> {
@@ -112,7 +116,8 @@ fn parse_window(text: &str) -> Result<Rule, String> {
 }
 
 fn report(policy: &Policy, told: &Contributors, number: usize) -> Report {
-    let windows = policy.rules().iter().map(window_ms);
+    // Of equal windows the first one counts.
+    let longest = policy.rules().iter().rev().max_by_key(|it| window_ms(it));
     let contributors = told.iter().take(number).map(|it| ContributorReport {
         label: it.label().to_owned(),
         units: it.units(),
@@ -120,10 +125,22 @@ fn report(policy: &Policy, told: &Contributors, number: usize) -> Report {
     });
     Report {
         policy: policy.name().to_owned(),
-        window_ms: windows.max().unwrap_or(0),
+        window_ms: longest.map_or(0, window_ms),
         total: told.total(),
         contributors: contributors.collect(),
+        period: longest.map_or_else(String::new, period),
     }
+}
+
+/// The time that contributions are told of, as [`sluicegate::contributors`] has it.
+fn period(rule: &Rule) -> String {
+    let window_ms = window_ms(rule);
+    if rule.is_fixed() && window_ms >= SHORTEST_MS {
+        return format!("in this window of {}", span(window_ms));
+    }
+    let from_ms = window_ms.max(SHORTEST_MS);
+    let to_ms = from_ms.saturating_add(from_ms.div_ceil(6));
+    format!("in the last {} to {}", span(from_ms), span(to_ms))
 }
 
 /// Of a bucket, the time of a full refill.
@@ -145,10 +162,10 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
         return output.hint(&settings.prefix_hint());
     }
     let total = grouped(report.total);
-    let window = span(report.window_ms);
+    let period = &report.period;
     writeln!(
         output,
-        "{BOLD}{total}{BOLD:#} units under `{policy}` in the last {window}, or up to a sixth more\n"
+        "{BOLD}{total}{BOLD:#} units under `{policy}` {period}\n"
     )?;
     let mut table = output.table(["contributor", "units", "at most", "share"]);
     for it in &report.contributors {
@@ -173,4 +190,24 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
         ))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_period_is_the_one_that_is_counted() {
+        for (rule, expected) in [
+            ("9/1h", "in the last 1h to 1h 10m"),
+            ("9/1d@1h", "in the last 1d to 1d 4h"),
+            ("600+1/1s@bucket", "in the last 10m to 11m 40s"),
+            ("9/1s", "in the last 12s to 14s"),
+            ("9/1s@fixed", "in the last 12s to 14s"),
+            ("9/12s@fixed", "in this window of 12s"),
+            ("9/1d@fixed", "in this window of 1d"),
+        ] {
+            assert_eq!(period(&rule.parse().unwrap()), expected, "{rule}");
+        }
+    }
 }

@@ -74,17 +74,39 @@ impl From<io::Error> for Error {
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
-        match (error.kind(), error.code(), cause) {
-            (StoreErrorKind::Timeout, ..) => Self::server(format_args!("{error}: see --timeout")),
-            (_, Some("NOPERM"), cause)
-                if !cause.as_ref().is_some_and(|it| it.starts_with("the right")) =>
-            {
-                Self::server(format_args!(
-                    "{error}: `--help` of each verb names those that it needs"
-                ))
-            }
-            (_, _, Some(cause)) => Self::server(format_args!("{error}: {cause}")),
-            _ => Self::server(error),
-        }
+        let more = match (error.kind(), error.code(), cause.as_deref()) {
+            (StoreErrorKind::Timeout, ..) => "see --timeout",
+            (_, Some("NOPERM"), Some(cause)) if cause.starts_with("the right") => cause,
+            (_, Some("NOPERM"), _) => "`--help` of each verb names those that it needs",
+            (_, Some(code), _) => code,
+            (_, None, Some(cause)) => cause,
+            (_, None, None) => return Self::server(error),
+        };
+        Self::server(format_args!("{error}: {more}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_tells_what_is_known_of_its_cause() {
+        let of = |kind, code: Option<&str>, cause: &str| {
+            let error = StoreError::new(kind, "no").with_source(io::Error::other(cause));
+            let error = code.into_iter().fold(error, StoreError::with_code);
+            Error::from(error).message
+        };
+        let (timeout, protocol) = (StoreErrorKind::Timeout, StoreErrorKind::Protocol);
+        let reply = "error reply of the server";
+        assert_eq!(of(timeout, None, "timed out"), "no: see --timeout");
+        assert_eq!(of(protocol, None, "strange"), "no: strange");
+        assert_eq!(of(protocol, Some("WRONGPASS"), reply), "no: WRONGPASS");
+        let missing = "the right `+scan` is missing";
+        assert_eq!(
+            of(protocol, Some("NOPERM"), missing),
+            format!("no: {missing}")
+        );
+        assert!(of(protocol, Some("NOPERM"), reply).starts_with("no: `--help`"));
     }
 }

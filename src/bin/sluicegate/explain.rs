@@ -6,7 +6,7 @@ use clap::Args;
 use comfy_table::{Cell, Color};
 use serde::Serialize;
 use sluicegate::{
-    Charge, Decision, Key, Policy, Rule,
+    Charge, Decision, Key, Policy,
     decision::RuleUsage,
     store::{
         Check,
@@ -23,8 +23,7 @@ use super::{
     output::{BAD, BOLD, DIM, GOOD, Output, align_right},
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
-    text::{grouped, millis},
-    time::{date_time, span, time},
+    text::{date_time, grouped, millis, span, time},
 };
 
 const EXAMPLES: &str = "\
@@ -42,7 +41,7 @@ each.
 
 Exit codes: 0 the request would pass, 1 it would be denied.
 
-Rights: GET and TIME of the keys `PREFIX:*`. Nothing is written.";
+Rights: GET of the keys `PREFIX:*`, and TIME. Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -73,8 +72,6 @@ struct Report {
     /// What denies it for longest; null when it passes.
     denied_by: Option<DeniedBy>,
     policies: Vec<PolicyReport>,
-    #[serde(skip)]
-    prefix_hint: String,
 }
 
 #[derive(Serialize)]
@@ -106,7 +103,8 @@ struct RuleReport {
 }
 
 pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    if args.read.policies.is_none() && settings.policies.is_none() {
+    let file = settings.policies_or(args.read.policies.as_deref());
+    if file.is_none() {
         return Err(Error::usage(
             "the limits are needed: give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml",
         ));
@@ -114,7 +112,7 @@ pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) 
     let key = args.identity.key(settings.ipv6_prefix())?;
     let reading = args.read.read(settings, key.clone())?;
     let report = report(&reading, &key, args.cost)?;
-    output.report(&report, write)?;
+    output.report(&report, |report, output| write(report, settings, output))?;
     Ok(report.passes.into())
 }
 
@@ -128,7 +126,6 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         passes_ms: None,
         denied_by: None,
         policies: Vec::new(),
-        prefix_hint: reading.prefix_hint.clone(),
     };
     let mut longest = 0;
     if let Some(block) = BlockReport::of(reading.block, reading.now_ms)? {
@@ -190,7 +187,7 @@ fn decision(
     Ok(decide(&check, now_ms, &[value])?)
 }
 
-/// When a rule that denies admits; `None` for never.
+/// When a rule that denies admits; `None` for never, and where it does not deny.
 fn after(now_ms: u64, rule: &RuleUsage) -> Option<u64> {
     Some(now_ms.saturating_add(millis(rule.retry_after()?)))
 }
@@ -216,10 +213,10 @@ impl PolicyReport {
 
 impl RuleReport {
     fn of(usage: &RuleUsage, now_ms: u64, value: Option<&StoredValue>) -> Self {
-        let rule: Rule = usage.rule();
+        let rule = usage.rule();
         let section = value.and_then(|value| value.section(&rule));
         let used = section.map_or(0, |section| section.used(now_ms));
-        let fits_ms = { usage.is_exceeded().then(|| after(now_ms, usage)) }.flatten();
+        let fits_ms = after(now_ms, usage);
         let steps = section
             .into_iter()
             .flat_map(|section| section.steps(now_ms));
@@ -262,7 +259,7 @@ impl RuleReport {
     }
 }
 
-fn write(report: &Report, output: &mut Output) -> Result<()> {
+fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
     let (at, cost) = (date_time(report.now_ms), grouped(report.cost));
     writeln!(
         output,
@@ -294,7 +291,7 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
         output.hint(&format!("it passes, and nothing counts, under {empty}"))?;
     }
     if used.is_empty() && report.blocked.is_none() {
-        output.hint(&report.prefix_hint)?;
+        output.hint(&settings.prefix_hint())?;
     }
     write_verdict(report, output)
 }

@@ -80,8 +80,7 @@ impl Identity {
             return Err(Error::usage("kinds are told apart by case: write ip="));
         }
         match self.kind.split_once(':') {
-            Some(("header", name)) => header(name, value),
-            Some(("cookie", name)) if !name.is_empty() => Ok(Cookie::new(name).key(value)),
+            Some((kind @ ("header" | "cookie"), name)) => named(kind, name, value),
             _ if hashed => Ok(Key::secret(leaked(&self.kind), value)),
             _ if self.kind == "ip" => address(value, ipv6_prefix),
             _ => Ok(Key::new(leaked(&self.kind), value)),
@@ -95,14 +94,18 @@ fn is_hash(value: &str) -> bool {
     hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-fn header(name: &str, value: &str) -> Result<Key> {
+/// The key of a header or a cookie, whose names are made of the same characters.
+fn named(kind: &str, name: &str, value: &str) -> Result<Key> {
     let valid = http::HeaderName::from_bytes(name.as_bytes());
-    valid.map_err(|_| Error::usage(format_args!("`{name}` cannot be the name of a header")))?;
-    Ok(Header::new(name).key(value))
+    valid.map_err(|_| Error::usage(format_args!("`{name}` cannot be the name of a {kind}")))?;
+    Ok(match kind {
+        "cookie" => Cookie::new(name).key(value),
+        _ => Header::new(name).key(value),
+    })
 }
 
 /// The key as `PeerIp` and `ForwardedIp` make it: of an IPv6 address, its network.
-pub(crate) fn address(text: &str, ipv6_prefix: u8) -> Result<Key> {
+fn address(text: &str, ipv6_prefix: u8) -> Result<Key> {
     let error = || {
         Error::usage(format_args!(
             "`{text}` is no IP address: write 203.0.113.7, 2001:db8::7, or an IPv6 network of 32 to 128 bits: 2001:db8::/64"
@@ -171,6 +174,11 @@ mod tests {
                 Cookie::new("session").key("s3cret"),
             ),
             (
+                "cookie:__Host-SID=s3cret",
+                false,
+                Cookie::new("__Host-SID").key("s3cret"),
+            ),
+            (
                 "header=#5877c54e0123456789abcdef01234567",
                 false,
                 hashed_key("header", "#5877c54e0123456789abcdef01234567").unwrap(),
@@ -196,6 +204,8 @@ mod tests {
             "user=#5877C54E0123456789ABCDEF01234567",
             "header:x=#5877c54e0123456789abcdef01234567",
             "header:a b=c",
+            "cookie:a b=c",
+            "cookie:=x",
         ] {
             assert!(key(text, false).is_err(), "{text}");
         }

@@ -19,8 +19,7 @@ use super::{
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
     sparkline::sparkline,
-    text::{grouped, millis, without_limit},
-    time::{date_time, span},
+    text::{date_time, grouped, millis, span, without_limit},
 };
 
 const EXAMPLES: &str = "\
@@ -40,8 +39,8 @@ The picture shows the window of the rule, the newest units at the right; its
 highest bar is full. A `?` stands for a limit that the file does not tell:
 of a process with other rules, or from before they were changed.
 
-Rights: GET and TIME of the keys `PREFIX:*`; without named policies SCAN and
-DBSIZE too. Nothing is written.";
+Rights: GET of the keys `PREFIX:*`, and TIME; without named policies SCAN
+and DBSIZE too. Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -62,8 +61,6 @@ pub(crate) struct Report {
     /// The block that holds now; null when none does.
     pub(crate) blocked: Option<BlockReport>,
     pub(crate) policies: Vec<PolicyReport>,
-    #[serde(skip)]
-    pub(crate) prefix_hint: String,
 }
 
 #[derive(Serialize)]
@@ -109,7 +106,7 @@ pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) 
     let key = args.identity.key(settings.ipv6_prefix())?;
     let reading = args.read.read(settings, key)?;
     let report = Report::of(&reading)?;
-    output.report(&report, Report::write)?;
+    output.report(&report, |report, output| report.write(settings, output))?;
     Ok(Answer::Yes)
 }
 
@@ -123,12 +120,11 @@ impl Report {
             policies: policies
                 .map(|entry| PolicyReport::of(entry, reading.now_ms))
                 .collect(),
-            prefix_hint: reading.prefix_hint.clone(),
         })
     }
 
     /// For a person.
-    pub(crate) fn write(&self, output: &mut Output) -> Result<()> {
+    pub(crate) fn write(&self, settings: &Settings, output: &mut Output) -> Result<()> {
         let time = date_time(self.now_ms);
         writeln!(
             output,
@@ -140,7 +136,7 @@ impl Report {
         }
         if self.policies.is_empty() {
             writeln!(output, "Nothing is stored.")?;
-            return output.hint(&self.prefix_hint);
+            return output.hint(&settings.prefix_hint());
         }
         let empty = self.policies.iter().filter(|it| it.is_empty());
         let empty: Vec<&str> = empty.map(|it| it.policy.as_str()).collect();
@@ -152,7 +148,7 @@ impl Report {
             output.hint(&format!("nothing is stored under {}", empty.join(", ")))?;
         }
         if empty.len() == self.policies.len() && self.blocked.is_none() {
-            output.hint(&self.prefix_hint)?;
+            output.hint(&settings.prefix_hint())?;
         }
         for policy in &self.policies {
             if let Some(error) = &policy.error {

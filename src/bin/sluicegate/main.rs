@@ -20,7 +20,6 @@ mod settings;
 mod simulate;
 mod sparkline;
 mod text;
-mod time;
 mod top;
 mod watch;
 
@@ -36,7 +35,6 @@ use self::{
 };
 
 /// What a verb answers, when it could do what it was asked.
-#[derive(Clone, Copy, PartialEq)]
 enum Answer {
     /// Done, or: yes.
     Yes,

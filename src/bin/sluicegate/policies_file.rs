@@ -19,8 +19,7 @@ use toml::{
 
 use super::{
     error::{Error, Result},
-    settings::Settings,
-    text::Position,
+    text::{Position, printable},
 };
 
 const TABLE: &str = "policies";
@@ -88,10 +87,12 @@ pub(crate) fn load(path: &Path) -> Result<Policies> {
     Policies::new(file.policies.into_iter().map(|it| it.policy)).map_err(Error::usage)
 }
 
-/// Those of the file that is named, or else of the one that the settings name.
-pub(crate) fn load_named(file: Option<&PathBuf>, settings: &Settings) -> Result<Option<Policies>> {
-    let file = file.or(settings.policies.as_ref());
-    file.map(|file| load(file)).transpose()
+/// The policy of this name, of the policies of this file.
+pub(crate) fn named<'a>(policies: &'a Policies, file: &Path, name: &str) -> Result<&'a Policy> {
+    policies.get(name).ok_or_else(|| {
+        let (file, name) = (file.display(), printable(name.as_bytes()));
+        Error::usage(format_args!("{file} has no policy `{name}`"))
+    })
 }
 
 /// Reads each policy by itself, so that all that have an error are told.

@@ -1,6 +1,9 @@
 //! [`Reading`]: what is stored for one identity, and the policies that it is compared with.
 
-use std::{path::PathBuf, time::SystemTime};
+use std::{
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
 
 use clap::Args;
 use sluicegate::{
@@ -10,7 +13,7 @@ use sluicegate::{
 };
 
 use super::{
-    error::{Error, Result},
+    error::Result,
     policies_file,
     scan::{DEFAULT_LOAD, Scan},
     server,
@@ -44,8 +47,6 @@ pub(crate) struct Reading {
     /// Whether the identity is blocked, whatever it has used.
     pub(crate) block: StoredBlock,
     pub(crate) entries: Vec<Entry>,
-    /// What to tell somebody who finds nothing.
-    pub(crate) prefix_hint: String,
 }
 
 /// What is stored under one policy.
@@ -63,14 +64,13 @@ pub(crate) struct Reader {
     /// By name; those without limits are named or found.
     policies: Vec<(String, Option<Policy>)>,
     local_clock: bool,
-    prefix_hint: String,
 }
 
 impl ReadArgs {
     /// Reads once.
     pub(crate) fn read(&self, settings: &Settings, key: Key) -> Result<Reading> {
         server::block_on(settings, async {
-            let inspector = server::inspector(&server::connect(settings).await?, settings);
+            let (_, inspector) = server::connect(settings).await?;
             let reader = self.reader(settings, inspector, key).await?;
             reader.read().await
         })
@@ -83,13 +83,14 @@ impl ReadArgs {
         inspector: Inspector,
         key: Key,
     ) -> Result<Reader> {
-        let known = policies_file::load_named(self.policies.as_ref(), settings)?;
+        let file = settings.policies_or(self.policies.as_deref());
+        let known = file.map(policies_file::load).transpose()?;
         let policies = match &known {
             Some(known) if self.only.is_empty() => known
                 .iter()
                 .map(|policy| (policy.name().to_owned(), Some(policy.clone())))
                 .collect(),
-            _ if !self.only.is_empty() => self.named(known.as_ref())?,
+            _ if !self.only.is_empty() => self.named(known.as_ref().zip(file))?,
             _ => {
                 let names = found(&inspector, &key).await?.into_iter();
                 names.map(|name| (name, None)).collect()
@@ -100,21 +101,14 @@ impl ReadArgs {
             key,
             policies,
             local_clock: self.local_clock,
-            prefix_hint: settings.prefix_hint(),
         })
     }
 
-    fn named(&self, known: Option<&Policies>) -> Result<Vec<(String, Option<Policy>)>> {
-        let named = self
-            .only
-            .iter()
-            .map(|name| match known.map(|it| it.get(name)) {
-                Some(None) => Err(Error::usage(format_args!(
-                    "the file has no policy `{name}`"
-                ))),
-                Some(Some(policy)) => Ok((name.clone(), Some(policy.clone()))),
-                None => Ok((name.clone(), None)),
-            });
+    fn named(&self, known: Option<(&Policies, &Path)>) -> Result<Vec<(String, Option<Policy>)>> {
+        let named = self.only.iter().map(|name| {
+            let policy = known.map(|(known, file)| policies_file::named(known, file, name));
+            Ok((name.clone(), policy.transpose()?.cloned()))
+        });
         named.collect()
     }
 }
@@ -141,7 +135,6 @@ impl Reader {
             now_ms,
             block: self.inspector.block(&self.key).await?,
             entries,
-            prefix_hint: self.prefix_hint.clone(),
         })
     }
 }

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 
 use clap::Args;
 use serde::Serialize;
-use sluicegate::{Key, Limiter, Policy};
+use sluicegate::Policy;
 
 use super::{
     Answer,
@@ -63,13 +63,12 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
     }
     let key = args.identity.key(settings.ipv6_prefix())?;
     server::block_on(settings, async {
-        let store = server::connect(settings).await?;
-        let inspector = server::inspector(&store, settings);
+        let (store, inspector) = server::connect(settings).await?;
         let reader = args.read.reader(settings, inspector, key.clone()).await?;
         let reading = reader.read().await?;
         let stored = stored(&reading);
         if stored.is_empty() {
-            return done(&reading, Vec::new(), output);
+            return done(&reading, Vec::new(), settings, output);
         }
         if !args.yes && !agrees(&reading.identity, &stored)? {
             anstream::eprintln!("Nothing was deleted.");
@@ -77,9 +76,11 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
         }
         let limiter = server::limiter(store, settings);
         for name in &stored {
-            reset(&limiter, name, &key).await?;
+            // The counts belong to the name: the rules do not matter.
+            let policy = Policy::parse(name.as_str(), "1/1s").map_err(Error::usage)?;
+            limiter.reset(&policy, &key).await?;
         }
-        done(&reading, stored, output)
+        done(&reading, stored, settings, output)
     })
 }
 
@@ -101,13 +102,12 @@ fn agrees(identity: &str, policies: &[String]) -> Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-/// The counts belong to the name: the rules do not matter.
-async fn reset(limiter: &Limiter, name: &str, key: &Key) -> Result<()> {
-    let policy = Policy::parse(name, "1/1s").map_err(Error::usage)?;
-    Ok(limiter.reset(&policy, key).await?)
-}
-
-fn done(reading: &Reading, deleted: Vec<String>, output: &mut Output) -> Result<Answer> {
+fn done(
+    reading: &Reading,
+    deleted: Vec<String>,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<Answer> {
     let identity = reading.identity.clone();
     if output.is_json() {
         output.document(&Report { identity, deleted })?;
@@ -116,7 +116,7 @@ fn done(reading: &Reading, deleted: Vec<String>, output: &mut Output) -> Result<
             output,
             "Nothing is stored for {identity}: nothing was deleted."
         )?;
-        output.hint(&reading.prefix_hint)?;
+        output.hint(&settings.prefix_hint())?;
     } else {
         let policies = deleted.join(", ");
         writeln!(output, "Deleted what {identity} had used under {policies}.")?;

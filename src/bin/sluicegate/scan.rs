@@ -108,15 +108,12 @@ impl Scan {
                 if cursor == 0 {
                     break;
                 }
-                tokio::time::sleep(self.pause(begun.elapsed())).await;
+                let busy = begun.elapsed();
+                tokio::time::sleep(busy.mul_f64(1.0 / self.load.fraction() - 1.0)).await;
             }
         }
         self.progress.finish_and_clear();
         Ok(())
-    }
-
-    fn pause(&self, busy: Duration) -> Duration {
-        busy.mul_f64(1.0 / self.load.fraction() - 1.0)
     }
 
     /// On one server, a cursor tells how far it is by its bits from the lowest to the highest.

@@ -27,8 +27,8 @@ pub(crate) fn block_on<T>(settings: &Settings, verb: impl Future<Output = Result
     })
 }
 
-/// Connects to the server of these settings, and names its keys as they say.
-pub(crate) async fn connect(settings: &Settings) -> Result<RedisStore> {
+/// Connects to the server of these settings, and names its keys as they say: a store, and what reads over it.
+pub(crate) async fn connect(settings: &Settings) -> Result<(RedisStore, Inspector)> {
     let (_, origin) = name(settings)?;
     let unusable = |error: StoreError| Error::usage(format_args!("{origin}: {error}"));
     let mut store = store(settings).map_err(unusable)?;
@@ -36,13 +36,9 @@ pub(crate) async fn connect(settings: &Settings) -> Result<RedisStore> {
     if let Some(secret) = &settings.secret {
         store = store.secret(secret);
     }
-    inspector(&store, settings).ping().await?;
-    Ok(store)
-}
-
-/// What reads over this store.
-pub(crate) fn inspector(store: &RedisStore, settings: &Settings) -> Inspector {
-    store.inspector().timeout(settings.timeout())
+    let inspector = store.inspector().timeout(settings.timeout());
+    inspector.ping().await?;
+    Ok((store, inspector))
 }
 
 /// The same store, as a limiter.
@@ -80,7 +76,7 @@ fn name(settings: &Settings) -> Result<(String, String)> {
         let origin = settings.origin("sentinel");
         let sentinels = addresses(sentinels, &origin)?;
         let primary = primary(settings).rsplit('@').next().unwrap_or_default();
-        let name = format!("the primary {primary} that {sentinels} know");
+        let name = format!("the primary {primary} of the sentinels {sentinels}");
         return Ok((name, origin));
     }
     Err(Error::usage(

@@ -95,13 +95,12 @@ impl Settings {
     /// Adds the environment and the configuration file to what the command line says.
     pub(crate) fn load(args: Self, file: Option<&Path>) -> Result<Self> {
         let environment = Self::from_environment(|name| env::var(name).ok())?;
-        let named = file.map(Path::to_owned);
-        let named = named.or_else(|| env::var_os("SLUICEGATE_CONFIG").map(PathBuf::from));
-        let file = match &named {
-            Some(file) => Self::from_file(file)?,
-            None if Path::new(DEFAULT_FILE).exists() => Self::from_file(Path::new(DEFAULT_FILE))?,
-            None => Self::default(),
-        };
+        let variable = env::var_os("SLUICEGATE_CONFIG").filter(|it| !it.is_empty());
+        let default = Path::new(DEFAULT_FILE);
+        let file = file
+            .or(variable.as_ref().map(Path::new))
+            .or_else(|| default.exists().then_some(default));
+        let file = file.map_or_else(|| Ok(Self::default()), Self::from_file)?;
         for source in [&args, &environment, &file] {
             source.validate()?;
         }
@@ -158,11 +157,16 @@ impl Settings {
         self.prefix.as_deref().unwrap_or("sluicegate")
     }
 
+    /// The file of policies that an argument names, or else the configuration file.
+    pub(crate) fn policies_or<'a>(&'a self, argument: Option<&'a Path>) -> Option<&'a Path> {
+        argument.or(self.policies.as_deref())
+    }
+
     /// What to tell somebody who finds nothing.
     pub(crate) fn prefix_hint(&self) -> String {
         let prefix = self.prefix();
         format!(
-            "Only keys that begin with `{prefix}` are looked at: is that the service's --prefix?"
+            "Only keys that begin with `{prefix}` are looked at: is that the service's prefix? See --prefix"
         )
     }
 
@@ -175,13 +179,18 @@ impl Settings {
         }
     }
 
-    fn validate(&self) -> Result<()> {
-        let servers = [
+    /// In how many ways a server is named.
+    fn servers(&self) -> usize {
+        let named = [
             self.redis.is_some(),
             self.cluster.is_some(),
             self.sentinel.is_some(),
         ];
-        if servers.into_iter().filter(|it| *it).count() > 1 {
+        named.into_iter().filter(|it| *it).count()
+    }
+
+    fn validate(&self) -> Result<()> {
+        if self.servers() > 1 {
             let source = match &self.source {
                 Source::CommandLine => "the command line",
                 Source::Environment => "the environment",
@@ -196,9 +205,7 @@ impl Settings {
 
     /// These settings, and where they say nothing, `other`. The server is one setting, however it is named.
     fn or(self, other: Self) -> Self {
-        let names_server =
-            self.redis.is_some() || self.cluster.is_some() || self.sentinel.is_some();
-        let server = if names_server { &self } else { &other }.clone();
+        let server = if self.servers() > 0 { &self } else { &other }.clone();
         Self {
             redis: server.redis,
             cluster: server.cluster,

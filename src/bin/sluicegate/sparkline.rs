@@ -1,19 +1,19 @@
 //! [`sparkline`]: the units of a window as a line of bars.
 
-use std::{iter, ops::Range};
+use std::ops::Range;
 
 /// From little to much; nothing is a dot.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Draws steps, each with the time that it takes and its units, over a span of time; the highest bar is full.
 ///
-/// A step stands in the column that its middle falls into.
+/// A step stands in the column that its middle falls into, of which there is at least one.
 pub(crate) fn sparkline(
     steps: impl IntoIterator<Item = (Range<u64>, u64)>,
     span: &Range<u64>,
     columns: u16,
 ) -> String {
-    let mut sums: Vec<u64> = iter::repeat_n(0, columns.max(1).into()).collect();
+    let mut sums = vec![0_u64; columns.into()];
     let length = u128::from((span.end - span.start).max(1));
     for (step, units) in steps {
         let middle = u64::midpoint(step.start, step.end);
@@ -28,7 +28,7 @@ pub(crate) fn sparkline(
         0 => '·',
         sum => {
             let bar = u128::from(sum) * 8 / u128::from(most);
-            BARS[usize::try_from(bar.saturating_sub(1)).unwrap_or(7).min(7)]
+            BARS[usize::try_from(bar.saturating_sub(1)).unwrap_or(7)]
         }
     });
     bars.collect()

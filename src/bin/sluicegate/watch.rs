@@ -17,8 +17,7 @@ use super::{
     reading::{ReadArgs, Reader},
     server,
     settings::Settings,
-    text::{self, grouped},
-    time::date_time,
+    text::{self, date_time, grouped},
 };
 
 const EXAMPLES: &str = "\
@@ -53,20 +52,14 @@ pub(crate) struct WatchArgs {
 pub(crate) fn run(args: &WatchArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
     server::block_on(settings, async {
-        let inspector = server::inspector(&server::connect(settings).await?, settings);
+        let (_, inspector) = server::connect(settings).await?;
         let reader = args.read.reader(settings, inspector, key).await?;
         let page = output.is_terminal() && !output.is_json();
         let screen = page.then(Screen::enter).transpose()?;
-        let mut watch = Watch {
-            reader,
-            interval: args.interval,
-            last: None,
-        };
         let watching = async {
-            if screen.is_some() {
-                watch.draw(output).await
-            } else {
-                watch.print(output).await
+            match &screen {
+                Some(_) => draw(&reader, args.interval, settings, output).await,
+                None => print(&reader, args.interval, settings, output).await,
             }
         };
         tokio::select! {
@@ -77,77 +70,75 @@ pub(crate) fn run(args: &WatchArgs, settings: &Settings, output: &mut Output) ->
     })
 }
 
-struct Watch {
-    reader: Reader,
+/// Draws a page at each interval, without end. A server that is away is told of there.
+async fn draw(
+    reader: &Reader,
     interval: Duration,
-    /// What was printed last.
-    last: Option<String>,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<()> {
+    let mut ticks = ticks(interval);
+    let mut latest = None;
+    loop {
+        ticks.tick().await;
+        let read = reader.read().await;
+        Screen::clear()?;
+        let failed = match read {
+            Ok(reading) => {
+                latest = Some(Report::of(&reading)?);
+                None
+            }
+            Err(error) => Some(error),
+        };
+        if let Some(report) = &latest {
+            report.write(settings, output)?;
+        }
+        if let Some(error) = failed {
+            error.report();
+        }
+        writeln!(output, "{DIM}every {interval:?}; Ctrl-C ends{DIM:#}")?;
+        output.flush()?;
+    }
 }
 
-impl Watch {
-    /// Draws a page at each interval, without end. A server that is away is told of there.
-    async fn draw(&mut self, output: &mut Output) -> Result<()> {
-        let mut ticks = ticks(self.interval);
-        let mut latest = None;
-        loop {
-            ticks.tick().await;
-            let read = self.reader.read().await;
-            Screen::clear()?;
-            let failed = match read {
-                Ok(reading) => {
-                    latest = Some(Report::of(&reading)?);
-                    None
-                }
-                Err(error) => Some(error),
-            };
-            if let Some(report) = &latest {
-                report.write(output)?;
-            }
-            if let Some(error) = failed {
-                error.report();
-            }
-            let every = format!("{:?}", self.interval);
-            writeln!(output, "{DIM}every {every}; Ctrl-C ends{DIM:#}")?;
-            output.flush()?;
-        }
-    }
-
-    /// Prints each change, without end. A server that is away is told of once, on stderr.
-    async fn print(&mut self, output: &mut Output) -> Result<()> {
-        let mut ticks = ticks(self.interval);
-        let mut is_away = false;
-        loop {
-            ticks.tick().await;
-            match self.reader.read().await {
-                Ok(reading) => {
-                    is_away = false;
-                    if self.last.is_none() && reading.entries.is_empty() {
-                        anstream::eprintln!("{}", reading.prefix_hint);
-                    }
-                    self.print_change(&Report::of(&reading)?, output)?;
-                }
-                Err(error) if !is_away => {
-                    is_away = true;
+/// Prints each change, without end. A server that is away is told of once, on stderr.
+async fn print(
+    reader: &Reader,
+    interval: Duration,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<()> {
+    let mut ticks = ticks(interval);
+    let mut is_away = false;
+    let mut last: Option<String> = None;
+    loop {
+        ticks.tick().await;
+        let reading = match reader.read().await {
+            Ok(reading) => reading,
+            Err(error) => {
+                if !is_away {
                     error.report();
                 }
-                Err(_) => {}
+                is_away = true;
+                continue;
             }
+        };
+        is_away = false;
+        if last.is_none() && reading.entries.is_empty() {
+            anstream::eprintln!("{}", settings.prefix_hint());
         }
-    }
-
-    fn print_change(&mut self, report: &Report, output: &mut Output) -> Result<()> {
-        let line = line(report);
-        if self.last.as_ref() == Some(&line) {
-            return Ok(());
+        let report = Report::of(&reading)?;
+        let line = line(&report);
+        if last.as_ref() == Some(&line) {
+            continue;
         }
         if output.is_json() {
-            output.document(report)?;
+            output.document(&report)?;
         } else {
             writeln!(output, "{} {line}", date_time(report.now_ms))?;
         }
         output.flush()?;
-        self.last = Some(line);
-        Ok(())
+        last = Some(line);
     }
 }
 

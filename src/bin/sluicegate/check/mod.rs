@@ -13,7 +13,7 @@ use super::{
     error::Result,
     output::{BAD, BOLD, DIM, GOOD, Output, WARN},
     policies_file::{self, PoliciesFile},
-    text::Position,
+    text::{self, Position},
 };
 
 const EXAMPLES: &str = "\
@@ -198,7 +198,7 @@ fn write_line(file: &PoliciesFile, span: &Range<usize>, output: &mut Output) -> 
     writeln!(
         output,
         "{DIM}{number} |{DIM:#} {}",
-        line.replace(|c: char| c.is_control() && c != '\t', "\u{fffd}")
+        line.replace(|c| c != '\t' && text::is_unsafe(c), "\u{fffd}")
     )?;
     writeln!(
         output,

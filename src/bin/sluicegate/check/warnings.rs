@@ -24,7 +24,6 @@ use sluicegate::{Policy, Rule};
 const MANY_STEPS: u128 = 1_000;
 
 /// How much a warning matters.
-#[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Level {
     Warning,
     /// Nothing is wrong, but not everybody knows.

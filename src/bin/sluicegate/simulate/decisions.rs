@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::Serialize;
-use sluicegate::{Decision, Denial, decision::Blocked};
+use sluicegate::Decision;
 
 use super::{
     super::{
@@ -39,8 +39,8 @@ struct Line<'a> {
     /// Who is banned.
     #[serde(skip_serializing_if = "Option::is_none")]
     banned: Option<String>,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    shadow_refused: &'a [String],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    shadow_refused: Vec<&'a str>,
 }
 
 impl Decisions {
@@ -53,17 +53,14 @@ impl Decisions {
     }
 
     pub(super) fn write(&mut self, request: &Request, decision: Option<&Decision>) -> Result<()> {
-        let (denial, blocked) = match decision {
-            Some(Decision::Denied(denial)) => (Some(denial), None),
-            Some(Decision::Blocked(blocked)) => (None, Some(blocked)),
-            _ => (None, None),
+        let (denial, blocked, retry_after) = match decision {
+            Some(Decision::Denied(it)) => (Some(it), None, it.retry_after()),
+            Some(Decision::Blocked(it)) => (None, Some(it), it.retry_after()),
+            _ => (None, None, None),
         };
-        let retry_after = { denial.and_then(Denial::retry_after) }
-            .or_else(|| blocked.and_then(Blocked::retry_after));
         let shadow = decision.and_then(|it| it.usage().shadow());
         let shadows = shadow.into_iter().flat_map(|it| it.usage().policies());
         let shadows = shadows.filter(|it| it.rules().iter().any(|rule| rule.is_exceeded()));
-        let shadows: Vec<String> = shadows.map(|it| it.policy().name().to_owned()).collect();
         let line = Line {
             file: request.file,
             line: request.line,
@@ -73,7 +70,7 @@ impl Decisions {
             rule: denial.map(|it| it.rule().rule().to_string()),
             retry_after_ms: retry_after.map(text::millis),
             banned: blocked.map(|it| text::identity(it.key())),
-            shadow_refused: &shadows,
+            shadow_refused: shadows.map(|it| it.policy().name()).collect(),
         };
         let written = serde_json::to_writer(&mut self.file, &line).map_err(Into::into);
         written

@@ -40,7 +40,7 @@ impl Job {
 pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
     let policies = &mapping.policies;
     let tally = Tally::new(policies.clone(), args.keys, args.decisions.as_deref())?;
-    let peaks = replay::times(policies, PEAK_FACTOR).map_err(Error::usage)?;
+    let peaks = replay::peaks(policies).map_err(Error::usage)?;
     let mut jobs = vec![
         Job::Tally(Box::new(tally)),
         Job::Peaks(Peaks::new(peaks, args.keys)?),
@@ -59,9 +59,6 @@ pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
     }
     Ok(jobs)
 }
-
-/// Above the limits that somebody might choose; it bounds the steps of a key.
-const PEAK_FACTOR: u64 = 100;
 
 /// Rounded, at least 1, each once, and without the limit itself.
 #[allow(

@@ -89,12 +89,7 @@ fn chosen(all: Policies, args: &SimulateArgs) -> Result<Policies> {
         return Ok(all);
     }
     for name in &args.policy {
-        if all.get(name).is_none() {
-            return Err(Error::usage(format_args!(
-                "--policy {name}: {} has no policy of this name",
-                args.policies.display()
-            )));
-        }
+        policies_file::named(&all, &args.policies, name)?;
     }
     let is_chosen = |it: &&Policy| args.policy.iter().any(|name| name == it.name());
     Policies::new(all.iter().filter(is_chosen).cloned()).map_err(Error::usage)

@@ -36,14 +36,13 @@ impl Variant {
     }
 
     pub(super) fn take(&mut self, request: &Request) -> Result<(), StoreError> {
-        let refused = match self.replay.decide(request)? {
-            Some(Decision::Denied(_) | Decision::Blocked(_)) => !self.shadow,
-            Some(Decision::Allowed(usage)) => {
-                self.shadow && matches!(usage.shadow(), Some(Decision::Denied(_)))
-            }
-            None => false,
+        let decision = self.replay.decide(request)?;
+        let told = if self.shadow {
+            decision.as_ref().and_then(|it| it.usage().shadow())
+        } else {
+            decision.as_ref()
         };
-        self.refused += u64::from(refused);
+        self.refused += u64::from(told.is_some_and(|it| !it.is_allowed()));
         Ok(())
     }
 }

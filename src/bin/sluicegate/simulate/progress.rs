@@ -20,8 +20,6 @@ pub(super) fn bar(logs: &[PathBuf]) -> ProgressBar {
             "{spinner} {bytes} read, {bytes_per_sec}",
         ),
     };
-    match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
+    let style = ProgressStyle::with_template(template);
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -24,7 +24,7 @@ const BATCH: usize = 2_048;
 const SHOWN: usize = 5;
 
 /// What became of the lines.
-#[derive(Clone, Default, Serialize)]
+#[derive(Default, Serialize)]
 pub(super) struct Counts {
     pub(super) read: u64,
     /// Left out by --path.
@@ -32,15 +32,9 @@ pub(super) struct Counts {
     /// Later than --reorder allows; replayed at the first second to come.
     pub(super) late: u64,
     pub(super) unreadable: u64,
+    /// The first of these, each with its place and what is wrong.
     #[serde(skip)]
-    shown: Vec<Unreadable>,
-}
-
-#[derive(Clone)]
-struct Unreadable {
-    place: String,
-    why: &'static str,
-    text: String,
+    shown: Vec<String>,
 }
 
 /// The logs that are being read.
@@ -166,8 +160,10 @@ impl<'a> Reading<'a> {
                     self.counts.unreadable += 1;
                     if self.counts.shown.len() < SHOWN {
                         let text = text::printable(&line[..line.len().min(200)]);
-                        let place = format!("{}:{number}", path.display());
-                        self.counts.shown.push(Unreadable { place, why, text });
+                        let short: String = text.chars().take(100).collect();
+                        let file = path.display();
+                        let shown = format!("{file}:{number}: {why}: {short}");
+                        self.counts.shown.push(shown);
                     }
                 }
             }
@@ -176,9 +172,8 @@ impl<'a> Reading<'a> {
 
     /// Tells a person of what could not be read.
     pub(super) fn report(&self) {
-        for Unreadable { place, why, text } in &self.counts.shown {
-            let short: String = text.chars().take(100).collect();
-            anstream::eprintln!("{place}: {why}: {short}");
+        for line in &self.counts.shown {
+            anstream::eprintln!("{line}");
         }
         let more = self.counts.unreadable - self.counts.shown.len() as u64;
         if more > 0 {

@@ -16,6 +16,9 @@ use super::{
     request::{Mapped, Request},
 };
 
+/// Above the limits that somebody might choose; it bounds the steps of a key.
+pub(super) const PEAK_FACTOR: u64 = 100;
+
 pub(super) struct Replay {
     clock: TestClock,
     store: MemoryStore,
@@ -96,12 +99,12 @@ pub(super) fn with_limit(
     Ok(policies)
 }
 
-/// The same policies, with each limit so many times as high, and without bans.
-pub(super) fn times(policies: &[Mapped], factor: u64) -> Result<Vec<Mapped>, PolicyError> {
+/// The same policies with limits so high that hardly anybody is refused, and without bans.
+pub(super) fn peaks(policies: &[Mapped]) -> Result<Vec<Mapped>, PolicyError> {
     let mut policies = policies.to_vec();
     for Mapped { policy, .. } in &mut policies {
         let rules = policy.rules().iter().map(|rule| {
-            let limit = rule.limit().max(1).saturating_mul(factor);
+            let limit = rule.limit().max(1).saturating_mul(PEAK_FACTOR);
             limited(rule, limit.min(MAX_UNITS))
         });
         *policy = with_rules(policy, rules.collect())?;

@@ -1,6 +1,6 @@
 //! `--report`: the outcome as one page of HTML, without scripts and without anything from elsewhere.
 
-use std::fmt::{self, Display, Write};
+use std::fmt::{self, Write};
 
 use super::{
     super::{
@@ -24,35 +24,23 @@ const HEAD: &str = "<!doctype html>
 
 /// The page.
 pub(super) fn page(outcome: &Outcome) -> Result<String> {
-    let failed =
-        |error: &dyn Display| Error::usage(format_args!("cannot draw the report: {error}"));
     let mut page = format!(
         "{HEAD}{}</style>\n</head>\n<body>\n",
         include_str!("report.css")
     );
-    let drawn = plots(outcome).map_err(|error| failed(&error))?;
-    body(&mut page, outcome, &drawn).map_err(|error| failed(&error))?;
+    body(&mut page, outcome)
+        .map_err(|error| Error::usage(format_args!("cannot draw the report: {error}")))?;
     page.push_str("</body>\n</html>\n");
     Ok(page)
 }
 
 /// Text of a log or a file, which may try to be HTML.
-struct Escaped<'a>(&'a str);
-
-impl Display for Escaped<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for c in self.0.chars() {
-            match c {
-                '&' => f.write_str("&amp;")?,
-                '<' => f.write_str("&lt;")?,
-                '>' => f.write_str("&gt;")?,
-                '"' => f.write_str("&quot;")?,
-                '\'' => f.write_str("&#39;")?,
-                c => f.write_char(c)?,
-            }
-        }
-        Ok(())
-    }
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+        .replace('\'', "&#39;")
 }
 
 /// The rules that refused requests, each with its colour.
@@ -67,21 +55,7 @@ fn coloured(outcome: &Outcome) -> Vec<(usize, usize)> {
         .collect()
 }
 
-struct Plots {
-    requests: String,
-    refusals: Option<String>,
-}
-
-fn plots(outcome: &Outcome) -> Result<Plots, Box<dyn std::error::Error>> {
-    let coloured = coloured(outcome);
-    let refusals = (!coloured.is_empty()).then(|| plot::refusals(&outcome.over_time, &coloured));
-    Ok(Plots {
-        requests: plot::requests(&outcome.over_time)?,
-        refusals: refusals.transpose()?,
-    })
-}
-
-fn body(page: &mut String, outcome: &Outcome, plots: &Plots) -> fmt::Result {
+fn body(page: &mut String, outcome: &Outcome) -> Result<(), Box<dyn std::error::Error>> {
     summary(page, outcome)?;
     let length = span(outcome.over_time.seconds);
     writeln!(
@@ -92,27 +66,29 @@ fn body(page: &mut String, outcome: &Outcome, plots: &Plots) -> fmt::Result {
         page,
         "<span class=\"key requests\"></span>requests <span class=\"key refused\"></span>refused</p>"
     )?;
-    writeln!(page, "{}", plots.requests)?;
-    if let Some(refusals) = &plots.refusals {
+    writeln!(page, "{}", plot::requests(&outcome.over_time)?)?;
+    let coloured = coloured(outcome);
+    if !coloured.is_empty() {
         writeln!(
             page,
             "<h2>Refusals by rule over time</h2>\n<p>In spans of {length}."
         )?;
         let all: Vec<_> = outcome.rules().collect();
-        for (rule, colour) in coloured(outcome) {
-            let (policy, rule) = all[rule];
+        for (rule, colour) in &coloured {
+            let (policy, rule) = all[*rule];
             write!(
                 page,
                 "<span class=\"key k{colour}\"></span>{} <code>{}</code> ",
-                Escaped(&policy.name),
-                Escaped(&rule.rule)
+                escaped(&policy.name),
+                escaped(&rule.rule)
             )?;
         }
+        let refusals = plot::refusals(&outcome.over_time, &coloured)?;
         writeln!(page, "</p>\n{refusals}")?;
     }
     by_rule(page, outcome)?;
     other_limits(page, outcome)?;
-    hardest_hit(page, outcome)
+    Ok(hardest_hit(page, outcome)?)
 }
 
 fn summary(page: &mut String, outcome: &Outcome) -> fmt::Result {
@@ -121,8 +97,8 @@ fn summary(page: &mut String, outcome: &Outcome) -> fmt::Result {
         writeln!(
             page,
             "<p>Requests logged from {} to {}, replayed. All times are UTC.</p>",
-            Escaped(from),
-            Escaped(to)
+            escaped(from),
+            escaped(to)
         )?;
     }
     writeln!(page, "<div class=\"figures\">")?;
@@ -138,7 +114,7 @@ fn summary(page: &mut String, outcome: &Outcome) -> fmt::Result {
         writeln!(
             page,
             "<div class=\"{class}\"><b>{}</b>{what}</div>",
-            Escaped(&figure)
+            escaped(&figure)
         )?;
     }
     writeln!(page, "</div>")?;
@@ -164,31 +140,26 @@ fn by_rule(page: &mut String, outcome: &Outcome) -> fmt::Result {
         writeln!(
             page,
             "<tr><td>{}{shadow}<td>{}<td><code>{}</code><td class=\"number\">{}{}<td class=\"number\">{}<td class=\"number\">{}</tr>",
-            Escaped(&policy.name),
-            Escaped(&policy.key),
-            Escaped(&rule.rule),
+            escaped(&policy.name),
+            escaped(&policy.key),
+            escaped(&rule.rule),
             grouped(rule.refused),
-            Bar(rule.refused, most),
+            bar(rule.refused, most),
             grouped(rule.alone),
-            Escaped(&rule.nobody_at()),
+            escaped(&rule.nobody_at()),
         )?;
     }
     writeln!(page, "</table></div>")
 }
 
 /// A cell with a bar.
-struct Bar(u64, u64);
-
-impl Display for Bar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let permille = self.0 * 1_000 / self.1.max(1);
-        write!(
-            f,
-            "<td class=\"bar\"><i style=\"width:{}.{}%\"></i>",
-            permille / 10,
-            permille % 10
-        )
-    }
+fn bar(part: u64, most: u64) -> String {
+    let permille = part * 1_000 / most.max(1);
+    format!(
+        "<td class=\"bar\"><i style=\"width:{}.{}%\"></i>",
+        permille / 10,
+        permille % 10
+    )
 }
 
 fn other_limits(page: &mut String, outcome: &Outcome) -> fmt::Result {
@@ -215,12 +186,12 @@ fn other_limits(page: &mut String, outcome: &Outcome) -> fmt::Result {
             writeln!(
                 page,
                 "<tr><td>{}<td><code>{}</code><td class=\"{class}\">{}<td class=\"{class}\">{}{}<td class=\"{class}\">{}</tr>",
-                Escaped(&policy.name),
-                Escaped(&rule.rule),
+                escaped(&policy.name),
+                escaped(&rule.rule),
                 grouped(limit),
                 grouped(refused),
-                Bar(refused, most),
-                Escaped(&share(refused, whole)),
+                bar(refused, most),
+                escaped(&share(refused, whole)),
             )?;
         }
     }
@@ -246,10 +217,10 @@ fn hardest_hit(page: &mut String, outcome: &Outcome) -> fmt::Result {
         writeln!(
             page,
             "<tr><td class=\"name\"><code>{}</code><td class=\"number\">{}{}<td class=\"number\">{}<td>{}<td>{}</tr>",
-            Escaped(&it.identity),
+            escaped(&it.identity),
             grouped(it.refused),
-            Bar(it.refused, most),
-            Escaped(&share(it.refused, outcome.refused)),
+            bar(it.refused, most),
+            escaped(&share(it.refused, outcome.refused)),
             date(it.first_ms),
             date(it.last_ms),
         )?;

@@ -47,8 +47,8 @@ pub(super) struct Mapped {
 }
 
 impl Mapping {
-    /// Reads `--key FIELD` and `--key POLICY=FIELD`. Without them, a policy that is called as a field is by that field,
-    /// and any other by `ip`.
+    /// Reads `--key FIELD` and `--key POLICY=FIELD`. Without them, a policy called `user` is by the field `user`, and
+    /// any other by `ip`.
     pub(super) fn new(policies: &Policies, keys: &[String], ipv6_prefix: u8) -> Result<Self> {
         let mut mapping = Self {
             policies: Vec::new(),
@@ -130,7 +130,7 @@ impl Mapping {
         }
     }
 
-    /// An address becomes the key that `PeerIp` makes of it; anything else is taken as it is.
+    /// An address becomes the key that `PeerIp` makes of it, but for the field `user`; anything else is taken as it is.
     fn key(&self, kind: &'static str, value: &[u8]) -> Key {
         let address = str::from_utf8(value)
             .ok()

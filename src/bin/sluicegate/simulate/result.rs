@@ -8,6 +8,7 @@ use super::{
     jobs::Job,
     others::Variant,
     reading::Counts,
+    replay::PEAK_FACTOR,
     request::Mapping,
     tally::{RuleTally, Tally},
     timeline::Span,
@@ -104,10 +105,9 @@ impl RuleOutcome {
 
     /// The limit under which nobody would have been refused, for a person.
     pub(super) fn nobody_at(&self) -> String {
-        self.nobody_refused_at.map_or_else(
-            || format!("> {}", text::grouped(self.limit.saturating_mul(100))),
-            text::grouped,
-        )
+        let tried = self.limit.max(1).saturating_mul(PEAK_FACTOR);
+        self.nobody_refused_at
+            .map_or_else(|| format!("> {}", text::grouped(tried)), text::grouped)
     }
 
     /// The limit itself, with the refusals of now, among the others: each with the refusals that there would be.

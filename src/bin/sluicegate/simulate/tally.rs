@@ -130,8 +130,6 @@ impl Tally {
                 continue;
             };
             told.push(key);
-        }
-        for key in told {
             self.hit(key, request.ms);
         }
     }

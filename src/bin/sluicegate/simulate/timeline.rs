@@ -6,7 +6,7 @@ use serde::Serialize;
 
 const MAX_SPANS: usize = 512;
 
-/// Lengths of a span in s; each divides all that follow it but the next few, so spans are added up anew from the first.
+/// Lengths of a span in s: each divides the next, so that spans can be added up.
 const LENGTHS: [u64; 21] = [
     1,
     5,

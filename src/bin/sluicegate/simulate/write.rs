@@ -41,20 +41,16 @@ pub(super) fn share(part: u64, whole: u64) -> String {
 }
 
 fn summary(outcome: &Outcome, output: &mut Output) -> Result<()> {
-    let Outcome {
-        requests,
-        refused,
-        lines,
-        ..
-    } = outcome;
-    let style = if *refused > 0 { BAD } else { BOLD };
+    let (requests, refused) = (outcome.requests, outcome.refused);
+    let lines = &outcome.lines;
+    let style = if refused > 0 { BAD } else { BOLD };
     write!(
         output,
         "{BOLD}{}{BOLD:#} requests, {style}{} refused{style:#}",
-        grouped(*requests),
-        grouped(*refused)
+        grouped(requests),
+        grouped(refused)
     )?;
-    writeln!(output, " ({})", share(*refused, *requests))?;
+    writeln!(output, " ({})", share(refused, requests))?;
     if let (Some(from), Some(to)) = (&outcome.from, &outcome.to) {
         writeln!(output, "{DIM}from {from} to {to}{DIM:#}")?;
     }

@@ -9,7 +9,6 @@ use comfy_table::{Cell, Color};
 use serde::Serialize;
 use sluicegate::{
     Policy,
-    block::{Block, BlockedBy},
     policies::Policies,
     store::redis::inspect::{Inspector, Server, StoredName},
 };
@@ -17,14 +16,14 @@ use sluicegate::{
 use self::ranking::{Ranked, Ranking};
 use super::{
     Answer,
+    block::BlockReport,
     error::Result,
     output::{BAD, Output, align_right},
     policies_file,
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
     settings::Settings,
-    text::{grouped, without_limit},
-    time::span,
+    text::{grouped, span, without_limit},
 };
 
 const EXAMPLES: &str = "\
@@ -113,9 +112,10 @@ struct Row {
 }
 
 pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    let policies = policies_file::load_named(args.policies.as_ref(), settings)?;
+    let file = settings.policies_or(args.policies.as_deref());
+    let policies = file.map(policies_file::load).transpose()?;
     let report = server::block_on(settings, async {
-        let inspector = server::inspector(&server::connect(settings).await?, settings);
+        let (_, inspector) = server::connect(settings).await?;
         Top::new(args, policies).run(&inspector).await
     })?;
     output.report(&report, |report, output| write(report, settings, output))?;
@@ -155,12 +155,11 @@ impl<'a> Top<'a> {
         };
         let batches = async |server: &Server, names| self.batch(server, names).await;
         scan.run(&selection, batches).await?;
-        if self.read == 0 && scan.total == 0 {
-            // A server without keys has a time, too.
-            self.now_ms = match inspector.servers().await?.first() {
-                Some(server) => server.now_ms().await?,
-                None => 0,
-            };
+        if self.now_ms == 0
+            && let Some(server) = inspector.servers().await?.first()
+        {
+            // A server of which no key was read has a time, too.
+            self.now_ms = server.now_ms().await?;
         }
         Ok(self.report(scan.total))
     }
@@ -202,14 +201,13 @@ impl<'a> Top<'a> {
         }
         self.now_ms = server.now_ms().await?;
         for block in server.blocks(names).await? {
-            let Ok(block) = block else {
-                self.unreadable += 1;
-                continue;
-            };
-            let until_ms = |block: &Block| block.until_ms().unwrap_or(u64::MAX);
-            if let Some(block) = block.filter(|it| until_ms(it) > self.now_ms) {
-                self.blocked += 1;
-                self.banned += u64::from(block.by() == BlockedBy::Ban);
+            match BlockReport::of(block, self.now_ms) {
+                Ok(Some(block)) => {
+                    self.blocked += 1;
+                    self.banned += u64::from(block.is_ban());
+                }
+                Ok(None) => {}
+                Err(_) => self.unreadable += 1,
             }
         }
         Ok(())
@@ -217,7 +215,7 @@ impl<'a> Top<'a> {
 
     fn report(&self, keys: u64) -> Report {
         let has_limits = self.policies.is_some();
-        let rows = self.ranking.first().iter();
+        let rows = self.ranking.first.iter();
         Report {
             now_ms: self.now_ms,
             keys,
@@ -240,7 +238,7 @@ fn is_chosen(name: &StoredName, sample: Share) -> bool {
     name.identity().hash(&mut hasher);
     #[expect(clippy::cast_precision_loss, reason = "for a share")]
     let place = hasher.finish() as f64 / u64::MAX as f64;
-    place < sample.fraction() || sample == Share::percent(100)
+    place <= sample.fraction()
 }
 
 impl Row {

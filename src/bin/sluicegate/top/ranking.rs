@@ -9,7 +9,7 @@ use sluicegate::{
 pub(super) struct Ranking {
     size: usize,
     /// The greatest first.
-    first: Vec<Ranked>,
+    pub(super) first: Vec<Ranked>,
     /// How many were offered.
     pub(super) seen: u64,
     /// Of how many one more unit did not fit.
@@ -54,10 +54,6 @@ impl Ranking {
             .partition_point(|other| other.rank >= ranked.rank);
         self.first.insert(place, ranked);
         self.first.truncate(self.size);
-    }
-
-    pub(super) fn first(&self) -> &[Ranked] {
-        &self.first
     }
 }
 
