@@ -1,11 +1,12 @@
 //! [`Store`]: keeps the counts and decides atomically. This page is for those who choose a store or write one.
 //!
-//! Two are shipped: [`MemoryStore`] for one process, and [`RedisStore`](redis::RedisStore) for many. Both answer the
-//! same, to the millisecond.
+//! [`MemoryStore`] is for one process; [`RedisStore`](redis::RedisStore) for many, and
+//! [`transactions`](redis::transactions) where scripts are forbidden. All answer the same, to the millisecond.
 //!
 //! # A store around a store
 //!
-//! [`DenyCache`] repeats refusals for a moment, so that whoever is refused again and again costs few calls.
+//! [`DenyCache`] repeats refusals for a moment, and [`Leases`] charges many units of a hot identity at once: both spare
+//! calls.
 //!
 //! Whatever makes a store better can be a store around it:
 //!

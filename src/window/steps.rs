@@ -1,4 +1,4 @@
-//! The arithmetic of steps and releases, without I/O or a clock: the same as the script's.
+//! Steps and their releases.
 //!
 //! A step is named by its *end*, `(s + 1) · P`: the first millisecond after it. Units charged in it count until its
 //! end plus the *retention*, which is the window for a sliding rule and nothing for a fixed one.

@@ -16,7 +16,7 @@ use crate::{
     store::{Operation, StoreFuture, give_backs::GiveBacks},
 };
 
-/// So many that what others are given back seldom ends what is remembered of somebody.
+/// Enough that what is given back to one identity seldom ends what is remembered of another.
 const SLOTS: usize = 16_384;
 
 /// Shared by the clones of a cache.

@@ -76,7 +76,7 @@ struct Inner {
     table: Table,
     /// Whether the last check that was passed on could not be decided: then all are, so that the caller notices.
     is_failing: AtomicBool,
-    /// What the caller waits for, in ms.
+    /// How long the caller waits, in ms.
     timeout_ms: AtomicU64,
     /// Whether a runtime was met whose timers are not enabled: then nothing is leased any more.
     lacks_timers: AtomicBool,
@@ -239,7 +239,7 @@ impl Inner {
     fn ask(self: &Arc<Self>, check: &Check) -> StoreFuture<Decision> {
         let (this, given_back) = (Arc::clone(self), self.table.given_back());
         self.store.check(check).map(move |decision| {
-            this.table.judge(&decision, given_back);
+            this.table.forbid_early_repeats(&decision, given_back);
             decision
         })
     }
@@ -611,7 +611,7 @@ impl Store for Leases {
                 .flatten()
                 .flatten()
                 .filter_map(Reply::last_decision);
-            decided.for_each(|it| inner.table.judge(it, given_back));
+            decided.for_each(|it| inner.table.forbid_early_repeats(it, given_back));
             drop(endings);
             result
         })

@@ -62,7 +62,7 @@ impl Table {
 
     /// Forbids to repeat a denial where units that fit may be spent here, or may have been returned, since `given_back`
     /// was read.
-    pub(super) fn judge(&self, decision: &Decision, given_back: u64) {
+    pub(super) fn forbid_early_repeats(&self, decision: &Decision, given_back: u64) {
         let Decision::Denied(denial) = decision else {
             return;
         };

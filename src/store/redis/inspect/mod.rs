@@ -1,6 +1,7 @@
 //! Reads what a [`RedisStore`] has stored, without writing anything: for operators' tools.
 //!
-//! No command but `GET`, `TIME`, `SCAN` and `DBSIZE` is sent, on a cluster also `CLUSTER SLOTS`. No script is run.
+//! Once it has logged in, no command but `GET`, `TIME`, `SCAN`, `DBSIZE` and `PING` is sent; on a cluster also
+//! `CLUSTER SLOTS` and `ASKING`, and behind sentinels `ROLE`. No script is run.
 //!
 //! ```no_run
 //! use sluicegate::{Key, RedisStore};

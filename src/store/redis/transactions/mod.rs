@@ -62,13 +62,13 @@ impl TransactionStore {
     /// When the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
-        self.with(|settings| settings.names.prefix(prefix))
+        self.with(|settings| settings.names.set_prefix(prefix))
     }
 
     /// Sets the secret that keys the hashes of identities, as [`RedisStore::secret`] does.
     #[must_use]
     pub fn secret(self, secret: impl AsRef<[u8]>) -> Self {
-        self.with(|settings| settings.names.secret(secret.as_ref()))
+        self.with(|settings| settings.names.set_secret(secret.as_ref()))
     }
 
     /// Decides by this clock instead of the server's.
