@@ -103,7 +103,7 @@ mod memory;
 pub mod redis;
 mod scaled;
 
-/// What [`give_backs`] takes from elsewhere in a test.
+/// What [`give_backs`] and the balance of [`leases`] count with: tests give them others.
 mod sync {
     pub(super) use std::sync::atomic;
 }
@@ -378,6 +378,15 @@ impl<T: Send + 'static> StoreFuture<T> {
             answer,
             call: self.call,
         }
+    }
+
+    /// The same answer. The guard, which is to be made before the call begins, is dropped when the answer is there,
+    /// whatever it is, or when nobody waits for it any more.
+    pub(crate) fn holding(self, guard: impl Send + 'static) -> Self {
+        self.then(move |result| {
+            drop(guard);
+            result
+        })
     }
 }
 
