@@ -139,12 +139,8 @@ impl Reader<'_> {
             }
         };
         Ok(Filled {
-            check,
-            count,
-            admitted,
-            now_ms: self.now_ms,
-            counts,
             blocked,
+            ..Filled::new(check, count, admitted, self.now_ms, counts)
         })
     }
 
