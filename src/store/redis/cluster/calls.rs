@@ -6,7 +6,6 @@ use redis::cluster_routing::Slot;
 
 use super::{cross_slot, slots::too_late};
 use crate::{
-    block::BLOCKS,
     check::Check,
     decision::Decision,
     error::StoreError,
@@ -119,13 +118,9 @@ impl RedisStore {
         let mut rounds: Vec<Vec<SlotCall>> = Vec::new();
         let mut last_uses: HashMap<Slot, LastUse> = HashMap::new();
         for (place, operation) in operations.into_iter().enumerate() {
-            let slots = match &operation {
-                Operation::Check(check) | Operation::Fill { check, .. } => self.slots_of(check),
-                Operation::Settle(settlement) => self.slots_of(settlement.check()),
-                Operation::Reset { policy, key } => vec![self.slot(policy.name(), key)],
-                Operation::Block { key, .. }
-                | Operation::Ban { key, .. }
-                | Operation::Unblock { key } => vec![self.slot(BLOCKS, key)],
+            let slots = match operation.check() {
+                Some(check) => self.slots_of(check),
+                None => self.first_slot(&operation).into_iter().collect(),
             };
             let uses = slots.iter().filter_map(|slot| last_uses.get(slot));
             let only_slot = match slots[..] {
