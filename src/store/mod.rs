@@ -207,14 +207,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// lost, and no check waits for it. The default is an error: the store keeps no contributors.
     fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
         let _ = contributions;
-        StoreFuture::ready(Err(keeps_no_contributors()))
+        StoreFuture::ready(Err(NO_CONTRIBUTORS))
     }
 
     /// Tells who has contributed most to what was charged to this key under this policy, in the current window. The
     /// default is an error: the store keeps no contributors.
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
         let _ = (policy, key);
-        StoreFuture::ready(Err(keeps_no_contributors()))
+        StoreFuture::ready(Err(NO_CONTRIBUTORS))
     }
 
     /// Tells how long a [`Limiter`](crate::Limiter) over this store waits for one call, so that timeouts of the store's
@@ -225,9 +225,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 }
 
 const NO_BLOCKS: StoreError = StoreError::invalid_request("the store keeps no blocks");
-const fn keeps_no_contributors() -> StoreError {
-    StoreError::invalid_request("this store keeps no contributors")
-}
+const NO_CONTRIBUTORS: StoreError = StoreError::invalid_request("this store keeps no contributors");
 
 /// One operation by the method for it.
 fn call_one(store: &(impl Store + ?Sized), operation: &Operation) -> StoreFuture<Reply> {

@@ -52,6 +52,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use redis::{RedisResult, Value};
+
 use crate::{
     block::{Block, BlockedBy, BlockedIdentity, Until},
     check::Check,
@@ -108,12 +110,7 @@ pub struct RedisStore {
 const IN_FLIGHT: usize = 4;
 
 impl RedisStore {
-    fn over(transport: Transport) -> Self {
-        let in_flight = if transport.may_share_calls() {
-            IN_FLIGHT
-        } else {
-            0
-        };
+    fn over(transport: Transport, in_flight: usize) -> Self {
         let store = Self {
             transport,
             names: Arc::new(Names::new("sluicegate")),
@@ -258,4 +255,10 @@ impl Store for RedisStore {
     fn set_timeout(&self, timeout: Duration) {
         self.transport.raise_timeout(timeout);
     }
+}
+
+/// What `TIME` has answered, in ms.
+fn milliseconds(time: Value) -> RedisResult<u64> {
+    let (seconds, micros): (u64, u64) = redis::from_redis_value(time)?;
+    Ok(seconds.saturating_mul(1_000).saturating_add(micros / 1_000))
 }

@@ -196,7 +196,7 @@ impl Returned {
                 let mut replies: Vec<_> = replies.into_iter().map(Answers::of).collect();
                 for (place, waiter) in self.waiters {
                     let reply = replies.get_mut(place).and_then(Answers::next);
-                    let _ = waiter.reply.send(reply.unwrap_or_else(|| Err(too_few())));
+                    let _ = waiter.reply.send(reply.unwrap_or(Err(TOO_FEW)));
                 }
             }
         }
@@ -228,6 +228,5 @@ impl Answers {
     }
 }
 
-fn too_few() -> StoreError {
-    StoreError::protocol("the store has answered fewer operations than it was asked for")
-}
+const TOO_FEW: StoreError =
+    StoreError::protocol("the store has answered fewer operations than it was asked for");

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use redis::cluster_routing::Slot;
 
-use super::{cross_slot, slots::too_late};
+use super::{cross_slot, slots::TOO_LATE};
 use crate::{
     check::Check,
     decision::Decision,
@@ -35,7 +35,7 @@ impl RedisStore {
     /// Does the operations of each slot in one call, in their order, and those of several slots on their own. All at
     /// the same time, but for operations that have to wait for one before them which has the same slot.
     pub(in crate::store::redis) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
-        let mut replies: Replies = operations.iter().map(|_| Err(too_late())).collect();
+        let mut replies: Replies = operations.iter().map(|_| Err(TOO_LATE)).collect();
         let rounds = self.rounds(operations);
         let store = self.clone();
         StoreFuture::pending(async move {

@@ -89,10 +89,9 @@ impl Node {
     pub(in crate::store::redis) async fn send_all(
         &self,
         cmds: &redis::Pipeline,
-        count: usize,
     ) -> RedisResult<Vec<RedisResult<Value>>> {
         self.mark_used();
-        self.connection.send_all(cmds, count).await
+        self.connection.send_all(cmds).await
     }
 
     /// Whether another topology would explain what was heard of it: it does not answer, or does not serve its slots.

@@ -100,7 +100,7 @@ impl RedisStore {
             for task in tasks {
                 results.push(match task.await {
                     Ok(Ok(result)) => result,
-                    _ => Err(too_late()),
+                    _ => Err(TOO_LATE),
                 });
             }
             results
@@ -108,12 +108,10 @@ impl RedisStore {
     }
 }
 
-pub(super) fn too_late() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Timeout,
-        "a part of the Redis cluster did not answer in time",
-    )
-}
+pub(super) const TOO_LATE: StoreError = StoreError::new(
+    StoreErrorKind::Timeout,
+    "a part of the Redis cluster did not answer in time",
+);
 
 /// The time of the decision, that of the first part of which it is known; and the usage of a whole check, in the order
 /// of its charges.

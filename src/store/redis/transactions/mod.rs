@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 
-use super::{RedisStore, calls::another_reply, connection::ReplyTimeout, names::Names};
+use super::{RedisStore, connection::ReplyTimeout, error::ANOTHER_REPLY, names::Names};
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
@@ -92,8 +92,8 @@ impl TransactionStore {
         read: fn(Reply) -> Option<T>,
     ) -> StoreFuture<T> {
         self.execute(vec![operation]).then(move |replies| {
-            let reply = replies?.pop().unwrap_or_else(|| Err(another_reply()));
-            read(reply?).ok_or_else(another_reply)
+            let reply = replies?.pop().unwrap_or(Err(ANOTHER_REPLY));
+            read(reply?).ok_or(ANOTHER_REPLY)
         })
     }
 
