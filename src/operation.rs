@@ -56,6 +56,20 @@ pub enum Operation {
     },
 }
 
+#[cfg(feature = "redis")]
+impl Operation {
+    /// The check that it decides or settles.
+    pub(crate) fn check(&self) -> Option<&Check> {
+        match self {
+            Self::Check(check) | Self::Fill { check, .. } => Some(check),
+            Self::Settle(settlement) => Some(settlement.check()),
+            Self::Reset { .. } | Self::Block { .. } | Self::Ban { .. } | Self::Unblock { .. } => {
+                None
+            }
+        }
+    }
+}
+
 /// What a store answers to an [`Operation`].
 #[derive(Clone, Debug)]
 pub enum Reply {

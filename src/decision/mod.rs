@@ -245,7 +245,25 @@ pub(crate) struct Filled<'a> {
     pub(crate) blocked: Option<Blocked>,
 }
 
-impl Filled<'_> {
+impl<'a> Filled<'a> {
+    /// Of checks that no block denies.
+    pub(crate) const fn new(
+        check: &'a Check,
+        count: u16,
+        admitted: u16,
+        now_ms: u64,
+        counts: &'a [Count],
+    ) -> Self {
+        Self {
+            check,
+            count,
+            admitted,
+            now_ms,
+            counts,
+            blocked: None,
+        }
+    }
+
     /// The decision of a single check, and of its shadows. What went wrong with these is dropped.
     pub(crate) fn decision(self, shadows: Option<Filled<'_>>) -> Result<Decision, StoreError> {
         if let Some(blocked) = self.blocked {

@@ -62,7 +62,7 @@ impl Limiter {
         info: impl Fn() -> CallInfo<'a>,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
     ) -> Eventual<Answer<T>> {
-        self.begin(None, info, || begin(&self.inner.local))
+        self.begin(None, info, || begin(&self.inner.local.store))
     }
 
     fn begin<'a, T: StoreAnswer>(

@@ -7,7 +7,6 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     observe::{CallInfo, CallKind, RequestOutcome, Timing},
     policy::Policy,
-    store::Store,
 };
 
 impl Limiter {

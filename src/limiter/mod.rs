@@ -291,7 +291,7 @@ impl Limiter {
         let charges = [Charge::new(policy, key.clone(), 0)];
         let info = || CallInfo::of(CallKind::Reset, &charges);
         // Done at once; what it forgets may be little or nothing.
-        drop(self.inner.local.reset(policy, key));
+        drop(self.inner.local.store.reset(policy, key));
         let Answer { result, timing } = self.call(info, |store| store.reset(policy, key)).await;
         match &result {
             Ok(()) => self.report_completion(info(), false, timing),

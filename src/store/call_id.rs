@@ -15,29 +15,28 @@ pub(crate) struct CallId(Arc<AtomicU64>);
 #[cfg(feature = "redis")]
 const UNSENT: u64 = 0;
 
+#[cfg(feature = "redis")]
 impl CallId {
-    #[cfg(feature = "redis")]
     pub(crate) fn unsent() -> Self {
         Self(Arc::new(AtomicU64::new(UNSENT)))
     }
 
     /// The number of the next call.
-    #[cfg(feature = "redis")]
     pub(crate) fn next() -> u64 {
         static LAST: AtomicU64 = AtomicU64::new(UNSENT);
         LAST.fetch_add(1, Relaxed) + 1
     }
 
-    #[cfg(feature = "redis")]
     pub(crate) fn set(&self, call: u64) {
         self.0.store(call, Relaxed);
     }
 
-    #[cfg(feature = "redis")]
     pub(crate) fn is_sent(&self) -> bool {
         self.get() != UNSENT
     }
+}
 
+impl CallId {
     /// 0 before the operation is sent.
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Relaxed)

@@ -1,11 +1,12 @@
 //! [`Store`]: keeps the counts and decides atomically. This page is for those who choose a store or write one.
 //!
-//! Two are shipped: [`MemoryStore`] for one process, and [`RedisStore`](redis::RedisStore) for many. Both answer the
-//! same, to the millisecond.
+//! [`MemoryStore`] is for one process; [`RedisStore`](redis::RedisStore) for many, and
+//! [`transactions`](redis::transactions) where scripts are forbidden. All answer the same, to the millisecond.
 //!
 //! # A store around a store
 //!
-//! [`DenyCache`] repeats refusals for a moment, so that whoever is refused again and again costs few calls.
+//! [`DenyCache`] repeats refusals for a moment, and [`Leases`] charges many units of a hot identity at once: both spare
+//! calls.
 //!
 //! Whatever makes a store better can be a store around it:
 //!
@@ -102,7 +103,7 @@ mod memory;
 pub mod redis;
 mod scaled;
 
-/// What [`give_backs`] takes from elsewhere in a test.
+/// What [`give_backs`] and the balance of [`leases`] count with: tests give them others.
 mod sync {
     pub(super) use std::sync::atomic;
 }
@@ -206,14 +207,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// lost, and no check waits for it. The default is an error: the store keeps no contributors.
     fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
         let _ = contributions;
-        StoreFuture::ready(Err(keeps_no_contributors()))
+        StoreFuture::ready(Err(NO_CONTRIBUTORS))
     }
 
     /// Tells who has contributed most to what was charged to this key under this policy, in the current window. The
     /// default is an error: the store keeps no contributors.
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
         let _ = (policy, key);
-        StoreFuture::ready(Err(keeps_no_contributors()))
+        StoreFuture::ready(Err(NO_CONTRIBUTORS))
     }
 
     /// Tells how long a [`Limiter`](crate::Limiter) over this store waits for one call, so that timeouts of the store's
@@ -224,9 +225,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 }
 
 const NO_BLOCKS: StoreError = StoreError::invalid_request("the store keeps no blocks");
-const fn keeps_no_contributors() -> StoreError {
-    StoreError::invalid_request("this store keeps no contributors")
-}
+const NO_CONTRIBUTORS: StoreError = StoreError::invalid_request("this store keeps no contributors");
 
 /// One operation by the method for it.
 fn call_one(store: &(impl Store + ?Sized), operation: &Operation) -> StoreFuture<Reply> {
@@ -377,6 +376,15 @@ impl<T: Send + 'static> StoreFuture<T> {
             answer,
             call: self.call,
         }
+    }
+
+    /// The same answer. The guard, which is to be made before the call begins, is dropped when the answer is there,
+    /// whatever it is, or when nobody waits for it any more.
+    pub(crate) fn holding(self, guard: impl Send + 'static) -> Self {
+        self.then(move |result| {
+            drop(guard);
+            result
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! The arithmetic of steps and releases, without I/O or a clock: the same as the script's.
+//! Steps and their releases.
 //!
 //! A step is named by its *end*, `(s + 1) · P`: the first millisecond after it. Units charged in it count until its
 //! end plus the *retention*, which is the window for a sliding rule and nothing for a fixed one.
@@ -33,18 +33,13 @@ impl StepSpec {
         }
     }
 
-    /// The end of the step that `now_ms` falls into.
-    pub(crate) fn step_end(self, now_ms: u64) -> u64 {
-        now_ms - now_ms % self.step_ms + self.step_ms
-    }
-
     /// The end of the step that is charged now: that of the clock, or the newest if the clock has stepped back. A
     /// newest step that has not ended is either of them, and spares the division.
     pub(crate) fn open_step_end(self, now_ms: u64, newest_end_ms: u64) -> u64 {
         if newest_end_ms > now_ms {
             newest_end_ms
         } else {
-            self.step_end(now_ms)
+            now_ms - now_ms % self.step_ms + self.step_ms
         }
     }
 
@@ -114,14 +109,11 @@ impl StepQueue {
     #[cfg(feature = "redis")]
     pub(crate) fn counting(&self, now_ms: u64) -> Vec<(u64, u64)> {
         let view = self.view(now_ms);
-        let counting = view.first.min(view.end)..view.end;
-        let units = |index| self.total(index + 1) - self.total(index);
-        let steps = counting.map(|index| (self.steps[index].end_ms, units(index)));
-        steps.collect()
+        self.steps().take(view.end).skip(view.first).collect()
     }
 
     /// All steps that are kept, oldest first, whether they count or not: the end of each, and its units.
-    #[cfg(feature = "bb8")]
+    #[cfg(feature = "redis")]
     pub(crate) fn steps(&self) -> impl ExactSizeIterator<Item = (u64, u64)> {
         self.steps.iter().enumerate().map(|(index, step)| {
             let units = self.total(index + 1) - self.total(index);

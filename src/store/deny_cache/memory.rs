@@ -13,10 +13,10 @@ use crate::{
     key::Key,
     policy::Policy,
     settlement::Settlement,
-    store::{Operation, StoreFuture, give_backs::GiveBacks},
+    store::{Operation, give_backs::GiveBacks},
 };
 
-/// So many that what others are given back seldom ends what is remembered of somebody.
+/// Enough that what is given back to one identity seldom ends what is remembered of another.
 const SLOTS: usize = 16_384;
 
 /// Shared by the clones of a cache.
@@ -125,7 +125,6 @@ impl Memory {
 pub(super) struct GivenBack {
     memory: Arc<Memory>,
     slots: Vec<usize>,
-    changes_something: bool,
 }
 
 impl GivenBack {
@@ -133,13 +132,12 @@ impl GivenBack {
         Self {
             memory: Arc::clone(memory),
             slots: Vec::new(),
-            changes_something: false,
         }
     }
 
-    pub(super) fn add(&mut self, operation: &Operation) {
+    pub(super) fn add(self, operation: &Operation) -> Self {
         match operation {
-            Operation::Check(_) | Operation::Fill { .. } => {}
+            Operation::Check(_) | Operation::Fill { .. } => self,
             Operation::Settle(settlement) => self.add_settlement(settlement),
             Operation::Reset { policy, key } => self.add_reset(policy, key),
             Operation::Block { key, .. }
@@ -148,8 +146,7 @@ impl GivenBack {
         }
     }
 
-    pub(super) fn add_settlement(&mut self, settlement: &Settlement) {
-        self.changes_something = true;
+    pub(super) fn add_settlement(mut self, settlement: &Settlement) -> Self {
         let charges = settlement.check().charges().iter();
         for (charge, cost) in charges.zip(settlement.costs()) {
             if *cost < charge.cost() {
@@ -157,29 +154,17 @@ impl GivenBack {
                 self.slots.push(slot);
             }
         }
+        self
     }
 
-    pub(super) fn add_reset(&mut self, policy: &Policy, key: &Key) {
-        self.changes_something = true;
+    pub(super) fn add_reset(mut self, policy: &Policy, key: &Key) -> Self {
         self.slots.push(self.memory.charge_slot(policy, key));
+        self
     }
 
-    pub(super) fn add_blocks(&mut self, key: &Key) {
-        self.changes_something = true;
+    pub(super) fn add_blocks(mut self, key: &Key) -> Self {
         self.slots.push(self.memory.block_slot(key));
-    }
-
-    /// Whether a check behind it, in one call, may be decided otherwise than before.
-    pub(super) const fn is_something(&self) -> bool {
-        self.changes_something
-    }
-
-    /// Notes it when the store has answered.
-    pub(super) fn after<T: Send + 'static>(self, answer: StoreFuture<T>) -> StoreFuture<T> {
-        answer.map(move |answer| {
-            drop(self);
-            answer
-        })
+        self
     }
 }
 

@@ -81,7 +81,7 @@ impl DenyCache {
     }
 
     /// The refusal that is remembered of this check; else, whether what the store answers is to be remembered.
-    fn look_up(&self, check: &Check) -> LookUp {
+    fn look_up(&self, check: &Check) -> LookUp<Decision> {
         if !may_be_remembered(check) {
             return LookUp::Unknown(None);
         }
@@ -110,8 +110,9 @@ impl DenyCache {
     }
 }
 
-enum LookUp {
-    Refused(Decision),
+/// What is remembered; else, the question whose answer is to be remembered, if it may be.
+enum LookUp<T> {
+    Refused(T),
     Unknown(Option<Question>),
 }
 
@@ -129,8 +130,10 @@ impl Question {
         if !decision.usage().may_be_repeated() {
             return;
         }
-        let Some(refused_for) = refused_for(decision) else {
-            return;
+        let refused_for = match decision {
+            Decision::Allowed(_) => return,
+            Decision::Denied(denial) => denial.retry_after(),
+            Decision::Blocked(blocked) => blocked.retry_after(),
         };
         self.insert(Subject::Check(self.check.clone()), decision, refused_for);
         if !self.cache.any_charge {
@@ -161,15 +164,6 @@ impl Question {
     }
 }
 
-/// For how long a decision refuses: `Some(None)` is for ever.
-fn refused_for(decision: &Decision) -> Option<Option<Duration>> {
-    match decision {
-        Decision::Allowed(_) => None,
-        Decision::Denied(denial) => Some(denial.retry_after()),
-        Decision::Blocked(blocked) => Some(blocked.retry_after()),
-    }
-}
-
 impl Store for DenyCache {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
         match self.look_up(check) {
@@ -183,33 +177,28 @@ impl Store for DenyCache {
     }
 
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        let mut given_back = GivenBack::new(&self.memory);
-        given_back.add_settlement(settlement);
-        given_back.after(self.store.settle(settlement))
+        let given_back = GivenBack::new(&self.memory).add_settlement(settlement);
+        self.store.settle(settlement).holding(given_back)
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        let mut given_back = GivenBack::new(&self.memory);
-        given_back.add_reset(policy, key);
-        given_back.after(self.store.reset(policy, key))
+        let given_back = GivenBack::new(&self.memory).add_reset(policy, key);
+        self.store.reset(policy, key).holding(given_back)
     }
 
     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
-        let mut given_back = GivenBack::new(&self.memory);
-        given_back.add_blocks(key);
-        given_back.after(self.store.block(key, until, by))
+        let given_back = GivenBack::new(&self.memory).add_blocks(key);
+        self.store.block(key, until, by).holding(given_back)
     }
 
     fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
-        let mut given_back = GivenBack::new(&self.memory);
-        given_back.add_blocks(key);
-        given_back.after(self.store.ban(key, strikes, until))
+        let given_back = GivenBack::new(&self.memory).add_blocks(key);
+        self.store.ban(key, strikes, until).holding(given_back)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        let mut given_back = GivenBack::new(&self.memory);
-        given_back.add_blocks(key);
-        given_back.after(self.store.unblock(key))
+        let given_back = GivenBack::new(&self.memory).add_blocks(key);
+        self.store.unblock(key).holding(given_back)
     }
 
     fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
@@ -217,28 +206,25 @@ impl Store for DenyCache {
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let mut given_back = GivenBack::new(&self.memory);
-        for operation in &operations {
-            given_back.add(operation);
-        }
+        let decides = |it| matches!(it, &Operation::Check(_) | &Operation::Fill { .. });
         // What is given back may be meant for a check behind it.
-        if given_back.is_something() {
-            return given_back.after(self.store.call(operations));
+        if !operations.iter().all(decides) {
+            let nothing = GivenBack::new(&self.memory);
+            let given_back = operations.iter().fold(nothing, GivenBack::add);
+            return self.store.call(operations).holding(given_back);
         }
-        let (mut known, mut asked) = (Vec::with_capacity(operations.len()), Vec::new());
+        let (mut parts, mut asked) = (Vec::with_capacity(operations.len()), Vec::new());
         for operation in operations {
-            match self.look_up_operation(&operation) {
-                Ok(reply) => known.push(Part::Known(reply)),
-                Err(question) => {
-                    known.push(Part::Asked(question));
-                    asked.push(operation);
-                }
+            let part = self.look_up_operation(&operation);
+            if matches!(part, LookUp::Unknown(_)) {
+                asked.push(operation);
             }
+            parts.push(part);
         }
         if asked.is_empty() {
-            return StoreFuture::ready(Ok(join(known, Vec::new())));
+            return StoreFuture::ready(Ok(join(parts, Vec::new())));
         }
-        self.store.call(asked).map(|results| join(known, results))
+        self.store.call(asked).map(|results| join(parts, results))
     }
 
     fn single_failure_domain(&self) -> bool {
@@ -258,36 +244,31 @@ impl Store for DenyCache {
     }
 }
 
-/// What becomes of an operation of a call.
-enum Part {
-    Known(Reply),
-    Asked(Option<Question>),
-}
-
 impl DenyCache {
-    fn look_up_operation(&self, operation: &Operation) -> Result<Reply, Option<Question>> {
+    fn look_up_operation(&self, operation: &Operation) -> LookUp<Reply> {
         let (Operation::Check(check) | Operation::Fill { check, .. }) = operation else {
-            return Err(None);
+            return LookUp::Unknown(None);
         };
-        match (self.look_up(check), operation) {
-            (LookUp::Unknown(question), _) => Err(question),
-            (LookUp::Refused(refusal), Operation::Fill { count, .. }) => {
-                Ok(Reply::Fill(vec![refusal; usize::from(*count)]))
-            }
-            (LookUp::Refused(refusal), _) => Ok(Reply::Check(refusal)),
-        }
+        let refusal = match self.look_up(check) {
+            LookUp::Refused(refusal) => refusal,
+            LookUp::Unknown(question) => return LookUp::Unknown(question),
+        };
+        LookUp::Refused(match operation {
+            Operation::Fill { count, .. } => Reply::Fill(vec![refusal; usize::from(*count)]),
+            _ => Reply::Check(refusal),
+        })
     }
 }
 
 /// The results of all parts, in their order.
 fn join(
-    parts: Vec<Part>,
+    parts: Vec<LookUp<Reply>>,
     results: Vec<Result<Reply, StoreError>>,
 ) -> Vec<Result<Reply, StoreError>> {
     let mut results = results.into_iter();
     let joined = parts.into_iter().map(|part| match part {
-        Part::Known(reply) => Ok(reply),
-        Part::Asked(question) => {
+        LookUp::Refused(reply) => Ok(reply),
+        LookUp::Unknown(question) => {
             let result = results.next().unwrap_or(Err(TOO_FEW));
             if let (Some(question), Ok(reply)) = (question, &result)
                 && let Some(decision) = reply.last_decision()

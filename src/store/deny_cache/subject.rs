@@ -56,11 +56,11 @@ fn are_alike(one: &Charge, other: &Charge) -> bool {
 ///
 /// A check at no cost is a look at what is left, and is answered by the store. Shadows alone are never refused.
 pub(super) fn may_be_remembered(check: &Check) -> bool {
-    let all = || check.charges().iter().chain(check.shadow_charges());
-    let key_bytes: usize = all().map(|it| it.key().value().len()).sum();
+    let all = check.all_charges();
+    let key_bytes: usize = all.iter().map(|it| it.key().value().len()).sum();
     check.charges().iter().any(|it| it.cost() > 0)
         && key_bytes <= MAX_KEY_BYTES
-        && all().count() <= MAX_CHARGES
+        && all.len() <= MAX_CHARGES
         && check.rule_count() <= MAX_RULES
 }
 

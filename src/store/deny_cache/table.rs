@@ -5,10 +5,7 @@
 //!             64 bits  a lock
 //! ```
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{subject::Subject, validity::Validity};
 use crate::decision::Decision;
@@ -63,11 +60,8 @@ impl Table {
         let mut set = self.set(entry.hash);
         let known = set.iter().position(|it| it.is_about(&entry));
         let place = known.or_else(|| {
-            let ends = set.iter().map(|it| it.validity.until()).enumerate();
-            let first: Option<(usize, Duration)> = ends.min_by_key(|(_, until)| *until);
-            first
-                .map(|(place, _)| place)
-                .filter(|_| set.len() >= MAX_ENTRIES)
+            let first = (0..set.len()).min_by_key(|place| set[*place].validity.until());
+            first.filter(|_| set.len() >= MAX_ENTRIES)
         });
         let replaced = match place {
             Some(place) => Some(std::mem::replace(&mut set[place], entry)),
@@ -105,7 +99,10 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use std::hash::{BuildHasher, RandomState};
+    use std::{
+        hash::{BuildHasher, RandomState},
+        time::Duration,
+    };
 
     use super::*;
     use crate::{charge::Charge, check::Check, decision::Count, key::Key, policy::Policy};

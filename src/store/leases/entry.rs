@@ -1,6 +1,6 @@
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
         atomic::{
             AtomicBool, AtomicU64,
             Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     clock::Moment,
-    lease::{LONGEST, Lease, Spent},
+    lease::{LONGEST, Lease, Spent, was_behind},
     transfer::{Transfer, Unspent},
 };
 use crate::{
@@ -98,7 +98,8 @@ impl Entry {
         charge: &Charge,
         span: Duration,
         now: Moment,
-        (give_backs, slot): (&Arc<GiveBacks>, usize),
+        give_backs: &Arc<GiveBacks>,
+        slot: usize,
     ) -> Self {
         Self {
             policy: charge.policy().clone(),
@@ -142,9 +143,8 @@ impl Entry {
 
     /// Spends units of the lease, if there are so many.
     pub(super) fn spend(&self, cost: u64, now: impl FnOnce() -> Moment) -> Option<Spent> {
-        let lease = self.lease.read().unwrap_or_else(PoisonError::into_inner);
-        let lease = lease.as_ref()?;
-        Lease::spend(lease, cost, now())
+        let lease = self.lease();
+        Lease::spend(lease.as_ref()?, cost, now())
     }
 
     /// Notes what the store told about this charge.
@@ -188,12 +188,8 @@ impl Entry {
             endings: self.state().endings,
         };
         // Another may have been fetched since the caller found too little.
-        let is_needed = {
-            let lease = self.lease.read().unwrap_or_else(PoisonError::into_inner);
-            lease
-                .as_ref()
-                .is_none_or(|it| it.is_over(now) || it.left() < cost)
-        };
+        let too_little = |it: &Arc<Lease>| it.is_over(now) || it.left() < cost;
+        let is_needed = self.lease().as_ref().is_none_or(too_little);
         is_needed.then_some(fetch)
     }
 
@@ -250,12 +246,8 @@ impl Entry {
 
     /// The same where the lease has been over for long enough that the next should have come.
     pub(super) fn close_overdue(self: &Arc<Self>, now: Moment) -> Option<Unspent> {
-        let is_overdue = {
-            let lease = self.lease.read().unwrap_or_else(PoisonError::into_inner);
-            lease
-                .as_ref()
-                .is_some_and(|it| it.is_over_for(now, self.span / 4))
-        };
+        let is_overdue = |it: &Arc<Lease>| it.is_over_for(now, self.span / 4);
+        let is_overdue = self.lease().as_ref().is_some_and(is_overdue);
         is_overdue.then(|| self.close()).flatten()
     }
 
@@ -274,9 +266,7 @@ impl Entry {
     ///
     /// In this order: units leave the lease after a transfer has begun, and come there before it ends.
     pub(super) fn has_units(&self) -> bool {
-        let lease = self.lease.read().unwrap_or_else(PoisonError::into_inner);
-        let is_spendable = lease.as_ref().is_some_and(|it| it.left() > 0);
-        drop(lease);
+        let is_spendable = self.lease().as_ref().is_some_and(|it| it.left() > 0);
         is_spendable || self.transfers.load(Acquire) > 0
     }
 
@@ -294,10 +284,14 @@ impl Entry {
         self.units.fetch_sub(units / 2, Relaxed);
         state.since.monotonic += elapsed / 2;
         let is_cold = per_span < u128::from(HOT / 2);
-        let lease = self.lease.read().unwrap_or_else(PoisonError::into_inner);
+        let lease = self.lease();
         // Whoever still holds the entry leases nothing that nobody would find.
         state.is_forgotten = is_cold && lease.is_none() && self.transfers.load(Acquire) == 0;
         state.is_forgotten
+    }
+
+    fn lease(&self) -> RwLockReadGuard<'_, Option<Arc<Lease>>> {
+        self.lease.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -336,7 +330,7 @@ impl Fetch {
             entry.learn(of_policy, usage.decided_at_ms(), self.sent, now);
         }
         let lease = Lease::new(usage.clone(), self.units, self.sent);
-        if lease.was_behind() {
+        if was_behind(usage) {
             entry.pause(now);
         }
         if lease.is_over(now) {

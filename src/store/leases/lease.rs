@@ -10,7 +10,7 @@
 //! The charge was decided after m0, and T0 is rounded down to a millisecond. So when `end − T0 − 1 ms` have passed since
 //! m0, the step has not ended, whatever the clocks show and however long the answer took.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{balance::Balance, clock::Moment};
 use crate::{
@@ -60,13 +60,6 @@ impl Lease {
         }
     }
 
-    /// Whether the store's clock had stepped back when it decided.
-    pub(super) fn was_behind(&self) -> bool {
-        let decided_at_ms = self.usage.decided_at_ms();
-        let mut rules = self.usage.rules();
-        rules.any(|it| it.rule().step_end_ms(decided_at_ms) != it.step_end_ms())
-    }
-
     /// Whether nothing may be spent any more.
     pub(super) fn is_over(&self, now: Moment) -> bool {
         self.time.is_zero() || now.is_past(self.sent, self.time, self.step)
@@ -107,11 +100,10 @@ impl Lease {
 }
 
 impl Spent {
-    /// The units were not used after all. They are put back once.
+    /// The units were not used after all.
     pub(super) fn put_back(&mut self) {
-        let units = mem::take(&mut self.units);
-        if self.lease.balance.put_back(units) {
-            self.left += units;
+        if self.lease.balance.put_back(self.units) {
+            self.left += self.units;
         }
     }
 
@@ -133,19 +125,22 @@ impl Spent {
     }
 }
 
+/// Whether the store's clock had stepped back when it decided.
+pub(super) fn was_behind(usage: &Usage) -> bool {
+    let decided_at_ms = usage.decided_at_ms();
+    let mut rules = usage.rules();
+    rules.any(|it| it.rule().step_end_ms(decided_at_ms) != it.step_end_ms())
+}
+
 /// How long units can be spent from when the charge was sent: not at all where the clock had stepped back, so that they
 /// were charged to a step that it has not reached.
 fn spending_time(usage: &Usage) -> Duration {
-    let decided_at_ms = usage.decided_at_ms();
-    let ends = usage.rules().map(|it| {
-        let own_ms = it.rule().step_end_ms(decided_at_ms);
-        if own_ms == it.step_end_ms() {
-            own_ms
-        } else {
-            0
-        }
-    });
-    let rest_ms = ends.min().unwrap_or(0).saturating_sub(decided_at_ms);
+    if was_behind(usage) {
+        return Duration::ZERO;
+    }
+    let ends = usage.rules().map(RuleUsage::step_end_ms);
+    let end_ms = ends.min().unwrap_or(0);
+    let rest_ms = end_ms.saturating_sub(usage.decided_at_ms());
     let rest = Duration::from_millis(rest_ms).saturating_sub(MARGIN);
     rest.min(LONGEST)
 }

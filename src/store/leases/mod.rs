@@ -37,7 +37,7 @@ use crate::{
     policy::Policy,
     rule::{Rule, millis},
     settlement::Settlement,
-    store::{CallFuture, ContributeFuture, Store, StoreFuture},
+    store::{CallFuture, ContributeFuture, Store, StoreFuture, sync},
     warning,
 };
 
@@ -48,11 +48,6 @@ mod hot;
 mod lease;
 mod table;
 mod transfer;
-
-/// What [`balance`] counts with: a test gives it others.
-mod sync {
-    pub(super) use std::sync::atomic;
-}
 
 /// How often overdue leases are returned, and identities that are no longer hot are dropped.
 const SWEEP: Duration = Duration::from_millis(250);
@@ -76,7 +71,7 @@ struct Inner {
     table: Table,
     /// Whether the last check that was passed on could not be decided: then all are, so that the caller notices.
     is_failing: AtomicBool,
-    /// What the caller waits for, in ms.
+    /// How long the caller waits, in ms.
     timeout_ms: AtomicU64,
     /// Whether a runtime was met whose timers are not enabled: then nothing is leased any more.
     lacks_timers: AtomicBool,
@@ -116,7 +111,7 @@ impl Leases {
     /// What cannot be returned stays charged, too: nothing is tried again. It waits for the store as long as that
     /// takes, ten seconds at most for each part.
     pub async fn return_unspent(&self) {
-        let entries = self.inner.table.entries();
+        let entries = self.inner.table.entries(|_| true);
         let unspent = entries.iter().filter_map(|it| it.end()).collect();
         return_all(&self.inner.store, unspent).await;
     }
@@ -239,7 +234,7 @@ impl Inner {
     fn ask(self: &Arc<Self>, check: &Check) -> StoreFuture<Decision> {
         let (this, given_back) = (Arc::clone(self), self.table.given_back());
         self.store.check(check).map(move |decision| {
-            this.table.judge(&decision, given_back);
+            this.table.forbid_early_repeats(&decision, given_back);
             decision
         })
     }
@@ -306,7 +301,7 @@ impl Inner {
 
     /// Ends what was leased of this key, and returns it.
     fn end(&self, key: &Key) {
-        let entries = self.table.entries_of(key);
+        let entries = self.table.entries(|it| it.is_of_key(key));
         let unspent: Vec<Unspent> = entries.iter().filter_map(|it| it.end()).collect();
         if !unspent.is_empty()
             && let Some(runtime) = self.runtime()
@@ -329,7 +324,7 @@ impl Inner {
     /// Returns what is overdue, and drops what is no longer hot.
     async fn sweep(&self) {
         let now = self.clock.now();
-        let entries = self.table.entries();
+        let entries = self.table.entries(|_| true);
         let overdue = entries.iter().filter_map(|it| it.close_overdue(now));
         let overdue = overdue.collect();
         self.table.retain(|it| !it.cool(now));
@@ -566,29 +561,17 @@ impl Store for Leases {
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         let ending = Ending::new(&self.inner, Ended::Reset(policy.clone(), key.clone()));
-        let reset = self.inner.store.reset(policy, key);
-        reset.then(move |result| {
-            drop(ending);
-            result
-        })
+        self.inner.store.reset(policy, key).holding(ending)
     }
 
     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
         let ending = Ending::new(&self.inner, Ended::Blocked(key.clone()));
-        let block = self.inner.store.block(key, until, by);
-        block.then(move |result| {
-            drop(ending);
-            result
-        })
+        self.inner.store.block(key, until, by).holding(ending)
     }
 
     fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
         let ending = Ending::new(&self.inner, Ended::Blocked(key.clone()));
-        let ban = self.inner.store.ban(key, strikes, until);
-        ban.then(move |result| {
-            drop(ending);
-            result
-        })
+        self.inner.store.ban(key, strikes, until).holding(ending)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
@@ -611,7 +594,7 @@ impl Store for Leases {
                 .flatten()
                 .flatten()
                 .filter_map(Reply::last_decision);
-            decided.for_each(|it| inner.table.judge(it, given_back));
+            decided.for_each(|it| inner.table.forbid_early_repeats(it, given_back));
             drop(endings);
             result
         })

@@ -62,7 +62,7 @@ impl Table {
 
     /// Forbids to repeat a denial where units that fit may be spent here, or may have been returned, since `given_back`
     /// was read.
-    pub(super) fn judge(&self, decision: &Decision, given_back: u64) {
+    pub(super) fn forbid_early_repeats(&self, decision: &Decision, given_back: u64) {
         let Decision::Denied(denial) = decision else {
             return;
         };
@@ -108,7 +108,7 @@ impl Table {
         }
         let entry = entries.entry(hash).or_insert_with(|| {
             let slot = self.give_backs.slot(hash);
-            Arc::new(Entry::new(charge, span, now, (&self.give_backs, slot)))
+            Arc::new(Entry::new(charge, span, now, &self.give_backs, slot))
         });
         entry.is_of(charge).then(|| Arc::clone(entry))
     }
@@ -119,24 +119,14 @@ impl Table {
         entries.get(&hash).cloned()
     }
 
-    /// All entries, in no order.
-    pub(super) fn entries(&self) -> Vec<Arc<Entry>> {
-        let mut all = Vec::new();
+    /// The entries that are wanted, in no order.
+    pub(super) fn entries(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<Arc<Entry>> {
+        let mut wanted = Vec::new();
         for shard in &self.shards {
             let entries = shard.read().unwrap_or_else(PoisonError::into_inner);
-            all.extend(entries.values().cloned());
+            wanted.extend(entries.values().filter(|it| is_wanted(it)).cloned());
         }
-        all
-    }
-
-    /// Those of one key, under any policy.
-    pub(super) fn entries_of(&self, key: &Key) -> Vec<Arc<Entry>> {
-        let mut all = Vec::new();
-        for shard in &self.shards {
-            let entries = shard.read().unwrap_or_else(PoisonError::into_inner);
-            all.extend(entries.values().filter(|it| it.is_of_key(key)).cloned());
-        }
-        all
+        wanted
     }
 
     /// Forgets what was charged to a key under the policy of this name.

@@ -82,14 +82,13 @@ impl ContributorTables {
 impl Tables {
     /// The table of this span, which is made if there is room for it, or else in the place of another.
     fn table(&mut self, id: TableId, release_ms: u64, now_ms: u64) -> &mut Table {
+        let id = Arc::new(id);
         if !self.by_id.contains_key(&id) {
             self.make_room(now_ms);
-            let id = Arc::new(id);
             let released = self.by_release.entry(release_ms).or_default();
             released.push(Arc::clone(&id));
-            return self.by_id.entry(id).or_default();
         }
-        self.by_id.entry(Arc::new(id)).or_default()
+        self.by_id.entry(id).or_default()
     }
 
     /// Drops some that are no longer part of a window; or else one of those that are the first to be so.

@@ -138,9 +138,23 @@ impl Entry {
                 return !section.is_empty();
             }
             section.drop_unbelieved(now_ms);
-            !section.is_empty() && section.release_ms() > now_ms
+            section.release_ms() > now_ms
         });
     }
+}
+
+/// Each charge, its place or token, and the counts of its rules.
+pub(in crate::store) fn by_charge<'a, P: Copy>(
+    charges: &'a [Charge],
+    places: &'a [P],
+    mut counts: &'a mut [Count],
+) -> impl Iterator<Item = (&'a Charge, P, &'a mut [Count])> {
+    charges.iter().zip(places).map(move |(charge, place)| {
+        let rules = charge.policy().rules().len();
+        let own;
+        (own, counts) = std::mem::take(&mut counts).split_at_mut(rules);
+        (charge, *place, own)
+    })
 }
 
 fn spec(usage: &RuleUsage) -> Spec {

@@ -2,7 +2,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::{clock::Clock, shard::Shard, token::Token};
+use super::{clock::Clock, entry::by_charge, shard::Shard, token::Token};
 use crate::{charge::Charge, decision::Count};
 
 /// All the shards that one call needs, locked together: so a check over several keys is atomic.
@@ -96,20 +96,6 @@ impl<'a> Locked<'a> {
             }
         }
     }
-}
-
-/// Each charge, its token, and the counts of its rules.
-pub(super) fn by_charge<'a>(
-    charges: &'a [Charge],
-    tokens: &'a [Token],
-    mut counts: &'a mut [Count],
-) -> impl Iterator<Item = (&'a Charge, Token, &'a mut [Count])> {
-    charges.iter().zip(tokens).map(move |(charge, token)| {
-        let rules = charge.policy().rules().len();
-        let own;
-        (own, counts) = std::mem::take(&mut counts).split_at_mut(rules);
-        (charge, *token, own)
-    })
 }
 
 /// The shard of a token, from the half that does not choose the place within the shard. `count` is a power of two.

@@ -17,7 +17,8 @@ use self::{
     blocks::Blocks,
     clock::Clock,
     contributors::ContributorTables,
-    locked::{Locked, by_charge},
+    entry::by_charge,
+    locked::Locked,
     shard::Shard,
     token::{Token, Tokens},
 };
@@ -188,12 +189,8 @@ impl Inner {
             let now_ms = self.clock.now_ms();
             if let Some(blocked) = self.blocks.blocked(check, now_ms) {
                 let filled = Filled {
-                    check,
-                    count,
-                    admitted: 0,
-                    now_ms,
-                    counts: &[],
                     blocked: Some(blocked),
+                    ..Filled::new(check, count, 0, now_ms, &[])
                 };
                 return answer(filled, None);
             }
@@ -209,22 +206,10 @@ impl Inner {
         let charges = check.shadow_charges();
         let shadow_admitted = shards.fill(charges, shadow_tokens, admitted, shadow_counts);
         drop(shards);
-        let filled = Filled {
-            check,
-            count,
-            admitted,
-            now_ms,
-            counts,
-            blocked: None,
-        };
-        let shadows = shadows.as_ref().map(|check| Filled {
-            check,
-            count: admitted,
-            admitted: shadow_admitted,
-            now_ms,
-            counts: shadow_counts,
-            blocked: None,
-        });
+        let filled = Filled::new(check, count, admitted, now_ms, counts);
+        let shadows = shadows
+            .as_ref()
+            .map(|it| Filled::new(it, admitted, shadow_admitted, now_ms, shadow_counts));
         answer(filled, shadows)
     }
 

@@ -6,7 +6,7 @@ use redis::{RedisError, Value};
 
 use super::{
     RedisStore,
-    error::store_error,
+    error::{ANOTHER_REPLY, store_error},
     names::Names,
     script::{self, Call},
     transport::Transport,
@@ -95,7 +95,7 @@ impl RedisStore {
             return calls.execute_one(operation, read);
         }
         let reply = self.executor().execute_alone(operation);
-        StoreFuture::pending(async move { read(reply.await?).ok_or_else(another_reply) })
+        StoreFuture::pending(async move { read(reply.await?).ok_or(ANOTHER_REPLY) })
     }
 
     pub(super) fn executor(&self) -> Executor {
@@ -128,7 +128,7 @@ impl Executor {
         operation: Operation,
     ) -> impl Future<Output = Result<Reply, StoreError>> + Send + 'static {
         let replies = self.execute([operation]);
-        async { replies.await?.pop().unwrap_or_else(|| Err(another_reply())) }
+        async { replies.await?.pop().unwrap_or(Err(ANOTHER_REPLY)) }
     }
 
     /// One call of the script for all of these operations.
@@ -165,8 +165,4 @@ async fn run(transport: &Transport, call: &Call, key: &[u8]) -> Result<Value, St
 /// Only this error makes it certain that nothing was executed.
 fn is_unknown_script(error: &RedisError) -> bool {
     error.code() == Some("NOSCRIPT")
-}
-
-pub(super) fn another_reply() -> StoreError {
-    StoreError::protocol("the reply is one to another operation")
 }

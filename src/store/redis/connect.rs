@@ -11,14 +11,17 @@ use super::cluster::Cluster;
 #[cfg(feature = "sentinel")]
 use super::connection::{SentinelPrimary, Sentinels};
 use super::{
-    RedisStore,
+    IN_FLIGHT, RedisStore,
     connection::{ReconnectingConnection, ReplyTimeout, Source, client, within},
     error::store_error,
-    transport::{Route, Transport},
+    transport::{Route, Transport, is_known},
 };
 use crate::error::{StoreError, StoreErrorKind};
 
-const BAD_URL: &str = "the Redis URL is invalid, or needs a feature of the redis crate that is off";
+const BAD_URL: StoreError = StoreError::new(
+    StoreErrorKind::AccessDenied,
+    "the Redis URL is invalid, or needs a feature of the redis crate that is off",
+);
 
 /// How long the constructors that wait for a server wait.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -50,7 +53,7 @@ impl RedisStore {
     ///
     /// When the URL is invalid.
     pub fn connect_lazy(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
-        let client = client(server).map_err(|_| bad_url())?;
+        let client = client(server).map_err(|_| BAD_URL)?;
         Ok(Self::from_source(client, ReplyTimeout::new()))
     }
 
@@ -97,15 +100,13 @@ impl RedisStore {
             .into_iter()
             .map(|it| ReconnectingConnection::new(it, timeout.clone()));
         let sentinels = Sentinels::new(sentinels.collect(), primary.into());
-        Ok(Self::from_source(
-            sentinels.map_err(|_| bad_url())?,
-            timeout,
-        ))
+        Ok(Self::from_source(sentinels.map_err(|_| BAD_URL)?, timeout))
     }
 
     fn from_source(source: impl Source, timeout: ReplyTimeout) -> Self {
         let connection = ReconnectingConnection::new(source, timeout.clone());
-        Self::over(Transport::new(Route::Server(connection), timeout))
+        let transport = Transport::new(Route::Server(connection), timeout);
+        Self::over(transport, IN_FLIGHT)
     }
 
     /// Connects to the [cluster](super::deployment#cluster) that these servers are nodes of: URLs (`redis://`,
@@ -135,9 +136,9 @@ impl RedisStore {
         nodes: impl IntoIterator<Item: IntoConnectionInfo>,
     ) -> Result<Self, StoreError> {
         let timeout = ReplyTimeout::new();
-        let cluster = Cluster::new(&clients(nodes)?, timeout.clone()).map_err(|_| bad_url())?;
+        let cluster = Cluster::new(&clients(nodes)?, timeout.clone()).map_err(|_| BAD_URL)?;
         let route = Route::Cluster(Arc::new(cluster));
-        Ok(Self::over(Transport::new(route, timeout)))
+        Ok(Self::over(Transport::new(route, timeout), IN_FLIGHT))
     }
 
     /// Uses a connection that reconnects by itself, such as a `redis::aio::ConnectionManager`.
@@ -184,7 +185,8 @@ impl RedisStore {
     pub fn from_connection(
         connection: impl ConnectionLike + Clone + Send + Sync + 'static,
     ) -> Self {
-        Self::over(Transport::custom(connection))
+        let in_flight = if is_known(&connection) { IN_FLIGHT } else { 0 };
+        Self::over(Transport::custom(connection), in_flight)
     }
 }
 
@@ -193,11 +195,7 @@ fn clients(
     servers: impl IntoIterator<Item: IntoConnectionInfo>,
 ) -> Result<Vec<Client>, StoreError> {
     let clients = servers.into_iter().map(client);
-    clients.collect::<Result<_, _>>().map_err(|_| bad_url())
-}
-
-fn bad_url() -> StoreError {
-    StoreError::new(StoreErrorKind::AccessDenied, BAD_URL)
+    clients.collect::<Result<_, _>>().map_err(|_| BAD_URL)
 }
 
 async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {

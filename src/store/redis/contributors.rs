@@ -14,9 +14,13 @@ use std::{
     task::{Context, Poll},
 };
 
-use redis::{Cmd, FromRedisValue, RedisError, RedisResult, Value};
+use redis::{Cmd, FromRedisValue, RedisResult, Value};
 
-use super::{RedisStore, error::store_error, transport::Transport};
+use super::{
+    RedisStore,
+    error::{closed, store_error},
+    transport::Transport,
+};
 use crate::{
     charge::Charge,
     check::Check,
@@ -186,7 +190,7 @@ async fn send_all<'a>(
     poll_fn(|cx| poll_all(&mut replies, cx)).await;
     let replies = replies.into_iter();
     replies
-        .map(|reply| reply.unwrap_or_else(|_| Err(unanswered())))
+        .map(|reply| reply.unwrap_or_else(|_| Err(closed())))
         .collect()
 }
 
@@ -204,8 +208,4 @@ fn poll_all(
         }
     }
     all
-}
-
-fn unanswered() -> RedisError {
-    super::error::closed()
 }

@@ -210,6 +210,24 @@ fn of_connection(error: &RedisError) -> (StoreErrorKind, &'static str) {
     }
 }
 
+/// Whether an error means that the connection should be replaced.
+pub(super) fn needs_another_connection(error: &RedisError) -> bool {
+    // A primary that became a replica, or lost its replicas: the address may lead to another server by now.
+    let elsewhere = |code| matches!(code, "READONLY" | "MASTERDOWN" | "NOREPLICAS");
+    code(error).is_none_or(elsewhere)
+}
+
+pub(super) const UNREADABLE: StoreError =
+    StoreError::protocol("a key holds a value that cannot be read, not written by this crate");
+pub(super) const OTHER_VERSION: StoreError =
+    StoreError::protocol("a key holds a value that another version of this crate has written");
+pub(super) const ANOTHER_REPLY: StoreError =
+    StoreError::protocol("the reply is one to another operation");
+pub(super) const SHUT_DOWN: StoreError = StoreError::new(
+    StoreErrorKind::Unavailable,
+    "the runtime was shut down in which the store was called",
+);
+
 /// The error of a connection that ended.
 pub(super) fn closed() -> RedisError {
     io::Error::from(io::ErrorKind::BrokenPipe).into()

@@ -52,6 +52,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use redis::{RedisResult, Value};
+
 use crate::{
     block::{Block, BlockedBy, BlockedIdentity, Until},
     check::Check,
@@ -108,12 +110,7 @@ pub struct RedisStore {
 const IN_FLIGHT: usize = 4;
 
 impl RedisStore {
-    fn over(transport: Transport) -> Self {
-        let in_flight = if transport.may_share_calls() {
-            IN_FLIGHT
-        } else {
-            0
-        };
+    fn over(transport: Transport, in_flight: usize) -> Self {
         let store = Self {
             transport,
             names: Arc::new(Names::new("sluicegate")),
@@ -134,7 +131,7 @@ impl RedisStore {
     /// When the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
     #[must_use]
     pub fn prefix(mut self, prefix: &str) -> Self {
-        Arc::make_mut(&mut self.names).prefix(prefix);
+        Arc::make_mut(&mut self.names).set_prefix(prefix);
         self.with_lines()
     }
 
@@ -144,7 +141,7 @@ impl RedisStore {
     /// short ones, such as e-mail addresses, by trying. Another secret starts all hashed identities anew.
     #[must_use]
     pub fn secret(mut self, secret: impl AsRef<[u8]>) -> Self {
-        Arc::make_mut(&mut self.names).secret(secret.as_ref());
+        Arc::make_mut(&mut self.names).set_secret(secret.as_ref());
         self.with_lines()
     }
 
@@ -160,10 +157,11 @@ impl RedisStore {
     /// comes later waits until one of them returns, and goes in one call with the others who wait. The default is 4; 0
     /// turns sharing off.
     ///
-    /// Nobody waits for a timer. Identical checks are decided as one; a call has at most 8 other charges. An error of
-    /// one operation is its own. Who leaves before the call is sent is left out of it, and not charged. What a caller
-    /// asks for after another of its operations was answered is done after it; of those under way at the same time
-    /// either may be first. [On a cluster](deployment#cluster) the calls to each slot are counted and shared apart.
+    /// Nobody waits for a timer. Identical checks are decided as one and count once; a call has at most 8 charges, or
+    /// one operation with more. An error of one operation is its own. Who leaves before the call is sent is left out of
+    /// it, and not charged. What a caller asks for after another of its operations was answered is done after it; of
+    /// those under way at the same time either may be first. [On a cluster](deployment#cluster) the calls to each slot
+    /// are counted and shared apart.
     ///
     /// A call then has keys of several identities, all of which must be on one server: turn sharing off behind
     /// [a proxy that spreads them](deployment#twemproxy). Over a connection of your own it is off unless the connection
@@ -257,4 +255,10 @@ impl Store for RedisStore {
     fn set_timeout(&self, timeout: Duration) {
         self.transport.raise_timeout(timeout);
     }
+}
+
+/// What `TIME` has answered, in ms.
+fn milliseconds(time: Value) -> RedisResult<u64> {
+    let (seconds, micros): (u64, u64) = redis::from_redis_value(time)?;
+    Ok(seconds.saturating_mul(1_000).saturating_add(micros / 1_000))
 }

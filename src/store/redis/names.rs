@@ -44,7 +44,7 @@ impl Names {
         }
     }
 
-    pub(super) fn prefix(&mut self, prefix: &str) {
+    pub(super) fn set_prefix(&mut self, prefix: &str) {
         let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
         assert!(
             prefix.len() <= MAX_PLAIN && prefix.bytes().all(plain),
@@ -53,7 +53,7 @@ impl Names {
         self.prefix = prefix.into();
     }
 
-    pub(super) fn secret(&mut self, secret: &[u8]) {
+    pub(super) fn set_secret(&mut self, secret: &[u8]) {
         self.hash_key = blake3::derive_key(CONTEXT, secret);
     }
 
@@ -77,7 +77,7 @@ impl Names {
     }
 
     /// What all names begin with.
-    pub(super) fn text(&self) -> &str {
+    pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 
@@ -232,7 +232,7 @@ mod tests {
         let text = |pattern| String::from_utf8(pattern).unwrap();
         assert_eq!(text(names.pattern(None, None)), "rl:{*=*}:[^!]*");
         assert_eq!(text(names.pattern(None, Some("api"))), "rl:{*=*}:api");
-        names.prefix("a*[?]\\");
+        names.set_prefix("a*[?]\\");
         let alice = Key::new("user", "alice");
         assert_eq!(
             text(names.pattern(Some(&alice), None)),
@@ -244,13 +244,13 @@ mod tests {
     fn the_secret_of_the_deployment_changes_every_hash() {
         let mut names = Names::new("rl");
         let before = names.name("api", &Key::secret("api-key", "abc"));
-        names.secret(b"pepper");
+        names.set_secret(b"pepper");
         assert_ne!(names.name("api", &Key::secret("api-key", "abc")), before);
     }
 
     #[test]
     #[should_panic(expected = "the prefix of keys must be")]
     fn a_prefix_with_braces_is_refused() {
-        Names::new("rl").prefix("{rl}");
+        Names::new("rl").set_prefix("{rl}");
     }
 }

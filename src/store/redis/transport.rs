@@ -27,8 +27,6 @@ pub(super) enum Route {
     Custom {
         connection: Arc<dyn CustomConnection>,
         is_cluster: bool,
-        /// Whether it is of a type of redis-rs.
-        is_known: bool,
     },
 }
 
@@ -41,7 +39,6 @@ impl Transport {
     pub(super) fn custom(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         let route = Route::Custom {
             is_cluster: is_cluster(&connection),
-            is_known: is_known(&connection),
             connection: Arc::new(connection),
         };
         Self::new(route, ReplyTimeout::new())
@@ -88,18 +85,6 @@ impl Transport {
     /// How long a connection may owe a reply before it is given up.
     pub(super) fn patience(&self) -> Duration {
         self.timeout.get()
-    }
-
-    /// Whether keys of several identities may be sent in one call. Not over a connection that nothing is known of: it
-    /// may lead to a cluster.
-    pub(super) const fn may_share_calls(&self) -> bool {
-        !matches!(
-            self.route,
-            Route::Custom {
-                is_known: false,
-                ..
-            }
-        )
     }
 
     /// Lets a server take at least so long to answer before its connection counts as lost.
@@ -175,14 +160,13 @@ impl SingleServer {
     pub(super) async fn send_all(
         &self,
         cmds: &redis::Pipeline,
-        count: usize,
     ) -> RedisResult<Vec<RedisResult<Value>>> {
         match self {
-            Self::Server(connection) => connection.send_all(cmds, count).await,
+            Self::Server(connection) => connection.send_all(cmds).await,
             #[cfg(feature = "cluster")]
-            Self::Node(node) => node.send_all(cmds, count).await,
+            Self::Node(node) => node.send_all(cmds).await,
             Self::Custom(connection) => {
-                let mut replies = Vec::with_capacity(count);
+                let mut replies = Vec::with_capacity(cmds.len());
                 for cmd in cmds.cmd_iter() {
                     let reply = connection.send(cmd).await;
                     match reply.and_then(Value::extract_error) {
@@ -209,7 +193,9 @@ fn is_cluster(_connection: &dyn Any) -> bool {
     false
 }
 
-fn is_known(connection: &dyn Any) -> bool {
+/// Whether a connection is of a type of redis-rs. Another may lead to a cluster, so that keys of several identities are
+/// not to be sent in one call over it.
+pub(super) fn is_known(connection: &dyn Any) -> bool {
     connection.is::<ConnectionManager>()
         || connection.is::<MultiplexedConnection>()
         || is_cluster(connection)

@@ -1,6 +1,6 @@
 //! [`SharedCall`]: operations of several callers that travel together.
 
-use std::{collections::VecDeque, future::poll_fn, mem, pin::pin, task::Poll, vec};
+use std::{collections::VecDeque, future::poll_fn, iter, mem, pin::pin, task::Poll, vec};
 
 use tokio::{runtime::Handle, sync::oneshot};
 
@@ -50,12 +50,7 @@ pub(super) struct SharedCall {
 impl SharedCall {
     /// Takes the first who wait, as many as go in a call; `None` if all have left.
     pub(super) fn gather(waiting: &mut VecDeque<Request>) -> Option<Self> {
-        let first = loop {
-            let first = waiting.pop_front()?;
-            if !first.has_left() {
-                break first;
-            }
-        };
+        let first = iter::from_fn(|| waiting.pop_front()).find(|it| !it.has_left())?;
         let mut charges = charges(&first.operation);
         let mut call = Self {
             operations: vec![first.operation],
@@ -171,15 +166,8 @@ impl SharedCall {
 
 /// How much work an operation is: the keys that it charges.
 fn charges(operation: &Operation) -> usize {
-    let check = match operation {
-        Operation::Check(check) | Operation::Fill { check, .. } => check,
-        Operation::Settle(settlement) => settlement.check(),
-        Operation::Reset { .. }
-        | Operation::Block { .. }
-        | Operation::Ban { .. }
-        | Operation::Unblock { .. } => return 1,
-    };
-    check.charges().len() + check.shadow_charges().len()
+    let check = operation.check();
+    check.map_or(1, |it| it.all_charges().len())
 }
 
 /// What came of a call, for those who waited for it.
@@ -208,7 +196,7 @@ impl Returned {
                 let mut replies: Vec<_> = replies.into_iter().map(Answers::of).collect();
                 for (place, waiter) in self.waiters {
                     let reply = replies.get_mut(place).and_then(Answers::next);
-                    let _ = waiter.reply.send(reply.unwrap_or_else(|| Err(too_few())));
+                    let _ = waiter.reply.send(reply.unwrap_or(Err(TOO_FEW)));
                 }
             }
         }
@@ -240,6 +228,5 @@ impl Answers {
     }
 }
 
-fn too_few() -> StoreError {
-    StoreError::protocol("the store has answered fewer operations than it was asked for")
-}
+const TOO_FEW: StoreError =
+    StoreError::protocol("the store has answered fewer operations than it was asked for");

@@ -22,9 +22,12 @@ use std::{fmt, sync::Arc};
 
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
-use super::calls::{Executor, another_reply};
+use super::{
+    calls::Executor,
+    error::{ANOTHER_REPLY, SHUT_DOWN},
+};
 use crate::{
-    error::{StoreError, StoreErrorKind},
+    error::StoreError,
     store::{CallId, Operation, Reply, StoreFuture},
 };
 use call::{Request, SharedCall, Waiter};
@@ -68,7 +71,7 @@ impl SharedCalls {
                 // Outside of any runtime there is nobody to share with.
                 Err(_) => Box::pin(this.executor.execute_alone(operation)).await?,
             };
-            read(reply).ok_or_else(another_reply)
+            read(reply).ok_or(ANOTHER_REPLY)
         });
         answer.in_call(call)
     }
@@ -100,7 +103,7 @@ impl SharedCalls {
         }
         match (&mut caller.answer).await {
             Ok(reply) => reply,
-            Err(_) => Err(shut_down().in_call(Some(caller.call.get()))),
+            Err(_) => Err(SHUT_DOWN.in_call(Some(caller.call.get()))),
         }
     }
 
@@ -151,11 +154,4 @@ impl Drop for Caller<'_> {
             self.calls.line.leave(Request::has_left);
         }
     }
-}
-
-const fn shut_down() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Unavailable,
-        "the runtime was shut down in which the store was called",
-    )
 }

@@ -4,9 +4,8 @@ use std::collections::HashMap;
 
 use redis::cluster_routing::Slot;
 
-use super::{cross_slot, slots::too_late};
+use super::{cross_slot, slots::TOO_LATE};
 use crate::{
-    block::BLOCKS,
     check::Check,
     decision::Decision,
     error::StoreError,
@@ -36,7 +35,7 @@ impl RedisStore {
     /// Does the operations of each slot in one call, in their order, and those of several slots on their own. All at
     /// the same time, but for operations that have to wait for one before them which has the same slot.
     pub(in crate::store::redis) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
-        let mut replies: Replies = operations.iter().map(|_| Err(too_late())).collect();
+        let mut replies: Replies = operations.iter().map(|_| Err(TOO_LATE)).collect();
         let rounds = self.rounds(operations);
         let store = self.clone();
         StoreFuture::pending(async move {
@@ -119,13 +118,9 @@ impl RedisStore {
         let mut rounds: Vec<Vec<SlotCall>> = Vec::new();
         let mut last_uses: HashMap<Slot, LastUse> = HashMap::new();
         for (place, operation) in operations.into_iter().enumerate() {
-            let slots = match &operation {
-                Operation::Check(check) | Operation::Fill { check, .. } => self.slots_of(check),
-                Operation::Settle(settlement) => self.slots_of(settlement.check()),
-                Operation::Reset { policy, key } => vec![self.slot(policy.name(), key)],
-                Operation::Block { key, .. }
-                | Operation::Ban { key, .. }
-                | Operation::Unblock { key } => vec![self.slot(BLOCKS, key)],
+            let slots = match operation.check() {
+                Some(check) => self.slots_of(check),
+                None => self.first_slot(&operation).into_iter().collect(),
             };
             let uses = slots.iter().filter_map(|slot| last_uses.get(slot));
             let only_slot = match slots[..] {

@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::slots::{Slots, join_usages, too_late};
+use super::slots::{Slots, TOO_LATE, join_usages};
 use crate::{
     check::Check,
     decision::{Blocked, Decision, Usage},
@@ -55,7 +55,7 @@ pub(super) fn check(store: RedisStore, check: Check, slots: Slots) -> StoreFutur
             blocked: None,
         };
         tokio::spawn(check.run(events));
-        answered.await.unwrap_or_else(|_| Err(too_late()))
+        answered.await.unwrap_or(Err(TOO_LATE))
     })
 }
 
@@ -83,10 +83,8 @@ enum Part {
     Asked,
     Admitted(Usage),
     RollingBack(Usage),
-    /// Denied or rolled back.
-    Uncharged(Usage),
-    /// Admitted, and not to be rolled back.
-    Charged(Usage),
+    /// Denied, rolled back, or admitted and not to be rolled back.
+    Ended(Usage),
     Failed(StoreError),
     /// Not decided, since an identity is blocked.
     Blocked,
@@ -170,7 +168,7 @@ impl CrossSlotCheck {
         let (sender, patience) = (self.sender.clone(), self.store.transport.part_timeout());
         tokio::spawn(async move {
             let result = timeout(patience, answer).await;
-            let _ = sender.send(event(result.unwrap_or_else(|_| Err(too_late()))));
+            let _ = sender.send(event(result.unwrap_or(Err(TOO_LATE))));
         });
     }
 
@@ -178,7 +176,7 @@ impl CrossSlotCheck {
         match event {
             Event::Decided(part, Ok(Decision::Allowed(usage))) => self.admit(part, usage),
             Event::Decided(part, Ok(Decision::Denied(denial))) => {
-                self.parts[part] = Part::Uncharged(denial.usage().clone());
+                self.parts[part] = Part::Ended(denial.usage().clone());
                 self.denied = true;
                 self.fail();
             }
@@ -246,10 +244,7 @@ impl CrossSlotCheck {
     /// What could not be rolled back stays charged until its steps are released.
     fn roll_back_ended(&mut self, part: usize, result: Result<Usage, StoreError>) {
         if let Part::RollingBack(charged) = &self.parts[part] {
-            self.parts[part] = match result {
-                Ok(usage) => Part::Uncharged(usage),
-                Err(_) => Part::Charged(charged.clone()),
-            };
+            self.parts[part] = Part::Ended(result.unwrap_or_else(|_| charged.clone()));
         }
     }
 
@@ -288,17 +283,16 @@ impl CrossSlotCheck {
             Part::Failed(error) => Some(error.clone()),
             _ => None,
         });
-        errors.next().unwrap_or_else(too_late)
+        errors.next().unwrap_or(TOO_LATE)
     }
 }
 
 impl Part {
     fn usage(&self) -> Option<Usage> {
         match self {
-            Self::Admitted(usage)
-            | Self::RollingBack(usage)
-            | Self::Uncharged(usage)
-            | Self::Charged(usage) => Some(usage.clone()),
+            Self::Admitted(usage) | Self::RollingBack(usage) | Self::Ended(usage) => {
+                Some(usage.clone())
+            }
             Self::Waiting | Self::Asked | Self::Failed(_) | Self::Blocked => None,
         }
     }

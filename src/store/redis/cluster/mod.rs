@@ -110,7 +110,7 @@ impl Cluster {
     /// The primaries of all slots that are served, as the topology is now.
     pub(super) async fn primaries(self: &Arc<Self>) -> RedisResult<Vec<Arc<Node>>> {
         self.refresh().await?;
-        Ok(self.nodes().owners())
+        Ok(self.nodes().serving())
     }
 
     fn nodes(&self) -> MutexGuard<'_, Nodes> {

@@ -31,14 +31,14 @@ pub(super) struct Range {
 }
 
 impl Node {
-    /// The node at this address, to be connected to as `form` says.
+    /// The node at this address, to be connected to as `template` says.
     pub(super) fn new(
-        form: &ConnectionInfo,
+        template: &ConnectionInfo,
         address: NodeAddress,
         timeout: ReplyTimeout,
     ) -> RedisResult<Arc<Self>> {
         let (host, port) = (address.host().to_owned(), address.port());
-        let addr = match form.addr() {
+        let addr = match template.addr() {
             ConnectionAddr::TcpTls {
                 insecure,
                 tls_params,
@@ -51,7 +51,7 @@ impl Node {
             },
             _ => ConnectionAddr::Tcp(host, port),
         };
-        let client = Client::open(form.clone().set_addr(addr))?;
+        let client = Client::open(template.clone().set_addr(addr))?;
         Ok(Arc::new(Self {
             address,
             connection: ReconnectingConnection::new(client, timeout),
@@ -89,10 +89,9 @@ impl Node {
     pub(in crate::store::redis) async fn send_all(
         &self,
         cmds: &redis::Pipeline,
-        count: usize,
     ) -> RedisResult<Vec<RedisResult<Value>>> {
         self.mark_used();
-        self.connection.send_all(cmds, count).await
+        self.connection.send_all(cmds).await
     }
 
     /// Whether another topology would explain what was heard of it: it does not answer, or does not serve its slots.
@@ -162,9 +161,9 @@ mod tests {
     use super::*;
 
     fn range(text: &str) -> RedisResult<String> {
-        let form = "redis://seed:7000".into_connection_info().unwrap();
+        let template = "redis://seed:7000".into_connection_info().unwrap();
         let address = NodeAddress::new("seed", 7000);
-        let seed = Node::new(&form, address, ReplyTimeout::new()).unwrap();
+        let seed = Node::new(&template, address, ReplyTimeout::new()).unwrap();
         let value = parse_redis_value(text.replace(' ', "\r\n").as_bytes()).unwrap();
         let range = seed.range(Vec::from_redis_value(value)?)?;
         Ok(format!("{}-{} {}", range.first, range.last, range.primary))

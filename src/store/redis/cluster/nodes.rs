@@ -13,7 +13,7 @@ use crate::store::redis::connection::ReplyTimeout;
 /// What is known of a cluster.
 pub(super) struct Nodes {
     /// How to connect to a node, but for its address.
-    form: ConnectionInfo,
+    template: ConnectionInfo,
     timeout: ReplyTimeout,
     seeds: Vec<Arc<Node>>,
     by_address: HashMap<NodeAddress, Arc<Node>>,
@@ -31,14 +31,14 @@ impl Nodes {
             let problem = "a cluster needs at least one node";
             return Err((ErrorKind::InvalidClientConfig, problem).into());
         };
-        let form = first.get_connection_info().clone();
+        let template = first.get_connection_info().clone();
         let node = |seed: &Client| {
             let address = NodeAddress::try_from(seed.get_connection_info().addr())?;
-            Node::new(&form, address, timeout.clone())
+            Node::new(&template, address, timeout.clone())
         };
         Ok(Self {
             seeds: seeds.iter().map(node).collect::<RedisResult<_>>()?,
-            form,
+            template,
             timeout,
             by_address: HashMap::new(),
             owners: Owners::new(),
@@ -47,7 +47,7 @@ impl Nodes {
     }
 
     /// Those that own a slot, each once, in the order of their slots.
-    pub(super) fn owners(&self) -> Vec<Arc<Node>> {
+    pub(super) fn serving(&self) -> Vec<Arc<Node>> {
         let mut owners: Vec<Arc<Node>> = Vec::new();
         for slot in (0..16_384).filter_map(Slot::new) {
             if let Some(owner) = self.owners.get(&slot)
@@ -102,7 +102,7 @@ impl Nodes {
         if let Some(node) = self.by_address.get(&address) {
             return Ok(Arc::clone(node));
         }
-        let node = Node::new(&self.form, address.clone(), self.timeout.clone())?;
+        let node = Node::new(&self.template, address.clone(), self.timeout.clone())?;
         self.by_address.insert(address, Arc::clone(&node));
         Ok(node)
     }

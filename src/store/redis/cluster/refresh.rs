@@ -9,7 +9,7 @@ use redis::RedisResult;
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 
 use super::{Cluster, node::Range, nodes::owners, unserved};
-use crate::store::redis::{connection::within, error::closed};
+use crate::store::redis::connection::{published, within};
 
 /// From one refresh to the next: a process asks a cluster in trouble at most 20 times a second.
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
@@ -26,12 +26,7 @@ pub(super) struct TopologyRefresh {
 impl Cluster {
     /// Waits until the topology was asked for, unless that was just now.
     pub(in crate::store::redis) async fn refresh(self: &Arc<Self>) -> RedisResult<()> {
-        let mut outcome = self.latest_refresh();
-        match outcome.wait_for(Option::is_some).await {
-            Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(closed())),
-            // The runtime of the refresh was shut down.
-            Err(_) => Err(closed()),
-        }
+        published(self.latest_refresh()).await
     }
 
     /// The refresh that is under way or was done just now; else a new one, in a task of its own: it outlives callers

@@ -37,8 +37,7 @@ impl RedisStore {
 
     /// The slots of the charges that count, if the keys of the check, shadows among them, are in several.
     pub(super) fn several_slots(&self, check: &Check) -> Option<Slots> {
-        let charges = check.charges().len() + check.shadow_charges().len();
-        let may_be = self.transport.is_cluster() && charges > 1;
+        let may_be = self.transport.is_cluster() && check.all_charges().len() > 1;
         (may_be && self.slots_of(check).len() > 1).then(|| self.slots(check))
     }
 
@@ -57,7 +56,7 @@ impl RedisStore {
     /// The slots of all keys of a check, shadows among them, each once.
     pub(super) fn slots_of(&self, check: &Check) -> Vec<Slot> {
         let mut slots = Vec::new();
-        for charge in check.charges().iter().chain(check.shadow_charges()) {
+        for charge in check.all_charges() {
             let slot = self.slot(charge.policy().name(), charge.key());
             if !slots.contains(&slot) {
                 slots.push(slot);
@@ -68,17 +67,17 @@ impl RedisStore {
 
     /// The slot of an operation whose keys are all in one.
     pub(in crate::store::redis) fn first_slot(&self, operation: &Operation) -> Option<Slot> {
-        let check = match operation {
-            Operation::Check(check) | Operation::Fill { check, .. } => check,
-            Operation::Settle(settlement) => settlement.check(),
-            Operation::Reset { policy, key } => return Some(self.slot(policy.name(), key)),
+        let (policy, key) = match operation {
+            Operation::Check(_) | Operation::Fill { .. } | Operation::Settle(_) => {
+                let first = operation.check()?.all_charges().first()?;
+                (first.policy().name(), first.key())
+            }
+            Operation::Reset { policy, key } => (policy.name(), key),
             Operation::Block { key, .. }
             | Operation::Ban { key, .. }
-            | Operation::Unblock { key } => return Some(self.slot(BLOCKS, key)),
+            | Operation::Unblock { key } => (BLOCKS, key),
         };
-        let mut charges = check.charges().iter().chain(check.shadow_charges());
-        let first = charges.next()?;
-        Some(self.slot(first.policy().name(), first.key()))
+        Some(self.slot(policy, key))
     }
 
     pub(super) fn slot(&self, policy: &str, key: &Key) -> Slot {
@@ -101,7 +100,7 @@ impl RedisStore {
             for task in tasks {
                 results.push(match task.await {
                     Ok(Ok(result)) => result,
-                    _ => Err(too_late()),
+                    _ => Err(TOO_LATE),
                 });
             }
             results
@@ -109,12 +108,10 @@ impl RedisStore {
     }
 }
 
-pub(super) fn too_late() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Timeout,
-        "a part of the Redis cluster did not answer in time",
-    )
-}
+pub(super) const TOO_LATE: StoreError = StoreError::new(
+    StoreErrorKind::Timeout,
+    "a part of the Redis cluster did not answer in time",
+);
 
 /// The time of the decision, that of the first part of which it is known; and the usage of a whole check, in the order
 /// of its charges.

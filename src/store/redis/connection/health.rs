@@ -8,10 +8,10 @@ use std::{
     time::Duration,
 };
 
-use redis::{RedisError, RedisResult, Value};
+use redis::{RedisResult, Value};
 use tokio::time::Instant;
 
-use crate::store::redis::error::code;
+use crate::store::redis::error::needs_another_connection;
 
 /// A reply this young proves that the connection is open: no server dies and comes back in less.
 const FRESH: Duration = Duration::from_millis(1);
@@ -45,11 +45,11 @@ impl ConnectionHealth {
     /// Takes note of a reply. An error reply becomes an error.
     pub(super) fn received(&self, reply: RedisResult<Value>) -> RedisResult<Value> {
         let result = reply.and_then(Value::extract_error);
-        if is_sound(&result) {
+        if result.as_ref().is_err_and(needs_another_connection) {
+            self.mark_stale();
+        } else {
             self.received.store(self.now(), Relaxed);
             self.sent.store(0, Release);
-        } else {
-            self.mark_stale();
         }
         result
     }
@@ -79,17 +79,5 @@ impl ConnectionHealth {
         u64::try_from(self.created.elapsed().as_micros())
             .unwrap_or(u64::MAX)
             .max(1)
-    }
-}
-
-/// Whether a result speaks for its connection.
-fn is_sound(result: &Result<Value, RedisError>) -> bool {
-    match result {
-        Ok(_) => true,
-        // A primary that became a replica, or lost its replicas: the address may lead to another server by now.
-        Err(error) => !matches!(
-            code(error),
-            None | Some("READONLY" | "MASTERDOWN" | "NOREPLICAS")
-        ),
     }
 }

@@ -36,7 +36,11 @@ use tokio::{runtime::Handle, task::yield_now};
 use health::ConnectionHealth;
 
 pub(super) use client::client;
+#[cfg(feature = "bb8")]
+pub(super) use pool::NO_TIMEOUT;
 pub(super) use reconnecting::ReconnectingConnection;
+#[cfg(feature = "cluster")]
+pub(super) use reconnecting::published;
 #[cfg(feature = "sentinel")]
 pub use sentinel::SentinelPrimary;
 #[cfg(feature = "sentinel")]
@@ -99,11 +103,11 @@ impl Connection {
     async fn send_all(
         self: &Arc<Self>,
         cmds: &redis::Pipeline,
-        count: usize,
     ) -> RedisResult<Vec<RedisResult<Value>>> {
         let mut multiplexed = self.multiplexed.clone();
         let caller = Caller::sends(self);
-        let (reply, replies) = match multiplexed.send_packed_commands(cmds, 0, count).await {
+        let replies = multiplexed.send_packed_commands(cmds, 0, cmds.len());
+        let (reply, replies) = match replies.await {
             Ok(replies) => (Ok(Value::Okay), replies),
             Err(error) => (Err(error), Vec::new()),
         };

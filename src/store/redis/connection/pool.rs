@@ -10,7 +10,7 @@ use super::{source::Source, timeout::within};
 
 /// bb8-redis makes connections that give up a reply after 500 ms, and this cannot be switched off, only made very
 /// long.
-const NO_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+pub(in crate::store::redis) const NO_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A connection made as the pool makes its own, and none of the pool's: a connection that is shared does twice the
 /// work of connections that are held for each call, and bb8-redis never calls a connection broken.

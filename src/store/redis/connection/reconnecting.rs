@@ -83,9 +83,8 @@ impl ReconnectingConnection {
     pub(in crate::store::redis) async fn send_all(
         self: &Arc<Self>,
         cmds: &redis::Pipeline,
-        count: usize,
     ) -> RedisResult<Vec<RedisResult<Value>>> {
-        self.usable().await?.send_all(cmds, count).await
+        self.usable().await?.send_all(cmds).await
     }
 
     /// Whether the server does not answer as far as is known: the connection is lost, or could not be replaced so far.
@@ -118,7 +117,7 @@ impl ReconnectingConnection {
         let arrived = Instant::now();
         loop {
             let attempt = self.attempt(lost.as_ref());
-            let outcome = attempt.outcome().await;
+            let outcome = published(attempt.outcome).await;
             // What failed before this caller came says nothing: the server may be back since.
             if outcome.is_ok() || attempt.started >= Some(arrived) {
                 return outcome;
@@ -179,12 +178,13 @@ impl ReconnectingConnection {
     }
 }
 
-impl Attempt {
-    async fn outcome(&self) -> Outcome {
-        match self.outcome.clone().wait_for(Option::is_some).await {
-            Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(closed())),
-            // The runtime that made the attempt was shut down.
-            Err(_) => Err(closed()),
-        }
+/// Waits for what a task publishes.
+pub(in crate::store::redis) async fn published<T: Clone>(
+    mut outcome: watch::Receiver<Option<RedisResult<T>>>,
+) -> RedisResult<T> {
+    match outcome.wait_for(Option::is_some).await {
+        Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(closed())),
+        // The runtime of the task was shut down.
+        Err(_) => Err(closed()),
     }
 }

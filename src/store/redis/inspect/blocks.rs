@@ -2,10 +2,9 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use redis::{RedisResult, Value};
 use tokio::time::sleep;
 
-use super::{Inspector, Selection, Server, StoredName, UnreadableValue, string};
+use super::{Inspector, Selection, Server, StoredName, UnreadableValue, stored};
 use crate::{
     block::{BLOCKS, Block, BlockedBy, BlockedIdentity},
     error::StoreError,
@@ -29,7 +28,7 @@ impl Inspector {
     pub async fn block(&self, key: &Key) -> Result<StoredBlock, StoreError> {
         let name = StoredName::write(&self.store.names, key, BLOCKS);
         let name = name.as_bytes();
-        stored(self.send(redis::cmd("GET").arg(name), name).await)
+        stored(self.send(redis::cmd("GET").arg(name), name).await, read)
     }
 
     /// The keys that hold blocks.
@@ -76,12 +75,8 @@ impl Server {
     /// As [`read`](Self::read).
     pub async fn blocks(&self, names: &[StoredName]) -> Result<Vec<StoredBlock>, StoreError> {
         let replies = self.get_all(names).await?;
-        replies.into_iter().map(stored).collect()
+        replies.into_iter().map(|it| stored(it, read)).collect()
     }
-}
-
-fn stored(value: RedisResult<Value>) -> Result<StoredBlock, StoreError> {
-    Ok(string(value)?.and_then(|value| value.map(|value| read(&value)).transpose()))
 }
 
 fn read(value: &[u8]) -> Result<Block, UnreadableValue> {

@@ -1,6 +1,7 @@
 //! Reads what a [`RedisStore`] has stored, without writing anything: for operators' tools.
 //!
-//! No command but `GET`, `TIME`, `SCAN` and `DBSIZE` is sent, on a cluster also `CLUSTER SLOTS`. No script is run.
+//! Once it has logged in, no command but `GET`, `TIME`, `SCAN`, `DBSIZE` and `PING` is sent; on a cluster also
+//! `CLUSTER SLOTS` and `ASKING`, and behind sentinels `ROLE`. No script is run.
 //!
 //! ```no_run
 //! use sluicegate::{Key, RedisStore};
@@ -32,7 +33,7 @@ use super::{
     RedisStore,
     connection::within,
     error::{code, store_error},
-    names,
+    milliseconds, names,
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -114,7 +115,8 @@ impl Inspector {
         }
         let name = self.store.names.name("", key);
         let time = self.send(&redis::cmd("TIME"), &name).await;
-        milliseconds(time).map_err(|error| not_of_a_proxy(&error))
+        let now_ms = time.and_then(milliseconds);
+        now_ms.map_err(|error| not_of_a_proxy(&error))
     }
 
     /// The name of the key that holds the counts of an identity under the policy of this name.
@@ -131,7 +133,8 @@ impl Inspector {
     /// read.
     pub async fn read(&self, name: &StoredName) -> Result<StoredResult, StoreError> {
         let name = name.as_bytes();
-        stored(self.send(redis::cmd("GET").arg(name), name).await)
+        let value = self.send(redis::cmd("GET").arg(name), name).await;
+        stored(value, StoredValue::read)
     }
 
     /// The servers that keep keys: the server, or each primary of a cluster.
@@ -150,24 +153,14 @@ impl Inspector {
     }
 }
 
-fn milliseconds(time: RedisResult<Value>) -> RedisResult<u64> {
-    let (seconds, micros): (u64, u64) = redis::from_redis_value(time?)?;
-    Ok(seconds.saturating_mul(1_000).saturating_add(micros / 1_000))
-}
-
-/// What a `GET` of a key with counts has answered.
-fn stored(value: RedisResult<Value>) -> Result<StoredResult, StoreError> {
-    let value = string(value)?;
-    Ok(value.and_then(|value| value.map(|value| StoredValue::read(&value)).transpose()))
-}
-
-/// What a `GET` has answered.
-fn string(
+/// What a `GET` has answered, as `read` reads it.
+fn stored<T>(
     value: RedisResult<Value>,
-) -> Result<Result<Option<Vec<u8>>, UnreadableValue>, StoreError> {
+    read: impl FnOnce(&[u8]) -> Result<T, UnreadableValue>,
+) -> Result<Result<Option<T>, UnreadableValue>, StoreError> {
     match value {
         Ok(Value::Nil) => Ok(Ok(None)),
-        Ok(Value::BulkString(value)) => Ok(Ok(Some(value))),
+        Ok(Value::BulkString(value)) => Ok(read(&value).map(Some)),
         Ok(_) => Err(StoreError::protocol(
             "the Redis server's reply cannot be read",
         )),

@@ -16,7 +16,7 @@ pub struct StoredName {
 impl StoredName {
     pub(super) fn write(names: &Names, key: &Key, policy: &str) -> Self {
         let identity = names.name("", key);
-        let start = names.text().len() + ":{".len();
+        let start = names.prefix().len() + ":{".len();
         let end = identity.len() - "}:".len();
         let name = String::from_utf8_lossy(&identity).into_owned() + policy;
         Self {
@@ -28,7 +28,7 @@ impl StoredName {
     /// `None` for a name that this store does not give.
     pub(super) fn read(names: &Names, name: Vec<u8>) -> Option<Self> {
         let name = String::from_utf8(name).ok()?;
-        let rest = name.strip_prefix(names.text())?.strip_prefix(":{")?;
+        let rest = name.strip_prefix(names.prefix())?.strip_prefix(":{")?;
         let (identity, policy) = rest.split_once("}:")?;
         let is_plain = name.bytes().all(|byte| byte.is_ascii_graphic());
         // Contributors stand under a longer name.
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let mut names = Names::new("shop");
-        names.prefix("shop[1]*");
+        names.set_prefix("shop[1]*");
         for (key, identity) in [
             (Key::new("ip", "2001:db8::/64"), "ip=2001:db8::/64"),
             (Key::new("user", "a:b"), "user=a:b"),

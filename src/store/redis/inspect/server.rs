@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::{Pipeline, RedisError, RedisResult, Value};
 
-use super::{Inspector, StoredName, StoredResult, milliseconds, not_of_a_proxy, stored};
+use super::{Inspector, StoredName, StoredResult, StoredValue, not_of_a_proxy, stored};
 use crate::{
     error::StoreError,
     key::Key,
@@ -12,6 +12,7 @@ use crate::{
         RedisStore,
         connection::within,
         error::{code, store_error},
+        milliseconds,
         transport::SingleServer,
     },
 };
@@ -71,7 +72,8 @@ impl Server {
         if let Some(clock) = &self.store.clock {
             return Ok(clock.now_ms());
         }
-        milliseconds(self.send(&redis::cmd("TIME")).await).map_err(|error| not_of_a_proxy(&error))
+        let now_ms = self.send(&redis::cmd("TIME")).await.and_then(milliseconds);
+        now_ms.map_err(|error| not_of_a_proxy(&error))
     }
 
     /// How many keys the server keeps, those of others among them.
@@ -122,7 +124,8 @@ impl Server {
     /// When the server does not answer in time, or with an error that is not about a key.
     pub async fn read(&self, names: &[StoredName]) -> Result<Vec<StoredResult>, StoreError> {
         let replies = self.get_all(names).await?;
-        replies.into_iter().map(stored).collect()
+        let values = replies.into_iter();
+        values.map(|it| stored(it, StoredValue::read)).collect()
     }
 
     pub(super) async fn get_all(
@@ -133,7 +136,7 @@ impl Server {
         for name in names {
             gets.cmd("GET").arg(name.as_bytes());
         }
-        let replies = within(self.timeout, self.to.send_all(&gets, names.len())).await;
+        let replies = within(self.timeout, self.to.send_all(&gets)).await;
         let replies = replies.map_err(|error| store_error(&error))?.into_iter();
         let replies = replies.map(|reply| match reply {
             Err(error) if has_moved(&error) => Ok(Value::Nil),

@@ -5,7 +5,7 @@ use std::{error::Error, fmt, time::Duration};
 use crate::{
     decision::Count,
     rule::{MAX_UNITS, Rule},
-    store::redis::script::{VERSION, labelled},
+    store::redis::script::{VERSION, labelled, number},
     window::{self, Bucket, BucketSpec, BucketState, Spec, StepQueue, StepSpec},
 };
 
@@ -283,14 +283,6 @@ const fn modulo(number: u64, origin: u64, wrap: u64) -> u64 {
 
 fn numbers(bytes: &mut &[u8], count: usize, size: usize) -> Option<Vec<u64>> {
     (0..count).map(|_| number(bytes, size)).collect()
-}
-
-/// A whole number of so many bytes, at most eight, the lowest first.
-fn number(bytes: &mut &[u8], size: usize) -> Option<u64> {
-    let (number, rest) = bytes.split_at_checked(size)?;
-    *bytes = rest;
-    let number = number.iter().rev();
-    Some(number.fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
 impl fmt::Display for UnreadableValue {

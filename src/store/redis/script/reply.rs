@@ -9,6 +9,7 @@ use crate::{
     error::StoreError,
     operation::{Operation, Reply},
     policy::Policy,
+    store::redis::error,
 };
 
 /// How the reply to an operation begins.
@@ -139,12 +140,8 @@ impl Reader<'_> {
             }
         };
         Ok(Filled {
-            check,
-            count,
-            admitted,
-            now_ms: self.now_ms,
-            counts,
             blocked,
+            ..Filled::new(check, count, admitted, self.now_ms, counts)
         })
     }
 
@@ -220,32 +217,32 @@ impl Reader<'_> {
         Ok(self.number(1)?.to_le_bytes()[0])
     }
 
-    /// A whole number of up to eight bytes, the lowest first.
     fn number(&mut self, size: usize) -> Result<u64, StoreError> {
-        let Some((bytes, rest)) = self.bytes.split_at_checked(size) else {
-            return Err(self.garbled());
-        };
-        self.bytes = rest;
-        let bytes = bytes.iter().rev();
-        Ok(bytes.fold(0, |number, byte| number << 8 | u64::from(*byte)))
+        number(&mut self.bytes, size).ok_or_else(|| self.garbled())
     }
 
     fn garbled(&mut self) -> StoreError {
         self.bytes = &[];
-        garbled()
+        StoreError::protocol("the script's reply cannot be read")
     }
 }
 
 fn failure(reason: u8) -> StoreError {
-    StoreError::protocol(match reason {
-        WRONG_TYPE => "a key holds a value of another type, not written by this crate",
-        OTHER_VERSION => "a key holds a value that another version of this crate has written",
-        _ => "a key holds a value that cannot be read, not written by this crate",
-    })
+    match reason {
+        WRONG_TYPE => {
+            StoreError::protocol("a key holds a value of another type, not written by this crate")
+        }
+        OTHER_VERSION => error::OTHER_VERSION,
+        _ => error::UNREADABLE,
+    }
 }
 
-fn garbled() -> StoreError {
-    StoreError::protocol("the script's reply cannot be read")
+/// A whole number of so many bytes, at most eight, the lowest first.
+pub(in crate::store::redis) fn number(bytes: &mut &[u8], size: usize) -> Option<u64> {
+    let (number, rest) = bytes.split_at_checked(size)?;
+    *bytes = rest;
+    let number = number.iter().rev();
+    Some(number.fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     store::{
         CallId, Operation, Reply,
-        redis::{connection::ReplyTimeout, names::Names},
+        redis::{connection::ReplyTimeout, error::SHUT_DOWN, names::Names},
     },
 };
 
@@ -283,8 +283,4 @@ const CONTENDED: StoreError = StoreError::new(
 const NO_RUNTIME: StoreError = StoreError::new(
     StoreErrorKind::Unavailable,
     "the store was called outside of a tokio runtime",
-);
-const SHUT_DOWN: StoreError = StoreError::new(
-    StoreErrorKind::Unavailable,
-    "the runtime was shut down in which the store was called",
 );

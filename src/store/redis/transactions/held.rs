@@ -3,7 +3,6 @@
 use std::{
     pin::pin,
     task::{Context, Waker},
-    time::Duration,
 };
 
 use bb8::{Pool, PooledConnection, RunError};
@@ -15,13 +14,11 @@ use super::{image::Change, plan::StoredKey};
 use crate::{
     error::{StoreError, StoreErrorKind},
     store::redis::{
-        connection::within,
-        error::{closed, code, store_error},
+        connection::{NO_TIMEOUT, within},
+        error::{closed, code, needs_another_connection, store_error},
+        milliseconds,
     },
 };
-
-/// For a handle of our own: the time that is left is given to each round trip.
-const NO_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A connection that is held until it is dropped.
 ///
@@ -198,9 +195,7 @@ impl Held {
 
     /// Notes what an error says of the connection.
     fn failed(&mut self, error: &RedisError) -> StoreError {
-        // A primary that became a replica, or lost its replicas: the address may lead to another server by now.
-        let elsewhere = ["READONLY", "MASTERDOWN", "NOREPLICAS"];
-        self.is_lost |= code(error).is_none_or(|it| elsewhere.contains(&it));
+        self.is_lost |= needs_another_connection(error);
         match code(error) {
             Some(code @ ("MOVED" | "ASK" | "CROSSSLOT")) => ON_A_CLUSTER.with_code(code),
             _ => store_error(error),
@@ -243,6 +238,7 @@ impl Drop for Held {
     }
 }
 
+/// Each round trip is given the time that is left.
 fn own_handle(connection: &MultiplexedConnection) -> MultiplexedConnection {
     let mut handle = connection.clone();
     handle.set_response_timeout(NO_TIMEOUT);
@@ -255,11 +251,6 @@ fn add_look<'a>(cmds: &mut Pipeline, names: impl Iterator<Item = &'a [u8]>) {
         cmds.cmd("GET").arg(name);
     }
     cmds.cmd("TIME");
-}
-
-fn milliseconds(time: Value) -> RedisResult<u64> {
-    let (seconds, micros): (u64, u64) = redis::from_redis_value(time)?;
-    Ok(seconds.saturating_mul(1_000).saturating_add(micros / 1_000))
 }
 
 const NO_CONNECTION: StoreError = StoreError::new(

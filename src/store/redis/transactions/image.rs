@@ -18,7 +18,7 @@ use crate::{
     policy::Policy,
     rule::Rule,
     settlement::Settlement,
-    store::memory::entry::Entry,
+    store::memory::entry::{Entry, by_charge},
 };
 
 /// What some keys hold.
@@ -116,18 +116,10 @@ impl Image {
         answer: impl FnOnce(Filled<'_>, Option<Filled<'_>>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let now_ms = self.now_ms;
-        let filled = |check, count, admitted, counts| Filled {
-            check,
-            count,
-            admitted,
-            now_ms,
-            counts,
-            blocked: None,
-        };
         if let Some(blocked) = self.blocked(check, places)? {
             let blocked = Filled {
                 blocked: Some(blocked),
-                ..filled(check, count, 0, &[])
+                ..Filled::new(check, count, 0, now_ms, &[])
             };
             return answer(blocked, None);
         }
@@ -138,10 +130,11 @@ impl Image {
             let fill = self.fill(shadows.charges(), &places.shadows, admitted);
             fill.ok().map(|fill| (shadows, fill))
         });
-        let shadows = shadows
-            .as_ref()
-            .map(|(check, (fitting, counts))| filled(check, admitted, *fitting, counts));
-        answer(filled(check, count, admitted, &counts), shadows)
+        let shadows = shadows.as_ref().map(|(check, (fitting, counts))| {
+            Filled::new(check, admitted, *fitting, now_ms, counts)
+        });
+        let filled = Filled::new(check, count, admitted, now_ms, &counts);
+        answer(filled, shadows)
     }
 
     /// The block that ends last of the identities that the check charges, if one holds.
@@ -204,16 +197,14 @@ impl Image {
         charges: &[Charge],
         places: &[usize],
         times: u16,
-        mut counts: &mut [Count],
+        counts: &mut [Count],
     ) -> Result<(), StoreError> {
-        for (charge, place) in charges.iter().zip(places) {
-            let policy = charge.policy();
-            let own;
-            (own, counts) = std::mem::take(&mut counts).split_at_mut(policy.rules().len());
+        let now_ms = self.now_ms;
+        for (charge, place, counts) in by_charge(charges, places, counts) {
             let units = charge.cost() * u64::from(times); // all of them fit a limit
             if units > 0 {
-                let now_ms = self.now_ms;
-                self.entry_mut(*place)?.charge(policy, units, now_ms, own);
+                let (entry, policy) = (self.entry_mut(place)?, charge.policy());
+                entry.charge(policy, units, now_ms, counts);
             }
         }
         Ok(())
@@ -222,20 +213,17 @@ impl Image {
     fn settle(&mut self, settlement: &Settlement, places: &Places) -> Result<Usage, StoreError> {
         let check = settlement.check().without_shadows();
         let (_, mut counts) = self.look(check.charges(), &places.charges)?;
-        let mut rest = &mut counts[..];
+        let now_ms = self.now_ms;
         let charged = settlement.usage().policies().zip(settlement.costs());
-        let charges = check.charges().iter().zip(&places.charges);
-        for ((charge, place), (usage, cost)) in charges.zip(charged) {
-            let own;
-            (own, rest) = std::mem::take(&mut rest).split_at_mut(usage.rules().len());
+        let charges = by_charge(check.charges(), &places.charges, &mut counts);
+        for ((charge, place, counts), (usage, cost)) in charges.zip(charged) {
             let difference = cost.cast_signed() - charge.cost().cast_signed();
-            let now_ms = self.now_ms;
-            if self.entry(*place)?.would_settle(usage, now_ms, difference) {
-                self.entry_mut(*place)?
-                    .settle(usage, now_ms, difference, own);
+            if self.entry(place)?.would_settle(usage, now_ms, difference) {
+                let entry = self.entry_mut(place)?;
+                entry.settle(usage, now_ms, difference, counts);
             }
         }
-        Usage::settled(&check, self.now_ms, &counts)
+        Usage::settled(&check, now_ms, &counts)
     }
 
     /// Adds a block, unless one holds that ends later. Answers the one that holds.

@@ -16,7 +16,10 @@ use crate::{
     block::{Block, BlockedBy},
     error::StoreError,
     rule::MAX_UNITS,
-    store::memory::entry::Entry,
+    store::{
+        memory::entry::Entry,
+        redis::error::{OTHER_VERSION, UNREADABLE},
+    },
     window::{Bucket, BucketSpec, BucketState, Section, StepQueue, StepSpec},
 };
 
@@ -164,11 +167,6 @@ fn take(bytes: &mut &[u8]) -> Option<u64> {
     }
     None
 }
-
-const UNREADABLE: StoreError =
-    StoreError::protocol("a key holds a value that cannot be read, not written by this crate");
-const OTHER_VERSION: StoreError =
-    StoreError::protocol("a key holds a value that another version of this crate has written");
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 
-use super::{RedisStore, calls::another_reply, connection::ReplyTimeout, names::Names};
+use super::{RedisStore, connection::ReplyTimeout, error::ANOTHER_REPLY, names::Names};
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
@@ -62,13 +62,13 @@ impl TransactionStore {
     /// When the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
-        self.with(|settings| settings.names.prefix(prefix))
+        self.with(|settings| settings.names.set_prefix(prefix))
     }
 
     /// Sets the secret that keys the hashes of identities, as [`RedisStore::secret`] does.
     #[must_use]
     pub fn secret(self, secret: impl AsRef<[u8]>) -> Self {
-        self.with(|settings| settings.names.secret(secret.as_ref()))
+        self.with(|settings| settings.names.set_secret(secret.as_ref()))
     }
 
     /// Decides by this clock instead of the server's.
@@ -92,8 +92,8 @@ impl TransactionStore {
         read: fn(Reply) -> Option<T>,
     ) -> StoreFuture<T> {
         self.execute(vec![operation]).then(move |replies| {
-            let reply = replies?.pop().unwrap_or_else(|| Err(another_reply()));
-            read(reply?).ok_or_else(another_reply)
+            let reply = replies?.pop().unwrap_or(Err(ANOTHER_REPLY));
+            read(reply?).ok_or(ANOTHER_REPLY)
         })
     }
 

@@ -55,17 +55,15 @@ impl Plan {
 
 /// The identities that an operation is about, some of them more than once.
 pub(super) fn identities(operation: &Operation) -> impl Iterator<Item = &Key> {
-    let (charges, shadows, key): (&[Charge], &[Charge], _) = match operation {
-        Operation::Check(check) | Operation::Fill { check, .. } => {
-            (check.charges(), check.shadow_charges(), None)
-        }
-        Operation::Settle(settlement) => (settlement.check().charges(), &[], None),
+    let (charges, key): (&[Charge], _) = match operation {
+        Operation::Check(check) | Operation::Fill { check, .. } => (check.all_charges(), None),
+        Operation::Settle(settlement) => (settlement.check().charges(), None),
         Operation::Reset { key, .. }
         | Operation::Block { key, .. }
         | Operation::Ban { key, .. }
-        | Operation::Unblock { key } => (&[], &[], Some(key)),
+        | Operation::Unblock { key } => (&[], Some(key)),
     };
-    charges.iter().chain(shadows).map(Charge::key).chain(key)
+    charges.iter().map(Charge::key).chain(key)
 }
 
 struct Keys<'a> {
