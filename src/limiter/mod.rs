@@ -45,7 +45,7 @@ const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
 ///
 /// A store that has to be waited for, as Redis has, needs a tokio runtime whose timers are enabled, for the timeout;
 /// outside of one its futures panic. A `MemoryStore` answers at once and needs none, but to wait in
-/// [`acquire`](Limiter::acquire) and to count contributors.
+/// [`acquire`](Limiter::acquire), to count contributors, and to count the strikes of a [ban](Policy::ban).
 #[derive(Clone)]
 pub struct Limiter {
     inner: Arc<Inner>,

@@ -46,8 +46,9 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Panics
     ///
-    /// When another limit of this layer has a policy of the same name and other rules: they would share counts. For
-    /// policies that are not known before the service runs, use [`try_limit`](Self::try_limit).
+    /// When another limit of this layer has a policy of the same name that differs (rules, ban, failure policy or
+    /// shadow): they would share counts. For policies that are not known before the service runs, use
+    /// [`try_limit`](Self::try_limit).
     #[must_use]
     #[track_caller]
     pub fn limit(self, policy: impl Into<PolicySelector>, extractor: impl KeyExtractor) -> Self {
@@ -229,8 +230,8 @@ impl<R> RateLimitLayer<R> {
     ///
     /// Nothing is remembered from one request to the next: where a look-up is slow, keep what it has found in a cache.
     ///
-    /// Policies of one name share their counts; those of one name and different rules must not be charged to one key by
-    /// one request, which is answered with a 500.
+    /// Policies of one name share their counts; two of one name that differ (rules, ban, failure policy or shadow) must
+    /// not be charged to one key by one request, which is answered with a 500.
     #[must_use]
     pub fn charge_async<F, C>(self, look_up: impl Fn(&Parts) -> F + Send + Sync + 'static) -> Self
     where
@@ -244,7 +245,7 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.charge_look_ups.push(Arc::new(look_up)))
     }
 
-    /// The selector, unless one of its policies has the name of another one and different rules.
+    /// The selector, unless one of its policies has the name of another one and differs.
     fn without_twin(&self, selector: PolicySelector) -> Result<PolicySelector, PolicyError> {
         let selectors = self.shared.plan.selectors();
         let others: Vec<Policy> = selectors.flat_map(PolicySelector::known).collect();

@@ -60,7 +60,7 @@ pub enum RequestOutcome {
     Local,
     /// It was rejected.
     Rejected,
-    /// No request waited for the answer: the caller of a peek, a settlement or a reset got the error.
+    /// No request waited for the answer: the caller of whatever is no check got the error.
     Failed,
 }
 
@@ -228,7 +228,7 @@ impl fmt::Debug for CallInfo<'_> {
 pub struct DecisionEvent<'a> {
     pub(crate) call: CallInfo<'a>,
     pub(crate) timing: Timing,
-    /// Gives access to the keys, and is therefore not shown.
+    /// Gives access to the keys: no method returns it.
     pub(crate) decision: &'a Decision,
 }
 

@@ -41,8 +41,8 @@ impl Account {
         self.policy.name() == policy.name() && self.key == *key
     }
 
-    /// Begins anew if what it knows is of a time so far ahead of this one, which is now, that nothing would be added:
-    /// the store's clock was ahead.
+    /// Begins anew if the account is so far ahead of `now_ms`, the store's time, that nothing would be added: the
+    /// store's clock was set back.
     pub(super) fn be_at(&mut self, policy: &Policy, now_ms: u64) {
         if self.latest_ms >= Span::at(policy, now_ms).release_ms() {
             let late = std::mem::take(&mut self.late);

@@ -31,9 +31,9 @@ pub(in crate::middleware) struct Plan {
     pub(in crate::middleware) limiter: Limiter,
     pub(in crate::middleware) limits: Vec<Limit<dyn KeyExtractor>>,
     pub(in crate::middleware) look_ups: Vec<Limit<dyn AsyncKeyExtractor>>,
-    /// Which of these two the limit that was added last is of.
+    /// Whether the limit that was added last is in `look_ups`.
     pub(in crate::middleware) newest_is_look_up: bool,
-    /// Of those, policy, key and cost are looked up.
+    /// Look-ups of policy, key and cost together.
     pub(in crate::middleware) charge_look_ups: Vec<Arc<LookUpCharges>>,
     pub(in crate::middleware) cost: Option<Arc<Cost>>,
     pub(in crate::middleware) access_lists: AccessLists,
