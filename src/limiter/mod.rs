@@ -15,17 +15,16 @@ mod wait_queue;
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
-pub use crate::failure::FailurePolicy;
 use crate::{
     block::{Block, BlockedBy, BlockedIdentity, Until},
     charge::Charge,
     check::Check,
     decision::{Decision, Usage},
     error::StoreError,
+    failure::FailurePolicy,
     key::Key,
     observe::{CallInfo, CallKind, Observer, RequestOutcome},
     policy::Policy,
-    settlement::Settlement,
     store::{MemoryStore, ScaledStore, Store, StoreFuture},
 };
 use breaker::Breaker;
@@ -204,15 +203,16 @@ impl Limiter {
     /// Answers whether to go on. A check that [makes no sense](crate::error::StoreErrorKind::InvalidRequest) is not
     /// admitted, whatever the failure policy.
     pub async fn try_acquire(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
-        match Check::new(charges) {
-            Ok(check) => {
-                let resolution = self.decide(check).await;
-                if let Resolution::Decided(decision) = &resolution {
-                    self.count_strikes(decision);
-                }
-                resolution.passes()
+        let Ok(check) = Check::new(charges) else {
+            return false;
+        };
+        match self.decide(check).await {
+            Resolution::Decided(decision) => {
+                self.count_strikes(&decision);
+                decision.is_allowed()
             }
-            Err(_) => false,
+            Resolution::Open(_) => true,
+            Resolution::Closed(_) => false,
         }
     }
 
@@ -261,25 +261,6 @@ impl Limiter {
         let check = Check::new(charges)?.without_cost();
         let resolution = self.decide_as(CallKind::Peek, check).await;
         Ok(resolution.into_result()?.usage().clone())
-    }
-
-    /// Gives each charge of an admitted check its final cost: what the work turned out to cost, or 0 to take it back.
-    ///
-    /// The difference is added to or taken from the step that was charged, if that still counts: even above the limit,
-    /// never below zero. A check that is not settled keeps its cost. `costs` are in the order of [`Usage::policies`].
-    /// What [shadows](Usage::shadow) charged is settled apart, by their own usage.
-    ///
-    /// # Errors
-    ///
-    /// When the store could not answer within the timeout; the settlement may have been done, and cannot be tried
-    /// again. [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or has been
-    /// settled, or when the number of costs is wrong.
-    pub async fn settle(
-        &self,
-        usage: &Usage,
-        costs: impl IntoIterator<Item = u64>,
-    ) -> Result<Usage, StoreError> {
-        self.settle_one(Settlement::new(usage, costs)?).await
     }
 
     /// Forgets everything that was charged to `key` under `policy`.

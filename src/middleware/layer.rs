@@ -12,8 +12,9 @@ use crate::{
     charge::Charge,
     error::PolicyError,
     extract::{AsyncKeyExtractor, ChargesFuture, IntoCharges, KeyExtractor},
+    failure::FailurePolicy,
     key::Key,
-    limiter::{FailurePolicy, Limiter},
+    limiter::Limiter,
     observe::Observer,
     policy::Policy,
 };

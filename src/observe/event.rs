@@ -353,15 +353,11 @@ impl<'a> ErrorEvent<'a> {
 /// The breaker in front of the store has opened or closed.
 #[derive(Clone, Copy, Debug)]
 pub struct BreakerEvent<'a> {
-    error: Option<&'a StoreError>,
+    /// What opened it; `None` when it has closed.
+    pub(crate) error: Option<&'a StoreError>,
 }
 
 impl<'a> BreakerEvent<'a> {
-    /// Opened by this error, or closed.
-    pub(crate) const fn new(error: Option<&'a StoreError>) -> Self {
-        Self { error }
-    }
-
     /// Whether it is open now: the store is not called any more, except for probes.
     #[must_use]
     pub const fn is_open(&self) -> bool {

@@ -123,13 +123,15 @@ impl Account {
         if self.latest_ms >= span.release_ms() {
             return;
         }
-        if !self.late.iter().any(|it| it.span == span) {
-            let empty = self.contribution(Unsent::default());
-            self.push_late(Contribution { span, ..empty });
-        }
-        let Some(late) = self.late.iter_mut().find(|it| it.span == span) else {
-            return;
+        let place = match self.late.iter().position(|it| it.span == span) {
+            Some(place) => place,
+            None => {
+                let empty = self.contribution(Unsent::default());
+                self.push_late(Contribution { span, ..empty });
+                self.late.len() - 1
+            }
         };
+        let late = &mut self.late[place];
         late.total = late.total.saturating_add(units);
         let known = late.units.iter_mut().find(|(key, _)| *key == *label.key);
         if let Some((_, sum)) = known {
