@@ -6,7 +6,7 @@ use super::{
     Decisions, HeaderStyle, MakeRejection, Rejection,
     decide::Plan,
     response::{self, Headers, Told},
-    settle::{Settle, Settling},
+    settle::Settle,
 };
 use crate::{decision::Decision, jitter, limiter::Limiter};
 
@@ -64,16 +64,6 @@ impl<R> Shared<R> {
         let admitted = Decisions::within(outer, decision, self.decisions_in_response);
         extensions.insert(admitted.clone());
         admitted
-    }
-
-    /// The settlement that a response requires; `None` when it costs what was charged.
-    pub(super) fn settling<B>(
-        &self,
-        response: &mut Response<B>,
-        decision: &Decision,
-    ) -> Option<Settling> {
-        self.settle
-            .of_response(&self.plan.limiter, response, decision)
     }
 
     /// There will be no response to a request that was admitted.

@@ -193,7 +193,10 @@ impl Plan {
         let selector = &limit.selector;
         let mut keys = match found {
             Ok(keys) => keys,
-            Err(error) => return self.fail_without_keys(draft, selector, head, error.into()),
+            Err(error) => {
+                let rejection = Rejection::MissingKey(error);
+                return self.fail_without_keys(draft, selector, head, rejection);
+            }
         };
         if let Err(rejection) = self.access_lists.filter(&mut keys) {
             return self.fail_without_keys(draft, selector, head, rejection);
@@ -204,7 +207,9 @@ impl Plan {
         let (policy, weight) = match selector.choose(head, &mut draft.read) {
             Ok(Some(choice)) => choice,
             Ok(None) => return Ok(()),
-            Err(error) => return self.fail_without_policy(selector, error.into()),
+            Err(error) => {
+                return self.fail_without_policy(selector, Rejection::MissingKey(error));
+            }
         };
         let policy = if self.shadow {
             Cow::Owned(policy.into_owned().shadow())
@@ -228,21 +233,21 @@ impl Plan {
     ) -> Result<(), Rejection> {
         let charges = match found {
             Ok(charges) => charges,
-            Err(error) => return self.fail(None, error.into()),
+            Err(error) => return self.fail(None, Rejection::MissingKey(error)),
         };
         for charge in charges {
-            let policy = charge.policy();
             match self.access_lists.charges(charge.key()) {
                 Ok(true) => {}
                 Ok(false) => continue,
-                Err(rejection) => return self.fail(Some(policy), rejection),
+                Err(rejection) => return self.fail(Some(charge.policy()), rejection),
             }
-            let policy = if self.shadow {
-                policy.clone().shadow()
+            let charge = if self.shadow {
+                charge.with_policy(&charge.policy().clone().shadow())
             } else {
-                policy.clone()
+                charge
             };
-            self.add(draft, &policy, charge.with_policy(&policy))?;
+            let policy = charge.policy().clone();
+            self.add(draft, &policy, charge)?;
         }
         Ok(())
     }
@@ -268,7 +273,7 @@ impl Plan {
             // The limit does not apply, and lacks no key; a deny list applies all the same.
             Ok(None) if matches!(rejection, Rejection::MissingKey(_)) => Ok(()),
             Err(error) if error.kind() == ExtractErrorKind::Misconfigured => {
-                self.fail_without_policy(selector, error.into())
+                self.fail_without_policy(selector, Rejection::MissingKey(error))
             }
             Ok(None) | Err(_) => self.fail_without_policy(selector, rejection),
         }

@@ -58,12 +58,6 @@ impl Rejection {
     }
 }
 
-impl From<ExtractError> for Rejection {
-    fn from(error: ExtractError) -> Self {
-        Self::MissingKey(error)
-    }
-}
-
 /// Makes the response to a request that is not passed on, in the body type of the inner service.
 ///
 /// Implemented by closures `Fn(&Rejection, &Parts) -> Response<B>`, [`ProblemJson`](super::ProblemJson) and
