@@ -270,14 +270,10 @@ impl Limiter {
     /// When the store could not answer within the timeout.
     pub async fn reset(&self, policy: &Policy, key: &Key) -> Result<(), StoreError> {
         let charges = [Charge::new(policy, key.clone(), 0)];
-        let info = || CallInfo::of(CallKind::Reset, &charges);
+        let info = CallInfo::of(CallKind::Reset, &charges);
         // Done at once; what it forgets may be little or nothing.
         drop(self.inner.local.reset(policy, key));
-        let Answer { result, timing } = self.call(info, |store| store.reset(policy, key)).await;
-        match &result {
-            Ok(()) => self.report_completion(info(), false, timing),
-            Err(error) => self.report_error(info(), error, RequestOutcome::Failed, timing),
-        }
+        let result = self.ask(info, |store| store.reset(policy, key)).await;
         // Also where it has failed: it may have been done.
         self.inner.queues.wake(policy, key);
         result
@@ -291,8 +287,9 @@ impl Limiter {
     /// When the store could not answer within the timeout, or keeps no blocks.
     pub async fn block(&self, key: &Key, until: impl Into<Until>) -> Result<Block, StoreError> {
         let until = until.into();
-        let begin = |store: &dyn Store| store.block(key, until, BlockedBy::Operator);
-        self.change_blocks(CallKind::Block, begin).await
+        let info = CallInfo::of(CallKind::Block, &[]);
+        self.ask(info, |store| store.block(key, until, BlockedBy::Operator))
+            .await
     }
 
     /// Ends all blocks of an identity, bans among them, and forgets its strikes.
@@ -302,8 +299,8 @@ impl Limiter {
     /// When the store could not answer within the timeout, or keeps no blocks.
     pub async fn unblock(&self, key: &Key) -> Result<(), StoreError> {
         self.inner.strikes.forget(key);
-        self.change_blocks(CallKind::Unblock, |store| store.unblock(key))
-            .await
+        let info = CallInfo::of(CallKind::Unblock, &[]);
+        self.ask(info, |store| store.unblock(key)).await
     }
 
     /// Lists who is blocked: at most so many, in no order.
@@ -318,16 +315,16 @@ impl Limiter {
         self.inner.store.blocks(most).await
     }
 
-    async fn change_blocks<T: StoreAnswer>(
+    /// Calls the store for something that no request waits for, and tells the observer how it has ended.
+    async fn ask<T: StoreAnswer>(
         &self,
-        kind: CallKind,
+        info: CallInfo<'_>,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
     ) -> Result<T, StoreError> {
-        let info = || CallInfo::of(kind, &[]);
-        let Answer { result, timing } = self.call(info, begin).await;
+        let Answer { result, timing } = self.call(|| info, begin).await;
         match &result {
-            Ok(_) => self.report_completion(info(), false, timing),
-            Err(error) => self.report_error(info(), error, RequestOutcome::Failed, timing),
+            Ok(_) => self.report_completion(info, false, timing),
+            Err(error) => self.report_error(info, error, RequestOutcome::Failed, timing),
         }
         result
     }
