@@ -424,7 +424,7 @@ impl<R> RateLimitLayer<R> {
     /// Sets which headers tell clients their quota. The default is [`HeaderStyle::DRAFT_11`].
     #[must_use]
     pub fn headers(self, style: HeaderStyle) -> Self {
-        self.change(|shared| shared.style = style)
+        self.change(|shared| shared.headers.style = style)
     }
 
     /// Puts the [`Decisions`](super::Decisions) into the extensions of every response, too: for an access log, or
@@ -525,7 +525,7 @@ impl<R> fmt::Debug for RateLimitLayer<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
             .field("plan", &self.shared.plan)
-            .field("headers", &self.shared.style)
+            .field("headers", &self.shared.headers.style)
             .finish_non_exhaustive()
     }
 }

@@ -6,7 +6,6 @@ use http::request::Parts;
 
 use super::{
     AccessLists, PolicySelector,
-    extract_failure::ExtractFailure,
     look_ups::{Found, LookUps},
     warnings::Warnings,
 };
@@ -287,22 +286,14 @@ impl Plan {
         rejection: Rejection,
     ) -> Result<(), Rejection> {
         let known = selector.known();
-        let failure = ExtractFailure {
-            plan: self,
-            policy: None,
-            shadow: !known.is_empty() && known.iter().all(Policy::is_shadow),
-        };
-        failure.resolve(rejection)
+        let shadow = !known.is_empty() && known.iter().all(Policy::is_shadow);
+        self.leave_out(None, shadow, rejection)
     }
 
     #[cold]
     fn fail(&self, policy: Option<&Policy>, rejection: Rejection) -> Result<(), Rejection> {
-        let failure = ExtractFailure {
-            plan: self,
-            policy,
-            shadow: policy.is_some_and(Policy::is_shadow),
-        };
-        failure.resolve(rejection)
+        let shadow = policy.is_some_and(Policy::is_shadow);
+        self.leave_out(policy, shadow, rejection)
     }
 }
 

@@ -93,11 +93,10 @@ pub struct EmptyBody;
 
 impl<B: Default> MakeRejection<B> for EmptyBody {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
-        let mut response = Response::new(B::default());
-        match grpc::answer(rejection, head) {
-            Some(headers) => *response.headers_mut() = headers,
-            None => *response.status_mut() = rejection.status(),
-        }
-        response
+        grpc::answer(rejection, head, B::default).unwrap_or_else(|| {
+            let mut response = Response::new(B::default());
+            *response.status_mut() = rejection.status();
+            response
+        })
     }
 }
