@@ -10,7 +10,7 @@
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "lowercase")
 )]
-// In this order: the strictest of several is the one that is declared last.
+// From the least strict to the strictest: the limiter compares them by this order.
 pub enum FailurePolicy {
     /// Let it pass, unlimited: the service stays up when the store does not.
     #[default]

@@ -54,7 +54,7 @@ impl Limiter {
         let policies = charges
             .iter()
             .map(|it| self.failure_policy_of(Some(it.policy())));
-        // They are declared in the order of their strictness.
+        // The strictest is declared last.
         let strictest = policies.max_by_key(|it| *it as u8);
         strictest.unwrap_or(self.inner.failure_policy)
     }

@@ -27,9 +27,8 @@ use crate::{
 /// [`charge_async`](crate::RateLimitLayer::charge_async).
 ///
 /// Counts belong to the policy's name. Tiers of different names are counted separately; policies of one name share
-/// their counts, so that a client that changes its tier keeps what it has used. Two policies of one name that
-/// differ (rules, ban, failure policy or shadow) must not be charged to one key by one request: that is answered with a
-/// 500.
+/// their counts, so that a client that changes its tier keeps what it has used. Two policies of one name that differ
+/// (rules, ban, failure policy or shadow) must not be charged to one key by one request: that is answered with a 500.
 ///
 /// ```
 /// use http::request::Parts;
