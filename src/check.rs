@@ -11,7 +11,7 @@ pub(crate) const MAX_CHARGES: usize = 64;
 
 /// One or more charges that are decided together, all or nothing; cheap to clone.
 ///
-/// Charges with the same policy and key become one, [by](Charge::by) whom the first of them is.
+/// Charges with the same policy and key are added up; the [label](Charge::by) of the first is kept.
 ///
 /// Charges under a [shadow](Policy::shadow) are kept apart from those that count: they are decided after them, only if
 /// the check is allowed, and all or nothing among themselves.
@@ -241,7 +241,7 @@ impl CheckBuilder {
         if let Some(twin) = check.all.iter_mut().find(|it| it.is_twin_of(&charge)) {
             if !twin.policy().is_same(charge.policy()) {
                 return Err(StoreError::invalid_request(
-                    "a check names two policies with one name and different rules",
+                    "a check names two policies of one name that differ",
                 ));
             }
             *twin = twin.with_cost(twin.cost() + charge.cost());

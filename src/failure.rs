@@ -10,6 +10,7 @@
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "lowercase")
 )]
+// From the least strict to the strictest: the limiter compares them by this order.
 pub enum FailurePolicy {
     /// Let it pass, unlimited: the service stays up when the store does not.
     #[default]
@@ -29,15 +30,6 @@ impl FailurePolicy {
             Self::Open => "open",
             Self::Local => "local",
             Self::Closed => "closed",
-        }
-    }
-
-    pub(crate) fn or_stricter(self, other: Self) -> Self {
-        // They are declared in this order.
-        if other as u8 > self as u8 {
-            other
-        } else {
-            self
         }
     }
 }

@@ -308,7 +308,7 @@ impl fmt::Display for PolicyError {
                 policies: [first, second],
             } => write!(
                 f,
-                "two policies of one layer have the same name and different rules: {first:?}, {second:?}"
+                "two policies of one layer have the same name and differ: {first:?}, {second:?}"
             ),
             Self::Missing { policy } => write!(f, "policy `{policy}` is missing"),
             Self::SameWindow {

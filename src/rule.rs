@@ -321,6 +321,11 @@ pub(crate) const fn millis(duration: Duration) -> u64 {
     duration.as_secs().saturating_mul(1_000).saturating_add(ms)
 }
 
+/// Whole microseconds of a duration, at most `u64::MAX`.
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
 fn is_whole_ms(duration: Duration) -> bool {
     duration.subsec_nanos().is_multiple_of(1_000_000)
 }

@@ -28,6 +28,8 @@ use std::{
     time::Duration,
 };
 
+use crate::rule::micros;
+
 /// In the year 6429; the script stores times of up to 2^48 ms, and windows end later than now.
 const LATEST_MS: u64 = 1 << 47;
 
@@ -56,8 +58,8 @@ impl TestClock {
 
     /// Moves the time forward, to the microsecond.
     pub fn advance(&self, by: Duration) {
-        let by_us = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
-        let now_us = self.now_us.load(Ordering::SeqCst).saturating_add(by_us);
+        let now_us = self.now_us.load(Ordering::SeqCst);
+        let now_us = now_us.saturating_add(micros(by));
         self.now_us
             .store(now_us.min(LATEST_MS * 1_000), Ordering::SeqCst);
     }

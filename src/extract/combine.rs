@@ -115,22 +115,18 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
 fn both(first: &Key, second: &Key) -> Key {
     let mut value = Vec::new();
     for part in [first, second] {
-        write_part(&mut value, part);
+        // Lengths come before texts, so that two different pairs never have the same value.
+        let secrecy = if part.is_secret() { '@' } else { ':' };
+        let (kind, text) = (part.kind(), part.value());
+        let front = format!("{}:{kind}{secrecy}{}:", kind.len(), text.len());
+        value.extend_from_slice(front.as_bytes());
+        value.extend_from_slice(text);
     }
     if first.is_secret() || second.is_secret() {
         Key::secret("both", value)
     } else {
         Key::new("both", value)
     }
-}
-
-/// Lengths come before texts, so that two different pairs never have the same value.
-fn write_part(value: &mut Vec<u8>, part: &Key) {
-    let secrecy = if part.is_secret() { '@' } else { ':' };
-    let (kind, text) = (part.kind(), part.value());
-    let front = format!("{}:{kind}{secrecy}{}:", kind.len(), text.len());
-    value.extend_from_slice(front.as_bytes());
-    value.extend_from_slice(text);
 }
 
 /// An extractor for some requests only. Made by [`KeyExtractor::only_when`].

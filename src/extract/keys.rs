@@ -1,7 +1,4 @@
-use crate::{error::ExtractError, key::Key};
-
-/// One more than a check may charge, so that too many keys are an error and not silently dropped.
-const MAX_KEPT: usize = 65;
+use crate::{check::MAX_CHARGES, error::ExtractError, key::Key};
 
 /// The keys of one request: none (this limit does not apply), one, or several.
 ///
@@ -46,7 +43,8 @@ impl From<Key> for Keys {
 
 impl FromIterator<Key> for Keys {
     fn from_iter<I: IntoIterator<Item = Key>>(keys: I) -> Self {
-        let mut keys = keys.into_iter().take(MAX_KEPT);
+        // One too many is kept, so that it is an error and not silently dropped.
+        let mut keys = keys.into_iter().take(MAX_CHARGES + 1);
         Self {
             first: keys.next(),
             others: keys.collect(),

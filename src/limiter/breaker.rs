@@ -29,6 +29,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     jitter,
     observe::{BreakerEvent, Observer},
+    rule::micros,
     warning,
 };
 
@@ -128,7 +129,7 @@ impl Breaker {
         {
             warning::breaker_closed();
             if let Some(observer) = told {
-                observer.on_breaker(&BreakerEvent::new(None));
+                observer.on_breaker(&BreakerEvent { error: None });
             }
         }
     }
@@ -146,7 +147,8 @@ impl Breaker {
         if self.switch(switches, observer.clone()).is_some() {
             warning::breaker_opened(error);
             if let Some(observer) = observer {
-                observer.on_breaker(&BreakerEvent::new(Some(error)));
+                let error = Some(error);
+                observer.on_breaker(&BreakerEvent { error });
             }
         }
     }
@@ -195,10 +197,6 @@ const fn is_open(switches: u32) -> bool {
 const fn is_failure(kind: StoreErrorKind) -> bool {
     use StoreErrorKind::{AccessDenied, Timeout, Unavailable};
     matches!(kind, Timeout | Unavailable | AccessDenied)
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ impl Limiter {
         let start = self.start();
         let observer = self.inner.observer.as_ref();
         let mut scope = observer.and_then(|it| it.on_call(&info()));
-        let mut answer = within(&mut scope, begin);
+        let mut answer = in_scope(&mut scope, begin);
         match answer.known() {
             Some(result) => {
                 let timing = self.note(&result, permit, start);
@@ -136,7 +136,7 @@ impl<T: StoreAnswer> Future for Call<T> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
         let this = self.project();
         let answer = this.answer;
-        let result = match within(this.scope, || Pin::new(&mut *answer).poll(cx)) {
+        let result = match in_scope(this.scope, || Pin::new(&mut *answer).poll(cx)) {
             Poll::Ready(result) => result,
             Poll::Pending if this.timeout.poll(cx).is_ready() => {
                 Err(timed_out().in_call(answer.call()))
@@ -150,7 +150,7 @@ impl<T: StoreAnswer> Future for Call<T> {
 }
 
 /// Runs `run` within the scope; after it, if the scope has not run it.
-fn within<T>(scope: &mut Option<Box<dyn PollScope>>, run: impl FnOnce() -> T) -> T {
+fn in_scope<T>(scope: &mut Option<Box<dyn PollScope>>, run: impl FnOnce() -> T) -> T {
     let Some(scope) = scope else {
         return run();
     };

@@ -21,15 +21,6 @@ pub(crate) enum Resolution {
 }
 
 impl Resolution {
-    /// Whether the request passes.
-    pub(super) const fn passes(&self) -> bool {
-        match self {
-            Self::Decided(decision) => decision.is_allowed(),
-            Self::Open(_) => true,
-            Self::Closed(_) => false,
-        }
-    }
-
     /// The decision; an error where the failure policy is for the caller to follow.
     pub(super) fn into_result(self) -> Result<Decision, StoreError> {
         match self {

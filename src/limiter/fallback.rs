@@ -1,10 +1,11 @@
 //! What a limiter does when the store cannot decide: it follows the failure policy.
 
-use super::{FailurePolicy, Limiter, Resolution};
+use super::{Limiter, Resolution};
 use crate::{
     check::Check,
     decision::Decision,
     error::{StoreError, StoreErrorKind},
+    failure::FailurePolicy,
     observe::{CallInfo, CallKind, RequestOutcome, Timing},
     policy::Policy,
 };
@@ -19,13 +20,13 @@ impl Limiter {
         error: &StoreError,
         timing: Option<Timing>,
     ) -> Resolution {
-        let resolution = self.fallback(check, error.clone());
+        let resolution = self.by_failure_policy(check, error.clone());
         let outcome = outcome(kind, &resolution);
         self.report_error(CallInfo::new(kind, check), error, outcome, timing);
         resolution
     }
 
-    fn fallback(&self, check: &Check, error: StoreError) -> Resolution {
+    fn by_failure_policy(&self, check: &Check, error: StoreError) -> Resolution {
         // A mistake of the caller is no failure of the store.
         if error.kind() == StoreErrorKind::InvalidRequest {
             return Resolution::Closed(error);
@@ -52,7 +53,8 @@ impl Limiter {
         let policies = charges
             .iter()
             .map(|it| self.failure_policy_of(Some(it.policy())));
-        let strictest = policies.reduce(FailurePolicy::or_stricter);
+        // The strictest is declared last.
+        let strictest = policies.max_by_key(|it| *it as u8);
         strictest.unwrap_or(self.inner.failure_policy)
     }
 

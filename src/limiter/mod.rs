@@ -15,17 +15,16 @@ mod wait_queue;
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
-pub use crate::failure::FailurePolicy;
 use crate::{
     block::{Block, BlockedBy, BlockedIdentity, Until},
     charge::Charge,
     check::Check,
     decision::{Decision, Usage},
     error::StoreError,
+    failure::FailurePolicy,
     key::Key,
     observe::{CallInfo, CallKind, Observer, RequestOutcome},
     policy::Policy,
-    settlement::Settlement,
     store::{MemoryStore, ScaledStore, Store, StoreFuture},
 };
 use breaker::Breaker;
@@ -45,7 +44,7 @@ const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
 ///
 /// A store that has to be waited for, as Redis has, needs a tokio runtime whose timers are enabled, for the timeout;
 /// outside of one its futures panic. A `MemoryStore` answers at once and needs none, but to wait in
-/// [`acquire`](Limiter::acquire) and to count contributors.
+/// [`acquire`](Limiter::acquire), to count contributors, and to count the strikes of a [ban](Policy::ban).
 #[derive(Clone)]
 pub struct Limiter {
     inner: Arc<Inner>,
@@ -204,15 +203,16 @@ impl Limiter {
     /// Answers whether to go on. A check that [makes no sense](crate::error::StoreErrorKind::InvalidRequest) is not
     /// admitted, whatever the failure policy.
     pub async fn try_acquire(&self, charges: impl IntoIterator<Item = Charge>) -> bool {
-        match Check::new(charges) {
-            Ok(check) => {
-                let resolution = self.decide(check).await;
-                if let Resolution::Decided(decision) = &resolution {
-                    self.count_strikes(decision);
-                }
-                resolution.passes()
+        let Ok(check) = Check::new(charges) else {
+            return false;
+        };
+        match self.decide(check).await {
+            Resolution::Decided(decision) => {
+                self.count_strikes(&decision);
+                decision.is_allowed()
             }
-            Err(_) => false,
+            Resolution::Open(_) => true,
+            Resolution::Closed(_) => false,
         }
     }
 
@@ -263,25 +263,6 @@ impl Limiter {
         Ok(resolution.into_result()?.usage().clone())
     }
 
-    /// Gives each charge of an admitted check its final cost: what the work turned out to cost, or 0 to take it back.
-    ///
-    /// The difference is added to or taken from the step that was charged, if that still counts: even above the limit,
-    /// never below zero. A check that is not settled keeps its cost. `costs` are in the order of [`Usage::policies`].
-    /// What [shadows](Usage::shadow) charged is settled apart, by their own usage.
-    ///
-    /// # Errors
-    ///
-    /// When the store could not answer within the timeout; the settlement may have been done, and cannot be tried
-    /// again. [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or has been
-    /// settled, or when the number of costs is wrong.
-    pub async fn settle(
-        &self,
-        usage: &Usage,
-        costs: impl IntoIterator<Item = u64>,
-    ) -> Result<Usage, StoreError> {
-        self.settle_one(Settlement::new(usage, costs)?).await
-    }
-
     /// Forgets everything that was charged to `key` under `policy`.
     ///
     /// # Errors
@@ -289,14 +270,10 @@ impl Limiter {
     /// When the store could not answer within the timeout.
     pub async fn reset(&self, policy: &Policy, key: &Key) -> Result<(), StoreError> {
         let charges = [Charge::new(policy, key.clone(), 0)];
-        let info = || CallInfo::of(CallKind::Reset, &charges);
+        let info = CallInfo::of(CallKind::Reset, &charges);
         // Done at once; what it forgets may be little or nothing.
         drop(self.inner.local.store.reset(policy, key));
-        let Answer { result, timing } = self.call(info, |store| store.reset(policy, key)).await;
-        match &result {
-            Ok(()) => self.report_completion(info(), false, timing),
-            Err(error) => self.report_error(info(), error, RequestOutcome::Failed, timing),
-        }
+        let result = self.ask(info, |store| store.reset(policy, key)).await;
         // Also where it has failed: it may have been done.
         self.inner.queues.wake(policy, key);
         result
@@ -310,8 +287,9 @@ impl Limiter {
     /// When the store could not answer within the timeout, or keeps no blocks.
     pub async fn block(&self, key: &Key, until: impl Into<Until>) -> Result<Block, StoreError> {
         let until = until.into();
-        let begin = |store: &dyn Store| store.block(key, until, BlockedBy::Operator);
-        self.change_blocks(CallKind::Block, begin).await
+        let info = CallInfo::of(CallKind::Block, &[]);
+        self.ask(info, |store| store.block(key, until, BlockedBy::Operator))
+            .await
     }
 
     /// Ends all blocks of an identity, bans among them, and forgets its strikes.
@@ -321,8 +299,8 @@ impl Limiter {
     /// When the store could not answer within the timeout, or keeps no blocks.
     pub async fn unblock(&self, key: &Key) -> Result<(), StoreError> {
         self.inner.strikes.forget(key);
-        self.change_blocks(CallKind::Unblock, |store| store.unblock(key))
-            .await
+        let info = CallInfo::of(CallKind::Unblock, &[]);
+        self.ask(info, |store| store.unblock(key)).await
     }
 
     /// Lists who is blocked: at most so many, in no order.
@@ -337,16 +315,16 @@ impl Limiter {
         self.inner.store.blocks(most).await
     }
 
-    async fn change_blocks<T: StoreAnswer>(
+    /// Calls the store for something that no request waits for, and tells the observer how it has ended.
+    async fn ask<T: StoreAnswer>(
         &self,
-        kind: CallKind,
+        info: CallInfo<'_>,
         begin: impl FnOnce(&dyn Store) -> StoreFuture<T>,
     ) -> Result<T, StoreError> {
-        let info = || CallInfo::of(kind, &[]);
-        let Answer { result, timing } = self.call(info, begin).await;
+        let Answer { result, timing } = self.call(|| info, begin).await;
         match &result {
-            Ok(_) => self.report_completion(info(), false, timing),
-            Err(error) => self.report_error(info(), error, RequestOutcome::Failed, timing),
+            Ok(_) => self.report_completion(info, false, timing),
+            Err(error) => self.report_error(info, error, RequestOutcome::Failed, timing),
         }
         result
     }

@@ -22,11 +22,10 @@ impl Limiter {
         check: &Check,
         timing: Option<Timing>,
     ) {
-        let Some((observer, timing)) = self.observed(timing).filter(|_| !check.is_empty()) else {
+        let Some((observer, timing)) = self.observed(timing) else {
             return;
         };
         let call = CallInfo::new(kind, check);
-        let is_repeated = decision.usage().is_repeated();
         if kind != CallKind::Check {
             let local = decision.usage().is_local();
             return self.report_completion(call, local, Some(timing));
@@ -34,6 +33,7 @@ impl Limiter {
         if let Decision::Blocked(blocked) = decision {
             let (policy, source) = (None, blocked.block().by().into());
             observer.on_blocked(&BlockEvent { policy, source });
+            let is_repeated = decision.usage().is_repeated();
             return self.report_completion(call, is_repeated, Some(timing));
         }
         let counting = !check.charges().is_empty();

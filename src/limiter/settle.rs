@@ -14,7 +14,23 @@ use crate::{
 type Settled = Vec<Result<Usage, StoreError>>;
 
 impl Limiter {
-    pub(super) async fn settle_one(&self, settlement: Settlement) -> Result<Usage, StoreError> {
+    /// Gives each charge of an admitted check its final cost: what the work turned out to cost, or 0 to take it back.
+    ///
+    /// The difference is added to or taken from the step that was charged, if that still counts: even above the limit,
+    /// never below zero. A check that is not settled keeps its cost. `costs` are in the order of [`Usage::policies`].
+    /// What [shadows](Usage::shadow) charged is settled apart, by their own usage.
+    ///
+    /// # Errors
+    ///
+    /// When the store could not answer within the timeout; the settlement may have been done, and cannot be tried
+    /// again. [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or has been
+    /// settled, or when the number of costs is wrong.
+    pub async fn settle(
+        &self,
+        usage: &Usage,
+        costs: impl IntoIterator<Item = u64>,
+    ) -> Result<Usage, StoreError> {
+        let settlement = Settlement::new(usage, costs)?;
         let settled = self.settle_all(vec![settlement]).await.pop();
         settled.unwrap_or_else(|| Err(no_settlement()))
     }

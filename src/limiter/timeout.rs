@@ -14,9 +14,9 @@ use tokio::{
 };
 
 pin_project! {
-    /// Ends so long after it was first polled.
+    /// A timer that starts when it is first polled.
     ///
-    /// The timer is made then, and not before: what is known at once costs none, and needs no runtime.
+    /// It is made then, and not before: what is known at once costs none, and needs no runtime.
     pub(crate) struct LazySleep {
         duration: Duration,
         #[pin]

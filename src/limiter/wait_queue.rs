@@ -111,18 +111,21 @@ impl Limiter {
                     return denial.resolve(self, check).await;
                 }
                 Some(denial) => denial,
-                None => match queue.ask(self, check).await {
-                    (Resolution::Decided(Decision::Denied(denial)), given_back)
-                        if denial.retry_after().is_some() =>
-                    {
-                        let last = queue.remember(check, &denial, given_back);
-                        if last.until > deadline && !queue.was_given_since(given_back) {
-                            return Resolution::Decided(Decision::Denied(denial));
+                None => {
+                    let given_back = queue.given_back.load(Relaxed); // before the store is asked
+                    match self.decide(check.clone()).await {
+                        Resolution::Decided(Decision::Denied(denial))
+                            if denial.retry_after().is_some() =>
+                        {
+                            let last = queue.remember(check, &denial, given_back);
+                            if last.until > deadline && !queue.was_given_since(given_back) {
+                                return Resolution::Decided(Decision::Denied(denial));
+                            }
+                            last
                         }
-                        last
+                        resolution => return resolution,
                     }
-                    (resolution, _) => return resolution,
-                },
+                }
             };
             let _ = timeout_at(denial.until.min(denial.at + RECHECK), room).await;
             room = queue.room.notified();
@@ -155,21 +158,6 @@ impl WaitQueues {
         }
     }
 
-    fn leave(&self, queue: &Arc<WaitQueue>) {
-        let mut by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.tickets.fetch_sub(1, Relaxed) > 1 {
-            return;
-        }
-        for charge in queue.check.charges() {
-            if let Some(queues) = by_key.get_mut(charge.key()) {
-                queues.retain(|it| !Arc::ptr_eq(it, queue));
-                if queues.is_empty() {
-                    by_key.remove(charge.key());
-                }
-            }
-        }
-    }
-
     /// Lets those ask again who wait for a key that something was given back to, under a policy of this name.
     pub(super) fn wake(&self, policy: &Policy, key: &Key) {
         let by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
@@ -198,7 +186,19 @@ impl WaitQueues {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        self.queues.leave(&self.queue);
+        let Self { queues, queue } = self;
+        let mut by_key = queues.by_key.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.tickets.fetch_sub(1, Relaxed) > 1 {
+            return;
+        }
+        for charge in queue.check.charges() {
+            if let Some(queues) = by_key.get_mut(charge.key()) {
+                queues.retain(|it| !Arc::ptr_eq(it, queue));
+                if queues.is_empty() {
+                    by_key.remove(charge.key());
+                }
+            }
+        }
     }
 }
 
@@ -225,12 +225,6 @@ impl WaitQueue {
         let holds =
             last.until > Instant::now() && last.compares(check, |last, asked| last <= asked);
         holds.then(|| last.clone())
-    }
-
-    /// Asks the store; answers also how often something had been given back before.
-    async fn ask(&self, limiter: &Limiter, check: &Check) -> (Resolution, usize) {
-        let given_back = self.given_back.load(Relaxed);
-        (limiter.decide(check.clone()).await, given_back)
     }
 
     fn was_given_since(&self, given_back: usize) -> bool {

@@ -134,13 +134,13 @@ where
         loop {
             let next = match this.state.as_mut().project() {
                 StateProj::Deciding { undecided } => {
-                    let Some(waiting) = undecided else {
+                    let Some(mut waiting) = undecided.take() else {
                         panic!("polled after completion");
                     };
-                    let Undecided { step, head, .. } = &mut **waiting;
-                    let admission = ready!(step.poll(&this.shared.plan, head, cx));
-                    let Some(waiting) = undecided.take() else {
-                        panic!("polled after completion");
+                    let Undecided { step, head, .. } = &mut *waiting;
+                    let Poll::Ready(admission) = step.poll(&this.shared.plan, head, cx) else {
+                        *undecided = Some(waiting);
+                        return Poll::Pending;
                     };
                     let Undecided {
                         mut service,
@@ -167,8 +167,12 @@ where
                     let shared = &this.shared;
                     let unanswered = |_: &_| shared.unanswered(admitted.innermost());
                     let mut response = response.inspect_err(unanswered)?;
-                    let Some(settling) = shared.settling(&mut response, admitted.innermost())
-                    else {
+                    let settling = shared.settle.of_response(
+                        &shared.plan.limiter,
+                        &mut response,
+                        admitted.innermost(),
+                    );
+                    let Some(settling) = settling else {
                         shared.complete(&mut response, &admitted, None);
                         return Poll::Ready(Ok(response));
                     };
@@ -182,8 +186,19 @@ where
                     }
                 }
                 StateProj::Settling { unsettled } => {
-                    let settled = ready!(Unsettled::poll(unsettled, cx));
-                    let (mut response, admitted, settled) = settled;
+                    let Some(mut waiting) = unsettled.take() else {
+                        panic!("polled after completion");
+                    };
+                    let Poll::Ready(left) = waiting.settling.as_mut().poll(cx) else {
+                        *unsettled = Some(waiting);
+                        return Poll::Pending;
+                    };
+                    let Unsettled {
+                        mut response,
+                        admitted,
+                        ..
+                    } = *waiting;
+                    let settled = left.map(Decision::Allowed);
                     this.shared.complete(&mut response, &admitted, settled);
                     return Poll::Ready(Ok(response));
                 }

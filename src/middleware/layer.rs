@@ -12,8 +12,9 @@ use crate::{
     charge::Charge,
     error::PolicyError,
     extract::{AsyncKeyExtractor, ChargesFuture, IntoCharges, KeyExtractor},
+    failure::FailurePolicy,
     key::Key,
-    limiter::{FailurePolicy, Limiter},
+    limiter::Limiter,
     observe::Observer,
     policy::Policy,
 };
@@ -46,8 +47,9 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Panics
     ///
-    /// When another limit of this layer has a policy of the same name and other rules: they would share counts. For
-    /// policies that are not known before the service runs, use [`try_limit`](Self::try_limit).
+    /// When another limit of this layer has a policy of the same name that differs (rules, ban, failure policy or
+    /// shadow): they would share counts. For policies that are not known before the service runs, use
+    /// [`try_limit`](Self::try_limit).
     #[must_use]
     #[track_caller]
     pub fn limit(self, policy: impl Into<PolicySelector>, extractor: impl KeyExtractor) -> Self {
@@ -229,8 +231,8 @@ impl<R> RateLimitLayer<R> {
     ///
     /// Nothing is remembered from one request to the next: where a look-up is slow, keep what it has found in a cache.
     ///
-    /// Policies of one name share their counts; those of one name and different rules must not be charged to one key by
-    /// one request, which is answered with a 500.
+    /// Policies of one name share their counts; two of one name that differ (rules, ban, failure policy or shadow) must
+    /// not be charged to one key by one request, which is answered with a 500.
     #[must_use]
     pub fn charge_async<F, C>(self, look_up: impl Fn(&Parts) -> F + Send + Sync + 'static) -> Self
     where
@@ -244,7 +246,7 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.charge_look_ups.push(Arc::new(look_up)))
     }
 
-    /// The selector, unless one of its policies has the name of another one and different rules.
+    /// The selector, unless one of its policies has the name of another one and differs.
     fn without_twin(&self, selector: PolicySelector) -> Result<PolicySelector, PolicyError> {
         let selectors = self.shared.plan.selectors();
         let others: Vec<Policy> = selectors.flat_map(PolicySelector::known).collect();
@@ -422,7 +424,7 @@ impl<R> RateLimitLayer<R> {
     /// Sets which headers tell clients their quota. The default is [`HeaderStyle::DRAFT_11`].
     #[must_use]
     pub fn headers(self, style: HeaderStyle) -> Self {
-        self.change(|shared| shared.style = style)
+        self.change(|shared| shared.headers.style = style)
     }
 
     /// Puts the [`Decisions`](super::Decisions) into the extensions of every response, too: for an access log, or
@@ -523,7 +525,7 @@ impl<R> fmt::Debug for RateLimitLayer<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
             .field("plan", &self.shared.plan)
-            .field("headers", &self.shared.style)
+            .field("headers", &self.shared.headers.style)
             .finish_non_exhaustive()
     }
 }

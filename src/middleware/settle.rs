@@ -1,16 +1,7 @@
-use std::{
-    borrow::Cow,
-    mem,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    task::{Context, Poll},
-};
+use std::{borrow::Cow, mem, pin::Pin, sync::Arc};
 
 use http::{Response, response::Parts};
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::Semaphore};
 
 use super::Decisions;
 use crate::{
@@ -107,11 +98,22 @@ type CostOf = dyn Fn(&Parts, &Charge) -> u64 + Send + Sync;
 pub(super) type Settling = Pin<Box<dyn Future<Output = Option<Usage>> + Send>>;
 
 /// What requests that were admitted finally cost.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Settle {
     pub(super) cost_of: Option<Arc<CostOf>>,
     pub(super) refunds_unanswered: bool,
-    in_background: Arc<AtomicUsize>,
+    /// The places for settlements in the background.
+    in_background: Arc<Semaphore>,
+}
+
+impl Default for Settle {
+    fn default() -> Self {
+        Self {
+            cost_of: None,
+            refunds_unanswered: false,
+            in_background: Arc::new(Semaphore::new(MAX_IN_BACKGROUND)),
+        }
+    }
 }
 
 /// A response that waits for its settlement.
@@ -119,27 +121,6 @@ pub(super) struct Unsettled<T> {
     pub(super) settling: Settling,
     pub(super) response: T,
     pub(super) admitted: Decisions,
-}
-
-impl<T> Unsettled<T> {
-    /// The response, and what is left after the settlement, unless that has failed.
-    pub(super) fn poll(
-        this: &mut Option<Box<Self>>,
-        cx: &mut Context<'_>,
-    ) -> Poll<(T, Decisions, Option<Decision>)> {
-        let Some(mut it) = this.take() else {
-            panic!("polled after completion");
-        };
-        match it.settling.as_mut().poll(cx) {
-            Poll::Ready(settled) => {
-                Poll::Ready((it.response, it.admitted, settled.map(Decision::Allowed)))
-            }
-            Poll::Pending => {
-                *this = Some(it);
-                Poll::Pending
-            }
-        }
-    }
 }
 
 impl Settle {
@@ -171,8 +152,8 @@ impl Settle {
 
     /// Carries on with a settlement whose caller has gone; without a runtime, the charge stays.
     pub(super) fn in_background(&self, settling: Settling) {
-        let (Ok(runtime), Some(place)) = (Handle::try_current(), Place::take(&self.in_background))
-        else {
+        let place = Arc::clone(&self.in_background).try_acquire_owned();
+        let (Ok(runtime), Ok(place)) = (Handle::try_current(), place) else {
             return;
         };
         runtime.spawn(async move {
@@ -222,10 +203,10 @@ fn settlement(usage: &Usage, cost_of: impl Fn(&Charge) -> u64) -> Option<Settlem
     let charges = usage.check().charges();
     let costs: Vec<u64> = charges.iter().map(cost_of).collect();
     let mut both = charges.iter().zip(&costs);
-    let differs = both.any(|(charge, cost)| charge.cost() != *cost);
-    differs
-        .then(|| Settlement::new(usage, costs).ok())
-        .flatten()
+    if both.all(|(charge, cost)| charge.cost() == *cost) {
+        return None;
+    }
+    Settlement::new(usage, costs).ok()
 }
 
 /// Calls back with the head alone: the body's type has no value that could replace it meanwhile.
@@ -239,20 +220,4 @@ fn with_head<B, T>(response: &mut Response<B>, look: impl FnOnce(&Parts) -> T) -
     mem::swap(&mut head.headers, response.headers_mut());
     mem::swap(&mut head.extensions, response.extensions_mut());
     seen
-}
-
-/// One of the places for settlements in the background, free again when dropped.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(taken: &Arc<AtomicUsize>) -> Option<Self> {
-        let place = Self(taken.clone());
-        (taken.fetch_add(1, Ordering::Relaxed) < MAX_IN_BACKGROUND).then_some(place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }

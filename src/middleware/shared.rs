@@ -6,7 +6,7 @@ use super::{
     Decisions, HeaderStyle, MakeRejection, Rejection,
     decide::Plan,
     response::{self, Headers, Told},
-    settle::{Settle, Settling},
+    settle::Settle,
 };
 use crate::{decision::Decision, jitter, limiter::Limiter};
 
@@ -14,8 +14,6 @@ use crate::{decision::Decision, jitter, limiter::Limiter};
 pub(super) struct Shared<R> {
     pub(super) plan: Plan,
     pub(super) settle: Settle,
-    pub(super) style: HeaderStyle,
-    /// The style, prepared for the plan.
     pub(super) headers: Headers,
     pub(super) jitter: Duration,
     /// Whether all responses get the decisions, and not only rejections.
@@ -28,12 +26,11 @@ type ToldBy = (Told, Decisions);
 
 impl<R> Shared<R> {
     pub(super) fn new(limiter: Limiter, rejection: R) -> Self {
-        let (style, plan) = (HeaderStyle::default(), Plan::new(limiter));
+        let plan = Plan::new(limiter);
         Self {
-            headers: headers(style, &plan),
+            headers: headers(HeaderStyle::default(), &plan),
             plan,
             settle: Settle::default(),
-            style,
             jitter: Duration::ZERO,
             decisions_in_response: false,
             rejection: Arc::new(rejection),
@@ -45,7 +42,6 @@ impl<R> Shared<R> {
         Shared {
             plan: self.plan,
             settle: self.settle,
-            style: self.style,
             headers: self.headers,
             jitter: self.jitter,
             decisions_in_response: self.decisions_in_response,
@@ -55,7 +51,7 @@ impl<R> Shared<R> {
 
     /// Prepares all that can be known before the first request: axum makes new services for each connection.
     pub(super) fn prepare(&mut self) {
-        self.headers = headers(self.style, &self.plan);
+        self.headers = headers(self.headers.style, &self.plan);
     }
 
     /// Tells the handler of the decision.
@@ -64,16 +60,6 @@ impl<R> Shared<R> {
         let admitted = Decisions::within(outer, decision, self.decisions_in_response);
         extensions.insert(admitted.clone());
         admitted
-    }
-
-    /// The settlement that a response requires; `None` when it costs what was charged.
-    pub(super) fn settling<B>(
-        &self,
-        response: &mut Response<B>,
-        decision: &Decision,
-    ) -> Option<Settling> {
-        self.settle
-            .of_response(&self.plan.limiter, response, decision)
     }
 
     /// There will be no response to a request that was admitted.
@@ -186,7 +172,6 @@ impl<R> Clone for Shared<R> {
         Self {
             plan: self.plan.clone(),
             settle: self.settle.clone(),
-            style: self.style,
             headers: self.headers.clone(),
             jitter: self.jitter,
             decisions_in_response: self.decisions_in_response,

@@ -60,7 +60,7 @@ pub enum RequestOutcome {
     Local,
     /// It was rejected.
     Rejected,
-    /// No request waited for the answer: the caller of a peek, a settlement or a reset got the error.
+    /// No request waited for the answer: the caller of whatever is no check got the error.
     Failed,
 }
 
@@ -228,7 +228,7 @@ impl fmt::Debug for CallInfo<'_> {
 pub struct DecisionEvent<'a> {
     pub(crate) call: CallInfo<'a>,
     pub(crate) timing: Timing,
-    /// Gives access to the keys, and is therefore not shown.
+    /// Gives access to the keys: no method returns it.
     pub(crate) decision: &'a Decision,
 }
 
@@ -353,15 +353,11 @@ impl<'a> ErrorEvent<'a> {
 /// The breaker in front of the store has opened or closed.
 #[derive(Clone, Copy, Debug)]
 pub struct BreakerEvent<'a> {
-    error: Option<&'a StoreError>,
+    /// What opened it; `None` when it has closed.
+    pub(crate) error: Option<&'a StoreError>,
 }
 
 impl<'a> BreakerEvent<'a> {
-    /// Opened by this error, or closed.
-    pub(crate) const fn new(error: Option<&'a StoreError>) -> Self {
-        Self { error }
-    }
-
     /// Whether it is open now: the store is not called any more, except for probes.
     #[must_use]
     pub const fn is_open(&self) -> bool {

@@ -41,7 +41,7 @@
 //! |---|---|
 //! | a check was allowed or denied | [`on_decision`](Observer::on_decision) |
 //! | a call that decides nothing was answered, or a check of who is [blocked](crate::block) | [`on_completion`](Observer::on_completion) |
-//! | the store could not answer in time, or at all | [`on_error`](Observer::on_error) |
+//! | the store could not answer in time or at all, was not called, or a check could not be built | [`on_error`](Observer::on_error) |
 //! | the [breaker](crate::limiter#when-the-store-cannot-decide) has opened or closed | [`on_breaker`](Observer::on_breaker) |
 //! | a limit found no key in a request | [`on_missing_key`](Observer::on_missing_key) |
 //! | a request was rejected, since it, or one of its keys, was on a deny list or is [blocked](crate::block) | [`on_blocked`](Observer::on_blocked) |
@@ -50,7 +50,6 @@
 //! What [shadows](crate::Policy::shadow) decided is an event of its own, after that of the policies that count. A
 //! check that the memory of this process decides, since the store could not, causes two events: `on_error`, and then
 //! `on_decision`. A request whose client goes away before it is decided causes none.
-
 //!
 //! # Who was refused
 //!
@@ -118,7 +117,7 @@ pub trait Observer: Send + Sync + 'static {
         let _ = event;
     }
 
-    /// The store could not answer within the timeout.
+    /// The store could not answer within the timeout, was not called, or the check could not be built.
     fn on_error(&self, event: &ErrorEvent<'_>) {
         let _ = event;
     }

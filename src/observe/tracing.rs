@@ -1,6 +1,9 @@
-use std::sync::{
-    Mutex,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    error::Error,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use tokio::time::{Duration, Instant};
@@ -11,9 +14,9 @@ use super::{
     Observer, PollScope,
 };
 use crate::{
-    error::{StoreError, StoreErrorKind},
+    error::StoreErrorKind,
     policy::Policy,
-    rule::millis,
+    rule::{micros, millis},
 };
 
 /// One kind of failure is written at most this often, even if answers come in between.
@@ -144,10 +147,9 @@ impl Observer for TracingObserver {
 
     fn on_error(&self, event: &ErrorEvent<'_>) {
         let (call, error) = (event.call(), event.error());
-        if error.kind() == StoreErrorKind::CircuitOpen {
-            return;
-        }
-        if !event_enabled!(target: "sluicegate", Level::WARN) {
+        if error.kind() == StoreErrorKind::CircuitOpen
+            || !event_enabled!(target: "sluicegate", Level::WARN)
+        {
             return;
         }
         let Some(suppressed) = self.suppressed(error.kind()) else {
@@ -160,7 +162,7 @@ impl Observer for TracingObserver {
             shadow = call.is_shadow(),
             kind = error.kind().as_str(),
             %error,
-            cause = cause(error),
+            cause = error.source().map(ToString::to_string),
             outcome = event.outcome().as_str(),
             latency_us = micros(event.latency()),
             suppressed,
@@ -207,12 +209,4 @@ impl PollScope for SpanScope {
     fn enter(&mut self, poll: &mut dyn FnMut()) {
         self.0.in_scope(poll);
     }
-}
-
-fn cause(error: &StoreError) -> Option<String> {
-    std::error::Error::source(error).map(ToString::to_string)
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -260,7 +260,7 @@ fn a_layer_makes_services_without_allocating() {
 }
 
 #[test]
-#[should_panic(expected = "same name and different rules: Policy(all: 10/1m), Policy(all: 11/1m)")]
+#[should_panic(expected = "same name and differ: Policy(all: 10/1m), Policy(all: 11/1m)")]
 fn two_policies_of_one_name_are_an_error_when_built() {
     let _ = layer(Scripted::allowing()).limit(policy("all", "11/1m"), everybody());
 }

@@ -200,7 +200,7 @@ fn two_entries_for_one_route_are_an_error_when_built() {
 }
 
 #[test]
-#[should_panic(expected = "same name and different rules")]
+#[should_panic(expected = "same name and differ")]
 fn a_policy_of_a_table_must_not_differ_from_its_namesake_in_another_limit() {
     let routes = Routes::new(Route::skip()).route("/search", policy("ip", "2/1d"));
     let _ = layer()

@@ -430,7 +430,7 @@ fn policies_of_one_name_that_differ_are_an_error_where_one_is_asked_for() {
         let error = result.unwrap_err();
         let policies = [policy("ip", "1/1s"), other.clone()];
         assert_eq!(error, PolicyError::Conflict { policies });
-        let expected = "same name and different rules: Policy(ip: 1/1s), Policy(ip: 2/1s)";
+        let expected = "same name and differ: Policy(ip: 1/1s), Policy(ip: 2/1s)";
         assert!(error.to_string().ends_with(expected), "{error}");
     }
     assert!(

@@ -5,7 +5,7 @@ use http::{HeaderName, header::FORWARDED, request::Parts};
 use super::{
     entries::{Entries, Form},
     parse,
-    trusted::{Trust, TrustedProxies, any_contains},
+    trusted::{Trust, TrustedProxies},
 };
 use crate::{
     error::ExtractError,
@@ -125,11 +125,11 @@ impl ForwardedIp {
         match &self.source.trusted.trust {
             Trust::Count(proxies) => self.source.nth_from_right(head, *proxies),
             Trust::Networks(networks) => {
+                let trusted = |ip| networks.iter().any(|it| it.contains_canonical(ip));
                 let peer = ip::peer(&head.extensions)?;
-                if !any_contains(networks, peer) {
+                if !trusted(peer) {
                     return Ok(peer);
                 }
-                let trusted = |ip| any_contains(networks, ip);
                 self.source.first_from_right(head, trusted)
             }
         }

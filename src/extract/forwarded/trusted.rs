@@ -1,5 +1,3 @@
-use std::net::IpAddr;
-
 use crate::extract::Cidr;
 
 use super::entries::MAX_ENTRIES;
@@ -47,10 +45,4 @@ impl TrustedProxies {
             trust: Trust::Count(proxies),
         }
     }
-}
-
-pub(super) fn any_contains(networks: &[Cidr], ip: IpAddr) -> bool {
-    networks
-        .iter()
-        .any(|network| network.contains_canonical(ip))
 }

@@ -41,8 +41,8 @@ impl Account {
         self.policy.name() == policy.name() && self.key == *key
     }
 
-    /// Begins anew if what it knows is of a time so far ahead of this one, which is now, that nothing would be added:
-    /// the store's clock was ahead.
+    /// Begins anew if the account is so far ahead of `now_ms`, the store's time, that nothing would be added: the
+    /// store's clock was set back.
     pub(super) fn be_at(&mut self, policy: &Policy, now_ms: u64) {
         if self.latest_ms >= Span::at(policy, now_ms).release_ms() {
             let late = std::mem::take(&mut self.late);
@@ -123,13 +123,15 @@ impl Account {
         if self.latest_ms >= span.release_ms() {
             return;
         }
-        if !self.late.iter().any(|it| it.span == span) {
-            let empty = self.contribution(Unsent::default());
-            self.push_late(Contribution { span, ..empty });
-        }
-        let Some(late) = self.late.iter_mut().find(|it| it.span == span) else {
-            return;
+        let place = match self.late.iter().position(|it| it.span == span) {
+            Some(place) => place,
+            None => {
+                let empty = self.contribution(Unsent::default());
+                self.push_late(Contribution { span, ..empty });
+                self.late.len() - 1
+            }
         };
+        let late = &mut self.late[place];
         late.total = late.total.saturating_add(units);
         let known = late.units.iter_mut().find(|(key, _)| *key == *label.key);
         if let Some((_, sum)) = known {

@@ -28,7 +28,7 @@ use crate::{
     decision::{Decision, Usage},
     error::StoreError,
     key::Key,
-    observe::{CallInfo, CallKind, RequestOutcome},
+    observe::{CallInfo, CallKind},
     policy::Policy,
     settlement::Settlement,
     store::Store,
@@ -175,15 +175,10 @@ impl Limiter {
         key: &Key,
     ) -> Result<Contributors, StoreError> {
         let charges = [Charge::new(policy, key.clone(), 0)];
-        let info = || CallInfo::of(CallKind::Peek, &charges);
+        let info = CallInfo::of(CallKind::Peek, &charges);
         let shared = Arc::clone(&self.inner.contributors.shared);
-        let ask = |_: &dyn Store| flush::contributors(shared, policy.clone(), key.clone());
-        let answer = self.call(info, ask).await;
-        match &answer.result {
-            Ok(_) => self.report_completion(info(), false, answer.timing),
-            Err(error) => self.report_error(info(), error, RequestOutcome::Failed, answer.timing),
-        }
-        answer.result
+        let begin = |_: &dyn Store| flush::contributors(shared, policy.clone(), key.clone());
+        self.ask(info, begin).await
     }
 
     /// Counts what the store has admitted, by those who contributed.

@@ -115,11 +115,9 @@ impl Sketch {
     }
 
     fn find(&mut self, label: Label<'_>) -> Option<&mut Counter> {
-        let mut places = self.hashes.iter().enumerate();
-        let place = places.find(|(_, hash)| **hash == label.hash)?.0;
-        let counter = &mut self.counters[place];
         // Two labels of one hash, which is keyed, share a counter as long as the first has one.
-        Some(counter)
+        let place = self.hashes.iter().position(|hash| *hash == label.hash)?;
+        Some(&mut self.counters[place])
     }
 
     fn enter(&mut self, label: Label<'_>, units: u64) {

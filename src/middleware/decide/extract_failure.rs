@@ -1,34 +1,32 @@
 use super::Plan;
 use crate::{
-    error::{ExtractError, ExtractErrorKind},
-    failure::FailurePolicy,
-    middleware::Rejection,
-    policy::Policy,
+    error::ExtractErrorKind, failure::FailurePolicy, middleware::Rejection, policy::Policy,
 };
 
-/// A limit that could not be charged to a request.
-pub(super) struct ExtractFailure<'a> {
-    pub(super) plan: &'a Plan,
-    /// `None` when the policy is not known either.
-    pub(super) policy: Option<&'a Policy>,
-    /// Whether the policy is a shadow, or whichever it could be is one.
-    pub(super) shadow: bool,
-}
-
-impl ExtractFailure<'_> {
-    /// Notifies the observer, and answers `Ok` where the limit is left out: a shadow, or a limit whose key the service
-    /// could not find out and whose failure policy is open. The memory of this process cannot count without a key any
-    /// more than the store can.
-    pub(super) fn resolve(self, rejection: Rejection) -> Result<(), Rejection> {
-        let Self { plan, policy, .. } = self;
-        let limiter = &plan.limiter;
-        let shadow = plan.shadow || self.shadow;
+impl Plan {
+    /// Notifies the observer of a limit that could not be charged, and answers `Ok` where it is left out: a shadow, or
+    /// a limit whose key the service could not find out and whose failure policy is open. The memory of this process
+    /// cannot count without a key any more than the store can.
+    ///
+    /// `policy` is `None` when it is not known either; `shadow` says whether whichever it could be is a shadow.
+    pub(super) fn leave_out(
+        &self,
+        policy: Option<&Policy>,
+        shadow: bool,
+        rejection: Rejection,
+    ) -> Result<(), Rejection> {
+        let limiter = &self.limiter;
+        let shadow = self.shadow || shadow;
         let passes = match &rejection {
             Rejection::MissingKey(error) => {
-                let passes = shadow || self.is_open(error);
+                // Not for a mistake in the service, which would otherwise be a limit that nobody has, and nobody
+                // notices.
+                let is_open = error.kind() == ExtractErrorKind::Unavailable
+                    && limiter.failure_policy_of(policy) == FailurePolicy::Open;
                 if error.kind() == ExtractErrorKind::Misconfigured {
-                    plan.warnings.misconfigured(policy, error);
+                    self.warnings.misconfigured(policy, error);
                 }
+                let passes = shadow || is_open;
                 limiter.report_missing_key(policy, shadow, error, passes);
                 passes
             }
@@ -44,11 +42,5 @@ impl ExtractFailure<'_> {
             Rejection::Denied(_) | Rejection::Blocked(_) => false,
         };
         if passes { Ok(()) } else { Err(rejection) }
-    }
-
-    /// Not for a mistake in the service, which would otherwise be a limit that nobody has, and nobody notices.
-    fn is_open(&self, error: &ExtractError) -> bool {
-        let policy = self.plan.limiter.failure_policy_of(self.policy);
-        error.kind() == ExtractErrorKind::Unavailable && policy == FailurePolicy::Open
     }
 }

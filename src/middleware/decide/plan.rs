@@ -6,7 +6,6 @@ use http::request::Parts;
 
 use super::{
     AccessLists, PolicySelector,
-    extract_failure::ExtractFailure,
     look_ups::{Found, LookUps},
     warnings::Warnings,
 };
@@ -31,9 +30,9 @@ pub(in crate::middleware) struct Plan {
     pub(in crate::middleware) limiter: Limiter,
     pub(in crate::middleware) limits: Vec<Limit<dyn KeyExtractor>>,
     pub(in crate::middleware) look_ups: Vec<Limit<dyn AsyncKeyExtractor>>,
-    /// Which of these two the limit that was added last is of.
+    /// Whether the limit that was added last is in `look_ups`.
     pub(in crate::middleware) newest_is_look_up: bool,
-    /// Of those, policy, key and cost are looked up.
+    /// Look-ups of policy, key and cost together.
     pub(in crate::middleware) charge_look_ups: Vec<Arc<LookUpCharges>>,
     pub(in crate::middleware) cost: Option<Arc<Cost>>,
     pub(in crate::middleware) access_lists: AccessLists,
@@ -193,7 +192,10 @@ impl Plan {
         let selector = &limit.selector;
         let mut keys = match found {
             Ok(keys) => keys,
-            Err(error) => return self.fail_without_keys(draft, selector, head, error.into()),
+            Err(error) => {
+                let rejection = Rejection::MissingKey(error);
+                return self.fail_without_keys(draft, selector, head, rejection);
+            }
         };
         if let Err(rejection) = self.access_lists.filter(&mut keys) {
             return self.fail_without_keys(draft, selector, head, rejection);
@@ -204,7 +206,9 @@ impl Plan {
         let (policy, weight) = match selector.choose(head, &mut draft.read) {
             Ok(Some(choice)) => choice,
             Ok(None) => return Ok(()),
-            Err(error) => return self.fail_without_policy(selector, error.into()),
+            Err(error) => {
+                return self.fail_without_policy(selector, Rejection::MissingKey(error));
+            }
         };
         let policy = if self.shadow {
             Cow::Owned(policy.into_owned().shadow())
@@ -228,21 +232,21 @@ impl Plan {
     ) -> Result<(), Rejection> {
         let charges = match found {
             Ok(charges) => charges,
-            Err(error) => return self.fail(None, error.into()),
+            Err(error) => return self.fail(None, Rejection::MissingKey(error)),
         };
         for charge in charges {
-            let policy = charge.policy();
             match self.access_lists.charges(charge.key()) {
                 Ok(true) => {}
                 Ok(false) => continue,
-                Err(rejection) => return self.fail(Some(policy), rejection),
+                Err(rejection) => return self.fail(Some(charge.policy()), rejection),
             }
-            let policy = if self.shadow {
-                policy.clone().shadow()
+            let charge = if self.shadow {
+                charge.with_policy(&charge.policy().clone().shadow())
             } else {
-                policy.clone()
+                charge
             };
-            self.add(draft, &policy, charge.with_policy(&policy))?;
+            let policy = charge.policy().clone();
+            self.add(draft, &policy, charge)?;
         }
         Ok(())
     }
@@ -268,7 +272,7 @@ impl Plan {
             // The limit does not apply, and lacks no key; a deny list applies all the same.
             Ok(None) if matches!(rejection, Rejection::MissingKey(_)) => Ok(()),
             Err(error) if error.kind() == ExtractErrorKind::Misconfigured => {
-                self.fail_without_policy(selector, error.into())
+                self.fail_without_policy(selector, Rejection::MissingKey(error))
             }
             Ok(None) | Err(_) => self.fail_without_policy(selector, rejection),
         }
@@ -282,22 +286,14 @@ impl Plan {
         rejection: Rejection,
     ) -> Result<(), Rejection> {
         let known = selector.known();
-        let failure = ExtractFailure {
-            plan: self,
-            policy: None,
-            shadow: !known.is_empty() && known.iter().all(Policy::is_shadow),
-        };
-        failure.resolve(rejection)
+        let shadow = !known.is_empty() && known.iter().all(Policy::is_shadow);
+        self.leave_out(None, shadow, rejection)
     }
 
     #[cold]
     fn fail(&self, policy: Option<&Policy>, rejection: Rejection) -> Result<(), Rejection> {
-        let failure = ExtractFailure {
-            plan: self,
-            policy,
-            shadow: policy.is_some_and(Policy::is_shadow),
-        };
-        failure.resolve(rejection)
+        let shadow = policy.is_some_and(Policy::is_shadow);
+        self.leave_out(policy, shadow, rejection)
     }
 }
 

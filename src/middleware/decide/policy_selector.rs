@@ -2,6 +2,7 @@ use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::request::Parts;
 
+use super::Routes;
 use crate::{
     error::ExtractError,
     policies::{PoliciesRead, PolicyHandle},
@@ -26,8 +27,8 @@ use crate::{
 /// [`charge_async`](crate::RateLimitLayer::charge_async).
 ///
 /// Counts belong to the policy's name. Tiers of different names are counted separately; policies of one name share
-/// their counts, so that a client that changes its tier keeps what it has used. Two policies of one name and different
-/// rules must not be charged to one key by one request: that is answered with a 500.
+/// their counts, so that a client that changes its tier keeps what it has used. Two policies of one name that differ
+/// (rules, ban, failure policy or shadow) must not be charged to one key by one request: that is answered with a 500.
 ///
 /// ```
 /// use http::request::Parts;
@@ -51,30 +52,20 @@ pub struct PolicySelector {
     source: Source,
 }
 
+type ChoosePolicy = dyn Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync;
+
 #[derive(Clone)]
 enum Source {
     Fixed(Policy),
     Live(PolicyHandle),
-    Chosen(Arc<dyn Choose>),
-}
-
-/// A policy by the head of the request.
-pub(super) trait Choose: fmt::Debug + Send + Sync {
-    fn choose(&self, head: &Parts, read: &mut PoliciesRead) -> Result<Choice<'_>, ExtractError>;
-
-    /// All policies that are known before the first request.
-    fn known(&self) -> Vec<Policy>;
+    Closure(Arc<ChoosePolicy>),
+    Routes(Arc<Routes>),
 }
 
 /// Under which policy a request is charged, and how many times its cost; `None` when this limit does not apply.
 pub(super) type Choice<'a> = Option<(Cow<'a, Policy>, u64)>;
 
 impl PolicySelector {
-    pub(super) fn chosen(chooser: impl Choose + 'static) -> Self {
-        let source = Source::Chosen(Arc::new(chooser));
-        Self { source }
-    }
-
     pub(super) fn choose(
         &self,
         head: &Parts,
@@ -83,7 +74,8 @@ impl PolicySelector {
         match &self.source {
             Source::Fixed(policy) => Ok(once(Cow::Borrowed(policy))),
             Source::Live(policy) => Ok(once(Cow::Owned(read.load(policy)))),
-            Source::Chosen(chooser) => chooser.choose(head, read),
+            Source::Closure(choose) => Ok(once(Cow::Owned(choose(head)?))),
+            Source::Routes(routes) => routes.choose(head, read),
         }
     }
 
@@ -100,7 +92,8 @@ impl PolicySelector {
         match &self.source {
             Source::Fixed(policy) => vec![policy.clone()],
             Source::Live(policy) => vec![policy.load()],
-            Source::Chosen(chooser) => chooser.known(),
+            Source::Closure(_) => Vec::new(),
+            Source::Routes(routes) => routes.known(),
         }
     }
 }
@@ -136,28 +129,15 @@ where
     R: IntoPolicy,
 {
     fn from(choose: F) -> Self {
-        Self::chosen(Closure(move |head: &Parts| choose(head).into_policy()))
+        let source = Source::Closure(Arc::new(move |head: &Parts| choose(head).into_policy()));
+        Self { source }
     }
 }
 
-struct Closure<F>(F);
-
-impl<F> Choose for Closure<F>
-where
-    F: Fn(&Parts) -> Result<Policy, ExtractError> + Send + Sync,
-{
-    fn choose(&self, head: &Parts, _: &mut PoliciesRead) -> Result<Choice<'_>, ExtractError> {
-        (self.0)(head).map(|policy| once(Cow::Owned(policy)))
-    }
-
-    fn known(&self) -> Vec<Policy> {
-        Vec::new()
-    }
-}
-
-impl<F> fmt::Debug for Closure<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Closure")
+impl From<Routes> for PolicySelector {
+    fn from(routes: Routes) -> Self {
+        let source = Source::Routes(Arc::new(routes));
+        Self { source }
     }
 }
 
@@ -199,7 +179,8 @@ impl fmt::Debug for PolicySelector {
         match &self.source {
             Source::Fixed(policy) => policy.fmt(f),
             Source::Live(policy) => policy.fmt(f),
-            Source::Chosen(chooser) => chooser.fmt(f),
+            Source::Closure(_) => f.write_str("Closure"),
+            Source::Routes(routes) => routes.fmt(f),
         }
     }
 }

@@ -2,7 +2,7 @@ use std::{collections::HashMap, fmt};
 
 use http::{Method, request::Parts};
 
-use super::policy_selector::{Choice, Choose, PolicySelector};
+use super::policy_selector::{Choice, PolicySelector};
 use crate::{error::ExtractError, policies::PoliciesRead, policy::Policy};
 
 /// A policy for each route, by method and path: the first argument of a [`limit`](crate::RateLimitLayer::limit).
@@ -121,6 +121,27 @@ impl Routes {
         self
     }
 
+    pub(super) fn choose(
+        &self,
+        head: &Parts,
+        read: &mut PoliciesRead,
+    ) -> Result<Choice<'_>, ExtractError> {
+        let found = match matched_path(head) {
+            Some(path) => self.find(&head.method, path),
+            None => self.find_unmatched(&head.method, sent_path(head))?,
+        };
+        found.unwrap_or(&self.default).choose(head, read)
+    }
+
+    /// All policies that are known before the first request.
+    pub(super) fn known(&self) -> Vec<Policy> {
+        let entries = self.by_path.values().flatten().map(|(_, route)| route);
+        entries
+            .chain([&self.default])
+            .flat_map(Route::known)
+            .collect()
+    }
+
     fn find(&self, method: &Method, path: &str) -> Option<&Route> {
         let entries = self.by_path.get(path)?;
         let of = |method: Option<&Method>| {
@@ -150,30 +171,6 @@ const NOT_MATCHED: ExtractError = ExtractError::misconfigured(
      matched: enable sluicegate's feature `axum`, and add the layer to the `Router` whose routes they are, not around \
      it or around a `nest_service`",
 );
-
-impl Choose for Routes {
-    fn choose(&self, head: &Parts, read: &mut PoliciesRead) -> Result<Choice<'_>, ExtractError> {
-        let found = match matched_path(head) {
-            Some(path) => self.find(&head.method, path),
-            None => self.find_unmatched(&head.method, sent_path(head))?,
-        };
-        found.unwrap_or(&self.default).choose(head, read)
-    }
-
-    fn known(&self) -> Vec<Policy> {
-        let entries = self.by_path.values().flatten().map(|(_, route)| route);
-        entries
-            .chain([&self.default])
-            .flat_map(Route::known)
-            .collect()
-    }
-}
-
-impl From<Routes> for PolicySelector {
-    fn from(routes: Routes) -> Self {
-        Self::chosen(routes)
-    }
-}
 
 const FORM: &str = "write /items/{id}, or GET /items/{id}";
 

@@ -69,9 +69,8 @@ impl Step {
             let next = match self {
                 Self::LookingUp { look_ups, draft } => {
                     let found = ready!(look_ups.as_mut().poll(cx));
-                    let mut draft = mem::take(draft);
-                    match plan.charge_found(&mut draft, found, head) {
-                        Ok(()) => Self::submit(plan, draft.build()),
+                    match plan.charge_found(draft, found, head) {
+                        Ok(()) => Self::submit(plan, mem::take(&mut **draft).build()),
                         Err(rejection) => Self::reject(plan, rejection),
                     }
                 }

@@ -83,17 +83,24 @@ impl Grpc {
 
 impl<B: Default, R: MakeRejection<B>> MakeRejection<B> for Grpc<R> {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
-        let Some(headers) = answer(rejection, head) else {
-            return self.others.make_rejection(rejection, head);
-        };
-        let mut response = Response::new(B::default());
-        *response.headers_mut() = headers;
-        response
+        answer(rejection, head, B::default)
+            .unwrap_or_else(|| self.others.make_rejection(rejection, head))
     }
 }
 
-/// The headers of the answer to a gRPC call, which has the status 200 and no body; `None` if it is no such call.
-pub(super) fn answer(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
+/// The answer to a gRPC call, with the status 200 and no body; `None` if it is no such call.
+pub(super) fn answer<B>(
+    rejection: &Rejection,
+    head: &Parts,
+    no_body: impl FnOnce() -> B,
+) -> Option<Response<B>> {
+    let headers = headers(rejection, head)?;
+    let mut response = Response::new(no_body());
+    *response.headers_mut() = headers;
+    Some(response)
+}
+
+fn headers(rejection: &Rejection, head: &Parts) -> Option<HeaderMap> {
     let content_type = answered_type(head)?;
     let (status, message) = status(rejection);
     let mut headers = HeaderMap::new();

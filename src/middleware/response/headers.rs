@@ -205,12 +205,11 @@ impl HeaderStyle {
         all_known: bool,
     ) -> Headers {
         Headers {
+            style: self,
             draft11: self.draft11.then(|| {
                 let policies: Vec<_> = policies.collect();
                 Draft11::new(policies.iter(), all_known, self.shadows)
             }),
-            single: self.single,
-            below: self.below,
         }
     }
 }
@@ -224,9 +223,8 @@ impl Default for HeaderStyle {
 /// A style, with all that can be known before the first request.
 #[derive(Clone)]
 pub(in crate::middleware) struct Headers {
+    pub(in crate::middleware) style: HeaderStyle,
     draft11: Option<Draft11>,
-    single: SingleRule,
-    below: Option<u8>,
 }
 
 impl Headers {
@@ -245,7 +243,7 @@ impl Headers {
             if let Some(draft) = &self.draft11 {
                 draft.append(headers, decision);
             }
-            told = self.single.insert(headers, decision, inner);
+            told = self.style.single.insert(headers, decision, inner);
         }
         let wait = match decision {
             Decision::Allowed(_) => return told,
@@ -261,10 +259,11 @@ impl Headers {
 
     fn tells(&self, status: StatusCode, decision: &Decision) -> bool {
         // Of a layer without headers, those of a layer further in tell nothing either.
-        let has_headers = self.draft11.is_some() || self.single != SingleRule::NONE;
+        let has_headers = self.draft11.is_some() || self.style.single != SingleRule::NONE;
         let redirects = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
         let blocked = matches!(decision, Decision::Blocked(_));
-        let wanted = || self.below.is_none_or(|percent| is_below(percent, decision));
+        let below = self.style.below;
+        let wanted = || below.is_none_or(|percent| is_below(percent, decision));
         has_headers && !redirects && !blocked && wanted()
     }
 }

@@ -93,10 +93,8 @@ impl Default for ProblemJson {
 
 impl<B: From<String>> MakeRejection<B> for ProblemJson {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
-        if let Some(headers) = grpc::answer(rejection, head) {
-            let mut response = Response::new(B::from(String::new()));
-            *response.headers_mut() = headers;
-            return response;
+        if let Some(answer) = grpc::answer(rejection, head, || B::from(String::new())) {
+            return answer;
         }
         let status = self.status(rejection);
         let mut problem = problem(rejection, status, self.types);

@@ -58,12 +58,6 @@ impl Rejection {
     }
 }
 
-impl From<ExtractError> for Rejection {
-    fn from(error: ExtractError) -> Self {
-        Self::MissingKey(error)
-    }
-}
-
 /// Makes the response to a request that is not passed on, in the body type of the inner service.
 ///
 /// Implemented by closures `Fn(&Rejection, &Parts) -> Response<B>`, [`ProblemJson`](super::ProblemJson) and
@@ -99,11 +93,10 @@ pub struct EmptyBody;
 
 impl<B: Default> MakeRejection<B> for EmptyBody {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
-        let mut response = Response::new(B::default());
-        match grpc::answer(rejection, head) {
-            Some(headers) => *response.headers_mut() = headers,
-            None => *response.status_mut() = rejection.status(),
-        }
-        response
+        grpc::answer(rejection, head, B::default).unwrap_or_else(|| {
+            let mut response = Response::new(B::default());
+            *response.status_mut() = rejection.status();
+            response
+        })
     }
 }

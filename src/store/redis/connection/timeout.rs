@@ -11,6 +11,8 @@ use std::{
 
 use redis::RedisResult;
 
+use crate::rule::micros;
+
 /// The least time after which a connection that owes a reply counts as lost. Callers leave at their own timeout and
 /// never see a timeout of the connection's, so the connection counts for them.
 const UNRESPONSIVE_AFTER: Duration = Duration::from_millis(500);
@@ -37,10 +39,6 @@ impl ReplyTimeout {
     pub(in crate::store::redis) fn get(&self) -> Duration {
         Duration::from_micros(self.micros.load(Relaxed))
     }
-}
-
-fn micros(timeout: Duration) -> u64 {
-    timeout.as_micros().try_into().unwrap_or(u64::MAX)
 }
 
 /// Gives work this much time.
