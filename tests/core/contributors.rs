@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "tracing")]
+use crate::common::trace::traced;
 use allocation_counter::measure;
 use futures::{executor::block_on, future::pending};
 use sluicegate::{
@@ -113,6 +115,31 @@ async fn the_store_is_told_once_a_second_until_nothing_happens_any_more() {
     check(&limiter, "carol").await;
     pass(2).await;
     assert_eq!(known(&probe).await, 102);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_store_did_not_keep_of_a_small_contributor_is_told_when_it_has_grown() {
+    let store = MemoryStore::new();
+    let (others, own) = (Limiter::new(store.clone()), Limiter::new(store.clone()));
+    let charge = async |limiter: &Limiter, user: u32, units| {
+        let charge = Charge::new(&policy(), acme(), units).by(Key::new("user", user.to_string()));
+        limiter.check([charge]).await.unwrap();
+    };
+    for user in 1..=40 {
+        charge(&others, user, 100).await;
+    }
+    pass(2).await;
+    charge(&own, 0, 1).await;
+    pass(2).await;
+    let units = async || {
+        let contributors = store.contributors(&policy(), &acme()).await.unwrap();
+        let own = contributors.iter().find(|it| it.label() == "user=0");
+        own.map(|it| it.units())
+    };
+    assert_eq!(units().await, None);
+    charge(&own, 0, 500).await;
+    pass(2).await;
+    assert_eq!(units().await, Some(501));
 }
 
 #[tokio::test(start_paused = true)]
@@ -275,6 +302,21 @@ async fn a_store_that_keeps_no_contributors_decides_and_says_so() {
     let error: StoreError = limiter.contributors(&policy(), &acme()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
     assert_eq!(error.to_string(), "this store keeps no contributors");
+}
+
+#[cfg(feature = "tracing")]
+#[test]
+fn who_operates_a_store_that_keeps_no_contributors_is_told_once() {
+    let lines = traced(false, async {
+        let limiter = Limiter::new(Admitting(TestClock::new(1_000_000)));
+        for _ in 0..3 {
+            check(&limiter, "alice").await;
+            pass(2).await;
+        }
+    });
+    let warning = "WARN the store does not keep who contributes to a limit; checks are not affected \
+                   kind=\"invalid_request\" error=this store keeps no contributors";
+    assert_eq!(lines, [warning]);
 }
 
 /// The bytes that a process keeps for each of so many accounts, after 120 labels of 48 bytes and a new span.

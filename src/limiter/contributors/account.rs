@@ -48,7 +48,6 @@ impl Account {
             let late = std::mem::take(&mut self.late);
             *self = Self {
                 late,
-                used: self.used,
                 ..Self::new(policy, &self.key, now_ms)
             };
         }

@@ -108,10 +108,10 @@ impl Shared {
             }
         };
         if account.is(policy, key) {
-            account.used = now;
             if is_now {
                 account.be_at(policy, at_ms);
             }
+            account.used = now;
             account.add(policy, label, at_ms, units);
         }
     }

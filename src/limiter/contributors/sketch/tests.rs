@@ -127,6 +127,7 @@ fn without_giving_back_the_bounds_are_strict() {
             );
         }
         assert!(sketch.lost <= total / 40, "{} of {total}", sketch.lost);
+        assert!(sketch.counters.len() <= 40);
     }
 }
 
@@ -171,4 +172,32 @@ fn units_that_are_given_back_do_not_push_others_out() {
     }
     told.flush(&mut sketch);
     assert_eq!((told.units(&key(77)), told.total, told.error), (1, 1, 0));
+}
+
+#[test]
+fn what_a_label_gives_back_that_is_not_counted_is_taken_from_the_total_alone() {
+    let (mut sketch, mut told) = (Sketch::default(), Told::default());
+    sketch.add(label(&key(1)), 5);
+    sketch.add(label(&key(2)), -3);
+    told.flush(&mut sketch);
+    assert_eq!((told.units(&key(1)), told.total, told.error), (5, 2, 0));
+    assert_eq!(told.units.get(&key(2)), None);
+}
+
+#[test]
+fn a_label_that_the_store_would_not_keep_waits_and_is_part_of_the_error() {
+    let (mut sketch, mut told) = (Sketch::default(), Told::default());
+    for number in 0..16 {
+        sketch.add(label(&key(number)), 1_000);
+    }
+    told.flush(&mut sketch);
+    sketch.add(label(&key(99)), 1_000);
+    let waiting = sketch.take_unsent();
+    assert_eq!((waiting.units.len(), waiting.error), (0, 1_000));
+    sketch.add(label(&key(99)), 1);
+    let unsent = sketch.take_unsent();
+    assert_eq!(
+        (&unsent.units[..], unsent.error),
+        (&[(key(99), 1_001)][..], -1_000)
+    );
 }
