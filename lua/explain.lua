@@ -4,11 +4,14 @@
 -- task   what is asked
 -- state  of the key
 -- units  that ought to fit; 0 if only what counts is asked for
-local now, task, state, units = ...
+-- count  how many checks were admitted, if nothing else is replied of the call: then the reply is whole
+local now, task, state, units, count = ...
 local value, sections = state[1], state[4]
 local labels, rules = task[2], task[6]
-if not value then return '\1' .. string.rep('\0', rules * 19) end
 local pack, unpack = struct.pack, struct.unpack
+if not value then
+  return (count and pack('<I6I1I4', now, 1, count) or '') .. '\1' .. string.rep('\0', rules * 19)
+end
 local reply, at = nil, 14 + sections * 14
 for k = 1, rules do
   local limit, used, due, newest, fits_at = task[k + 6], state[k + 4], state[sections + k + 4], nil, 0
@@ -30,8 +33,13 @@ for k = 1, rules do
     newest = unpack('<I6', value, at)
     if newest == 0 then newest = due end -- a bucket in which time stands still
   end
-  -- One string less for the first, since each that is made is dear.
-  reply = k == 1 and pack('<I1I7I6I6', 1, used, newest, fits_at) or reply .. pack('<I7I6I6', used, newest, fits_at)
+  if k > 1 then
+    reply = reply .. pack('<I7I6I6', used, newest, fits_at)
+  elseif count then -- at once, since each string that is made is dear
+    reply = pack('<I6I1I4I1I7I6I6', now, 1, count, 1, used, newest, fits_at)
+  else
+    reply = pack('<I1I7I6I6', 1, used, newest, fits_at)
+  end
   if k < rules then at = at + 28 + unpack('<I4', value, at + 23) end
 end
 return reply

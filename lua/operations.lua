@@ -13,7 +13,7 @@ local pack, unpack = struct.pack, struct.unpack
 local arg, task, action, checks, heeded -- the newest argument, and what it asks for
 local are_buckets -- whether all of its rules are
 local reply, admitted = nil, 0 -- of the newest operation
-local whole_reply -- of a call of one check
+local whole_reply -- of a call of one key, that is a check of it
 
 while i <= last do
   if reply then replies[#replies + 1] = reply end
@@ -153,10 +153,11 @@ while i <= last do
       end
       if count < asked or units == 0 or stepped_back then
         local told = state[2] and seldom('slow_path').after(state) or state
-        reply = reply .. seldom('explain', now, task, told, count < asked and task[1] or 0)
+        local explained = seldom('explain', now, task, told, count < asked and task[1] or 0, last == 1 and count or nil)
+        if last == 1 then whole_reply = explained else reply = reply .. explained end
       elseif last > 1 then
         reply = reply .. '\2' .. sub(state[2], 1, 1 + task[6] * 7)
-      else -- nothing else is replied: at once, since each string that is made is dear
+      else -- nothing else is replied: at once, as in `explain`
         whole_reply = pack(task[5], now, 1, count, 2, spread(state, 4, task[6] + 4))
       end
     end

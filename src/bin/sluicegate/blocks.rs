@@ -29,8 +29,8 @@ Rights: GET of the keys `PREFIX:*`, TIME, SCAN and DBSIZE. Nothing is written.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BlocksArgs {
     /// How many to show
-    #[arg(short, long, value_name = "N", default_value_t = 1_000)]
-    number: usize,
+    #[arg(short, long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    number: u32,
 
     /// For which share of the time a server may be kept busy, from 0.1%
     #[arg(long, value_name = "SHARE", default_value_t = DEFAULT_LOAD, value_parser = Share::parse_load)]
@@ -109,6 +109,7 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
 /// Keeps so many as are listed, and counts the others, one that comes twice possibly twice.
 async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
     let (_, inspector) = server::connect(settings).await?;
+    let number = usize::try_from(args.number).unwrap_or(usize::MAX);
     let mut rows = BTreeMap::new();
     let (mut dropped, mut unreadable) = (0, BTreeMap::new());
     let scan = Scan::new(&inspector, args.load).await?;
@@ -118,7 +119,7 @@ async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
         for (name, block) in names.iter().zip(blocks) {
             let identity = name.identity().to_owned();
             let block = match block {
-                Err(error) if unreadable.len() < args.number => {
+                Err(error) if unreadable.len() < number => {
                     unreadable.insert(identity, error.to_string());
                     continue;
                 }
@@ -136,7 +137,7 @@ async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
                     now_ms,
                 },
             );
-            if rows.len() > args.number {
+            if rows.len() > number {
                 rows.pop_last();
                 dropped += 1;
             }
