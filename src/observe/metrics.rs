@@ -8,6 +8,7 @@ use metrics::{
     Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
     histogram,
 };
+use smallvec::SmallVec;
 use tokio::time::{Duration, Instant};
 
 use super::{
@@ -129,30 +130,34 @@ impl Default for MetricsObserver {
 }
 
 impl MetricsObserver {
-    /// Runs `count` with handles that are newer than [`KEPT_FOR`] before `now`, and have room for these policies.
+    /// Runs `count` with handles that are newer than [`KEPT_FOR`] before `now`, and with those of these policies.
     fn with_handles<'a>(
         &self,
         now: Instant,
         policies: impl Iterator<Item = &'a Policy> + Clone,
-        count: impl FnOnce(&Handles),
+        count: impl FnOnce(&Handles, &[&PolicyHandles]),
     ) {
         let handles = self.handles.read().unwrap_or_else(PoisonError::into_inner);
-        if handles.are_new(now) && policies.clone().all(|it| handles.of(it).is_some()) {
-            return count(&handles);
+        if handles.are_new(now)
+            && let Some(of_policies) = handles.of(policies.clone())
+        {
+            return count(&handles, &of_policies);
         }
         drop(handles);
         let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
         if !handles.are_new(now) {
             *handles = Handles::new(now);
         }
-        for policy in policies {
+        for policy in policies.clone() {
             handles.by_policy.entry(policy.name().into()).or_default();
         }
-        count(&handles);
+        if let Some(of_policies) = handles.of(policies) {
+            count(&handles, &of_policies);
+        }
     }
 
     fn record_latency(&self, call: &CallInfo<'_>, timing: Timing) {
-        self.with_handles(timing.ended_at, [].into_iter(), |handles| {
+        self.with_handles(timing.ended_at, [].into_iter(), |handles, _| {
             handles.record_latency(call, timing);
         });
     }
@@ -171,8 +176,12 @@ impl Handles {
         now.saturating_duration_since(self.since) < KEPT_FOR
     }
 
-    fn of(&self, policy: &Policy) -> Option<&PolicyHandles> {
-        self.by_policy.get(policy.name())
+    /// In the order of the policies; `None` if those of one are missing.
+    fn of<'a>(
+        &self,
+        policies: impl Iterator<Item = &'a Policy>,
+    ) -> Option<SmallVec<[&PolicyHandles; 4]>> {
+        policies.map(|it| self.by_policy.get(it.name())).collect()
     }
 
     /// Once for each call, also where it was for several checks.
@@ -185,24 +194,28 @@ impl Handles {
             .get_or_init(|| histogram!(LATENCY, "call" => kind.as_str()));
         histogram.record(timing.latency.as_secs_f64());
     }
+}
 
-    fn count(&self, event: &DecisionEvent<'_>) {
-        let shadow = event.call().is_shadow();
-        let outcome = match (event.is_allowed(), shadow) {
-            (true, _) => 0,
-            (false, false) => 1,
-            (false, true) => 2,
-        };
-        for policy in applied(event) {
-            let mut denying = denying(event, policy).peekable();
-            let counts = event.is_allowed() || denying.peek().is_some();
-            if let Some(handles) = self.of(policy).filter(|_| counts) {
-                handles.count(policy, outcome, event.is_local());
-                if event.is_repeated() {
-                    handles.count_repeated(policy);
-                }
-                denying.for_each(|rule| handles.count_denial(policy, rule, shadow));
+/// Counts a decision, with the handles of [`applied`] policies in their order.
+fn count(event: &DecisionEvent<'_>, of_policies: &[&PolicyHandles]) {
+    let shadow = event.call().is_shadow();
+    let outcome = match (event.is_allowed(), shadow) {
+        (true, _) => 0,
+        (false, false) => 1,
+        (false, true) => 2,
+    };
+    for (policy, handles) in applied(event).zip(of_policies) {
+        if event.is_allowed() {
+            handles.count(policy, outcome, event.is_local());
+            continue;
+        }
+        let mut denying = denying(event, policy).peekable();
+        if denying.peek().is_some() {
+            handles.count(policy, outcome, event.is_local());
+            if event.is_repeated() {
+                handles.count_repeated(policy);
             }
+            denying.for_each(|rule| handles.count_denial(policy, rule, shadow));
         }
     }
 }
@@ -244,12 +257,16 @@ impl PolicyHandles {
 
 impl Observer for MetricsObserver {
     fn on_decision(&self, event: &DecisionEvent<'_>) {
-        self.with_handles(event.timing.ended_at, applied(event), |handles| {
-            if !event.is_local() && !event.decision.usage().spares_call() {
-                handles.record_latency(event.call(), event.timing);
-            }
-            handles.count(event);
-        });
+        self.with_handles(
+            event.timing.ended_at,
+            applied(event),
+            |handles, of_policies| {
+                if !event.is_local() && !event.decision.usage().spares_call() {
+                    handles.record_latency(event.call(), event.timing);
+                }
+                count(event, of_policies);
+            },
+        );
     }
 
     fn on_completion(&self, event: &CompletionEvent<'_>) {
