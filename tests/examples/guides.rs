@@ -111,18 +111,25 @@ fn print(example: &str) {
     printed(example, &[]);
 }
 
+/// By the machine's clock: what is charged at once may be charged in two steps of a rule, a step apart. Then it is run
+/// again.
 fn printed(example: &str, args: &[&str]) {
+    let failed: Vec<String> = (0..4).map_while(|_| missing(example, args)).collect();
+    assert!(failed.len() < 4, "{}", failed[0]);
+}
+
+/// The first line that the head promises and that is not printed there, and what is printed.
+fn missing(example: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(example::build(example)).args(args).output();
     let output = output.unwrap();
     assert!(output.status.success(), "{output:?}");
     let stdout = String::from_utf8(output.stdout).unwrap();
     let mut lines = stdout.lines();
-    for line in indented(example) {
-        if let Some(expected) = line.strip_prefix("# ") {
-            let found = lines.any(|it| it.contains(expected));
-            assert!(found, "no `{expected}`, or not here:\n{stdout}");
-        }
-    }
+    let expected = indented(example).into_iter();
+    let mut expected = expected.filter_map(|it| it.strip_prefix("# ").map(str::to_owned));
+    expected
+        .find(|expected| !lines.any(|it| it.contains(expected.as_str())))
+        .map(|expected| format!("no `{expected}`, or not here:\n{stdout}"))
 }
 
 #[test]
