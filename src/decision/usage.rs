@@ -238,29 +238,41 @@ impl Usage {
 
     pub(super) fn repeated(&self, check: &Check, repeat: Repeat) -> Self {
         let age_ms = repeat.age_ms;
+        let rules = self.rules().map(|rule| rule.repeated(age_ms)).collect();
+        let decided_at_ms = self.decided_at_ms().saturating_add(age_ms);
         Self {
-            inner: Arc::new(Inner {
-                check: check.clone(),
-                decided_at_ms: self.decided_at_ms().saturating_add(age_ms),
-                rules: self.rules().map(|rule| rule.repeated(age_ms)).collect(),
-                may_settle: AtomicBool::new(false),
-                local: AtomicBool::new(self.is_local()),
-                leased: AtomicBool::new(false),
-                may_be_repeated: AtomicBool::new(true),
-                repeat: Some(repeat),
-            }),
             shadow: None,
+            ..self.copy(check, decided_at_ms, rules, Some(repeat))
         }
     }
 
     /// To be shown, not to be settled.
     pub(super) fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
-        let rules: RuleUsages = self.rules().map(|rule| rule.moved(&moved)).collect();
-        let usage = Self::of(self.check(), self.decided_at_ms(), rules, false);
-        usage.inner.local.store(self.is_local(), Ordering::Relaxed);
+        let rules = self.rules().map(|rule| rule.moved(&moved)).collect();
+        let repeat = self.inner.repeat;
+        self.copy(self.check(), self.decided_at_ms(), rules, repeat)
+    }
+
+    /// The same with other figures, not to be settled.
+    fn copy(
+        &self,
+        check: &Check,
+        decided_at_ms: u64,
+        rules: RuleUsages,
+        repeat: Option<Repeat>,
+    ) -> Self {
         Self {
+            inner: Arc::new(Inner {
+                check: check.clone(),
+                decided_at_ms,
+                rules,
+                may_settle: AtomicBool::new(false),
+                local: AtomicBool::new(self.is_local()),
+                leased: AtomicBool::new(self.inner.leased.load(Ordering::Relaxed)),
+                may_be_repeated: AtomicBool::new(self.may_be_repeated()),
+                repeat,
+            }),
             shadow: self.shadow.clone(),
-            ..usage
         }
     }
 
@@ -288,5 +300,36 @@ impl<'a> PolicyUsage<'a> {
     #[must_use]
     pub const fn rules(&self) -> &'a [RuleUsage] {
         self.rules
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{charge::Charge, key::Key};
+
+    #[test]
+    fn a_decision_whose_times_are_moved_keeps_how_it_was_made() {
+        let policy = Policy::parse("api", "1/1m").unwrap();
+        let check = Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
+        let full = Count {
+            used: 1,
+            newest_end_ms: 1_000,
+            fits_at_ms: 61_000,
+        };
+        let denied = Decision::new(&check, false, 0, &[full]).unwrap();
+        denied.usage().mark_leased();
+        denied.usage().forbid_repeats();
+        let repeated = denied.repeated(&check, 5, true).local();
+        for moved in [
+            repeated.later(Duration::from_secs(1)),
+            repeated.aged(Duration::from_secs(1)),
+        ] {
+            let usage = moved.usage();
+            assert!(usage.is_local() && usage.is_repeated() && usage.is_partial());
+            assert!(usage.spares_call() && !usage.may_be_repeated());
+        }
     }
 }
