@@ -6,7 +6,7 @@
 //! use sluicegate::{Charge, Decision, Key, Limiter, MemoryStore, Policy};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-//! let limiter = Limiter::new(MemoryStore::new()).with_blocks();
+//! let limiter = Limiter::new(MemoryStore::new()).enforce_blocks(true);
 //! let policy = Policy::parse("api", "10/1s")?;
 //! let check = async || limiter.check([Charge::new(&policy, Key::new("ip", "203.0.113.7"), 1)]).await;
 //!
@@ -77,6 +77,8 @@ use crate::rule::{DurationText, Rule, RuleError, millis, parse_duration};
 #[cfg(feature = "redis")]
 pub(crate) const BLOCKS: &str = "!block";
 pub(crate) const STRIKES: &str = "!strikes";
+/// Of identities whose blocks are looked up, and under which nothing is ever kept.
+pub(crate) const LOOK_UPS: &str = "!look-ups";
 
 /// In ms since the Unix epoch: a block that ends then is one for ever. What six bytes can hold.
 const FOR_EVER_MS: u64 = (1 << 48) - 1;
@@ -131,6 +133,15 @@ pub enum Until {
 }
 
 impl Until {
+    /// How long it is until then, by the clock of this process; `None` if it is for ever.
+    pub(crate) fn span(self) -> Option<Duration> {
+        match self {
+            Self::After(span) => Some(span),
+            Self::At(time) => Some(time.duration_since(SystemTime::now()).unwrap_or_default()),
+            Self::ForEver => None,
+        }
+    }
+
     /// The time in ms since the Unix epoch, or the span from now on in ms.
     pub(crate) fn ms(self) -> UntilMs {
         match self {

@@ -27,7 +27,7 @@ macro_rules! blocks {
             a_block_for_ever_is_one_for_ever
             unblocking_ends_all_blocks
             unblocking_forgets_the_strikes
-            checks_that_heed_no_blocks_are_not_denied
+            checks_that_enforce_no_blocks_are_not_denied
             of_several_blocked_keys_the_latest_is_told
             the_last_of_the_most_keys_is_told
             a_blocked_fill_admits_none
@@ -66,10 +66,10 @@ fn user(name: &str) -> Key {
     Key::new("user", name)
 }
 
-/// A check of one unit for each of these users, which heeds blocks.
+/// A check of one unit for each of these users, which enforces blocks.
 fn check(users: &[&str]) -> Check {
     let charges = users.iter().map(|it| Charge::new(&api(), user(it), 1));
-    Check::new(charges).unwrap().with_blocks()
+    Check::new(charges).unwrap().enforce_blocks(true)
 }
 
 async fn decide(store: &dyn Store, users: &[&str]) -> Decision {
@@ -171,7 +171,7 @@ pub(crate) async fn of_two_blocks_the_later_end_holds(store: Arc<dyn Store>, clo
         assert_eq!(block(&store, &third, long, early).await, long_block);
         for key in [first, second, third] {
             let charges = [Charge::new(&api(), key, 1)];
-            let check = Check::new(charges).unwrap().with_blocks();
+            let check = Check::new(charges).unwrap().enforce_blocks(true);
             clock.set(START_MS + 1_999);
             let decision = store.check(&check).await.unwrap();
             assert_eq!(blocked(decision).block(), long_block);
@@ -377,14 +377,17 @@ pub(crate) async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
     }
 }
 
-pub(crate) async fn checks_that_heed_no_blocks_are_not_denied(store: Arc<dyn Store>, _: TestClock) {
+pub(crate) async fn checks_that_enforce_no_blocks_are_not_denied(
+    store: Arc<dyn Store>,
+    _: TestClock,
+) {
     block_user(&store, "alice", HOUR).await;
     let plain = Check::new([Charge::new(&api(), user("alice"), 1)]).unwrap();
-    assert!(!plain.heeds_blocks());
+    assert!(!plain.enforces_blocks());
     assert!(store.check(&plain).await.unwrap().is_allowed());
     let operations = vec![
         Operation::Check(plain.clone()),
-        Operation::Check(plain.clone().with_blocks()),
+        Operation::Check(plain.clone().enforce_blocks(true)),
         Operation::Check(plain.clone()),
     ];
     let replies = store.call(operations).await.unwrap();
@@ -396,7 +399,7 @@ pub(crate) async fn checks_that_heed_no_blocks_are_not_denied(store: Arc<dyn Sto
     assert!(told[0].is_allowed() && told[2].is_allowed());
     assert!(matches!(told[1], Decision::Blocked(_)));
     assert_eq!(left(&store, &["alice"]).await, [2]);
-    // What heeds no block is denied by its limits, and what is blocked by the block.
+    // A check that enforces no blocks is denied by its limits, the others by the block.
     for _ in 0..2 {
         assert!(store.check(&plain).await.unwrap().is_allowed());
     }
@@ -430,7 +433,7 @@ pub(crate) async fn of_several_blocked_keys_the_latest_is_told(
     let charges = ["alice", "bob"].iter().flat_map(|name| {
         names.map(|it| Charge::new(&Policy::parse(it, "5/1d").unwrap(), user(name), 1))
     });
-    let check = Check::new(charges).unwrap().with_blocks();
+    let check = Check::new(charges).unwrap().enforce_blocks(true);
     let blocked = blocked(store.check(&check).await.unwrap());
     assert_eq!(blocked.key(), &user("bob"));
     assert_eq!(blocked.retry_after(), Some(Duration::from_secs(3)));
@@ -486,7 +489,7 @@ pub(crate) async fn shadows_are_no_reason_and_are_not_asked(store: Arc<dyn Store
             Charge::new(&api(), user(counting), 1),
             Charge::new(&trial.clone().shadow(), user(shadow), 1),
         ];
-        Check::new(charges).unwrap().with_blocks()
+        Check::new(charges).unwrap().enforce_blocks(true)
     };
     block_user(&store, "bob", HOUR).await;
     let decision = store.check(&with_shadow("alice", "bob")).await.unwrap();
@@ -502,7 +505,7 @@ pub(crate) async fn shadows_are_no_reason_and_are_not_asked(store: Arc<dyn Store
 
     // Of shadows alone, none counts.
     let alone = [Charge::new(&trial.shadow(), user("bob"), 1)];
-    let alone = Check::new(alone).unwrap().with_blocks();
+    let alone = Check::new(alone).unwrap().enforce_blocks(true);
     assert!(store.check(&alone).await.unwrap().is_allowed());
 }
 
@@ -512,9 +515,9 @@ pub(crate) async fn a_look_at_no_cost_is_denied_and_a_peek_is_not(
 ) {
     block_user(&store, "alice", HOUR).await;
     let look = || [Charge::new(&api(), user("alice"), 0)];
-    let check = Check::new(look()).unwrap().with_blocks();
+    let check = Check::new(look()).unwrap().enforce_blocks(true);
     blocked(store.check(&check).await.unwrap());
-    let limiter = patient(Arc::clone(&store)).with_blocks();
+    let limiter = patient(Arc::clone(&store));
     blocked(limiter.check(look()).await.unwrap());
     assert!(!limiter.try_acquire(look()).await);
     let waited = limiter.acquire(look(), 2 * HOUR).await;
@@ -639,7 +642,7 @@ pub(crate) async fn secret_keys_are_blocked_apart_from_plain_ones(
         for key in [blocked_key, other] {
             let charge = Charge::new(&api(), key.clone(), 1);
             let check = Check::new([charge]).unwrap();
-            let decision = store.check(&check.with_blocks()).await.unwrap();
+            let decision = store.check(&check.enforce_blocks(true)).await.unwrap();
             assert_eq!(matches!(decision, Decision::Blocked(_)), key == blocked_key);
         }
         store.unblock(blocked_key).await.unwrap();

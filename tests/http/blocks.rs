@@ -86,7 +86,6 @@ fn has_quota(headers: &HeaderMap) -> bool {
 #[tokio::test]
 async fn an_operators_block_is_a_403_without_a_quota_or_a_time_to_retry() {
     let (limiter, _) = memory();
-    let limiter = limiter.with_blocks();
     limiter.block(&alice(), HOUR).await.unwrap();
     for style in [
         HeaderStyle::DRAFT_11,
@@ -214,7 +213,6 @@ async fn grpc_clients_are_told_whether_to_try_again() {
 #[tokio::test]
 async fn a_user_may_answer_in_words_of_its_own_and_know_who_blocked_whom() {
     let (limiter, _) = memory();
-    let limiter = limiter.with_blocks();
     let words = |rejection: &Rejection, _: &Parts| {
         Response::new(Body::from(match rejection {
             Rejection::Blocked(it) => format!("{:?} {:?}", it.key().kind(), it.block()),
@@ -239,7 +237,6 @@ async fn a_user_may_answer_in_words_of_its_own_and_know_who_blocked_whom() {
 #[tokio::test]
 async fn keys_on_an_allow_list_are_never_blocked_nor_banned() {
     let (limiter, _) = memory();
-    let limiter = limiter.with_blocks();
     limiter.block(&alice(), HOUR).await.unwrap();
     let layer = RateLimitLayer::new(limiter.clone());
     let layer = layer
@@ -267,10 +264,12 @@ async fn keys_on_an_allow_list_are_never_blocked_nor_banned() {
 async fn layers_around_each_other_charge_until_one_is_blocked_and_tell_no_quota() {
     let (limiter, _) = memory();
     let bob = Key::new("user", "bob");
-    let outer = RateLimitLayer::new(limiter.clone()).limit(free(), bob.clone());
-    let inner = RateLimitLayer::new(limiter.clone().with_blocks()).limit(free(), alice());
+    let outer = RateLimitLayer::new(limiter.clone())
+        .enforce_blocks(false)
+        .limit(free(), bob.clone());
+    let inner = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
     limiter.block(&alice(), HOUR).await.unwrap();
-    // A layer over a limiter that heeds no blocks denies nobody for one.
+    // A layer that does not enforce blocks denies nobody for one.
     limiter.block(&bob, HOUR).await.unwrap();
     let handler =
         service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
@@ -311,7 +310,6 @@ async fn a_layer_that_waits_waits_for_no_block_and_strikes_once() {
 #[tokio::test]
 async fn a_shadow_layer_blocks_and_bans_nobody() {
     let (limiter, _) = memory();
-    let limiter = limiter.with_blocks();
     let layer = RateLimitLayer::new(limiter.clone())
         .limit(login(), alice())
         .shadow();
@@ -328,6 +326,7 @@ async fn a_shadow_layer_blocks_and_bans_nobody() {
 #[tokio::test]
 async fn a_ban_is_reloaded_with_its_policy() {
     let (limiter, _) = memory();
+    let limiter = limiter.enforce_blocks(false);
     let plain = || Policies::new([Policy::parse("login", "0/1h").unwrap()]).unwrap();
     let live = ReloadablePolicies::new(plain());
     let layer = RateLimitLayer::new(limiter.clone()).limit(live.policy("login").unwrap(), alice());
@@ -340,7 +339,7 @@ async fn a_ban_is_reloaded_with_its_policy() {
     for expected in [denied, denied, DENIED] {
         assert_eq!(ask(&limiter, &layer).await.0, expected);
     }
-    // Without the ban, blocks are heeded no more, and are still there.
+    // Without the ban, blocks are no longer enforced, and are still there.
     live.replace(plain()).unwrap();
     assert_eq!(ask(&limiter, &layer).await.0, denied);
     live.replace(serde_json::from_str(file).unwrap()).unwrap();
@@ -350,7 +349,7 @@ async fn a_ban_is_reloaded_with_its_policy() {
 /// A ban, what it denies, an operator's block, and a request on a deny list.
 async fn everything(observer: impl Observer) {
     let (limiter, _) = memory();
-    let limiter = limiter.with_blocks().observer(observer);
+    let limiter = limiter.observer(observer);
     let layer = RateLimitLayer::new(limiter.clone()).limit(login(), Header::new("x-user"));
     let layer = layer.limit(free().shadow(), Header::new("x-user"));
     for _ in 0..4 {
@@ -440,7 +439,6 @@ fn events_tell_what_blocked_and_who_was_banned_by_which_policy() {
 #[tokio::test]
 async fn a_block_is_told_to_who_checks_without_the_middleware() {
     let (limiter, _) = memory();
-    let limiter = limiter.with_blocks();
     limiter.block(&alice(), HOUR).await.unwrap();
     let layer = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
     let response = send(&layer.rejection(EmptyBody), "text/plain").await;

@@ -183,7 +183,7 @@ async fn what_is_denied_in_one_slot_is_left_charged_in_none() {
 #[tokio::test]
 async fn who_is_blocked_in_one_slot_is_charged_in_none() {
     let cluster = shared();
-    let limiter = patient(&cluster).await.with_blocks();
+    let limiter = patient(&cluster).await;
     let much = policy("much", "100/1h");
     let users = [0, 1, 2].map(|at| users_at(&cluster, at, 1).remove(0));
     let all = || users.iter().map(|it| charge(&much, it));
@@ -528,7 +528,7 @@ async fn a_primary_that_is_killed_under_load_is_followed_by_its_replica() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_outlasts_its_primary() {
     let mut cluster = Cluster::start(Duration::from_millis(500));
-    let limiter = limiter(&cluster).await.timeout(TIMEOUT).with_blocks();
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
     let much = policy("much", "1000000/1h");
     let names = users_at(&cluster, 1, 2);
     limiter

@@ -123,9 +123,7 @@ async fn a_failover_on_request() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocks_outlast_a_failover() {
     let group = Group::start(&[]);
-    let limiter = Limiter::new(store(&group).await)
-        .timeout(Duration::from_secs(30))
-        .with_blocks();
+    let limiter = Limiter::new(store(&group).await).timeout(Duration::from_secs(30));
     let alice = Key::new("user", "alice");
     limiter.block(&alice, Until::ForEver).await.unwrap();
     // Until the replicas know of it, a failover can lose it, as any write.
