@@ -49,10 +49,10 @@ impl Limiter {
         }
     }
 
-    /// The strictest of the policies that count, or of the shadows where nothing else is charged.
+    /// The strictest of the policies that count, or of the shadows where nothing else is checked.
     fn failure_policy_for(&self, check: &Check) -> FailurePolicy {
         let charges = match check.charges() {
-            [] => check.shadow_charges(),
+            [] if check.look_ups().is_empty() => check.shadow_charges(),
             counting => counting,
         };
         let policies = charges

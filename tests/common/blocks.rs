@@ -1,17 +1,23 @@
 //! What every store that keeps blocks has to do: tests made by [`blocks!`](crate::blocks).
 
 use std::{
+    convert::Infallible,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use http::{Request, Response, request::Parts};
 use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, Rule, Store, Usage,
+    Charge, Decision, Key, KeyExtractor, Limiter, Policy, RateLimitLayer, Rule, Store, Usage,
     block::{Block, BlockedBy, Until},
     decision::Blocked,
+    error::ExtractError,
+    extract::Keys,
+    middleware::Decisions,
     store::{CallFuture, Check, Operation, Reply, Settlement, StoreFuture},
     test_util::TestClock,
 };
+use tower::{Layer, ServiceExt, service_fn};
 
 use super::{contract::patient, history::START_MS, outcome::ms};
 
@@ -42,6 +48,8 @@ macro_rules! blocks {
             a_ban_follows_the_last_strike_and_lasts_its_time
             a_ban_needs_all_its_strikes_and_forgets_them
             who_is_unblocked_while_a_ban_is_made_is_not_banned
+            identities_that_are_only_looked_up_are_denied_and_charged_nothing
+            a_layer_that_only_looks_up_denies_and_passes
         }
     };
     (@each $new:path: $($sentence:ident)*) => {
@@ -654,4 +662,64 @@ pub(crate) async fn what_was_blocked_is_not_settled(store: Arc<dyn Store>, _: Te
     let decision = decide(&store, &["alice"]).await;
     assert!(Settlement::new(decision.usage(), []).is_err());
     assert!(Settlement::new(decision.usage(), [0]).is_err());
+}
+
+/// A layer's answer: the status, and what is left under the only rule that it shows.
+async fn ask(layer: &RateLimitLayer) -> (u16, Option<u64>) {
+    let inner =
+        service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
+    let layer = layer.clone().decisions_in_response();
+    let response = layer.layer(inner).oneshot(Request::new(())).await.unwrap();
+    let decisions = response.extensions().get::<Decisions>();
+    let left = decisions.and_then(|it| {
+        let usage = it.iter().next().unwrap().usage();
+        assert!(usage.policies().all(|it| it.policy().name() == "api"));
+        usage.rules().next().map(|rule| rule.remaining())
+    });
+    (response.status().as_u16(), left)
+}
+
+fn users(names: &'static [&'static str]) -> impl KeyExtractor {
+    move |_: &Parts| -> Result<Keys, ExtractError> {
+        Ok(names.iter().map(|name| user(name)).collect())
+    }
+}
+
+pub(crate) async fn identities_that_are_only_looked_up_are_denied_and_charged_nothing(
+    store: Arc<dyn Store>,
+    _: TestClock,
+) {
+    let limiter = patient(Arc::clone(&store));
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit(api(), user("alice"))
+        .limit(
+            Policy::parse("trial", "1/1d").unwrap().shadow(),
+            user("bob"),
+        )
+        .deny_blocked(users(&["alice", "bob", "carol", "dave"]));
+    assert_eq!(ask(&layer).await, (200, Some(4)));
+    // What the identities that are looked up have used is theirs alone.
+    for (left, name) in ["alice", "bob", "carol", "dave"].into_iter().enumerate() {
+        limiter.block(&user(name), HOUR).await.unwrap();
+        assert_eq!(ask(&layer).await, (403, None), "{name}");
+        limiter.unblock(&user(name)).await.unwrap();
+        assert_eq!(ask(&layer).await, (200, Some(3 - left as u64)), "{name}");
+    }
+    let (status, left) = ask(&layer).await;
+    assert_eq!((status, left), (429, Some(0)), "the limit denies as ever");
+}
+
+pub(crate) async fn a_layer_that_only_looks_up_denies_and_passes(
+    store: Arc<dyn Store>,
+    _: TestClock,
+) {
+    let limiter = patient(Arc::clone(&store));
+    let layer = RateLimitLayer::new(limiter.clone()).deny_blocked(users(&["alice", "bob"]));
+    for name in ["alice", "bob"] {
+        assert_eq!(ask(&layer).await, (200, None));
+        limiter.block(&user(name), HOUR).await.unwrap();
+        assert_eq!(ask(&layer).await, (403, None));
+        limiter.unblock(&user(name)).await.unwrap();
+    }
+    assert_eq!(ask(&layer).await, (200, None));
 }

@@ -1,16 +1,21 @@
 //! Blocks and bans in Redis: what every replica sees, what is stored, what it costs, and what others' values do.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    convert::Infallible,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use crate::common::{contract::patient, history::START_MS, redis::Server};
 use futures::future::join_all;
+use http::{Request, Response};
 use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, RedisStore, Store,
+    Charge, Decision, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, RedisStore, Store,
     block::{Block, BlockedBy, Until},
     error::StoreErrorKind,
     store::{Check, Operation, Reply},
     test_util::TestClock,
 };
+use tower::{Layer, ServiceExt, service_fn};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -407,5 +412,56 @@ async fn every_kind_of_connection_knows_blocks() {
         assert!(is_blocked(&limiter, "alice").await, "{kind}");
         limiter.unblock(&user("alice")).await.unwrap();
         assert!(!is_blocked(&limiter, "alice").await, "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn a_block_holds_in_the_process_that_made_it_though_its_server_is_gone() {
+    let mut server = Server::start();
+    let limiter = process(&server).await;
+    limiter.block(&user("alice"), HOUR).await.unwrap();
+    server.kill();
+    let limiter = limiter.timeout(Duration::from_millis(200));
+    for policy in [
+        FailurePolicy::Open,
+        FailurePolicy::Closed,
+        FailurePolicy::Local,
+    ] {
+        let limiter = limiter.clone().on_failure(policy);
+        assert!(is_blocked(&limiter, "alice").await, "{policy:?}");
+    }
+    server.restart();
+    let healed = async || limiter.check(charges(&["alice"])).await;
+    while healed().await.is_ok_and(|it| it.usage().is_local()) {}
+    assert!(
+        healed().await.unwrap().is_allowed(),
+        "it was lost with the server's data"
+    );
+    server.kill();
+    limiter.check(charges(&["alice"])).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_layer_makes_one_call_for_what_it_limits_and_what_it_only_looks_up() {
+    let server = Server::start();
+    let limiter = process(&server).await;
+    let inner =
+        service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
+    let ask = async |layer: &RateLimitLayer| {
+        let service = layer.clone().layer(inner);
+        let response = service.oneshot(Request::new(())).await.unwrap();
+        assert_eq!(response.status(), 200);
+    };
+    let alone = RateLimitLayer::new(limiter).deny_blocked(user("alice"));
+    ask(&alone).await;
+    for (layer, expected) in [
+        (alone.clone(), [1, 1, 2, 0]),
+        (alone.clone().limit(api(), user("alice")), [1, 1, 2, 1]),
+        (alone.limit(api(), user("bob")), [1, 1, 4, 1]),
+    ] {
+        server.run::<()>("CONFIG RESETSTAT");
+        ask(&layer).await;
+        let calls = ["evalsha", "time", "get", "set"].map(|it| server.calls(it));
+        assert_eq!(calls, expected);
     }
 }
