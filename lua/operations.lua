@@ -10,7 +10,7 @@
 local i, last, blocks, now, replies, option, origin = ...
 local KEYS, ARGV, redis, sub, struct, spread = KEYS, ARGV, redis, string.sub, struct, unpack or table.unpack
 local pack, unpack = struct.pack, struct.unpack
-local arg, task, action, checks, heeded -- the newest argument, and what it asks for
+local arg, task, action, checks, block_count -- the newest argument, and what it asks for
 local are_buckets -- whether all of its rules are
 local reply, admitted = nil, 0 -- of the newest operation
 local whole_reply -- of a call of one key, that is a check of it
@@ -27,7 +27,7 @@ while i <= last do
     if ARGV[i] ~= arg then -- concurrent requests mostly ask the same of different keys
       arg = ARGV[i]
       local units, rules
-      action, checks, units, heeded, rules = unpack('<I1I4I7I1I1', arg, 2)
+      action, checks, units, block_count, rules = unpack('<I1I4I7I1I1', arg, 2)
       -- 128 rules more: all are buckets. Then the labels are read, too, and the dues are written with the counts.
       local counts_format, front_format, reply_format, labels_format
       if rules == 1 then
@@ -58,7 +58,7 @@ while i <= last do
     end
     if i == first then
       kind, count = action % 8, action == 1 and admitted or checks
-      for place = 0, heeded - 1 do
+      for place = 0, block_count - 1 do
         blocks = blocks + 1
         local held = redis.pcall('GET', KEYS[blocks])
         if held then block = seldom('blocks').later_block(now, block, place, held) end

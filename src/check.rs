@@ -40,7 +40,9 @@ struct Inner {
     all: SmallVec<[Charge; 1]>,
     /// How many of them count.
     counting: usize,
-    heeds_blocks: bool,
+    enforces_blocks: bool,
+    /// Identities that no charge counts for, and whose blocks deny the check all the same.
+    look_ups: Vec<Key>,
     /// Whether a charge names who contributes.
     has_contributors: bool,
 }
@@ -87,30 +89,63 @@ impl Check {
 
     /// Whether a [block](crate::block) of one of its keys denies it, before anything is charged.
     #[must_use]
-    pub fn heeds_blocks(&self) -> bool {
-        self.inner.heeds_blocks
+    pub fn enforces_blocks(&self) -> bool {
+        self.inner.enforces_blocks
     }
 
-    /// The same check, which heeds blocks.
+    /// Sets whether a [block](crate::block) of one of its keys denies it. By default only a check under a policy with a
+    /// [ban](Policy::ban) is denied so; a [`Limiter`](crate::Limiter) sets it for all of its checks.
     #[must_use]
-    pub fn with_blocks(mut self) -> Self {
-        Arc::make_mut(&mut self.inner).heeds_blocks = true;
+    pub fn enforce_blocks(mut self, enforce: bool) -> Self {
+        if self.enforces_blocks() != enforce {
+            Arc::make_mut(&mut self.inner).enforces_blocks = enforce;
+        }
         self
     }
 
     /// The keys of the charges that count, each once.
-    pub fn keys(&self) -> impl Iterator<Item = &Key> {
+    pub fn keys(&self) -> impl Iterator<Item = &Key> + Clone {
         let charges = self.charges();
         let keys = charges.iter().map(Charge::key).enumerate();
         keys.filter(|(place, key)| charges[..*place].iter().all(|it| it.key() != *key))
             .map(|(_, key)| key)
     }
 
+    /// The identities that are only looked up for blocks.
+    pub(crate) fn look_ups(&self) -> &[Key] {
+        &self.inner.look_ups
+    }
+
+    /// The identities whose blocks deny the check, each once.
+    pub(crate) fn deniable_keys(&self) -> impl Iterator<Item = &Key> + Clone {
+        self.keys().chain(self.look_ups())
+    }
+
+    /// The check as a store decides it: identities that are only looked up are charged nothing under a policy without
+    /// rules, behind the other charges that count. `None` when there are none, and the store decides this check.
+    pub(crate) fn with_look_ups_charged(&self) -> Option<Self> {
+        let look_ups = self.look_ups();
+        if look_ups.is_empty() {
+            return None;
+        }
+        let charges = self.charges().iter().cloned();
+        let looks = look_ups
+            .iter()
+            .map(|key| Charge::new(Policy::of_look_ups(), key.clone(), 0));
+        let shadows = self.shadow_charges().iter().cloned();
+        Some(Self::of(Inner {
+            all: charges.chain(looks).chain(shadows).collect(),
+            counting: self.inner.counting + look_ups.len(),
+            look_ups: Vec::new(),
+            ..*self.inner
+        }))
+    }
+
     /// The same policies and keys at no cost. No block denies it.
     #[must_use]
     pub fn without_cost(&self) -> Self {
         Self::of(Inner {
-            heeds_blocks: false,
+            enforces_blocks: false,
             ..self.map(|charge| charge.with_cost(0))
         })
     }
@@ -133,7 +168,7 @@ impl Check {
     #[cfg(feature = "redis")]
     pub(crate) fn is_identical(&self, other: &Self) -> bool {
         let (one, other) = (&*self.inner, &*other.inner);
-        one.heeds_blocks == other.heeds_blocks
+        one.enforces_blocks == other.enforces_blocks
             && one.counting == other.counting
             && one.all == other.all
     }
@@ -147,7 +182,7 @@ impl Check {
 
     /// Whether there is nothing to decide.
     pub(crate) fn is_empty(&self) -> bool {
-        self.inner.all.is_empty()
+        self.inner.all.is_empty() && self.look_ups().is_empty()
     }
 
     /// Whether a charge names who [contributes](Charge::by).
@@ -174,14 +209,9 @@ impl Check {
         charges.map(|charge| charge.policy().rules().len()).sum()
     }
 
-    /// Some of its charges, which count, as a check that heeds blocks as it does.
+    /// Some of its charges, which count, as a check that enforces blocks as it does.
     fn part(&self, charges: impl Iterator<Item = Charge>) -> Self {
-        let part = Self::counting(charges);
-        if self.heeds_blocks() {
-            part.with_blocks()
-        } else {
-            part
-        }
+        Self::counting(charges).enforce_blocks(self.enforces_blocks())
     }
 
     fn counting(charges: impl IntoIterator<Item = Charge>) -> Self {
@@ -189,7 +219,8 @@ impl Check {
         Self::of(Inner {
             counting: all.len(),
             has_contributors: all.iter().any(|it: &Charge| it.label().is_some()),
-            heeds_blocks: false,
+            enforces_blocks: false,
+            look_ups: Vec::new(),
             all,
         })
     }
@@ -213,6 +244,7 @@ impl Check {
     fn map(&self, change: impl Fn(&Charge) -> Charge) -> Inner {
         Inner {
             all: self.all_charges().iter().map(change).collect(),
+            look_ups: Vec::new(),
             ..*self.inner
         }
     }
@@ -258,16 +290,39 @@ impl CheckBuilder {
             ));
         }
         *count += 1;
-        check.heeds_blocks |= charge.policy().bans();
+        check.enforces_blocks |= charge.policy().bans();
         check.all.push(charge);
         Ok(())
     }
 
+    /// Adds an identity whose block denies the check. It is charged nothing. Fails if there are more than 64.
+    pub(crate) fn look_up(&mut self, key: Key) -> Result<(), StoreError> {
+        let check = &mut self.check;
+        check.enforces_blocks = true;
+        if check.look_ups.contains(&key) {
+            return Ok(());
+        }
+        if check.look_ups.len() >= MAX_CHARGES {
+            return Err(StoreError::invalid_request(
+                "a check looks up blocks of more than 64 identities",
+            ));
+        }
+        check.look_ups.push(key);
+        Ok(())
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
-        self.check.all.is_empty()
+        self.check.all.is_empty() && self.check.look_ups.is_empty()
     }
 
     pub(crate) fn build(mut self) -> Check {
+        let all = &self.check.all;
+        // The blocks of an identity that is charged are looked up with its charge.
+        let is_charged = |key: &Key| {
+            let mut counting = all.iter().filter(|it| !it.policy().is_shadow());
+            counting.any(|it| it.key() == key)
+        };
+        self.check.look_ups.retain(|key| !is_charged(key));
         if self.shadows > 0 {
             let all = &mut self.check.all;
             all.sort_by_key(|charge| charge.policy().is_shadow());

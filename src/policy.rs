@@ -12,10 +12,15 @@
 //! # Ok::<(), sluicegate::error::PolicyError>(())
 //! ```
 
-use std::{error::Error, fmt, num::NonZeroU32, sync::Arc};
+use std::{
+    error::Error,
+    fmt,
+    num::NonZeroU32,
+    sync::{Arc, LazyLock},
+};
 
 use crate::{
-    block::{Ban, STRIKES},
+    block::{Ban, LOOK_UPS, STRIKES},
     failure::FailurePolicy,
     rule::{Rule, RuleError},
 };
@@ -164,6 +169,20 @@ impl Policy {
     /// Whether it blocks who is denied too often.
     pub(crate) fn bans(&self) -> bool {
         self.inner.ban.is_some() && !self.shadow
+    }
+
+    /// The policy of an identity whose blocks are looked up and that is charged nothing: it has no rules.
+    pub(crate) fn of_look_ups() -> &'static Self {
+        static POLICY: LazyLock<Policy> = LazyLock::new(|| Policy {
+            inner: Arc::new(Inner {
+                name: LOOK_UPS.into(),
+                rules: [].into(),
+                ban: None,
+            }),
+            shadow: false,
+            on_failure: None,
+        });
+        &POLICY
     }
 
     /// The policy under which the strikes of a ban are counted. As many as the limit always fit, unless there are so

@@ -78,9 +78,9 @@ enum Work {
 #[derive(Clone, Copy, PartialEq)]
 enum Blocks {
     /// Not asked for.
-    Unheeded,
+    Unread,
     /// Asked for; nobody is blocked.
-    Heeded,
+    Enforced,
     /// Everybody is blocked.
     All,
 }
@@ -211,7 +211,7 @@ fn before(name: &str, rules: &[Rule]) -> Case {
     script(name, BEFORE, vec![arg])
 }
 
-/// A check of one unit by the script as it is: version, action, count, units and heeded blocks, the rules, and the version.
+/// A check of one unit by the script as it is: version, action, count, units and blocks to read, the rules, and the version.
 fn now(name: &str, rules: &[Rule]) -> Case {
     let head = [
         number(1, 1),
@@ -235,7 +235,7 @@ fn prefix(name: &str) -> String {
 fn checks(store: &RedisStore, name: &str, checks: usize, rules: &[Rule]) -> Result<Case, Error> {
     let policies = vec![Policy::new("p", rules.iter().copied())?];
     let store = store.clone().prefix(&prefix(name));
-    let blocks = Blocks::Unheeded;
+    let blocks = Blocks::Unread;
     Ok(case(
         name,
         checks,
@@ -247,13 +247,13 @@ fn checks(store: &RedisStore, name: &str, checks: usize, rules: &[Rule]) -> Resu
     ))
 }
 
-/// The same, heeding blocks.
-fn heeding(mut case: Case, how: Blocks) -> Case {
+/// The same, enforcing blocks.
+fn enforcing(mut case: Case, how: Blocks) -> Case {
     if let Work::Checks { store, blocks, .. } = &mut case.work {
         case.name += if how == Blocks::All {
             ", blocked"
         } else {
-            ", heeding blocks"
+            ", enforcing blocks"
         };
         *store = store.clone().prefix(&prefix(&case.name));
         *blocks = how;
@@ -273,7 +273,7 @@ fn keys(store: &RedisStore, count: usize, denied: bool) -> Result<Case, Error> {
         policies[count - 1] = Policy::new("p", denied_by_the_last())?;
     }
     let store = store.clone().prefix(&prefix(&name));
-    let blocks = Blocks::Unheeded;
+    let blocks = Blocks::Unread;
     Ok(case(
         name,
         1,
@@ -333,8 +333,8 @@ fn cases(store: &RedisStore) -> Result<Vec<Case>, Error> {
         ("1 rule, 16 a call", 16, &plenty[1..2]),
         ("3 rules, 16 a call", 16, &plenty[..]),
     ] {
-        for how in [Blocks::Heeded, Blocks::All] {
-            cases.push(heeding(checks(store, name, count, rules)?, how));
+        for how in [Blocks::Enforced, Blocks::All] {
+            cases.push(enforcing(checks(store, name, count, rules)?, how));
         }
     }
     for count in [2, 3, 8] {
@@ -439,9 +439,8 @@ impl Case {
                     blocks,
                 } => {
                     let checks = (0..self.checks).map(|_| check_of(policies, user()));
-                    let heeds = *blocks != Blocks::Unheeded;
-                    let checks =
-                        checks.map(|it| it.map(|it| if heeds { it.with_blocks() } else { it }));
+                    let enforces = *blocks != Blocks::Unread;
+                    let checks = checks.map(|check| check.map(|it| it.enforce_blocks(enforces)));
                     let operations = checks.map(|check| check.map(Operation::Check));
                     call(store, operations.collect::<Result<_, _>>()?).await?;
                 }
@@ -541,7 +540,7 @@ fn print_cases(cases: &[Case]) {
 }
 
 /// Of cases that are chosen, each beside the first, as in
-/// `cargo bench --bench script -- "3 rules" "3 rules, heeding blocks"`. (`-- settling` and `-- silence` are bars alone.)
+/// `cargo bench --bench script -- "3 rules" "3 rules, enforcing blocks"`. (`-- settling` and `-- silence` are bars alone.)
 async fn print_chosen(server: &Server, cases: &[Case], chosen: &[String]) -> Result<(), Error> {
     let first = find(cases, &chosen[0]);
     for name in &chosen[1..] {
@@ -618,15 +617,15 @@ async fn bars(server: &Server, cases: &[Case]) -> Result<bool, Error> {
     }
     // One string more is to be parsed, too: so it is the whole server that counts.
     for (one, other, most) in [
-        ("1 rule, heeding blocks", "1 rule", 1.15),
-        ("3 rules, heeding blocks", "3 rules", 1.15),
+        ("1 rule, enforcing blocks", "1 rule", 1.15),
+        ("3 rules, enforcing blocks", "3 rules", 1.15),
         (
-            "1 rule, 16 a call, heeding blocks",
+            "1 rule, 16 a call, enforcing blocks",
             "1 rule, 16 a call",
             1.15,
         ),
         (
-            "3 rules, 16 a call, heeding blocks",
+            "3 rules, 16 a call, enforcing blocks",
             "3 rules, 16 a call",
             1.15,
         ),

@@ -11,7 +11,7 @@
 //!
 //! runs the example with each of these settings in turn beside the floor, and tells what each takes of what the first of
 //! them takes. `--connections` is 64 by default, `--users` `random`. `--blocks --limit header:x-api-key=1000000/1s` tells
-//! what heeding blocks takes in the same way, here with one rule.
+//! what enforcing blocks takes in the same way, here with one rule.
 //!
 //! Before that, for two minutes and alone with the argument `attack`: users who are all denied, with a deny cache before
 //! Redis and without. `cargo bench --bench server -- leases` measures leases, in three minutes.

@@ -32,7 +32,7 @@ impl Settings {
         let mut args = env::args().skip(1).filter(|it| it != "--bench");
         while let Some(name) = args.next() {
             if name == "--blocks" {
-                settings.servers = vec![vec![], vec![name]];
+                settings.servers = vec![vec!["--no-blocks".into()], vec![]];
                 continue;
             }
             let value = args.next().unwrap_or_else(|| panic!("{name}: which?"));

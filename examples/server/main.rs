@@ -163,12 +163,8 @@ async fn limiter(options: &Options) -> Result<Limiter, String> {
     let limiter = Limiter::new(store(options)?)
         .timeout(options.timeout)
         .on_failure(options.on_failure)
-        .replicas(options.replicas);
-    let limiter = if options.blocks {
-        limiter.with_blocks()
-    } else {
-        limiter
-    };
+        .replicas(options.replicas)
+        .enforce_blocks(!options.no_blocks);
     if let Some(server) = options.redis.first() {
         greet(&limiter, server, options).await;
     }

@@ -58,7 +58,7 @@ cargo run --release --example server -- [options]
   --contributors header:NAME
                            who contributes to a limit, by the value of this header: GET /limits and the page name the
                            five who have used most of the caller's, where DELETE /limits is allowed
-  --blocks                 deny who is blocked in the store: 403; who was banned is, without this option, too
+  --no-blocks              do not enforce blocks, but for those under --ban: one read less for each identity
   --ban STRIKES=TIME       block who is denied too often: 5/10m=1h, for five denials in ten minutes, and an hour; told as
                            429. Not with --config, where a limit may have strikes = '5/10m', ban = '1h' beside its rules
   --shadow                 never deny: count, and tell what would have been denied
@@ -95,7 +95,7 @@ pub(crate) struct Options {
     pub(crate) headers: HeaderStyle,
     /// The header whose value names who contributes.
     pub(crate) contributors: Option<HeaderName>,
-    pub(crate) blocks: bool,
+    pub(crate) no_blocks: bool,
     pub(crate) ban: Option<Ban>,
     pub(crate) shadow: bool,
     pub(crate) help: bool,
@@ -144,7 +144,7 @@ impl Options {
             replicas: 1,
             headers: HeaderStyle::DRAFT_11.with_shadows(),
             contributors: None,
-            blocks: false,
+            no_blocks: false,
             ban: None,
             shadow: false,
             help: false,
@@ -155,7 +155,7 @@ impl Options {
                 Long("help") | Short('h') => options.help = true,
                 Long("cluster") => options.cluster = true,
                 Long("deny-cache") => options.deny_cache = true,
-                Long("blocks") => options.blocks = true,
+                Long("no-blocks") => options.no_blocks = true,
                 Long("leases") => options.leases = true,
                 Long("shadow") => options.shadow = true,
                 Long("transactions") => options.transactions = true,

@@ -56,7 +56,7 @@ pub enum Decision {
     /// At least one charge does not fit, and none has been charged.
     Denied(Denial),
     /// An identity is [blocked](crate::block), and nothing has been charged. Only checks that
-    /// [heed blocks](Check::heeds_blocks) are answered so.
+    /// [enforce blocks](Check::enforces_blocks) are answered so.
     Blocked(Blocked),
 }
 
@@ -110,6 +110,19 @@ impl Decision {
                 usage: blocked.usage.repeated(blocked.usage.check(), repeat),
                 ..blocked.moved(|ms| ms.saturating_sub(age_ms))
             }),
+        }
+    }
+
+    /// The same decision as one about `check`, whose charges with rules are those that were decided.
+    pub(crate) fn about(self, check: &Check) -> Self {
+        match self {
+            Self::Allowed(usage) => Self::Allowed(usage.about(check)),
+            Self::Denied(denial) if denial.is_partial() => Self::Denied(denial),
+            Self::Denied(denial) => Self::Denied(Denial {
+                usage: denial.usage.about(check),
+                ..denial
+            }),
+            Self::Blocked(blocked) => Self::Blocked(blocked),
         }
     }
 

@@ -46,6 +46,21 @@ pub(super) struct Repeat {
     pub(super) is_partial: bool,
 }
 
+impl Clone for Inner {
+    fn clone(&self) -> Self {
+        let copy = |flag: &AtomicBool| AtomicBool::new(flag.load(Ordering::Relaxed));
+        Self {
+            check: self.check.clone(),
+            rules: self.rules.clone(),
+            may_settle: copy(&self.may_settle),
+            local: copy(&self.local),
+            leased: copy(&self.leased),
+            may_be_repeated: copy(&self.may_be_repeated),
+            ..*self
+        }
+    }
+}
+
 impl Usage {
     /// Computes the usage from the counts, one for each rule of each charge. For stores answering a settlement.
     ///
@@ -244,6 +259,12 @@ impl Usage {
             shadow: None,
             ..self.copy(check, decided_at_ms, rules, Some(repeat))
         }
+    }
+
+    /// The same usage as that of `check`, whose charges have the same rules.
+    pub(super) fn about(mut self, check: &Check) -> Self {
+        Arc::make_mut(&mut self.inner).check = check.clone();
+        self
     }
 
     /// To be shown, not to be settled.

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use tokio::{runtime::Handle, sync::Notify, task::JoinSet};
+use tokio::{runtime::Handle, sync::Notify, task::JoinSet, time::Instant};
 
 use super::{Limiter, timeout::within};
 use crate::{
@@ -227,31 +227,35 @@ async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
     // Where they count together, the ban that comes first sees those of all.
     strikes.sort_by_key(|it| Reverse(order(&it.ban)));
     let checks = strikes.iter().map(|it| it.check(&key));
+    let now = Instant::now();
     let replies = call(&limiter, checks.collect()).await;
     let counted = strikes.iter().zip(replies);
     let banned = counted.filter_map(|(it, reply)| match reply {
-        Some(Reply::Check(decision)) if it.reach_limit(&decision) => Some(it),
+        Some(Reply::Check(decision)) if it.reach_limit(&decision) => {
+            Some((it, it.left(decision.usage().decided_at_ms())))
+        }
         _ => None,
     });
-    let mut banned: Vec<&Strikes> = banned.collect();
+    let mut banned: Vec<(&Strikes, Duration)> = banned.collect();
     if banned.is_empty() {
         return;
     }
     // The longest first: it forgets the strikes, so that the others are not made.
-    banned.sort_by_key(|it| Reverse(it.until()));
-    let bans = banned.iter().map(|it| Operation::Ban {
+    banned.sort_by_key(|(it, _)| Reverse(it.until()));
+    let bans = banned.iter().map(|(it, _)| Operation::Ban {
         key: key.clone(),
         strikes: it.ban.strikes(),
         until: Until::At(it.until()),
     });
     let replies = call(&limiter, bans.collect()).await;
-    let Some(observer) = &limiter.inner.observer else {
-        return;
-    };
-    for (strikes, reply) in banned.iter().zip(replies) {
+    for ((strikes, left), reply) in banned.iter().zip(replies) {
         if let Some(Reply::Ban(Some(block))) = reply {
-            let policy = &strikes.policy;
-            observer.on_ban(&BanEvent { policy, block });
+            let known = &limiter.inner.known_blocks;
+            known.note_made(&key, block, Some(*left), now);
+            if let Some(observer) = &limiter.inner.observer {
+                let policy = &strikes.policy;
+                observer.on_ban(&BanEvent { policy, block });
+            }
         }
     }
 }
@@ -281,6 +285,13 @@ impl Strikes {
             Decision::Denied(_) => true,
             Decision::Blocked(_) => false,
         }
+    }
+
+    /// How much of the ban is left at this time of the store.
+    fn left(&self, now_ms: u64) -> Duration {
+        let gone_ms = now_ms.saturating_sub(self.denied_at_ms);
+        let gone = Duration::from_millis(gone_ms);
+        self.ban.time().saturating_sub(gone)
     }
 
     fn until(&self) -> SystemTime {

@@ -1,12 +1,13 @@
 //! The one path of every decision, and [`Resolution`], what comes out of it.
 
-use super::{Limiter, call::Answer};
+use super::{Limiter, call::Answer, known_blocks::KnownBefore};
 use crate::{
     check::Check,
     decision::Decision,
     error::StoreError,
     eventual::Eventual,
     observe::{CallInfo, CallKind},
+    store::Store,
 };
 
 /// What becomes of a check.
@@ -33,8 +34,8 @@ impl Resolution {
 impl Limiter {
     /// Decides a check and charges it.
     pub(crate) fn decide(&self, mut check: Check) -> Eventual<Resolution> {
-        if self.inner.heeds_blocks {
-            check = check.with_blocks();
+        if self.inner.enforces_blocks {
+            check = check.enforce_blocks(true);
         }
         self.decide_as(CallKind::Check, check)
     }
@@ -47,12 +48,32 @@ impl Limiter {
             let timing = None;
             return Eventual::ready(self.resolve(kind, &check, Answer { result, timing }));
         }
-        let mut call = self.call(|| CallInfo::new(kind, &check), |store| store.check(&check));
+        let known = self.inner.known_blocks.before_call();
+        let charged = check.with_look_ups_charged();
+        let begin = |store: &dyn Store| store.check(charged.as_ref().unwrap_or(&check));
+        let mut call = self.call(|| CallInfo::new(kind, &check), begin);
         if let Some(answer) = call.known() {
-            return Eventual::ready(self.resolve(kind, &check, answer));
+            return Eventual::ready(self.resolve_call(kind, &check, answer, known));
         }
         let limiter = self.clone();
-        Eventual::pending(async move { limiter.resolve(kind, &check, call.await) })
+        Eventual::pending(async move { limiter.resolve_call(kind, &check, call.await, known) })
+    }
+
+    /// As [`resolve`](Self::resolve); remembers the blocks that the store has told of.
+    fn resolve_call(
+        &self,
+        kind: CallKind,
+        check: &Check,
+        mut answer: Answer<Decision>,
+        known: KnownBefore,
+    ) -> Resolution {
+        if let Ok(decision) = &answer.result {
+            self.inner.known_blocks.learn(check, decision, known);
+        }
+        if !check.look_ups().is_empty() {
+            answer.result = answer.result.map(|decision| decision.about(check));
+        }
+        self.resolve(kind, check, answer)
     }
 
     /// What becomes of a check by what the call for it has come to.

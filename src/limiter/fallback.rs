@@ -31,23 +31,28 @@ impl Limiter {
         if error.kind() == StoreErrorKind::InvalidRequest {
             return Resolution::Closed(error);
         }
+        if let Some(blocked) = self.inner.known_blocks.find(check) {
+            return Resolution::Decided(Decision::Blocked(blocked).local());
+        }
         match self.failure_policy_for(check) {
             FailurePolicy::Local => match self.inner.local.check(check).known() {
                 Some(Ok(decision)) => Resolution::Decided(decision.local()),
                 _ => Resolution::Closed(error),
             },
             // Shadows deny nobody, whatever fails.
-            _ if check.charges().is_empty() => Decision::new(check, true, 0, &[])
-                .map_or(Resolution::Open(error), Resolution::Decided),
+            _ if check.charges().is_empty() && check.look_ups().is_empty() => {
+                Decision::new(check, true, 0, &[])
+                    .map_or(Resolution::Open(error), Resolution::Decided)
+            }
             FailurePolicy::Open => Resolution::Open(error),
             FailurePolicy::Closed => Resolution::Closed(error),
         }
     }
 
-    /// The strictest of the policies that count, or of the shadows where nothing else is charged.
+    /// The strictest of the policies that count, or of the shadows where nothing else is checked.
     fn failure_policy_for(&self, check: &Check) -> FailurePolicy {
         let charges = match check.charges() {
-            [] => check.shadow_charges(),
+            [] if check.look_ups().is_empty() => check.shadow_charges(),
             counting => counting,
         };
         let policies = charges

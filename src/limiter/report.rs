@@ -33,8 +33,13 @@ impl Limiter {
         if let Decision::Blocked(blocked) = decision {
             let (policy, source) = (None, blocked.block().by().into());
             observer.on_blocked(&BlockEvent { policy, source });
-            let is_repeated = decision.usage().is_repeated();
-            return self.report_completion(call, is_repeated, Some(timing));
+            let usage = decision.usage();
+            let without_call = usage.is_repeated() || usage.is_local();
+            return self.report_completion(call, without_call, Some(timing));
+        }
+        if check.all_charges().is_empty() {
+            let local = decision.usage().is_local();
+            return self.report_completion(call, local, Some(timing));
         }
         let counting = !check.charges().is_empty();
         if counting {

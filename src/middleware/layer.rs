@@ -300,6 +300,57 @@ impl<R> RateLimitLayer<R> {
         self.except(|lists| lists.blocked_keys.push(Arc::new(blocks)))
     }
 
+    /// Denies identities that are [blocked](crate::block#blocks), without limiting them: the keys that `extractor`
+    /// finds join the layer's one check, and are looked up for blocks. They are charged nothing, and no header shows
+    /// them.
+    ///
+    /// Around a whole router, this is one line that denies blocked addresses everywhere:
+    ///
+    /// ```
+    /// use axum::{Router, body::Body, extract::connect_info::MockConnectInfo, http::Request, routing::get};
+    /// use std::{net::SocketAddr, time::Duration};
+    /// use sluicegate::{Limiter, MemoryStore, PeerIp, RateLimitLayer};
+    /// use tower::ServiceExt;
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// let app: Router = Router::new()
+    ///     .route("/", get(async || "hello"))
+    ///     .layer(RateLimitLayer::new(limiter.clone()).deny_blocked(PeerIp))
+    /// #   .layer(MockConnectInfo(SocketAddr::from(([203, 0, 113, 7], 443))))
+    ///     ;
+    ///
+    /// limiter.block(&PeerIp.key("203.0.113.7".parse()?), Duration::from_secs(60)).await?;
+    /// let response = app.oneshot(Request::get("/").body(Body::empty())?).await?;
+    /// assert_eq!(response.status(), 403);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// A layer that has limits, too, makes one check for both. A layer of its own around other layers makes a check of
+    /// its own: see [where blocks hold](crate::block#where-blocks-hold).
+    ///
+    /// A request without a key is rejected, as under a [`limit`](Self::limit), unless the extractor
+    /// is told [to skip it](KeyExtractor::or_skip). [`skip`](Self::skip) and [`skip_keys`](Self::skip_keys) apply.
+    /// It denies in a [shadow layer](Self::shadow), too, and whatever [`enforce_blocks`](Self::enforce_blocks) says.
+    /// Where the store cannot decide, the layer's [failure policy](Self::on_failure) applies to a request that no limit
+    /// applies to.
+    #[must_use]
+    pub fn deny_blocked(self, extractor: impl KeyExtractor) -> Self {
+        self.change(|shared| {
+            shared.plan.reads_peer |= extractor.reads_peer();
+            shared.plan.deny_blocked.push(Arc::new(extractor));
+        })
+    }
+
+    /// Sets whether [blocks](crate::block#blocks) of the identities that this layer limits deny them. The default is
+    /// the limiter's, `true`. See [`Limiter::enforce_blocks`].
+    #[must_use]
+    pub fn enforce_blocks(self, enforce: bool) -> Self {
+        self.change_limiter(|limiter| limiter.enforce_blocks(enforce))
+    }
+
     fn except(self, add: impl FnOnce(&mut AccessLists)) -> Self {
         self.change(|shared| add(&mut shared.plan.access_lists))
     }

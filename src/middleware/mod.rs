@@ -77,6 +77,7 @@
 //! | the cost of a request | [`cost`](RateLimitLayer::cost), or a route's [`weight`](Route::weight) |
 //! | not limited: health checks, an allow list | [`skip`](RateLimitLayer::skip) for requests, [`skip_keys`](RateLimitLayer::skip_keys) for keys |
 //! | not served: a deny list | [`block`](RateLimitLayer::block) for requests, [`block_keys`](RateLimitLayer::block_keys) for keys: a 403 |
+//! | not served: identities that are [blocked](crate::block) in the store | [`deny_blocked`](RateLimitLayer::deny_blocked), around everything |
 //!
 //! Requests are blocked first, then skipped; then the keys are extracted, blocked and skipped. Nothing is charged for
 //! what is blocked. Lists need no store: they apply when it is down. They are no policies: they apply in a

@@ -141,7 +141,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()>;
 
     /// Blocks an identity, unless it is blocked for longer, and answers the block that holds. Checks that
-    /// [heed blocks](Check::heeds_blocks) are then answered [`Decision::Blocked`], if one of their
+    /// [enforce blocks](Check::enforces_blocks) are then answered [`Decision::Blocked`], if one of their
     /// [keys](Check::keys) is blocked at the store's time, with the latest of their blocks.
     ///
     /// The default is an error: the store keeps no blocks.

@@ -17,9 +17,9 @@ fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap()
 }
 
-/// A replica that heeds blocks.
+/// A replica.
 async fn replica(site: &Site) -> Limiter {
-    Limiter::new(RedisStore::connect(site.server.url()).await.unwrap()).with_blocks()
+    Limiter::new(RedisStore::connect(site.server.url()).await.unwrap())
 }
 
 async fn check(limiter: &Limiter, key: Key) -> Decision {
@@ -28,7 +28,7 @@ async fn check(limiter: &Limiter, key: Key) -> Decision {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_replica_heeds_a_block_until_it_is_ended() {
+async fn every_replica_enforces_a_block_until_it_is_ended() {
     let site = Site::start().await;
     let replicas = [replica(&site).await, replica(&site).await];
     let alice = || Key::new("user", "alice");

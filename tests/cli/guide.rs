@@ -71,7 +71,7 @@ fn shape_of_word(word: &str) -> String {
 
 /// The traffic that the page tells of.
 async fn happens(server: &Server, policies: &Policies) {
-    let limiter = Limiter::new(RedisStore::connect(server.url()).await.unwrap()).with_blocks();
+    let limiter = Limiter::new(RedisStore::connect(server.url()).await.unwrap());
     let policy = |name: &str| -> Policy { policies.get(name).unwrap().clone() };
     for (user, cost) in [("batch-7", 4_700), ("alice", 221), ("bob", 79)] {
         let of_account = Charge::new(&policy("account"), Key::new("account", "acme"), cost);

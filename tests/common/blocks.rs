@@ -1,17 +1,23 @@
 //! What every store that keeps blocks has to do: tests made by [`blocks!`](crate::blocks).
 
 use std::{
+    convert::Infallible,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use http::{Request, Response, request::Parts};
 use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, Rule, Store, Usage,
+    Charge, Decision, Key, KeyExtractor, Limiter, Policy, RateLimitLayer, Rule, Store, Usage,
     block::{Block, BlockedBy, Until},
     decision::Blocked,
+    error::ExtractError,
+    extract::Keys,
+    middleware::Decisions,
     store::{CallFuture, Check, Operation, Reply, Settlement, StoreFuture},
     test_util::TestClock,
 };
+use tower::{Layer, ServiceExt, service_fn};
 
 use super::{contract::patient, history::START_MS, outcome::ms};
 
@@ -27,7 +33,7 @@ macro_rules! blocks {
             a_block_for_ever_is_one_for_ever
             unblocking_ends_all_blocks
             unblocking_forgets_the_strikes
-            checks_that_heed_no_blocks_are_not_denied
+            checks_that_enforce_no_blocks_are_not_denied
             of_several_blocked_keys_the_latest_is_told
             the_last_of_the_most_keys_is_told
             a_blocked_fill_admits_none
@@ -42,6 +48,8 @@ macro_rules! blocks {
             a_ban_follows_the_last_strike_and_lasts_its_time
             a_ban_needs_all_its_strikes_and_forgets_them
             who_is_unblocked_while_a_ban_is_made_is_not_banned
+            identities_that_are_only_looked_up_are_denied_and_charged_nothing
+            a_layer_that_only_looks_up_denies_and_passes
         }
     };
     (@each $new:path: $($sentence:ident)*) => {
@@ -66,10 +74,10 @@ fn user(name: &str) -> Key {
     Key::new("user", name)
 }
 
-/// A check of one unit for each of these users, which heeds blocks.
+/// A check of one unit for each of these users, which enforces blocks.
 fn check(users: &[&str]) -> Check {
     let charges = users.iter().map(|it| Charge::new(&api(), user(it), 1));
-    Check::new(charges).unwrap().with_blocks()
+    Check::new(charges).unwrap().enforce_blocks(true)
 }
 
 async fn decide(store: &dyn Store, users: &[&str]) -> Decision {
@@ -171,7 +179,7 @@ pub(crate) async fn of_two_blocks_the_later_end_holds(store: Arc<dyn Store>, clo
         assert_eq!(block(&store, &third, long, early).await, long_block);
         for key in [first, second, third] {
             let charges = [Charge::new(&api(), key, 1)];
-            let check = Check::new(charges).unwrap().with_blocks();
+            let check = Check::new(charges).unwrap().enforce_blocks(true);
             clock.set(START_MS + 1_999);
             let decision = store.check(&check).await.unwrap();
             assert_eq!(blocked(decision).block(), long_block);
@@ -377,14 +385,17 @@ pub(crate) async fn who_is_unblocked_while_a_ban_is_made_is_not_banned(
     }
 }
 
-pub(crate) async fn checks_that_heed_no_blocks_are_not_denied(store: Arc<dyn Store>, _: TestClock) {
+pub(crate) async fn checks_that_enforce_no_blocks_are_not_denied(
+    store: Arc<dyn Store>,
+    _: TestClock,
+) {
     block_user(&store, "alice", HOUR).await;
     let plain = Check::new([Charge::new(&api(), user("alice"), 1)]).unwrap();
-    assert!(!plain.heeds_blocks());
+    assert!(!plain.enforces_blocks());
     assert!(store.check(&plain).await.unwrap().is_allowed());
     let operations = vec![
         Operation::Check(plain.clone()),
-        Operation::Check(plain.clone().with_blocks()),
+        Operation::Check(plain.clone().enforce_blocks(true)),
         Operation::Check(plain.clone()),
     ];
     let replies = store.call(operations).await.unwrap();
@@ -396,7 +407,7 @@ pub(crate) async fn checks_that_heed_no_blocks_are_not_denied(store: Arc<dyn Sto
     assert!(told[0].is_allowed() && told[2].is_allowed());
     assert!(matches!(told[1], Decision::Blocked(_)));
     assert_eq!(left(&store, &["alice"]).await, [2]);
-    // What heeds no block is denied by its limits, and what is blocked by the block.
+    // A check that enforces no blocks is denied by its limits, the others by the block.
     for _ in 0..2 {
         assert!(store.check(&plain).await.unwrap().is_allowed());
     }
@@ -430,7 +441,7 @@ pub(crate) async fn of_several_blocked_keys_the_latest_is_told(
     let charges = ["alice", "bob"].iter().flat_map(|name| {
         names.map(|it| Charge::new(&Policy::parse(it, "5/1d").unwrap(), user(name), 1))
     });
-    let check = Check::new(charges).unwrap().with_blocks();
+    let check = Check::new(charges).unwrap().enforce_blocks(true);
     let blocked = blocked(store.check(&check).await.unwrap());
     assert_eq!(blocked.key(), &user("bob"));
     assert_eq!(blocked.retry_after(), Some(Duration::from_secs(3)));
@@ -486,7 +497,7 @@ pub(crate) async fn shadows_are_no_reason_and_are_not_asked(store: Arc<dyn Store
             Charge::new(&api(), user(counting), 1),
             Charge::new(&trial.clone().shadow(), user(shadow), 1),
         ];
-        Check::new(charges).unwrap().with_blocks()
+        Check::new(charges).unwrap().enforce_blocks(true)
     };
     block_user(&store, "bob", HOUR).await;
     let decision = store.check(&with_shadow("alice", "bob")).await.unwrap();
@@ -502,7 +513,7 @@ pub(crate) async fn shadows_are_no_reason_and_are_not_asked(store: Arc<dyn Store
 
     // Of shadows alone, none counts.
     let alone = [Charge::new(&trial.shadow(), user("bob"), 1)];
-    let alone = Check::new(alone).unwrap().with_blocks();
+    let alone = Check::new(alone).unwrap().enforce_blocks(true);
     assert!(store.check(&alone).await.unwrap().is_allowed());
 }
 
@@ -512,9 +523,9 @@ pub(crate) async fn a_look_at_no_cost_is_denied_and_a_peek_is_not(
 ) {
     block_user(&store, "alice", HOUR).await;
     let look = || [Charge::new(&api(), user("alice"), 0)];
-    let check = Check::new(look()).unwrap().with_blocks();
+    let check = Check::new(look()).unwrap().enforce_blocks(true);
     blocked(store.check(&check).await.unwrap());
-    let limiter = patient(Arc::clone(&store)).with_blocks();
+    let limiter = patient(Arc::clone(&store));
     blocked(limiter.check(look()).await.unwrap());
     assert!(!limiter.try_acquire(look()).await);
     let waited = limiter.acquire(look(), 2 * HOUR).await;
@@ -639,7 +650,7 @@ pub(crate) async fn secret_keys_are_blocked_apart_from_plain_ones(
         for key in [blocked_key, other] {
             let charge = Charge::new(&api(), key.clone(), 1);
             let check = Check::new([charge]).unwrap();
-            let decision = store.check(&check.with_blocks()).await.unwrap();
+            let decision = store.check(&check.enforce_blocks(true)).await.unwrap();
             assert_eq!(matches!(decision, Decision::Blocked(_)), key == blocked_key);
         }
         store.unblock(blocked_key).await.unwrap();
@@ -651,4 +662,64 @@ pub(crate) async fn what_was_blocked_is_not_settled(store: Arc<dyn Store>, _: Te
     let decision = decide(&store, &["alice"]).await;
     assert!(Settlement::new(decision.usage(), []).is_err());
     assert!(Settlement::new(decision.usage(), [0]).is_err());
+}
+
+/// A layer's answer: the status, and what is left under the only rule that it shows.
+async fn ask(layer: &RateLimitLayer) -> (u16, Option<u64>) {
+    let inner =
+        service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
+    let layer = layer.clone().decisions_in_response();
+    let response = layer.layer(inner).oneshot(Request::new(())).await.unwrap();
+    let decisions = response.extensions().get::<Decisions>();
+    let left = decisions.and_then(|it| {
+        let usage = it.iter().next().unwrap().usage();
+        assert!(usage.policies().all(|it| it.policy().name() == "api"));
+        usage.rules().next().map(|rule| rule.remaining())
+    });
+    (response.status().as_u16(), left)
+}
+
+fn users(names: &'static [&'static str]) -> impl KeyExtractor {
+    move |_: &Parts| -> Result<Keys, ExtractError> {
+        Ok(names.iter().map(|name| user(name)).collect())
+    }
+}
+
+pub(crate) async fn identities_that_are_only_looked_up_are_denied_and_charged_nothing(
+    store: Arc<dyn Store>,
+    _: TestClock,
+) {
+    let limiter = patient(Arc::clone(&store));
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit(api(), user("alice"))
+        .limit(
+            Policy::parse("trial", "1/1d").unwrap().shadow(),
+            user("bob"),
+        )
+        .deny_blocked(users(&["alice", "bob", "carol", "dave"]));
+    assert_eq!(ask(&layer).await, (200, Some(4)));
+    // What the identities that are looked up have used is theirs alone.
+    for (left, name) in ["alice", "bob", "carol", "dave"].into_iter().enumerate() {
+        limiter.block(&user(name), HOUR).await.unwrap();
+        assert_eq!(ask(&layer).await, (403, None), "{name}");
+        limiter.unblock(&user(name)).await.unwrap();
+        assert_eq!(ask(&layer).await, (200, Some(3 - left as u64)), "{name}");
+    }
+    let (status, left) = ask(&layer).await;
+    assert_eq!((status, left), (429, Some(0)), "the limit denies as ever");
+}
+
+pub(crate) async fn a_layer_that_only_looks_up_denies_and_passes(
+    store: Arc<dyn Store>,
+    _: TestClock,
+) {
+    let limiter = patient(Arc::clone(&store));
+    let layer = RateLimitLayer::new(limiter.clone()).deny_blocked(users(&["alice", "bob"]));
+    for name in ["alice", "bob"] {
+        assert_eq!(ask(&layer).await, (200, None));
+        limiter.block(&user(name), HOUR).await.unwrap();
+        assert_eq!(ask(&layer).await, (403, None));
+        limiter.unblock(&user(name)).await.unwrap();
+    }
+    assert_eq!(ask(&layer).await, (200, None));
 }

@@ -56,7 +56,7 @@ pub(crate) enum Act {
 /// A part of a call.
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
-    /// A check that is not a fill; and whether it heeds blocks.
+    /// A check that is not a fill; and whether it enforces blocks.
     Check(Vec<(usize, usize, u64)>, bool),
     Fill(Vec<(usize, usize, u64)>, u16, bool),
     Settle(Index, Vec<u64>),
@@ -189,9 +189,9 @@ fn parts() -> impl Strategy<Value = Part> {
     let counts = prop_oneof![12 => 0..=20_u16, 1 => Just(70)];
     let by = prop_oneof![Just(BlockedBy::Operator), Just(BlockedBy::Ban)];
     prop_oneof![
-        6 => (charges(), any::<bool>()).prop_map(|(charges, heeds)| Part::Check(charges, heeds)),
+        6 => (charges(), any::<bool>()).prop_map(|(charges, enforces)| Part::Check(charges, enforces)),
         6 => (charges(), counts, any::<bool>())
-            .prop_map(|(charges, count, heeds)| Part::Fill(charges, count, heeds)),
+            .prop_map(|(charges, count, enforces)| Part::Fill(charges, count, enforces)),
         3 => (0..3_usize, ends(), by).prop_map(|(key, until, by)| Part::Block(key, until, by)),
         1 => (0..3_usize).prop_map(Part::Unblock),
         4 => (any::<Index>(), vec(costs(), 1..=3)).prop_map(|(check, costs)| Part::Settle(check, costs)),
@@ -458,8 +458,8 @@ impl<'a> Player<'a> {
         Check::new(charges).unwrap()
     }
 
-    fn check_in(&self, charges: &[(usize, usize, u64)], heeds_blocks: bool) -> Check {
-        heeding(self.check_of(charges), heeds_blocks)
+    fn check_in(&self, charges: &[(usize, usize, u64)], enforces_blocks: bool) -> Check {
+        enforcing(self.check_of(charges), enforces_blocks)
     }
 
     async fn check(&mut self, charges: &[(usize, usize, u64)]) -> Outcome {
@@ -518,9 +518,9 @@ impl<'a> Player<'a> {
 
     fn operation(&mut self, part: &Part) -> Option<Operation> {
         Some(match part {
-            Part::Check(charges, heeds) => Operation::Check(self.check_in(charges, *heeds)),
-            Part::Fill(charges, count, heeds) => Operation::Fill {
-                check: self.check_in(charges, *heeds),
+            Part::Check(charges, enforces) => Operation::Check(self.check_in(charges, *enforces)),
+            Part::Fill(charges, count, enforces) => Operation::Fill {
+                check: self.check_in(charges, *enforces),
                 count: *count,
             },
             Part::Block(key, until, by) => Operation::Block {
@@ -582,7 +582,7 @@ impl<'a> Player<'a> {
     async fn check_alone(&self, check: &Check) -> Option<Decision> {
         if !self.can_read(check.charges()) {
             // Of a blocked check no count is looked at.
-            let look = heeding(check.without_cost(), check.heeds_blocks());
+            let look = enforcing(check.without_cost(), check.enforces_blocks());
             let decision = self.store.check(&look).await.unwrap();
             return Some(decision).filter(|it| matches!(it, Decision::Blocked(_)));
         }
@@ -590,7 +590,7 @@ impl<'a> Player<'a> {
             return Some(self.store.check(check).await.unwrap());
         }
         let counting = Check::new(check.charges().iter().cloned()).unwrap();
-        let counting = heeding(counting, check.heeds_blocks());
+        let counting = enforcing(counting, check.enforces_blocks());
         let decision = self.store.check(&counting).await.unwrap();
         if let Decision::Allowed(usage) = &decision {
             assert!(usage.shadow().is_none());
@@ -630,9 +630,9 @@ impl<'a> Player<'a> {
     }
 }
 
-pub(crate) fn heeding(check: Check, heeds_blocks: bool) -> Check {
-    if heeds_blocks {
-        check.with_blocks()
+pub(crate) fn enforcing(check: Check, enforces_blocks: bool) -> Check {
+    if enforces_blocks {
+        check.enforce_blocks(true)
     } else {
         check
     }

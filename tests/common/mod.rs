@@ -13,6 +13,8 @@ pub(crate) mod contract;
 pub(crate) mod contributors;
 pub(crate) mod example;
 #[cfg(feature = "test-util")]
+pub(crate) mod flaky;
+#[cfg(feature = "test-util")]
 pub(crate) mod history;
 pub(crate) mod log;
 #[cfg(all(feature = "redis", feature = "test-util"))]

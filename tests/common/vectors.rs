@@ -17,7 +17,7 @@ use sluicegate::{
 
 use super::{
     contract::patient,
-    history::heeding,
+    history::enforcing,
     outcome::{Denied, Left, Outcome},
 };
 
@@ -54,7 +54,7 @@ struct Step {
     #[serde(default)]
     costs: Vec<u64>,
     #[serde(default)]
-    heeds_blocks: bool,
+    enforces_blocks: bool,
     #[serde(default)]
     expect: Expect,
     block: Option<String>,
@@ -204,6 +204,8 @@ async fn replay_limiter(limiter: &Limiter, clock: &TestClock, file: &File, name:
         let policy = policies.get_mut(name.as_str()).unwrap();
         *policy = policy.clone().ban(ban.parse().unwrap());
     }
+    // In these files, only policies with a ban enforce blocks.
+    let by_bans = limiter.clone().enforce_blocks(false);
     for (index, step) in file.steps.iter().enumerate() {
         clock.set(step.at_ms);
         let at = format!("{name}, step {index}");
@@ -213,7 +215,7 @@ async fn replay_limiter(limiter: &Limiter, clock: &TestClock, file: &File, name:
             limiter.block(&key_of(key), step.until()).await.unwrap();
         } else {
             let charges = step.check(&policies).charges().to_vec();
-            let decision = limiter.check(charges).await.unwrap();
+            let decision = by_bans.check(charges).await.unwrap();
             assert_decision(&decision, &step.expect, &at);
             limiter.strikes_counted().await;
         }
@@ -267,7 +269,7 @@ impl Step {
             .iter()
             .map(|it| charge(it, &policies[&*it.policy].clone().shadow()));
         let check = Check::new(charges.chain(shadows)).unwrap();
-        heeding(check, self.heeds_blocks)
+        enforcing(check, self.enforces_blocks)
     }
 
     fn until(&self) -> Until {

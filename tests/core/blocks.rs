@@ -52,7 +52,7 @@ async fn check(limiter: &Limiter, charges: impl IntoIterator<Item = Charge>) -> 
 async fn blocked(limiter: &Limiter, name: &str) -> Option<u64> {
     let look = Policy::parse("look", "9/1d").unwrap();
     let look = Charge::new(&look, user(name), 0);
-    match check(&limiter.clone().with_blocks(), [look]).await {
+    match check(limiter, [look]).await {
         Decision::Blocked(blocked) => Some(blocked.block().until_ms().unwrap() - START_MS),
         _ => None,
     }
@@ -276,7 +276,7 @@ async fn a_ban_ends_no_longer_block() {
     let log = Log::default();
     let limiter = limiter.observer(log.clone());
     let policy = policy("login", "1/1d=1m");
-    // It is not heeded yet when the denial is on its way.
+    // It is not enforced yet when the denial is on its way.
     limiter.check([charge(&policy, "alice")]).await.unwrap();
     limiter.block(&user("alice"), HOUR).await.unwrap();
     limiter.strikes_counted().await;
@@ -323,7 +323,7 @@ async fn try_acquire_strikes_and_a_peek_does_not() {
 #[tokio::test]
 async fn local_decisions_strike_nobody() {
     let store = Recording::new(|check| {
-        StoreFuture::ready(match check.heeds_blocks() {
+        StoreFuture::ready(match check.enforces_blocks() {
             true => Err(unavailable()),
             false => denied(check, 1),
         })
@@ -405,7 +405,7 @@ async fn at_most_1024_identities_wait_and_those_that_do_are_struck_on() {
             panic!("{call:?}");
         };
         assert_eq!(check.charges()[0].cost(), 2);
-        assert!(!check.heeds_blocks());
+        assert!(!check.enforces_blocks());
     }
 }
 
@@ -495,7 +495,7 @@ async fn a_store_without_blocks_bans_nobody_and_denies_on() {
 async fn a_store_full_of_blocks_says_so_and_has_room_when_one_has_ended() {
     let clock = TestClock::new(START_MS);
     let store = MemoryStore::new().capacity(3).clock(clock.clone());
-    let limiter = Limiter::new(store).with_blocks();
+    let limiter = Limiter::new(store);
     for (name, span) in [("alice", MINUTE), ("bob", HOUR), ("carol", HOUR)] {
         limiter.block(&user(name), span).await.unwrap();
     }
@@ -521,10 +521,10 @@ async fn a_store_full_of_blocks_says_so_and_has_room_when_one_has_ended() {
 }
 
 #[tokio::test]
-async fn a_check_heeds_blocks_if_its_limiter_does_or_a_policy_that_counts_bans() {
+async fn a_check_enforces_blocks_if_its_limiter_does_or_a_policy_that_counts_bans() {
     let store = Scripted::allowing();
     let (plain, banning) = (Policy::parse("a", "9/1d").unwrap(), policy("b", "9/1d=1h"));
-    let limiter = Limiter::new(store.clone());
+    let limiter = Limiter::new(store.clone()).enforce_blocks(false);
     for (limiter, charges) in [
         (&limiter, vec![charge(&plain, "alice")]),
         (
@@ -538,21 +538,18 @@ async fn a_check_heeds_blocks_if_its_limiter_does_or_a_policy_that_counts_bans()
                 charge(&banning.clone().shadow(), "bob"),
             ],
         ),
-        (
-            &limiter.clone().with_blocks(),
-            vec![charge(&plain, "alice")],
-        ),
+        (&Limiter::new(store.clone()), vec![charge(&plain, "alice")]),
     ] {
         let _ = limiter.check(charges.clone()).await;
         let _ = limiter.peek(charges).await;
     }
-    let heeded: Vec<bool> = store.checks().iter().map(Check::heeds_blocks).collect();
+    let enforced: Vec<bool> = store.checks().iter().map(Check::enforces_blocks).collect();
     assert_eq!(
-        heeded,
+        enforced,
         [false, false, true, false, false, false, true, false]
     );
     let both = Check::new([charge(&plain, "alice"), charge(&banning, "alice")]).unwrap();
-    assert!(both.heeds_blocks());
+    assert!(both.enforces_blocks());
     assert_eq!(both.keys().collect::<Vec<_>>(), [&user("alice")]);
 }
 

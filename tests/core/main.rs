@@ -15,6 +15,7 @@ mod fuzzed;
 mod histories;
 #[cfg(feature = "cli")]
 mod inspect;
+mod known_blocks;
 mod leases;
 mod local;
 mod lua54;

@@ -40,7 +40,7 @@ async fn a_store_that_keeps_no_blocks_says_so() {
     let alice = Key::new("user", "alice");
     let unblock = Operation::Unblock { key: alice.clone() };
     let replies = store.call(vec![unblock]).await.unwrap();
-    let limiter = Limiter::new(store).with_blocks();
+    let limiter = Limiter::new(store);
     for error in [
         limiter.block(&alice, Until::ForEver).await.unwrap_err(),
         limiter.unblock(&alice).await.unwrap_err(),

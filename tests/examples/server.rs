@@ -624,27 +624,27 @@ async fn who_is_denied_too_often_is_banned_by_all_servers() {
             "{body}"
         );
     }
-    // A server that knows nothing of bans denies by its limit; one that is told to heeds blocks.
-    let plain = Example::start(&args);
+    // A server without a ban enforces it as a block, unless it is set not to: then it denies by its limit.
+    let plain = Example::start(&[&args[..], &["--no-blocks"]].concat());
     let (_, headers, _) = browser.ask(&plain, "/", &[]).await;
     assert!(headers.contains_key("ratelimit"));
-    let heeding = Example::start(&[&args[..], &["--blocks"]].concat());
-    let (status, headers, body) = browser.ask(&heeding, "/", &[]).await;
+    let enforcing = Example::start(&args);
+    let (status, headers, body) = browser.ask(&enforcing, "/", &[]).await;
     assert_eq!(status, REJECTED);
     assert!(!headers.contains_key("ratelimit"));
     assert!(body.contains("Blocked for a time"), "{body}");
-    let (status, _, body) = browser.ask(&heeding, "/", &HTML).await;
+    let (status, _, body) = browser.ask(&enforcing, "/", &HTML).await;
     assert_eq!(status, REJECTED);
     assert!(body.starts_with("<!doctype html>"));
 }
 
 #[tokio::test]
-async fn a_block_of_an_operator_is_seen_by_a_server_that_heeds_blocks() {
+async fn a_server_enforces_a_block_of_an_operator() {
     let redis = Server::start();
     let store = sluicegate::RedisStore::connect(redis.url()).await.unwrap();
     let limiter = sluicegate::Limiter::new(store).timeout(std::time::Duration::from_secs(30));
     let local = sluicegate::Key::new("ip", "127.0.0.1");
-    let args = ["--redis", &redis.url(), "--timeout", "9s", "--blocks"];
+    let args = ["--redis", &redis.url(), "--timeout", "9s"];
     let (server, browser) = (Example::start(&args), Browser::new());
     assert_eq!(browser.status(&server, "/").await, OK);
     limiter

@@ -117,7 +117,7 @@ pub(crate) fn script_reply(data: &[u8]) {
         count: u16::from(choice),
     };
     let key = check.charges()[0].key().clone();
-    let heeding = Operation::Check(check.clone().with_blocks());
+    let enforcing = Operation::Check(check.clone().enforce_blocks(true));
     let unblock = Operation::Unblock { key: key.clone() };
     let (until, by) = (Until::ForEver, BlockedBy::Operator);
     let ban = Operation::Ban {
@@ -129,7 +129,7 @@ pub(crate) fn script_reply(data: &[u8]) {
     let first = if choice & 0x40 == 0 {
         Operation::Check(check)
     } else {
-        heeding
+        enforcing
     };
     let _ = block_on(store.call(vec![first, block, ban, unblock, fill]));
 }

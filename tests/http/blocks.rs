@@ -3,14 +3,21 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use crate::{
-    common::{history::START_MS, log::Log, trace::traced},
+    common::{
+        flaky::{Flaky, State},
+        history::START_MS,
+        log::Log,
+        scripted::Scripted,
+        trace::traced,
+    },
     observe::recorded,
 };
 use axum::body::Body;
 use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
 use http_body_util::BodyExt;
 use sluicegate::{
-    Charge, Decision, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    Charge, Decision, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy,
+    RateLimitLayer,
     block::{BlockedBy, Until},
     middleware::{Decisions, EmptyBody, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection},
     observe::{Observer, TracingObserver},
@@ -86,7 +93,6 @@ fn has_quota(headers: &HeaderMap) -> bool {
 #[tokio::test]
 async fn an_operators_block_is_a_403_without_a_quota_or_a_time_to_retry() {
     let (limiter, _) = memory();
-    let limiter = limiter.with_blocks();
     limiter.block(&alice(), HOUR).await.unwrap();
     for style in [
         HeaderStyle::DRAFT_11,
@@ -214,7 +220,6 @@ async fn grpc_clients_are_told_whether_to_try_again() {
 #[tokio::test]
 async fn a_user_may_answer_in_words_of_its_own_and_know_who_blocked_whom() {
     let (limiter, _) = memory();
-    let limiter = limiter.with_blocks();
     let words = |rejection: &Rejection, _: &Parts| {
         Response::new(Body::from(match rejection {
             Rejection::Blocked(it) => format!("{:?} {:?}", it.key().kind(), it.block()),
@@ -239,7 +244,6 @@ async fn a_user_may_answer_in_words_of_its_own_and_know_who_blocked_whom() {
 #[tokio::test]
 async fn keys_on_an_allow_list_are_never_blocked_nor_banned() {
     let (limiter, _) = memory();
-    let limiter = limiter.with_blocks();
     limiter.block(&alice(), HOUR).await.unwrap();
     let layer = RateLimitLayer::new(limiter.clone());
     let layer = layer
@@ -267,10 +271,12 @@ async fn keys_on_an_allow_list_are_never_blocked_nor_banned() {
 async fn layers_around_each_other_charge_until_one_is_blocked_and_tell_no_quota() {
     let (limiter, _) = memory();
     let bob = Key::new("user", "bob");
-    let outer = RateLimitLayer::new(limiter.clone()).limit(free(), bob.clone());
-    let inner = RateLimitLayer::new(limiter.clone().with_blocks()).limit(free(), alice());
+    let outer = RateLimitLayer::new(limiter.clone())
+        .enforce_blocks(false)
+        .limit(free(), bob.clone());
+    let inner = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
     limiter.block(&alice(), HOUR).await.unwrap();
-    // A layer over a limiter that heeds no blocks denies nobody for one.
+    // A layer that does not enforce blocks denies nobody for one.
     limiter.block(&bob, HOUR).await.unwrap();
     let handler =
         service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
@@ -311,7 +317,6 @@ async fn a_layer_that_waits_waits_for_no_block_and_strikes_once() {
 #[tokio::test]
 async fn a_shadow_layer_blocks_and_bans_nobody() {
     let (limiter, _) = memory();
-    let limiter = limiter.with_blocks();
     let layer = RateLimitLayer::new(limiter.clone())
         .limit(login(), alice())
         .shadow();
@@ -328,6 +333,7 @@ async fn a_shadow_layer_blocks_and_bans_nobody() {
 #[tokio::test]
 async fn a_ban_is_reloaded_with_its_policy() {
     let (limiter, _) = memory();
+    let limiter = limiter.enforce_blocks(false);
     let plain = || Policies::new([Policy::parse("login", "0/1h").unwrap()]).unwrap();
     let live = ReloadablePolicies::new(plain());
     let layer = RateLimitLayer::new(limiter.clone()).limit(live.policy("login").unwrap(), alice());
@@ -340,7 +346,7 @@ async fn a_ban_is_reloaded_with_its_policy() {
     for expected in [denied, denied, DENIED] {
         assert_eq!(ask(&limiter, &layer).await.0, expected);
     }
-    // Without the ban, blocks are heeded no more, and are still there.
+    // Without the ban, blocks are no longer enforced, and are still there.
     live.replace(plain()).unwrap();
     assert_eq!(ask(&limiter, &layer).await.0, denied);
     live.replace(serde_json::from_str(file).unwrap()).unwrap();
@@ -350,7 +356,7 @@ async fn a_ban_is_reloaded_with_its_policy() {
 /// A ban, what it denies, an operator's block, and a request on a deny list.
 async fn everything(observer: impl Observer) {
     let (limiter, _) = memory();
-    let limiter = limiter.with_blocks().observer(observer);
+    let limiter = limiter.observer(observer);
     let layer = RateLimitLayer::new(limiter.clone()).limit(login(), Header::new("x-user"));
     let layer = layer.limit(free().shadow(), Header::new("x-user"));
     for _ in 0..4 {
@@ -440,7 +446,6 @@ fn events_tell_what_blocked_and_who_was_banned_by_which_policy() {
 #[tokio::test]
 async fn a_block_is_told_to_who_checks_without_the_middleware() {
     let (limiter, _) = memory();
-    let limiter = limiter.with_blocks();
     limiter.block(&alice(), HOUR).await.unwrap();
     let layer = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
     let response = send(&layer.rejection(EmptyBody), "text/plain").await;
@@ -451,4 +456,151 @@ async fn a_block_is_told_to_who_checks_without_the_middleware() {
     assert_eq!(blocked.key(), &alice());
     assert_eq!(blocked.block().by(), BlockedBy::Operator);
     assert_eq!(blocked.retry_after(), Some(HOUR));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_403_stays_a_403_while_the_store_is_down_until_the_block_ends() {
+    for state in [State::Down, State::Hanging] {
+        for policy in [
+            FailurePolicy::Open,
+            FailurePolicy::Closed,
+            FailurePolicy::Local,
+        ] {
+            let (store, _) = Flaky::new();
+            let limiter = Limiter::new(store.clone()).on_failure(policy);
+            let layer = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
+            limiter.block(&alice(), HOUR).await.unwrap();
+            store.is_now(state);
+            for _ in 0..9 {
+                let (status, headers, _) = ask(&limiter, &layer).await;
+                assert_eq!(status, BLOCKED, "{state:?} {policy:?}");
+                assert!(!has_quota(&headers) && !headers.contains_key("retry-after"));
+            }
+            tokio::time::advance(HOUR).await;
+            let undecided = match policy {
+                FailurePolicy::Closed => StatusCode::SERVICE_UNAVAILABLE,
+                _ => OK,
+            };
+            assert_eq!(ask(&limiter, &layer).await.0, undecided, "{policy:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_layer_may_leave_blocks_to_another_one() {
+    let (limiter, _) = memory();
+    limiter.block(&alice(), HOUR).await.unwrap();
+    let layer = RateLimitLayer::new(limiter.clone()).limit(free(), alice());
+    assert_eq!(ask(&limiter, &layer).await.0, BLOCKED);
+    let layer = layer.enforce_blocks(false);
+    assert_eq!(ask(&limiter, &layer).await.0, OK);
+    // What it is to look up, it looks up.
+    let layer = layer.deny_blocked(alice());
+    assert_eq!(ask(&limiter, &layer).await.0, BLOCKED);
+}
+
+#[tokio::test]
+async fn what_is_looked_up_is_in_one_check_with_the_limits_and_in_no_header() {
+    let store = Scripted::allowing();
+    let layer = RateLimitLayer::new(Limiter::new(store.clone()))
+        .limit(free(), alice())
+        .deny_blocked(Header::new("x-user"))
+        .deny_blocked(alice())
+        .decisions_in_response();
+    let response = send(&layer, "text/plain").await;
+    assert_eq!(
+        response.headers()["ratelimit-policy"],
+        r#""free";q=100;w=3600"#
+    );
+    assert_eq!(
+        store.only_check(),
+        ["free user 1", "!look-ups header 0"],
+        "the block of alice is looked up with her charge"
+    );
+    assert!(store.checks()[0].enforces_blocks());
+    let decisions = response.extensions().get::<Decisions>().unwrap();
+    let usage = decisions.iter().next().unwrap().usage();
+    assert_eq!(usage.policies().count(), 1);
+    assert_eq!(usage.check().charges().len(), 1, "so much is to be settled");
+}
+
+#[tokio::test]
+async fn a_layer_that_only_looks_up_shows_nothing_to_those_who_pass() {
+    let (limiter, _) = memory();
+    let layer = RateLimitLayer::new(limiter.clone())
+        .deny_blocked(alice())
+        .decisions_in_response();
+    let response = send(&layer, "text/plain").await;
+    assert_eq!(response.status(), OK);
+    assert!(!has_quota(response.headers()));
+    assert!(response.extensions().get::<Decisions>().is_none());
+    limiter.block(&alice(), HOUR).await.unwrap();
+    let (status, headers, _) = ask(&limiter, &layer).await;
+    assert_eq!(status, BLOCKED);
+    assert!(!has_quota(&headers));
+}
+
+#[tokio::test]
+async fn a_look_up_follows_the_lists_and_rejects_who_has_no_key() {
+    let (limiter, _) = memory();
+    limiter.block(&alice(), HOUR).await.unwrap();
+    let layer = RateLimitLayer::new(limiter.clone());
+    let denying = layer.clone().deny_blocked(alice());
+    let no_key = layer.clone().deny_blocked(Header::new("x-none"));
+    let or_skip = layer.clone().deny_blocked(Header::new("x-none").or_skip());
+    for (layer, expected) in [
+        (denying.clone(), BLOCKED),
+        (denying.clone().shadow(), BLOCKED),
+        (denying.clone().skip(|_| true), OK),
+        (denying.clone().skip_keys(|_| true), OK),
+        (layer.deny_blocked(bob()).block_keys(|_| true), BLOCKED),
+        (no_key.clone(), StatusCode::BAD_REQUEST),
+        (no_key.shadow(), OK),
+        (or_skip, OK),
+    ] {
+        assert_eq!(ask(&limiter, &layer).await.0, expected, "{layer:?}");
+    }
+}
+
+fn bob() -> Key {
+    Key::new("user", "bob")
+}
+
+#[tokio::test]
+async fn a_look_up_that_cannot_be_decided_follows_the_failure_policy() {
+    const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
+    let (store, _) = Flaky::new();
+    store.is_now(State::Down);
+    let limiter = Limiter::new(store);
+    let layer = RateLimitLayer::new(limiter.clone()).deny_blocked(alice());
+    let closed = layer.clone().on_failure(FailurePolicy::Closed);
+    let shadow = free().shadow().on_failure(FailurePolicy::Closed);
+    for (layer, expected) in [
+        (layer.clone(), OK),
+        (layer.clone().on_failure(FailurePolicy::Local), OK),
+        (layer.clone().limit(shadow, alice()), OK),
+        (closed.clone(), UNAVAILABLE),
+        (closed.clone().limit(free().shadow(), alice()), UNAVAILABLE),
+        (closed.shadow(), OK),
+    ] {
+        assert_eq!(ask(&limiter, &layer).await.0, expected, "{layer:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_wait_in_one_queue_whatever_is_looked_up_with_them() {
+    let (limiter, _) = memory();
+    let policy = Policy::parse("slow", "1/1h").unwrap();
+    let layer = RateLimitLayer::new(limiter.clone())
+        .limit(policy.clone(), alice())
+        .deny_blocked(bob())
+        .max_wait(Duration::from_secs(60));
+    assert_eq!(ask(&limiter, &layer).await.0, OK);
+    let waiting = tokio::spawn({
+        let (limiter, layer) = (limiter.clone(), layer.max_wait(2 * HOUR));
+        async move { ask(&limiter, &layer).await.0 }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    limiter.reset(&policy, &alice()).await.unwrap();
+    assert_eq!(waiting.await.unwrap(), OK);
 }

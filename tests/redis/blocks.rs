@@ -1,16 +1,21 @@
 //! Blocks and bans in Redis: what every replica sees, what is stored, what it costs, and what others' values do.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    convert::Infallible,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use crate::common::{contract::patient, history::START_MS, redis::Server};
 use futures::future::join_all;
+use http::{Request, Response};
 use sluicegate::{
-    Charge, Decision, Key, Limiter, Policy, RedisStore, Store,
+    Charge, Decision, FailurePolicy, Key, Limiter, Policy, RateLimitLayer, RedisStore, Store,
     block::{Block, BlockedBy, Until},
     error::StoreErrorKind,
     store::{Check, Operation, Reply},
     test_util::TestClock,
 };
+use tower::{Layer, ServiceExt, service_fn};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -42,12 +47,12 @@ async fn is_blocked(limiter: &Limiter, name: &str) -> bool {
 }
 
 #[tokio::test]
-async fn every_replica_heeds_a_block_and_its_end_at_its_next_check() {
+async fn every_replica_enforces_a_block_and_its_end_at_its_next_check() {
     let server = Server::start();
     let operator = process(&server).await;
     let mut replicas = Vec::new();
     for _ in 0..3 {
-        replicas.push(process(&server).await.with_blocks());
+        replicas.push(process(&server).await);
     }
     for blocked in [false, true, false, true, false] {
         if blocked {
@@ -72,7 +77,7 @@ async fn blocks_outlast_restarts_of_services_and_scripts_that_are_forgotten() {
         .block(&user("alice"), Until::ForEver)
         .await
         .unwrap();
-    let limiter = process(&server).await.with_blocks();
+    let limiter = process(&server).await;
     assert!(is_blocked(&limiter, "alice").await);
     server.run::<()>("SCRIPT FLUSH");
     assert!(is_blocked(&limiter, "alice").await);
@@ -84,11 +89,12 @@ async fn blocks_outlast_restarts_of_services_and_scripts_that_are_forgotten() {
     assert!(is_blocked(&limiter, "alice").await);
 }
 
-/// In a rollout, some processes know blocks and others do not.
+/// In a rollout, some processes enforce blocks and others do not.
 #[tokio::test]
-async fn a_process_that_heeds_no_blocks_shares_the_counts_of_one_that_does() {
+async fn a_process_that_enforces_no_blocks_shares_the_counts_of_one_that_does() {
     let server = Server::start();
-    let (old, new) = (process(&server).await, process(&server).await.with_blocks());
+    let old = process(&server).await.enforce_blocks(false);
+    let new = process(&server).await;
     assert!(!is_blocked(&new, "alice").await);
     new.block(&user("alice"), HOUR).await.unwrap();
     for left in [3, 2] {
@@ -157,10 +163,10 @@ async fn commands(server: &Server, limiter: &Limiter, users: &[&str]) -> [u64; 6
 }
 
 #[tokio::test]
-async fn heeding_blocks_is_one_get_for_each_identity_and_no_round_trip() {
+async fn enforcing_blocks_is_one_get_for_each_identity_and_no_round_trip() {
     let server = Server::start();
-    let plain = process(&server).await;
-    let heeding = plain.clone().with_blocks();
+    let enforcing = process(&server).await;
+    let plain = enforcing.clone().enforce_blocks(false);
     plain.check(charges(&["warm"])).await.unwrap();
     for (users, count) in [(&["alice"][..], 1), (&["alice", "bob", "carol"], 3)] {
         assert_eq!(
@@ -168,7 +174,7 @@ async fn heeding_blocks_is_one_get_for_each_identity_and_no_round_trip() {
             [1, 1, count, 0, 0, count]
         );
         assert_eq!(
-            commands(&server, &heeding, users).await,
+            commands(&server, &enforcing, users).await,
             [1, 1, 2 * count, 0, 0, count]
         );
     }
@@ -176,12 +182,15 @@ async fn heeding_blocks_is_one_get_for_each_identity_and_no_round_trip() {
     let names = ["a", "b", "c"].map(|it| Policy::parse(it, "5/1d").unwrap());
     let charges = names.iter().map(|it| Charge::new(it, user("alice"), 1));
     server.run::<()>("CONFIG RESETSTAT");
-    heeding.check(charges).await.unwrap();
+    enforcing.check(charges).await.unwrap();
     assert_eq!(server.calls("get"), 4);
     // Of a blocked one, no counts are read, and nothing is written.
-    plain.block(&user("alice"), HOUR).await.unwrap();
+    enforcing.block(&user("alice"), HOUR).await.unwrap();
     let users = &["alice", "bob"];
-    assert_eq!(commands(&server, &heeding, users).await, [1, 1, 2, 0, 0, 0]);
+    assert_eq!(
+        commands(&server, &enforcing, users).await,
+        [1, 1, 2, 0, 0, 0]
+    );
 }
 
 #[tokio::test]
@@ -190,7 +199,7 @@ async fn what_others_wrote_in_the_place_of_a_block_fails_that_check_alone() {
     let store = RedisStore::connect(server.url()).await.unwrap();
     let check = |users: &[&str]| {
         let check = Check::new(charges(users)).unwrap();
-        Operation::Check(check.with_blocks())
+        Operation::Check(check.enforce_blocks(true))
     };
     let soon = "\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}";
     for (value, expected) in [
@@ -219,7 +228,9 @@ async fn what_others_wrote_in_the_place_of_a_block_fails_that_check_alone() {
                 by: BlockedBy::Operator,
             },
             Operation::Fill {
-                check: Check::new(charges(&["alice"])).unwrap().with_blocks(),
+                check: Check::new(charges(&["alice"]))
+                    .unwrap()
+                    .enforce_blocks(true),
                 count: 3,
             },
             check(&["bob"]),
@@ -255,7 +266,7 @@ async fn what_others_wrote_in_the_place_of_a_block_fails_that_check_alone() {
 #[tokio::test]
 async fn a_block_that_the_server_refuses_to_store_is_an_error() {
     let server = Server::start();
-    let limiter = process(&server).await.with_blocks();
+    let limiter = process(&server).await;
     limiter.block(&user("bob"), HOUR).await.unwrap();
     server.run::<()>("CONFIG SET maxmemory 1");
     let error = limiter.block(&user("alice"), HOUR).await.unwrap_err();
@@ -273,7 +284,7 @@ async fn a_secret_identity_is_blocked_under_a_hash() {
     let server = Server::start();
     let connect = async |secret: &str| {
         let store = RedisStore::connect(server.url()).await.unwrap();
-        patient(store.secret(secret)).with_blocks()
+        patient(store.secret(secret))
     };
     let (limiter, other) = (connect("a secret").await, connect("another").await);
     let key = Key::secret("api-key", "sk_live_do_not_show");
@@ -395,11 +406,62 @@ async fn strikes_that_cannot_be_read_are_no_ban_and_disturb_no_other_operation()
 async fn every_kind_of_connection_knows_blocks() {
     let server = Server::start();
     for (kind, store) in crate::common::stores::all(&server).await {
-        let limiter = patient(store).with_blocks();
+        let limiter = patient(store);
         let block = limiter.block(&user("alice"), Until::ForEver).await.unwrap();
         assert_eq!(block, Block::new(u64::MAX, BlockedBy::Operator), "{kind}");
         assert!(is_blocked(&limiter, "alice").await, "{kind}");
         limiter.unblock(&user("alice")).await.unwrap();
         assert!(!is_blocked(&limiter, "alice").await, "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn a_block_holds_in_the_process_that_made_it_though_its_server_is_gone() {
+    let mut server = Server::start();
+    let limiter = process(&server).await;
+    limiter.block(&user("alice"), HOUR).await.unwrap();
+    server.kill();
+    let limiter = limiter.timeout(Duration::from_millis(200));
+    for policy in [
+        FailurePolicy::Open,
+        FailurePolicy::Closed,
+        FailurePolicy::Local,
+    ] {
+        let limiter = limiter.clone().on_failure(policy);
+        assert!(is_blocked(&limiter, "alice").await, "{policy:?}");
+    }
+    server.restart();
+    let healed = async || limiter.check(charges(&["alice"])).await;
+    while healed().await.is_ok_and(|it| it.usage().is_local()) {}
+    assert!(
+        healed().await.unwrap().is_allowed(),
+        "it was lost with the server's data"
+    );
+    server.kill();
+    limiter.check(charges(&["alice"])).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_layer_makes_one_call_for_what_it_limits_and_what_it_only_looks_up() {
+    let server = Server::start();
+    let limiter = process(&server).await;
+    let inner =
+        service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
+    let ask = async |layer: &RateLimitLayer| {
+        let service = layer.clone().layer(inner);
+        let response = service.oneshot(Request::new(())).await.unwrap();
+        assert_eq!(response.status(), 200);
+    };
+    let alone = RateLimitLayer::new(limiter).deny_blocked(user("alice"));
+    ask(&alone).await;
+    for (layer, expected) in [
+        (alone.clone(), [1, 1, 2, 0]),
+        (alone.clone().limit(api(), user("alice")), [1, 1, 2, 1]),
+        (alone.limit(api(), user("bob")), [1, 1, 4, 1]),
+    ] {
+        server.run::<()>("CONFIG RESETSTAT");
+        ask(&layer).await;
+        let calls = ["evalsha", "time", "get", "set"].map(|it| server.calls(it));
+        assert_eq!(calls, expected);
     }
 }

@@ -99,13 +99,16 @@ async fn identical_checks_are_decided_in_one_operation_as_if_one_after_another()
 
     let mut right = Vec::new();
     for _ in 0..9 {
-        let decision = alone.check(&both("alice").with_blocks()).await.unwrap();
+        let decision = alone
+            .check(&both("alice").enforce_blocks(true))
+            .await
+            .unwrap();
         right.push(Outcome::from(&decision));
     }
     let held = Held::hold(&server);
     let first = in_flight(&store).await;
     let asked = server.calls("evalsha");
-    let gathered = begin((0..9).map(|_| store.check(&both("bob").with_blocks()))).await;
+    let gathered = begin((0..9).map(|_| store.check(&both("bob").enforce_blocks(true)))).await;
     held.go_on();
     let said: Vec<_> = all(gathered).await.iter().map(Outcome::from).collect();
     assert_eq!(said, right);
@@ -509,9 +512,9 @@ async fn operations_of_all_kinds_share_calls_in_their_order() {
     let reset = begin([store.reset(&api, &alice)]).await;
     let after = begin([store.check(&one), store.check(&one)]).await;
     let blocked = begin([store.block(&alice, Until::ForEver, BlockedBy::Operator)]).await;
-    let heeds = begin([store.check(&one.clone().with_blocks())]).await;
+    let enforces = begin([store.check(&one.clone().enforce_blocks(true))]).await;
     let unblocked = begin([store.unblock(&alice)]).await;
-    let heeds_nothing = begin([store.check(&one.clone().with_blocks())]).await;
+    let enforces_nothing = begin([store.check(&one.clone().enforce_blocks(true))]).await;
     held.go_on();
     assert_eq!(remaining(&all(before).await[0]), 1);
     let left = join_all(settled).await.remove(0).unwrap();
@@ -523,9 +526,9 @@ async fn operations_of_all_kinds_share_calls_in_their_order() {
         [2, 1]
     );
     join_all(blocked).await.remove(0).unwrap();
-    assert!(matches!(all(heeds).await[0], Decision::Blocked(_)));
+    assert!(matches!(all(enforces).await[0], Decision::Blocked(_)));
     join_all(unblocked).await.remove(0).unwrap();
-    assert_eq!(remaining(&all(heeds_nothing).await[0]), 0);
+    assert_eq!(remaining(&all(enforces_nothing).await[0]), 0);
     first.await.unwrap();
     assert_eq!(server.calls("evalsha") - asked, 3);
 }

@@ -184,8 +184,7 @@ async fn everything(store: &TransactionStore) -> Result<(), StoreError> {
     let decision = limiter.check(charge(&policy, "alice")).await?;
     limiter.settle(decision.usage(), [2]).await?;
     limiter.block(&alice, Duration::from_secs(60)).await?;
-    let heeding = limiter.clone().with_blocks();
-    let blocked = heeding.check(charge(&policy, "alice")).await?;
+    let blocked = limiter.check(charge(&policy, "alice")).await?;
     assert!(matches!(blocked, Decision::Blocked(_)));
     limiter.unblock(&alice).await?;
     assert_eq!(remaining(&limiter, &policy, "alice").await, 8);

@@ -26,8 +26,8 @@ Examples:
   sluicegate block user=alice --until 2026-12-01T08:00:00+01:00
   sluicegate block header:x-api-key=- --forever < key.txt
 
-The identity is denied whatever it asks, from its next request on, by every replica whose limiter heeds blocks
-(`Limiter::with_blocks`) or whose policy has a ban. Of two blocks the later end holds: to shorten one, unblock first.
+The identity is denied whatever it asks, from its next request on, by every replica whose limiter enforces
+blocks, as limiters do by default. Of two blocks the later end holds: to shorten one, unblock first.
 Times without an offset are UTC.
 
 Rights: those of the service (GET, SET, EVALSHA, EVAL and TIME).";
@@ -109,7 +109,7 @@ impl BlockReport {
     pub(crate) fn of(stored: StoredBlock, now_ms: u64) -> Result<Option<Self>> {
         let block = stored.map_err(|error| {
             Error::server(format_args!(
-                "the block of the identity: {error}. No check that heeds it can be decided: the service's failure policy \
+                "the block of the identity: {error}. No check that enforces it can be decided: the service's failure policy \
                  applies. `sluicegate unblock` deletes it"
             ))
         })?;

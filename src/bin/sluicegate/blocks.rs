@@ -48,7 +48,7 @@ struct Report {
     unreadable: Vec<Unreadable>,
 }
 
-/// No check of this identity that heeds blocks can be decided; `unblock` deletes what cannot be read.
+/// No check of this identity that enforces blocks can be decided; `unblock` deletes what cannot be read.
 #[derive(Serialize)]
 struct Unreadable {
     identity: String,

@@ -302,7 +302,7 @@ fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
         let text = block.text(now_ms);
         writeln!(
             output,
-            "{BAD}It is denied, where blocks are heeded:{BAD:#}\n{text}."
+            "{BAD}It is denied, where blocks are enforced:{BAD:#}\n{text}."
         )?;
     }
     match (&report.denied_by, report.passes_ms) {

@@ -32,6 +32,8 @@ pub(in crate::middleware) struct Plan {
     pub(in crate::middleware) look_ups: Vec<Limit<dyn AsyncKeyExtractor>>,
     /// Whether the limit that was added last is in `look_ups`.
     pub(in crate::middleware) newest_is_look_up: bool,
+    /// Of identities whose blocks deny, and that are charged nothing.
+    pub(in crate::middleware) deny_blocked: Vec<Arc<dyn KeyExtractor>>,
     /// Look-ups of policy, key and cost together.
     pub(in crate::middleware) charge_look_ups: Vec<Arc<LookUpCharges>>,
     pub(in crate::middleware) cost: Option<Arc<Cost>>,
@@ -100,6 +102,7 @@ impl Plan {
             limits: Vec::new(),
             look_ups: Vec::new(),
             newest_is_look_up: false,
+            deny_blocked: Vec::new(),
             charge_look_ups: Vec::new(),
             cost: None,
             access_lists: AccessLists::default(),
@@ -149,6 +152,30 @@ impl Plan {
         for limit in &self.limits {
             let found = limit.extractor.extract(head);
             self.charge(draft, limit, found, head)?;
+        }
+        for extractor in &self.deny_blocked {
+            self.look_up_blocks(draft, extractor.extract(head))?;
+        }
+        Ok(())
+    }
+
+    /// Adds the identities whose blocks deny the request.
+    fn look_up_blocks(
+        &self,
+        draft: &mut Draft,
+        found: Result<Keys, ExtractError>,
+    ) -> Result<(), Rejection> {
+        let mut keys = match found {
+            Ok(keys) => keys,
+            Err(error) => return self.fail(None, Rejection::MissingKey(error)),
+        };
+        if let Err(rejection) = self.access_lists.filter(&mut keys) {
+            return self.fail(None, rejection);
+        }
+        for key in keys {
+            if let Err(error) = draft.charges.look_up(key) {
+                return self.fail(None, Rejection::Undecided(error));
+            }
         }
         Ok(())
     }

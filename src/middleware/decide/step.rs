@@ -12,10 +12,7 @@ use super::{
     plan::{Draft, Plan},
 };
 use crate::{
-    check::Check,
-    decision::Decision,
-    eventual::Eventual,
-    limiter::{Limiter, Resolution},
+    check::Check, decision::Decision, eventual::Eventual, limiter::Resolution,
     middleware::Rejection,
 };
 
@@ -76,7 +73,7 @@ impl Step {
                 }
                 Self::Deciding(resolution) => {
                     let resolution = ready!(Pin::new(resolution).poll(cx));
-                    Break(admission(&plan.limiter, resolution))
+                    Break(admission(plan, resolution))
                 }
             };
             match next {
@@ -93,7 +90,7 @@ impl Step {
         let Some(max_wait) = plan.max_wait else {
             let mut resolution = plan.limiter.decide(check);
             return match resolution.known() {
-                Some(resolution) => Break(admission(&plan.limiter, resolution)),
+                Some(resolution) => Break(admission(plan, resolution)),
                 None => Continue(Self::Deciding(resolution)),
             };
         };
@@ -115,15 +112,16 @@ impl Step {
     }
 }
 
-fn admission(limiter: &Limiter, resolution: Resolution) -> Admission {
+fn admission(plan: &Plan, resolution: Resolution) -> Admission {
     if let Resolution::Decided(decision) = &resolution {
-        limiter.count_strikes(decision);
+        plan.limiter.count_strikes(decision);
     }
     match resolution {
         Resolution::Decided(Decision::Denied(denial)) => Err(Rejection::Denied(denial)),
         Resolution::Decided(Decision::Blocked(blocked)) => Err(Rejection::Blocked(blocked)),
         Resolution::Decided(decision) => Ok(Some(decision).filter(decides_something)),
         Resolution::Open(_) => Ok(None),
+        Resolution::Closed(_) if plan.shadow => Ok(None),
         Resolution::Closed(error) => Err(Rejection::Undecided(error)),
     }
 }

@@ -49,14 +49,14 @@ impl Memory {
     /// What is remembered of one of its identities or charges.
     #[cold]
     pub(super) fn of_part(&self, check: &Check, now: Duration) -> Option<(Decision, u64)> {
-        let heeds_blocks = check.heeds_blocks();
-        let mut blocked = check.keys().filter(|_| heeds_blocks).filter_map(|key| {
+        let enforces_blocks = check.enforces_blocks();
+        let mut blocked = check.keys().filter(|_| enforces_blocks).filter_map(|key| {
             let hash = hash_of_identity(&self.hasher, key);
             self.read(hash, |it| it.is_identity(key), now)
         });
         let mut denied = check.charges().iter().filter_map(|charge| {
             let hash = hash_of_charge(&self.hasher, charge);
-            self.read(hash, |it| it.is_charge(charge, heeds_blocks), now)
+            self.read(hash, |it| it.is_charge(charge, enforces_blocks), now)
         });
         blocked.next().or_else(|| denied.next())
     }
@@ -106,7 +106,7 @@ impl Memory {
         let denying = charges
             .filter(|(_, it)| it.rules().iter().any(|rule| rule.is_exceeded()))
             .map(|(charge, _)| self.charge_slot(charge.policy(), charge.key()));
-        let keys = check.keys().filter(|_| check.heeds_blocks());
+        let keys = check.keys().filter(|_| check.enforces_blocks());
         denying.chain(keys.map(|it| self.block_slot(it))).collect()
     }
 

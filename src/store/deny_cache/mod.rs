@@ -143,7 +143,8 @@ impl Question {
             Decision::Allowed(_) => {}
             Decision::Denied(denial) => {
                 for part in denial.parts() {
-                    let subject = Subject::Charge(part.charge().clone(), self.check.heeds_blocks());
+                    let subject =
+                        Subject::Charge(part.charge().clone(), self.check.enforces_blocks());
                     let refused_for = part.retry_after();
                     self.insert(subject, &Decision::Denied(part), refused_for);
                 }

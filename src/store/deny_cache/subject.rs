@@ -12,11 +12,11 @@ const MAX_KEY_BYTES: usize = 1_024;
 /// Compared in full, policies with all their rules: a limit that was changed is another subject.
 #[derive(Clone, Debug)]
 pub(super) enum Subject {
-    /// The charges that count, their costs, and whether blocks are heeded.
+    /// The charges that count, their costs, and whether blocks are enforced.
     Check(Check),
-    /// Every check with this charge, where it heeds blocks or where not.
+    /// Every check with this charge, where it enforces blocks or where not.
     Charge(Charge, bool),
-    /// Every check that heeds blocks and has this key.
+    /// Every check that enforces blocks and has this key.
     Identity(Key),
 }
 
@@ -24,7 +24,7 @@ impl Subject {
     pub(super) fn is_same(&self, other: &Self) -> bool {
         match other {
             Self::Check(check) => self.is_check(check),
-            Self::Charge(charge, heeds_blocks) => self.is_charge(charge, *heeds_blocks),
+            Self::Charge(charge, enforces_blocks) => self.is_charge(charge, *enforces_blocks),
             Self::Identity(key) => self.is_identity(key),
         }
     }
@@ -33,13 +33,13 @@ impl Subject {
         let Self::Check(own) = self else { return false };
         let (own_charges, charges) = (own.charges(), check.charges());
         let mut pairs = own_charges.iter().zip(charges);
-        own.heeds_blocks() == check.heeds_blocks()
+        own.enforces_blocks() == check.enforces_blocks()
             && own_charges.len() == charges.len()
             && pairs.all(|(own, other)| are_alike(own, other))
     }
 
-    pub(super) fn is_charge(&self, charge: &Charge, heeds_blocks: bool) -> bool {
-        matches!(self, Self::Charge(own, heeds) if are_alike(own, charge) && *heeds == heeds_blocks)
+    pub(super) fn is_charge(&self, charge: &Charge, enforces_blocks: bool) -> bool {
+        matches!(self, Self::Charge(own, enforces) if are_alike(own, charge) && *enforces == enforces_blocks)
     }
 
     pub(super) fn is_identity(&self, key: &Key) -> bool {

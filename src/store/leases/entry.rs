@@ -319,7 +319,7 @@ impl Fetch {
         let entry = self.entry();
         let charge = Charge::new(&entry.policy, entry.key.clone(), self.units);
         // Who is blocked gets no lease.
-        Check::of_one(charge).with_blocks()
+        Check::of_one(charge).enforce_blocks(true)
     }
 
     /// Makes the units that were charged a lease to be spent from. Answers the settlement that returns them where none

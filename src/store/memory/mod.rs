@@ -185,7 +185,7 @@ impl Inner {
         count: u16,
         answer: impl FnOnce(Filled<'_>, Option<Filled<'_>>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        if check.heeds_blocks() {
+        if check.enforces_blocks() {
             let now_ms = self.clock.now_ms();
             if let Some(blocked) = self.blocks.blocked(check, now_ms) {
                 let filled = Filled {

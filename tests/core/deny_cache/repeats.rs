@@ -241,7 +241,7 @@ async fn only_the_same_charges_are_refused() {
         check([charge(&policy("other", "1/1h"), "alice")]),
         check([charge(&policy("api", "2/1h"), "alice")]),
         check([charge(&api, "alice"), charge(&api, "bob")]),
-        check([charge(&api, "alice")]).with_blocks(),
+        check([charge(&api, "alice")]).enforce_blocks(true),
     ];
     for other in others {
         let decision = site.check(&other).await;
@@ -395,7 +395,7 @@ async fn what_is_given_back_elsewhere_is_seen_a_second_later() {
 #[tokio::test]
 async fn blocked_identities_are_refused_until_their_block_ends() {
     let site = site();
-    let alice = check([charge(&policy("api", "9/1h"), "alice")]).with_blocks();
+    let alice = check([charge(&policy("api", "9/1h"), "alice")]).enforce_blocks(true);
     let block = |ms| Until::After(Duration::from_millis(ms));
     let is_blocked = async |ms: Option<u64>, repeated: bool| {
         let decision = site.check(&alice).await;
@@ -428,7 +428,7 @@ async fn blocked_identities_are_refused_until_their_block_ends() {
 #[tokio::test]
 async fn a_block_is_told_at_once_where_a_limit_has_denied() {
     let site = site();
-    let alice = check([charge(&policy("api", "1/1h"), "alice")]).with_blocks();
+    let alice = check([charge(&policy("api", "1/1h"), "alice")]).enforce_blocks(true);
     site.exhaust(&alice).await;
     let block = site
         .cache
@@ -478,7 +478,8 @@ async fn any_check_of_a_blocked_identity_is_refused_if_asked_for() {
     let mut site = site();
     site.cache = site.cache.any_charge();
     let (ip, key) = (policy("ip", "1/1h"), policy("key", "9/1m"));
-    let request = |name: &str| check([charge(&ip, "attacker"), charge(&key, name)]).with_blocks();
+    let request =
+        |name: &str| check([charge(&ip, "attacker"), charge(&key, name)]).enforce_blocks(true);
     let block = Until::After(Duration::from_secs(60));
     site.cache
         .block(&user("attacker"), block, BlockedBy::Ban)
@@ -487,9 +488,9 @@ async fn any_check_of_a_blocked_identity_is_refused_if_asked_for() {
     for (name, repeated) in [("a", false), ("b", true), ("c", true)] {
         assert_eq!(is_repeated(&site.check(&request(name)).await), repeated);
     }
-    // Who does not heed blocks is decided by the limits.
-    let heedless = check([charge(&ip, "attacker"), charge(&key, "d")]);
-    assert!(site.check(&heedless).await.is_allowed());
+    // A check that enforces no blocks is decided by the limits.
+    let unblocked = check([charge(&ip, "attacker"), charge(&key, "d")]);
+    assert!(site.check(&unblocked).await.is_allowed());
     site.cache.unblock(&user("attacker")).await.unwrap();
     assert!(!matches!(
         site.check(&request("e")).await,
@@ -605,7 +606,8 @@ async fn a_repeated_refusal_does_not_close_the_breaker() {
     let site = site();
     let limiter = Limiter::new(site.cache.clone());
     let api = policy("api", "1/1h");
-    site.exhaust(&check([charge(&api, "alice")])).await;
+    site.exhaust(&check([charge(&api, "alice")]).enforce_blocks(true))
+        .await;
     site.store.fails.store(true, Relaxed);
     for _ in 0..5 {
         assert!(

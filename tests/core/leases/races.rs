@@ -171,7 +171,7 @@ async fn a_block_ends_a_lease_that_is_on_its_way() {
     let (all, _) = policies();
     let alice = [charge(&all, "alice")];
     let admitted = world.warm_up(&alice).await;
-    let limiter = world.limiter.clone().with_blocks();
+    let limiter = world.limiter.clone();
     // The lease ends with the step. The next is charged, and its answer is on its way.
     world.store.holds_calls.store(true, SeqCst);
     world

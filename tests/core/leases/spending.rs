@@ -318,7 +318,7 @@ async fn a_block_through_this_process_is_seen_at_once() {
     let world = World::new(1);
     let alice = [charge(&policy("100000/1m"), "alice", 1)];
     warm_up(&world, 0, &alice).await;
-    let limiter = world.processes[0].1.clone().with_blocks();
+    let limiter = world.processes[0].1.clone();
     assert!(limiter.check(alice.clone()).await.unwrap().is_allowed());
     let key = Key::new("user", "alice");
     limiter.block(&key, Duration::from_secs(60)).await.unwrap();

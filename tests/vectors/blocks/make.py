@@ -3,7 +3,7 @@
 
     python3 tests/vectors/blocks/make.py
 
-A file with `bans` is for a limiter, whose checks heed blocks under a policy with a ban; all others are for a store.
+A file with `bans` is for a limiter, whose checks enforce blocks under a policy with a ban; all others are for a store.
 """
 
 import json
@@ -109,8 +109,8 @@ class Model:
         until, by = self.blocks[key]
         return {"key": key, "until_ms": None if until == FOR_EVER else until, "by": by}
 
-    def check(self, now, charges, shadows=(), heeds=True):
-        blocked = heeds and self.blocked(now, charges)
+    def check(self, now, charges, shadows=(), enforces=True):
+        blocked = enforces and self.blocked(now, charges)
         return {"allowed": False, "blocked": blocked} if blocked else self.decide(now, charges, shadows)
 
     def block(self, now, key, until, by):
@@ -167,15 +167,15 @@ def blocks(seed):
         if kind in ("check", "fill"):
             charges = some_charges(rng, ["ip", "user"], keys, 3)
             shadows = some_charges(rng, ["trial"], keys, 1) if kind == "check" and rng.random() < 0.3 else []
-            heeds = rng.random() < 0.8
-            step |= {"charges": texts(charges), "heeds_blocks": heeds}
+            enforces = rng.random() < 0.8
+            step |= {"charges": texts(charges), "enforces_blocks": enforces}
             if kind == "check":
                 if shadows:
                     step["shadows"] = texts(shadows)
-                step["expect"] = model.check(now, charges, shadows, heeds)
+                step["expect"] = model.check(now, charges, shadows, enforces)
             else:
                 step["fill"] = rng.randint(0, 6)
-                step["expect"] = {"decisions": [model.check(now, charges, (), heeds) for _ in range(step["fill"])]}
+                step["expect"] = {"decisions": [model.check(now, charges, (), enforces) for _ in range(step["fill"])]}
         elif kind == "unblock":
             step["unblock"] = rng.choice(keys)
             model.blocks.pop(step["unblock"], None)
@@ -226,10 +226,10 @@ def bans(seed):
             model.block(now, step["block"], now + step["for_ms"], "operator")
         else:
             charges = some_charges(rng, list(policies), keys, 3)
-            heeds = any(policy in bans for policy, _, _ in charges)
+            enforces = any(policy in bans for policy, _, _ in charges)
             step |= {"charges": texts(charges)}
             denying = model.exceeded(now, added_up(charges))
-            step["expect"] = model.check(now, charges, (), heeds)
+            step["expect"] = model.check(now, charges, (), enforces)
             if "refused_by" in step["expect"]:
                 strike(model, now, bans, denying)
         steps.append(step)

@@ -146,12 +146,12 @@ impl Call {
         } else {
             SHADOW
         };
-        let mut heeded = 0;
-        if check.heeds_blocks() {
+        let mut block_count = 0;
+        if check.enforces_blocks() {
             for key in check.keys() {
                 names.write(&mut self.blocks.bytes, BLOCKS, key);
                 self.blocks.end();
-                heeded += 1;
+                block_count += 1;
             }
         }
         for (action, charges) in [(CHECK, check.charges()), (shadow, check.shadow_charges())] {
@@ -163,11 +163,11 @@ impl Call {
                     action: action + joined(place),
                     count,
                     units: charge.cost(),
-                    heeded,
+                    block_count,
                 };
                 self.push_task(head, rules, limits);
             }
-            heeded = 0;
+            block_count = 0;
         }
     }
 
@@ -228,7 +228,7 @@ impl Call {
         arg.extend([self.version, head.action]);
         push_number(arg, head.count.into(), 4);
         push_number(arg, head.units, 7);
-        arg.push(head.heeded);
+        arg.push(head.block_count);
     }
 
     /// `limits` are the ends of the charged steps in a settlement, but of a bucket the limit; and none in a reset.
@@ -257,7 +257,7 @@ struct Head {
     /// Of a block, its time in ms.
     units: u64,
     /// How many keys of blocks are read.
-    heeded: u8,
+    block_count: u8,
 }
 
 impl Head {
@@ -266,7 +266,7 @@ impl Head {
             action,
             count: 0,
             units: 0,
-            heeded: 0,
+            block_count: 0,
         }
     }
 }

@@ -127,7 +127,7 @@ impl Reader<'_> {
                 self.bytes = rest;
                 0
             }
-            [BLOCKED, rest @ ..] if check.heeds_blocks() => {
+            [BLOCKED, rest @ ..] if check.enforces_blocks() => {
                 self.bytes = rest;
                 blocked = Some(self.blocked(check)?);
                 0

@@ -30,7 +30,7 @@ pub(super) struct StoredKey {
 /// The places of the keys of one operation.
 #[derive(Default)]
 pub(super) struct Places {
-    /// Of the identities whose blocks are heeded, or who is blocked or unblocked.
+    /// Of the identities whose blocks are enforced, and of one that is blocked or unblocked.
     pub(super) blocks: Vec<usize>,
     /// Of the charges that count, or of what is forgotten.
     pub(super) charges: Vec<usize>,
@@ -77,7 +77,7 @@ impl Keys<'_> {
         let mut places = Places::default();
         match operation {
             Operation::Check(check) | Operation::Fill { check, .. } => {
-                if check.heeds_blocks() {
+                if check.enforces_blocks() {
                     places.blocks = check.keys().map(|key| self.block(key)).collect();
                 }
                 places.charges = self.charges(check.charges());

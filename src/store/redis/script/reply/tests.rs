@@ -56,11 +56,11 @@ fn read(operations: &[Operation], parts: &[&[u8]]) -> Vec<Result<Reply, StoreErr
 
 #[test]
 fn a_blocked_check_tells_which_of_its_keys_is() {
-    let heeding = Operation::Check(check().with_blocks());
+    let enforcing = Operation::Check(check().enforce_blocks(true));
     let then = Operation::Unblock {
         key: Key::new("user", "bob"),
     };
-    let operations = [heeding, then];
+    let operations = [enforcing, then];
     let results = read(&operations, &[&[BLOCKED, 1], &BLOCK, &[DONE, DONE]]);
     let Ok(Reply::Check(Decision::Blocked(blocked))) = &results[0] else {
         panic!("{results:?}");
@@ -125,13 +125,13 @@ proptest! {
         let fill = Operation::Fill { check: check(), count: 3 };
         let reply = Value::BulkString(reply);
         let key = Key::new("user", "alice");
-        let heeding = Operation::Fill { check: check().with_blocks(), count: 3 };
+        let enforcing = Operation::Fill { check: check().enforce_blocks(true), count: 3 };
         let unblock = Operation::Unblock { key: key.clone() };
         let until = crate::block::Until::ForEver;
         let block = Operation::Block { key: key.clone(), until, by: BlockedBy::Ban };
         let ban = Operation::Ban { key, strikes: crate::Rule::per_minute(1), until };
         let limits = [Operation::Check(check()), fill, Operation::Settle(settlement), reset];
-        for first in limits.into_iter().chain([heeding, block, ban, unblock]) {
+        for first in limits.into_iter().chain([enforcing, block, ban, unblock]) {
             let operations = [first, Operation::Check(check())];
             prop_assert_eq!(replies(&operations, &reply).len(), 2);
         }

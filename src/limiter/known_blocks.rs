@@ -1,0 +1,232 @@
+//! [`KnownBlocks`]: the blocks that this process has made or seen. They hold here while the store cannot decide.
+//!
+//! The store stays the one source: its answers add blocks and remove them, and while it answers, nothing here denies.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        PoisonError, RwLock, RwLockWriteGuard,
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Release},
+        },
+    },
+    time::{Duration, UNIX_EPOCH},
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    block::{Block, BlockedBy},
+    check::Check,
+    decision::{Blocked, Decision},
+    key::Key,
+    rule::millis,
+};
+
+/// More are blocked only in an attack, and then most of them by bans, which leave first. About 700 kB.
+const MAX_KNOWN: usize = 10_000;
+
+/// How many leave together, so that a flood of bans does not sort all of them each time.
+const LEAVE_TOGETHER: usize = MAX_KNOWN / 4;
+
+#[derive(Debug, Default)]
+pub(super) struct KnownBlocks {
+    /// How many blocks were ever noted. Written under the lock.
+    noted: AtomicU64,
+    /// By a hash of the identity that clients cannot compute: keys may be long.
+    by_identity: RwLock<HashMap<u64, KnownBlock>>,
+    hasher: RandomState,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct KnownBlock {
+    block: Block,
+    /// By the clock of this process; `None` if it is for ever.
+    ends: Option<Instant>,
+    /// How many blocks had been noted with it.
+    number: u64,
+}
+
+/// The blocks that were known when a call of the store began: only those can its answer revoke.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KnownBefore(u64);
+
+impl KnownBlocks {
+    /// To be read before the store is called.
+    pub(super) fn before_call(&self) -> KnownBefore {
+        KnownBefore(self.noted.load(Acquire))
+    }
+
+    /// Learns from what the store has answered.
+    pub(super) fn learn(&self, check: &Check, decision: &Decision, before: KnownBefore) {
+        if let Decision::Blocked(blocked) = decision {
+            let now = Instant::now();
+            self.note(blocked.key(), blocked.block(), blocked.retry_after(), now);
+        } else if before.0 > 0 && check.enforces_blocks() && !decision.usage().spares_call() {
+            self.revoke(check, before);
+        }
+    }
+
+    /// Notes a block that lasts for this time from `now` on; for ever if there is none.
+    pub(super) fn note(&self, key: &Key, block: Block, lasts: Option<Duration>, now: Instant) {
+        let ends = lasts.and_then(|it| now.checked_add(it));
+        if ends.is_some_and(|it| it <= now) {
+            return;
+        }
+        let identity = self.hasher.hash_one(key);
+        let mut by_identity = self.write();
+        if by_identity.len() >= MAX_KNOWN && !by_identity.contains_key(&identity) {
+            make_room(&mut by_identity, now);
+        }
+        let number = self.noted.load(Acquire) + 1;
+        let known = KnownBlock {
+            block,
+            ends,
+            number,
+        };
+        by_identity.insert(identity, known);
+        self.noted.store(number, Release);
+    }
+
+    /// Notes the block that holds after one was asked for, for `asked` from `now` on. If it is known, its end is, too.
+    pub(super) fn note_made(&self, key: &Key, block: Block, asked: Option<Duration>, now: Instant) {
+        let identity = self.hasher.hash_one(key);
+        let known = self.read(|it| it.get(&identity).copied());
+        if known.is_none_or(|known| known.block != block) {
+            self.note(key, block, asked, now);
+        }
+    }
+
+    pub(super) fn forget(&self, key: &Key) {
+        self.write().remove(&self.hasher.hash_one(key));
+    }
+
+    /// The block of the check's identities that ends last.
+    pub(super) fn find(&self, check: &Check) -> Option<Blocked> {
+        if !check.enforces_blocks() || self.before_call().0 == 0 {
+            return None;
+        }
+        let now = Instant::now();
+        let known = self.read(|by_identity| {
+            let known = check.deniable_keys().filter_map(|key| {
+                let known = by_identity.get(&self.hasher.hash_one(key))?;
+                known.holds(now).then_some((key, *known))
+            });
+            known.max_by_key(|(_, known)| (known.ends.is_none(), known.ends))
+        });
+        known.map(|(key, known)| Blocked::new(key.clone(), known.block, known.store_now_ms(now)))
+    }
+
+    /// Forgets what the store no longer keeps, by its answer to a check that it did not block.
+    fn revoke(&self, check: &Check, before: KnownBefore) {
+        let is_revoked = |known: &KnownBlock| known.number <= before.0;
+        let identities = check.deniable_keys().map(|key| self.hasher.hash_one(key));
+        let is_known = self.read(|by_identity| {
+            let mut known = identities.clone().filter_map(|it| by_identity.get(&it));
+            known.any(is_revoked)
+        });
+        if is_known {
+            let mut by_identity = self.write();
+            for identity in identities {
+                if by_identity.get(&identity).is_some_and(is_revoked) {
+                    by_identity.remove(&identity);
+                }
+            }
+        }
+    }
+
+    fn read<T>(&self, read: impl FnOnce(&HashMap<u64, KnownBlock>) -> T) -> T {
+        read(
+            &self
+                .by_identity
+                .read()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<u64, KnownBlock>> {
+        self.by_identity
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bans leave before operators' blocks, and those that end first before the others.
+fn make_room(by_identity: &mut HashMap<u64, KnownBlock>, now: Instant) {
+    by_identity.retain(|_, known| known.holds(now));
+    if by_identity.len() <= MAX_KNOWN - LEAVE_TOGETHER {
+        return;
+    }
+    let mut ranks: Vec<_> = by_identity.values().map(KnownBlock::rank).collect();
+    let (_, first_to_stay, _) = ranks.select_nth_unstable(LEAVE_TOGETHER);
+    let first_to_stay = *first_to_stay;
+    by_identity.retain(|_, known| known.rank() >= first_to_stay);
+}
+
+impl KnownBlock {
+    fn holds(&self, now: Instant) -> bool {
+        self.ends.is_none_or(|ends| ends > now)
+    }
+
+    fn rank(&self) -> (bool, bool, Option<Instant>, u64) {
+        let is_operators = self.block.by() == BlockedBy::Operator;
+        (is_operators, self.ends.is_none(), self.ends, self.number)
+    }
+
+    /// What the store's clock shows, as far as this process can tell.
+    fn store_now_ms(&self, now: Instant) -> u64 {
+        match (self.block.until_ms(), self.ends) {
+            (Some(until_ms), Some(ends)) => until_ms.saturating_sub(millis(ends - now)),
+            _ => millis(UNIX_EPOCH.elapsed().unwrap_or_default()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(number: usize) -> Key {
+        Key::new("user", number.to_string())
+    }
+
+    fn is_known(known: &KnownBlocks, key: &Key) -> bool {
+        known.read(|it| it.contains_key(&known.hasher.hash_one(key)))
+    }
+
+    #[test]
+    fn of_too_many_the_bans_leave_first_and_of_these_those_that_end_first() {
+        let known = KnownBlocks::default();
+        let now = Instant::now();
+        let lasts = |seconds: usize| Some(Duration::from_secs(seconds as u64 + 1));
+        let by = |by| Block::new(1, by);
+        for number in 0..MAX_KNOWN {
+            // The operator's ends first of all.
+            let by = by(match number {
+                0 => BlockedBy::Operator,
+                _ => BlockedBy::Ban,
+            });
+            known.note(&user(number), by, lasts(number), now);
+        }
+        assert_eq!(known.read(HashMap::len), MAX_KNOWN);
+        known.note(&user(MAX_KNOWN), by(BlockedBy::Ban), lasts(0), now);
+        assert_eq!(known.read(HashMap::len), MAX_KNOWN - LEAVE_TOGETHER + 1);
+        assert!(is_known(&known, &user(0)), "an operator's stays");
+        assert!(!is_known(&known, &user(LEAVE_TOGETHER)));
+        assert!(is_known(&known, &user(LEAVE_TOGETHER + 1)));
+    }
+
+    #[test]
+    fn blocks_that_never_end_leave_room_too() {
+        let known = KnownBlocks::default();
+        let block = Block::new(u64::MAX, BlockedBy::Operator);
+        for number in 0..=MAX_KNOWN {
+            known.note(&user(number), block, None, Instant::now());
+        }
+        assert!(known.read(HashMap::len) < MAX_KNOWN);
+        assert!(!is_known(&known, &user(0)), "the oldest has left");
+        assert!(is_known(&known, &user(MAX_KNOWN)));
+    }
+}

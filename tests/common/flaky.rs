@@ -1,0 +1,96 @@
+//! A memory store that can be made to fail or to hang.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use sluicegate::{
+    Decision, Key, MemoryStore, Policy, Rule, Store, Usage,
+    block::{Block, BlockedBy, Until},
+    store::{CallFuture, Check, Operation, Settlement, StoreFuture},
+    test_util::TestClock,
+};
+
+use super::{history::START_MS, scripted::unavailable};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Up,
+    /// Each call fails at once.
+    Down,
+    /// No call is answered.
+    Hanging,
+    /// Does a call at once, and answers it a second later.
+    Slow,
+}
+
+/// Clones share the memory and the state.
+#[derive(Clone, Debug)]
+pub(crate) struct Flaky {
+    memory: MemoryStore,
+    state: Arc<Mutex<State>>,
+}
+
+impl Flaky {
+    pub(crate) fn new() -> (Self, TestClock) {
+        let clock = TestClock::new(START_MS);
+        let store = Self {
+            memory: MemoryStore::new().clock(clock.clone()),
+            state: Arc::new(Mutex::new(State::Up)),
+        };
+        (store, clock)
+    }
+
+    pub(crate) fn is_now(&self, state: State) {
+        *self.state.lock().unwrap() = state;
+    }
+
+    fn answer<T: Send + 'static>(
+        &self,
+        answer: impl FnOnce(&MemoryStore) -> StoreFuture<T>,
+    ) -> StoreFuture<T> {
+        match *self.state.lock().unwrap() {
+            State::Up => answer(&self.memory),
+            State::Down => StoreFuture::ready(Err(unavailable())),
+            State::Hanging => StoreFuture::pending(std::future::pending()),
+            State::Slow => {
+                let answer = answer(&self.memory);
+                StoreFuture::pending(async {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    answer.await
+                })
+            }
+        }
+    }
+}
+
+impl Store for Flaky {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.answer(|store| store.check(check))
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.answer(|store| store.settle(settlement))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.answer(|store| store.reset(policy, key))
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        self.answer(|store| store.block(key, until, by))
+    }
+
+    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+        self.answer(|store| store.ban(key, strikes, until))
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        self.answer(|store| store.unblock(key))
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        self.answer(|store| store.call(operations))
+    }
+}
