@@ -33,7 +33,7 @@ async fn wave(limiter: &Limiter, tasks: usize) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_for_a_mute_server_takes_no_more_memory_with_time() {
     let server = Server::start();
-    let proxy = Proxy::new(server.address()).await;
+    let proxy = Proxy::new(server.address(), Duration::ZERO).await;
     for store in [
         RedisStore::connect(proxy.url()).await.unwrap(),
         pool(&proxy.url()).await.into(),
