@@ -19,6 +19,8 @@ use crate::common::{
     verified::Verified,
 };
 
+mod matrix;
+
 fn leased() -> (Leases, TestClock) {
     let clock = TestClock::new(START_MS);
     let store = MemoryStore::new().clock(clock.clone());

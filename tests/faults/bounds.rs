@@ -1,54 +1,175 @@
-//! What is bounded, however long a fault lasts and however many connections it strikes.
+//! What each fault may do to the figures of a run, and the promise that allows it. Everything else is a defect.
 
 use std::time::Duration;
 
-use futures::future::join_all;
-use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
+use sluicegate::Rule;
 
-use super::{
-    proxy::{Proxy, Weather},
-    run::resident,
-    setup::pool,
-};
-use crate::common::redis::Server;
+use super::{fault::Fault, proxy::Weather, setup::Setup, tally::window_ms};
 
-fn charge() -> [Charge; 1] {
-    let policy = Policy::parse("api", "1000000/1d").unwrap();
-    [Charge::new(&policy, Key::new("user", "alice"), 1)]
+/// Counts that a server may lose.
+pub(crate) struct Forgets {
+    /// How often a rule may admit its limit once more; `None` means any number of times.
+    pub(crate) times: Option<u64>,
+    /// Only rules whose window and step together are shorter are concerned.
+    span_below: Duration,
+    pub(crate) why: &'static str,
 }
 
-/// One check in each of this many tasks at once; how many were decided.
-async fn wave(limiter: &Limiter, tasks: usize) -> usize {
-    let decided = join_all((0..tasks).map(|_| {
-        let limiter = limiter.clone();
-        tokio::spawn(async move { limiter.check(charge()).await.is_ok() })
-    }));
-    decided
-        .await
-        .into_iter()
-        .filter(|decided| *decided.as_ref().unwrap())
-        .count()
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_waits_for_a_mute_server_takes_no_more_memory_with_time() {
-    let server = Server::start();
-    let proxy = Proxy::new(server.address()).await;
-    for store in [
-        RedisStore::connect(proxy.url()).await.unwrap(),
-        pool(&proxy.url()).await.into(),
-    ] {
-        let limiter = Limiter::new(store).timeout(Duration::from_millis(20));
-        proxy.set_weather(Weather::HalfOpen);
-        let mut grown = Vec::new();
-        for _ in 0..3 {
-            for _ in 0..10 {
-                assert_eq!(wave(&limiter, 2_000).await, 0);
-            }
-            grown.push(resident() / 1_000_000);
-        }
-        // 20 000 requests went by from one to the next; other tests run in this process, too.
-        assert!(grown[2] < grown[1] + 64, "{grown:?} MB");
-        proxy.set_weather(Weather::Clear);
+impl Forgets {
+    const fn all(times: Option<u64>, why: &'static str) -> Option<Self> {
+        Some(Self {
+            times,
+            span_below: Duration::MAX,
+            why,
+        })
     }
+
+    fn concerns(&self, rule: &Rule) -> bool {
+        Duration::from_millis(window_ms(rule)) + rule.step() < self.span_below
+    }
+}
+
+/// Counts that a fault makes a server lose; by the server's clock, also where that jumps.
+fn forgets(fault: Fault) -> Option<Forgets> {
+    match fault {
+        Fault::Evicting { .. } => Forgets::all(
+            None,
+            "a server that evicts keys forgets counts: use `noeviction`",
+        ),
+        Fault::Back { seconds } => Some(Forgets {
+            times: Some(1),
+            span_below: Duration::from_secs(seconds),
+            why: "the clock shows a time twice, and a step further ahead than a window and a step is dropped: \
+                  the limit once more",
+        }),
+        Fault::Emptied => Forgets::all(
+            Some(1),
+            "a server that comes back empty has forgotten its counts: the limit once more",
+        ),
+        Fault::FailedOver => Forgets::all(
+            Some(1),
+            "a replica may lack what its primary charged last: the limit once more",
+        ),
+        _ => None,
+    }
+}
+
+/// Why requests may be left to the failure policy during a fault.
+const fn undecided(fault: Fault) -> Option<&'static str> {
+    match fault {
+        Fault::OutOfMemory => Some("a full server writes nothing: the failure policy decides"),
+        Fault::ReadOnly => Some("a replica writes nothing: the failure policy decides"),
+        Fault::Slow { ms: ..1_000 } => Some(
+            "a check may wait for two replies, and the timeout is two delays: the failure policy decides",
+        ),
+        Fault::Crowd => {
+            Some("the last of 10 000 checks come after the timeout: the failure policy decides")
+        }
+        Fault::Wire(Weather::Clear)
+        | Fault::ScriptsFlushed
+        | Fault::Ahead { .. }
+        | Fault::Back { .. }
+        | Fault::Evicting { .. } => None,
+        Fault::Busy
+        | Fault::Slow { .. }
+        | Fault::Wire(_)
+        | Fault::Stopped
+        | Fault::Killed
+        | Fault::Emptied
+        | Fault::FailedOver => Some("the server does not answer: the failure policy decides"),
+    }
+}
+
+/// Why requests may be left to the failure policy beside a job, without a fault.
+const PARKED: &str =
+    "a connection whose runtime parks is replaced after 500 ms: the failure policy decides";
+
+/// What is allowed in one run.
+pub(crate) struct Bounds<'a> {
+    setup: Setup,
+    faults: &'a [Fault],
+}
+
+impl<'a> Bounds<'a> {
+    pub(crate) const fn new(setup: Setup, faults: &'a [Fault]) -> Self {
+        Self { setup, faults }
+    }
+
+    /// How long a request waits for the store. Where each is decided, so long that a busy machine fails none.
+    pub(crate) fn timeout(&self) -> Duration {
+        match self.why_undecided()[..] {
+            [] => Duration::from_secs(2),
+            _ => Duration::from_millis(100),
+        }
+    }
+
+    /// How often a rule may admit its limit; `None` means any number of times.
+    pub(crate) fn times(&self, rule: &Rule) -> Option<u64> {
+        let faults = self.faults.iter().filter_map(|&fault| forgets(fault));
+        let concerned = faults.filter(|it| it.concerns(rule));
+        concerned
+            .map(|it| it.times)
+            .sum::<Option<u64>>()
+            .map(|it| it + 1)
+    }
+
+    /// Why a rule may admit more than its limit.
+    pub(crate) fn why_over(&self) -> Vec<&'static str> {
+        let faults = self.faults.iter().filter_map(|&fault| forgets(fault));
+        faults.map(|it| it.why).collect()
+    }
+
+    /// Why requests may be left undecided.
+    pub(crate) fn why_undecided(&self) -> Vec<&'static str> {
+        let faults = self.faults.iter().filter_map(|&fault| undecided(fault));
+        let mut why: Vec<_> = faults.collect();
+        if why.is_empty() && self.setup.with_job {
+            why.push(PARKED);
+        }
+        why.dedup();
+        why
+    }
+
+    /// Whether the server may have fewer units of a rule than were admitted.
+    pub(crate) fn may_lose(&self, rule: &Rule) -> bool {
+        let released = |fault: &Fault| match *fault {
+            Fault::Ahead { seconds } => seconds * 1_000 > window_ms(rule),
+            _ => false,
+        };
+        self.times(rule) != Some(1) || self.faults.iter().any(released)
+    }
+
+    /// Whether units that were leased may stay charged.
+    pub(crate) const fn may_strand_leases(&self) -> bool {
+        self.setup.with_leases_and_cache
+    }
+}
+
+/// The table of README.md.
+fn table() -> String {
+    let rows = Fault::ALL.iter().filter_map(|&fault| {
+        let (over, open) = (forgets(fault), undecided(fault));
+        let times = match &over {
+            None => "0".into(),
+            Some(Forgets { times: None, .. }) => "any".to_owned(),
+            Some(Forgets {
+                times: Some(times), ..
+            }) => format!("{times} × limit"),
+        };
+        let why: Vec<_> = over.iter().map(|it| it.why).chain(open).collect();
+        let open = if open.is_some() { "yes" } else { "no" };
+        let name = fault.name();
+        (!why.is_empty()).then(|| format!("| {name} | {times} | {open} | {} |\n", why.join("; ")))
+    });
+    rows.collect()
+}
+
+#[test]
+fn the_readme_shows_what_each_fault_may_do() {
+    let table = table();
+    let readme = include_str!("README.md");
+    assert!(
+        readme.contains(&table),
+        "README.md lacks this table:\n{table}"
+    );
 }

@@ -3,12 +3,10 @@
 use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisResult, cmd};
-use sluicegate::Rule;
 
 use super::{
     proxy::Weather,
     site::{Repeated, Site, connect},
-    tally::window_ms,
 };
 
 const SECOND: u64 = 1;
@@ -53,6 +51,8 @@ enum Knob {
 pub(crate) type Heal = Box<dyn FnOnce(&mut Site)>;
 
 impl Fault {
+    pub(crate) const NONE: Self = Self::Wire(Weather::Clear);
+
     pub(crate) const ALL: [Self; 23] = [
         Self::ScriptsFlushed,
         Self::Ahead { seconds: SECOND },
@@ -130,6 +130,7 @@ impl Fault {
     /// Whether the store cannot decide meanwhile.
     pub(crate) const fn silences(self) -> bool {
         match self {
+            Self::Wire(Weather::Clear) => false,
             Self::OutOfMemory
             | Self::ReadOnly
             | Self::Busy
@@ -144,19 +145,6 @@ impl Fault {
 
     pub(crate) const fn needs_clock(self) -> bool {
         matches!(self, Self::Ahead { .. } | Self::Back { .. })
-    }
-
-    /// How often what a rule has counted may be lost; `None` when any number of times.
-    ///
-    /// A clock that steps back by more than a window leaves steps that are not believed, by the design. A replica may
-    /// lack what its primary charged last. A killed server that keeps its data forgets nothing.
-    pub(crate) fn losses(self, rule: &Rule) -> Option<u64> {
-        match self {
-            Self::Evicting { .. } => None,
-            Self::Back { seconds } => Some(u64::from(seconds * 1_000 > window_ms(rule))),
-            Self::Emptied | Self::FailedOver => Some(1),
-            _ => Some(0),
-        }
     }
 
     pub(crate) fn inflict(self, site: &mut Site) -> Heal {

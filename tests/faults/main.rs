@@ -2,15 +2,17 @@
 //! than the limit is admitted, and all works again by itself.
 //!
 //! `plain` looks at single answers. The rest runs traffic through a proxy while faults are done to the server, and
-//! prints a table, a row for each run. The short form, each fault alone over a store's own connection, runs with all
-//! other tests; the long form takes about a quarter of an hour, and does every pair of faults that can be combined over
-//! each kind of connection, with a process that decides by itself meanwhile, and with leases and a deny cache:
+//! prints a table, a row for each run. `bounds` holds what each fault may do to the figures.
+//!
+//! The short form runs with all other tests: each fault alone over a store's own connection and by transactions, and
+//! together with latency, leases and callers who leave. Two long forms do the rest, each by its name:
 //!
 //! ```console
-//! cargo test --all-features --test faults -- --ignored --nocapture
+//! cargo test --all-features --test faults -- --ignored --nocapture each_fault    # in all circumstances, half an hour
+//! cargo test --all-features --test faults -- --ignored --nocapture every_pair    # two faults at once, a quarter
 //! ```
 //!
-//! `FAULTS=stopped` limits both forms to runs with this in their row, such as `FAULTS="Pool | stopped"`.
+//! `FAULTS=stopped` limits all forms to runs with this in their row, such as `FAULTS="Pool | stopped"`.
 #![cfg(all(feature = "bb8", feature = "redis", unix))]
 
 #[path = "../common/mod.rs"]
@@ -19,6 +21,8 @@ mod common;
 mod bounds;
 mod clock;
 mod fault;
+mod job;
+mod memory;
 mod plain;
 mod proxy;
 mod run;
@@ -30,7 +34,7 @@ mod tally;
 mod traffic;
 
 use std::{
-    sync::Mutex,
+    sync::{Mutex, PoisonError},
     thread::{available_parallelism, scope},
 };
 
@@ -41,17 +45,31 @@ use table::judge;
 
 #[test]
 fn each_fault_alone() {
-    let open = Fault::ALL.map(|fault| (Setup::over(Kind::Url), vec![fault]));
+    let open = each(Setup::over(Kind::Url));
     let silent = Fault::ALL.into_iter().filter(|fault| fault.silences());
-    let local = silent.map(|fault| (Setup::LOCAL, vec![fault]));
-    let under_load = Fault::ALL.map(|fault| (Setup::UNDER_LOAD, vec![fault]));
-    let transactions = Fault::ALL.map(|fault| (Setup::over(Kind::Transactions), vec![fault]));
-    let all = open.into_iter().chain(local).chain(under_load);
-    runs(all.chain(transactions).collect());
+    let local = silent.map(|fault| (Setup::over(Kind::Url).local(), vec![fault]));
+    let transactions = each(Setup::over(Kind::Transactions));
+    runs(open.chain(local).chain(transactions).collect());
+}
+
+/// Each fault meets each circumstance, with leases and without.
+#[test]
+fn each_fault_in_circumstances() {
+    let url = Setup::over(Kind::Url);
+    let setups = [url.under_load(), url.under_load().far().with_leavers()];
+    runs(setups.into_iter().flat_map(in_circumstances).collect());
 }
 
 #[test]
-#[ignore = "the long form"]
+#[ignore = "a long form"]
+fn each_fault_in_all_circumstances_over_each_kind_of_connection() {
+    let kinds = Kind::ALL.into_iter();
+    let setups = kinds.flat_map(Setup::in_all_circumstances);
+    runs(setups.flat_map(in_circumstances).collect());
+}
+
+#[test]
+#[ignore = "a long form"]
 fn every_fault_and_every_pair_over_each_kind_of_connection() {
     let pairs = Fault::ALL.iter().enumerate().flat_map(|(i, &outer)| {
         let inner = Fault::ALL[i + 1..]
@@ -64,14 +82,29 @@ fn every_fault_and_every_pair_over_each_kind_of_connection() {
         .map(|&fault| vec![fault])
         .chain(pairs)
         .collect();
-    let others = [Setup::LOCAL, Setup::UNDER_LOAD];
+    let url = Setup::over(Kind::Url);
+    let others = [url.local(), url.under_load()];
     let setups = Kind::ALL.map(Setup::over).into_iter().chain(others);
     let over = |setup| all.iter().map(move |faults| (setup, faults.clone()));
     runs(setups.flat_map(over).collect());
 }
 
+fn each(setup: Setup) -> impl Iterator<Item = (Setup, Vec<Fault>)> {
+    Fault::ALL
+        .into_iter()
+        .map(move |fault| (setup, vec![fault]))
+}
+
+/// And without a fault: the circumstances alone.
+fn in_circumstances(setup: Setup) -> impl Iterator<Item = (Setup, Vec<Fault>)> {
+    [(setup, vec![Fault::NONE])].into_iter().chain(each(setup))
+}
+
 /// Runs all combinations that can be made, some at a time, and judges all.
 fn runs(wanted: Vec<(Setup, Vec<Fault>)>) {
+    // One test after the other: each uses the whole machine.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let with_clock = Clock::is_available();
     let only = std::env::var("FAULTS").unwrap_or_default();
     let wanted: Vec<_> = wanted

@@ -36,7 +36,8 @@ pub(crate) enum Weather {
 struct Wire {
     to: SocketAddr,
     weather: Weather,
-    /// How long each reply is under way.
+    /// How long each reply is always under way, and for how much longer now.
+    latency: Duration,
     delay: Duration,
     /// Grows when all connections are to end.
     era: u64,
@@ -50,12 +51,13 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    pub(crate) async fn new(to: SocketAddr) -> Self {
+    pub(crate) async fn new(to: SocketAddr, latency: Duration) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (wire, seen) = watch::channel(Wire {
             to,
             weather: Weather::Clear,
+            latency,
             delay: Duration::ZERO,
             era: 0,
         });
@@ -168,7 +170,8 @@ async fn hand_over(
 ) -> io::Result<()> {
     while let Some((taken_up, bytes)) = queued.recv().await {
         loop {
-            let delay = wire.borrow_and_update().delay;
+            let Wire { latency, delay, .. } = *wire.borrow_and_update();
+            let delay = latency + delay;
             if !replies || taken_up.elapsed() >= delay {
                 break;
             }

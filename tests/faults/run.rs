@@ -10,15 +10,18 @@ use std::{
 };
 
 use futures::future::join_all;
-use sluicegate::{Charge, Key, Limiter, Policy, Rule};
+use sluicegate::{Charge, Key, Limiter, Policy};
 use tokio::runtime::{Builder, Runtime};
 
 use super::{
+    bounds::Bounds,
     fault::{Fault, Heal, names},
-    setup::Setup,
+    job::Job,
+    setup::{Built, Setup},
     site::Site,
     table::Row,
-    traffic::{TIMEOUT, Traffic},
+    tally::Tally,
+    traffic::Traffic,
 };
 
 /// Longer than a connection may owe an answer before it is given up.
@@ -30,6 +33,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// What the process may grow by in a run, and in those beside it.
 const MEMORY: u64 = 256 << 20;
 
+/// The kinds of errors that say that the store could not decide.
+const EXPECTED: [&str; 3] = ["CircuitOpen", "Timeout", "Unavailable"];
+
 const RECOVERY: Duration = Duration::from_secs(1);
 
 /// The first fault is the outermost: it is healed last.
@@ -39,19 +45,27 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     let runtime = runtime();
     let with_replica = faults.contains(&Fault::FailedOver);
     let with_clock = faults.iter().any(|fault| fault.needs_clock());
-    let mut site = Site::new(runtime.handle().clone(), with_replica, with_clock);
-    let limiter = runtime.block_on(setup.limiter(&site.proxy.url()));
-    let traffic = Traffic::new(limiter.clone(), setup.with_leases_and_cache);
+    let handle = runtime.handle().clone();
+    let mut site = Site::new(handle, setup.latency(), with_replica, with_clock);
+    let bounds = Bounds::new(setup, faults);
+    let Built { limiter, leases } = runtime.block_on(setup.build(&site.proxy.url()));
+    let traffic = Traffic::new(limiter.clone(), setup, bounds.timeout());
     site.traffic = Some(traffic.clone());
 
+    // First, so that what is connected is connected in its runtime.
+    let job = setup.with_job.then(|| Job::start(traffic.clone()));
+    if job.is_some() {
+        assert!(traffic.has_begun(), "no traffic: {:?}", traffic.tally());
+    }
     let tasks = traffic.start(runtime.handle());
     assert!(traffic.flows_again(), "no traffic: {:?}", traffic.tally());
     traffic.runs_on(PAUSE);
     let mut heals: Vec<Heal> = Vec::new();
     for fault in faults {
         heals.push(fault.inflict(&mut site));
-        traffic.runs_on(HOLD);
+        disturb(job.as_ref(), &traffic);
     }
+    let parked = job.as_ref().map(Job::park);
     while let Some(heal) = heals.pop() {
         heal(&mut site);
         if !heals.is_empty() {
@@ -59,6 +73,7 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
         }
     }
     let recovery = runtime.block_on(recovery(&limiter));
+    drop((parked, job));
     traffic.runs_on(PAUSE);
     let flows_again = traffic.flows_again();
     let keys_without_ttl = site.keys_without_ttl();
@@ -69,19 +84,40 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
         .iter()
         .filter(|task| task.is_err())
         .count();
+    let used = runtime.block_on(async {
+        if let Some(leases) = leases {
+            leases.return_unspent().await;
+        }
+        used(setup, &site, traffic.counted()).await
+    });
 
     let tally = traffic.tally();
     let (over, _) = tally.over_admission(|_| 1);
-    let (too_many, whose) = tally.over_admission(|rule| match losses(faults, rule) {
-        Some(losses) => 1 + losses,
-        None => u64::from(u32::MAX),
-    });
+    let (too_many, whose) =
+        tally.over_admission(|rule| bounds.times(rule).unwrap_or(u64::from(u32::MAX)));
     let too_many_of = format!("{too_many} too many of {whose}");
     // A task is late when its timer fires late, and again when it is polled late; and the thread that polls it may be
     // held up while all who measure are in another.
-    let allowed_wait = TIMEOUT + 3 * tally.worst_lateness + Duration::from_millis(150);
+    let allowed_wait = bounds.timeout() + 3 * tally.worst_lateness + Duration::from_millis(150);
     let undecided = tally.local + tally.errors.values().sum::<u64>();
+    let count_is_wrong = miscounted(&bounds, &tally, used, &traffic.counted());
+    let why_undecided = bounds.why_undecided();
     let complaints = [
+        (
+            count_is_wrong.is_some(),
+            count_is_wrong.as_deref().unwrap_or_default(),
+        ),
+        (
+            undecided > 0 && why_undecided.is_empty(),
+            "undecided without a reason",
+        ),
+        (
+            tally
+                .errors
+                .keys()
+                .any(|kind| !EXPECTED.contains(&kind.as_str())),
+            "an error of another kind",
+        ),
         (crashed > 0 || panics() > before, "panicked"),
         (tally.worst_wait > allowed_wait, "waited too long"),
         (too_many > 0, too_many_of.as_str()),
@@ -102,6 +138,16 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
         (grown > MEMORY, "grew"),
     ];
     Row {
+        why: [
+            (over > 0, bounds.why_over()),
+            (undecided > 0, why_undecided),
+        ]
+        .into_iter()
+        .filter_map(|(is_above, why)| is_above.then_some(why))
+        .flatten()
+        .collect(),
+        left: tally.left,
+        timeout: bounds.timeout(),
         setup: setup.to_string(),
         faults: names(faults),
         requests: tally.requests,
@@ -123,9 +169,40 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     }
 }
 
-/// How often what a rule has counted may be lost; `None` when any number of times.
-fn losses(faults: &[Fault], rule: &Rule) -> Option<u64> {
-    faults.iter().map(|fault| fault.losses(rule)).sum()
+/// Lets the traffic run on for as long as a fault holds. A job parks in the middle of its requests meanwhile, and is
+/// dropped in the middle of others.
+fn disturb(job: Option<&Job>, traffic: &Traffic) {
+    let Some(job) = job else {
+        return traffic.runs_on(HOLD);
+    };
+    let parked = job.park();
+    traffic.runs_on(HOLD / 2);
+    drop(parked);
+    job.renew();
+    traffic.runs_on(HOLD / 2);
+}
+
+/// How many units of this charge count, as the server itself has it.
+async fn used(setup: Setup, site: &Site, charge: Charge) -> u64 {
+    let apart = Setup::over(setup.kind).build(&site.server.url()).await;
+    let limiter = apart.limiter.timeout(Duration::from_secs(10));
+    let limit = charge.policy().rules()[0].limit();
+    let usage = limiter.peek([charge]).await.unwrap();
+    limit - usage.rules().next().unwrap().remaining()
+}
+
+/// What is wrong with the units that the server counts: each admission counts once, a denial does not, and of a request
+/// of which the answer is unknown, nobody can say.
+fn miscounted(bounds: &Bounds<'_>, tally: &Tally, used: u64, charge: &Charge) -> Option<String> {
+    let rule = &charge.policy().rules()[0];
+    let admissions = tally.admissions();
+    let known = admissions.get(charge.policy().name()).copied();
+    let known = known.unwrap_or(0) as u64;
+    let most = known + tally.unknown;
+    let is_too_few = used < known && !bounds.may_lose(rule);
+    let is_too_many = used > most && !bounds.may_strand_leases();
+    (is_too_few || is_too_many)
+        .then(|| format!("the server counts {used} units of {known} to {most} admitted"))
 }
 
 /// From now until the first of ten decisions of the server in a row; `None` when that takes ten seconds.
@@ -167,7 +244,7 @@ fn runtime() -> Runtime {
 }
 
 /// Of the threads in which a limiter works.
-const WORKER: &str = "limiting";
+pub(crate) const WORKER: &str = "limiting";
 
 /// How often such a thread has panicked, in any task, also those without a caller.
 fn panics() -> u64 {

@@ -1,6 +1,6 @@
-//! What is tried: a kind of connection, and the settings of the limiter.
+//! What is tried: a kind of connection, the settings of the limiter, and the circumstances.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use sluicegate::{
     FailurePolicy, Limiter, RedisStore, Store,
@@ -11,6 +11,9 @@ pub(crate) type Pool = bb8::Pool<bb8_redis::RedisConnectionManager>;
 
 /// As if there were another process like this one.
 const REPLICAS: u32 = 2;
+
+/// How long a reply is under way from a server in another zone.
+const FAR: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -30,6 +33,16 @@ pub(crate) struct Setup {
     pub(crate) on_failure: FailurePolicy,
     /// Around the store, beside the calls that it always shares.
     pub(crate) with_leases_and_cache: bool,
+    is_far: bool,
+    /// Beside the service, in a runtime of its own.
+    pub(crate) with_job: bool,
+    pub(crate) with_leavers: bool,
+}
+
+/// A limiter, and the leases below it.
+pub(crate) struct Built {
+    pub(crate) limiter: Limiter,
+    pub(crate) leases: Option<Leases>,
 }
 
 impl Setup {
@@ -38,39 +51,89 @@ impl Setup {
             kind,
             on_failure: FailurePolicy::Open,
             with_leases_and_cache: false,
+            is_far: false,
+            with_job: false,
+            with_leavers: false,
         }
     }
 
-    /// Over the store's own connection, with this process deciding by its half of the limits when the store cannot.
-    pub(crate) const LOCAL: Self = Self {
-        kind: Kind::Url,
-        on_failure: FailurePolicy::Local,
-        with_leases_and_cache: false,
-    };
+    /// With this process deciding by its half of the limits when the store cannot.
+    pub(crate) const fn local(self) -> Self {
+        Self {
+            on_failure: FailurePolicy::Local,
+            ..self
+        }
+    }
 
-    /// All that makes Redis cheaper under load.
-    pub(crate) const UNDER_LOAD: Self = Self {
-        kind: Kind::Url,
-        on_failure: FailurePolicy::Open,
-        with_leases_and_cache: true,
-    };
+    /// With all that makes Redis cheaper under load.
+    pub(crate) const fn under_load(self) -> Self {
+        Self {
+            with_leases_and_cache: true,
+            ..self
+        }
+    }
+
+    /// With 10 ms of added latency.
+    pub(crate) const fn far(self) -> Self {
+        Self {
+            is_far: true,
+            ..self
+        }
+    }
+
+    /// With a second runtime that shares the store: it works, parks and is dropped in the middle of its requests.
+    pub(crate) const fn beside_a_job(self) -> Self {
+        Self {
+            with_job: true,
+            ..self
+        }
+    }
+
+    /// With callers that leave at random before they are answered.
+    pub(crate) const fn with_leavers(self) -> Self {
+        Self {
+            with_leavers: true,
+            ..self
+        }
+    }
+
+    /// With leases and without; each in all circumstances together with all others.
+    pub(crate) fn in_all_circumstances(kind: Kind) -> Vec<Self> {
+        let both = |change: fn(Self) -> Self| move |setup| [setup, change(setup)];
+        [Self::over(kind)]
+            .into_iter()
+            .flat_map(both(Self::under_load))
+            .flat_map(both(Self::far))
+            .flat_map(both(Self::beside_a_job))
+            .flat_map(both(Self::with_leavers))
+            .collect()
+    }
 
     pub(crate) fn is_local(self) -> bool {
         self.on_failure == FailurePolicy::Local
     }
 
-    pub(crate) async fn limiter(self, url: &str) -> Limiter {
+    pub(crate) const fn latency(self) -> Duration {
+        if self.is_far { FAR } else { Duration::ZERO }
+    }
+
+    pub(crate) async fn build(self, url: &str) -> Built {
         let store: Arc<dyn Store> = match self.kind {
             Kind::Url => Arc::new(RedisStore::connect_lazy(url).unwrap()),
             Kind::Pool => Arc::new(RedisStore::from(pool(url).await)),
             Kind::Transactions => Arc::new(RedisStore::transactions(untested_pool(url).await)),
         };
-        let limiter = if self.with_leases_and_cache {
-            Limiter::new(DenyCache::new(Leases::new(store)))
-        } else {
-            Limiter::new(store)
+        let leases = self
+            .with_leases_and_cache
+            .then(|| Leases::new(Arc::clone(&store)));
+        let limiter = match &leases {
+            Some(leases) => Limiter::new(DenyCache::new(leases.clone())),
+            None => Limiter::new(store),
         };
-        limiter.on_failure(self.on_failure).replicas(REPLICAS)
+        Built {
+            limiter: limiter.on_failure(self.on_failure).replicas(REPLICAS),
+            leases,
+        }
     }
 }
 
@@ -90,11 +153,16 @@ async fn untested_pool(url: &str) -> Pool {
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.kind)?;
-        if self.is_local() {
-            f.write_str(", local")?;
-        }
-        if self.with_leases_and_cache {
-            f.write_str(", leases and cache")?;
+        for (holds, name) in [
+            (self.is_local(), "local"),
+            (self.with_leases_and_cache, "leases and cache"),
+            (self.is_far, "10 ms"),
+            (self.with_job, "two runtimes"),
+            (self.with_leavers, "leavers"),
+        ] {
+            if holds {
+                write!(f, ", {name}")?;
+            }
         }
         Ok(())
     }

@@ -37,7 +37,12 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    pub(crate) fn new(runtime: Handle, with_replica: bool, with_clock: bool) -> Self {
+    pub(crate) fn new(
+        runtime: Handle,
+        latency: Duration,
+        with_replica: bool,
+        with_clock: bool,
+    ) -> Self {
         let clock = with_clock.then(Clock::new);
         let start = || Server::with_env(&ARGS, clock.as_ref().map(Clock::env).unwrap_or_default());
         let server = start();
@@ -46,7 +51,7 @@ impl Site {
             follow(&replica, server.address());
             replica
         });
-        let proxy = runtime.block_on(Proxy::new(server.address()));
+        let proxy = runtime.block_on(Proxy::new(server.address(), latency));
         Self {
             runtime,
             server,

@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use super::traffic::TIMEOUT;
-
 pub(crate) struct Row {
     pub(crate) setup: String,
     pub(crate) faults: String,
@@ -11,7 +9,9 @@ pub(crate) struct Row {
     pub(crate) admitted: u64,
     pub(crate) denied: u64,
     pub(crate) local: u64,
+    pub(crate) left: u64,
     pub(crate) errors: BTreeMap<String, u64>,
+    pub(crate) timeout: Duration,
     pub(crate) worst_wait: Duration,
     pub(crate) worst_lateness: Duration,
     /// `None` when it did not come back.
@@ -22,11 +22,13 @@ pub(crate) struct Row {
     /// Bytes.
     pub(crate) grown: u64,
     pub(crate) complaints: Vec<String>,
+    /// The promises that allow what is above 0.
+    pub(crate) why: Vec<&'static str>,
 }
 
 const HEADER: &str = "\
-| connection | fault | requests | admitted | denied | local | errors | worst wait (late) ms | back after ms | over | no TTL | grown MB | verdict |
-|---|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|---|";
+| connection | fault | requests | admitted | denied | local | left | errors | worst wait (late) ms | back after ms | over | no TTL | grown MB | verdict |
+|---|---|--:|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|---|";
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,6 +39,7 @@ impl fmt::Display for Row {
             admitted,
             denied,
             local,
+            left,
             ..
         } = self;
         let errors: Vec<_> = self
@@ -49,14 +52,14 @@ impl fmt::Display for Row {
             || "never".into(),
             |recovery| recovery.as_millis().to_string(),
         );
-        let verdict = if self.complaints.is_empty() {
-            "ok".into()
-        } else {
-            format!("**{}**", self.complaints.join(", "))
+        let verdict = match (&self.complaints[..], &self.why[..]) {
+            ([], []) => "ok".into(),
+            ([], why) => format!("ok: {}", why.join("; ")),
+            (complaints, _) => format!("**{}**", complaints.join(", ")),
         };
         write!(
             f,
-            "| {setup} | {faults} | {requests} | {admitted} | {denied} | {local} | {} | {wait} ({late}) | {back} ",
+            "| {setup} | {faults} | {requests} | {admitted} | {denied} | {local} | {left} | {} | {wait} ({late}) | {back} ",
             errors.join(", ")
         )?;
         write!(
@@ -82,7 +85,7 @@ pub(crate) fn judge(rows: &[Row]) {
         rows.iter().map(|row| row.requests).sum::<u64>(),
         most(|row| row
             .worst_wait
-            .saturating_sub(TIMEOUT + row.worst_lateness)
+            .saturating_sub(row.timeout + row.worst_lateness)
             .as_millis()),
         most(|row| row.recovery.unwrap_or(Duration::MAX).as_millis()),
     );

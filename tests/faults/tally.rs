@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use sluicegate::{Decision, Rule, StoreError};
+use sluicegate::{Decision, Rule, StoreError, error::StoreErrorKind};
 
 /// Of one rule of one policy, by the server or by this process; here each policy has one key.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -22,7 +22,11 @@ pub(crate) struct Tally {
     pub(crate) denied: u64,
     /// Of both, how many this process decided by itself.
     pub(crate) local: u64,
-    /// By kind.
+    /// How many requests were given up before they were answered.
+    pub(crate) left: u64,
+    /// How many may have been charged by the server although it is not known to have admitted them.
+    pub(crate) unknown: u64,
+    /// By kind; without those of a job, which are its own fault.
     pub(crate) errors: BTreeMap<String, u64>,
     /// The longest that a request took.
     pub(crate) worst_wait: Duration,
@@ -34,11 +38,24 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn note(&mut self, waited: Duration, result: &Result<Decision, StoreError>) {
+    /// A request that was given up.
+    pub(crate) fn leave(&mut self) {
         self.requests += 1;
-        self.worst_wait = self.worst_wait.max(waited);
+        self.left += 1;
+        self.unknown += 1;
+    }
+
+    /// An answer, and how long it took, if the runtime did not park meanwhile.
+    pub(crate) fn note(&mut self, waited: Option<Duration>, result: &Result<Decision, StoreError>) {
+        self.requests += 1;
+        self.worst_wait = self.worst_wait.max(waited.unwrap_or_default());
         let local = result.as_ref().is_ok_and(|it| it.usage().is_local());
         self.local += u64::from(local);
+        let sent = result
+            .as_ref()
+            .err()
+            .map(|it| it.kind() != StoreErrorKind::CircuitOpen);
+        self.unknown += u64::from(local || sent == Some(true));
         match result {
             Ok(Decision::Allowed(usage)) => {
                 self.admitted += 1;
@@ -57,6 +74,7 @@ impl Tally {
                 }
             }
             Ok(_) => self.denied += 1,
+            Err(_) if waited.is_none() => {}
             Err(error) => {
                 *self
                     .errors

@@ -9,15 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluicegate::{Charge, Key, Limiter, Policy};
+use sluicegate::{Charge, Decision, Key, Limiter, Policy, StoreError};
 use tokio::{runtime::Handle, task::JoinHandle};
 
-use super::tally::Tally;
-
-pub(crate) const TIMEOUT: Duration = Duration::from_millis(100);
+use super::{setup::Setup, tally::Tally};
 
 const TASKS: usize = 32;
 const KEYS: usize = 8;
+
+/// Of a job.
+const JOB_TASKS: usize = 4;
 
 /// From an answer to the task's next request.
 const PACE: Duration = Duration::from_millis(5);
@@ -36,18 +37,52 @@ const LEASED: &str = "160/200ms@50ms,600/1500ms@100ms";
 /// Used up for the rest of the run: whether it stays so needs no clock.
 const DAILY: &str = "100/1d@1m";
 
+/// Every request is charged to it, and none is denied by it: what the server has of it at last is compared with what
+/// was admitted. Its steps are short enough that many end during a run.
+const COUNTED: &str = "1000000/10m@100ms";
+
+/// How long a caller who leaves waits at most: about as long as a far server takes.
+const PATIENCE: Duration = Duration::from_millis(15);
+
 #[derive(Clone)]
 pub(crate) struct Traffic {
     limiter: Limiter,
+    timeout: Duration,
     tally: Arc<Mutex<Tally>>,
     is_over: Arc<AtomicBool>,
     policies: Arc<[Policy]>,
     hot: Policy,
-    with_leases: bool,
+    counted: Policy,
+    setup: Setup,
+}
+
+/// A request that is under way.
+struct Asked<'a> {
+    traffic: &'a Traffic,
+    start: Instant,
+    /// Whether time in which its runtime parks counts.
+    is_measured: bool,
+    is_answered: bool,
+}
+
+impl Asked<'_> {
+    fn answered(mut self, result: &Result<Decision, StoreError>) {
+        self.is_answered = true;
+        let waited = self.is_measured.then(|| self.start.elapsed());
+        self.traffic.tally().note(waited, result);
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.traffic.tally().leave();
+        }
+    }
 }
 
 impl Traffic {
-    pub(crate) fn new(limiter: Limiter, with_leases: bool) -> Self {
+    pub(crate) fn new(limiter: Limiter, setup: Setup, timeout: Duration) -> Self {
         let policy = |name: String, rules| Policy::parse(&name, rules).unwrap();
         let small = (1..KEYS).map(|key| {
             let rules = match key {
@@ -58,12 +93,21 @@ impl Traffic {
             policy(format!("small-{key}"), rules)
         });
         Self {
-            limiter: limiter.timeout(TIMEOUT),
+            limiter: limiter.timeout(timeout),
+            timeout,
             tally: Arc::default(),
             is_over: Arc::default(),
             policies: small.chain([policy("daily".into(), DAILY)]).collect(),
-            hot: policy("hot".into(), if with_leases { LEASED } else { HOT }),
-            with_leases,
+            hot: policy(
+                "hot".into(),
+                if setup.with_leases_and_cache {
+                    LEASED
+                } else {
+                    HOT
+                },
+            ),
+            counted: policy("counted".into(), COUNTED),
+            setup,
         }
     }
 
@@ -71,12 +115,7 @@ impl Traffic {
     pub(crate) fn start(&self, runtime: &Handle) -> Vec<JoinHandle<()>> {
         let asking = (0..TASKS).map(|task| {
             let this = self.clone();
-            runtime.spawn(async move {
-                while !this.is_over.load(Relaxed) {
-                    this.ask(task).await;
-                    tokio::time::sleep(PACE).await;
-                }
-            })
+            runtime.spawn(async move { this.ask_on(task, true).await })
         });
         let this = self.clone();
         let measuring = runtime.spawn(async move {
@@ -88,14 +127,35 @@ impl Traffic {
         asking.chain([measuring]).collect()
     }
 
+    /// A few tasks of a job, of which nobody knows how long its runtime parks.
+    pub(crate) fn start_in_job(&self, runtime: &Handle) {
+        for task in 0..JOB_TASKS {
+            let this = self.clone();
+            drop(runtime.spawn(async move { this.ask_on(task, false).await }));
+        }
+    }
+
+    async fn ask_on(&self, task: usize, is_measured: bool) {
+        while !self.is_over.load(Relaxed) {
+            let asked = self.ask(task, is_measured);
+            if self.setup.with_leavers && fastrand::u8(..3) == 0 {
+                let patience = PATIENCE.mul_f64(fastrand::f64());
+                let _ = tokio::time::timeout(patience, asked).await;
+            } else {
+                asked.await;
+            }
+            tokio::time::sleep(PACE).await;
+        }
+    }
+
     /// As many requests at once, each in a task of its own; some of them only wait for their timeout.
     pub(crate) fn crowd(&self, runtime: &Handle, tasks: usize) -> Vec<JoinHandle<()>> {
         let spawn = |task: usize| {
             let this = self.clone();
             runtime.spawn(async move {
                 match task % 20 {
-                    0 => this.measure(TIMEOUT).await,
-                    _ => this.ask(task).await,
+                    0 => this.measure(this.timeout).await,
+                    _ => this.ask(task, true).await,
                 }
             })
         };
@@ -130,18 +190,28 @@ impl Traffic {
     }
 
     /// One request. Every other one is charged to the hot key, too: both or neither.
-    async fn ask(&self, task: usize) {
-        let is_alone = self.with_leases && task % 4 == 3;
+    async fn ask(&self, task: usize, is_measured: bool) {
+        let is_alone = self.setup.with_leases_and_cache && task % 4 == 3;
         let own = (!is_alone).then(|| &self.policies[task / 2 % self.policies.len()]);
         let hot = (task % 2 == 1).then_some(&self.hot);
         let charges = own
             .into_iter()
             .chain(hot)
+            .chain([&self.counted])
             .map(|policy| Charge::new(policy, Key::new("key", policy.name()), 1));
-        let start = Instant::now();
+        let asked = Asked {
+            traffic: self,
+            start: Instant::now(),
+            is_measured,
+            is_answered: false,
+        };
         let result = self.limiter.check(charges).await;
-        let waited = start.elapsed();
-        self.tally().note(waited, &result);
+        asked.answered(&result);
+    }
+
+    /// To which every request is charged.
+    pub(crate) fn counted(&self) -> Charge {
+        Charge::new(&self.counted, Key::new("key", self.counted.name()), 1)
     }
 
     pub(crate) fn tally(&self) -> MutexGuard<'_, Tally> {
@@ -154,6 +224,11 @@ impl Traffic {
         let is_done =
             until(|| start.elapsed() >= span && self.tally().requests >= before + TASKS as u64);
         assert!(is_done, "no traffic: {:?}", self.tally());
+    }
+
+    /// Whether something was admitted; waits for it.
+    pub(crate) fn has_begun(&self) -> bool {
+        until(|| self.tally().admitted > 0)
     }
 
     /// Whether every key with small limits admits a request again; waits for it, longer than any window.

@@ -34,31 +34,6 @@ mod contract {
     }
 }
 
-/// As a service has it.
-mod unverified {
-    use super::{DenyCache, Leases, Served, TestClock};
-
-    crate::contract!(apart new);
-
-    async fn new() -> (DenyCache, TestClock) {
-        let (store, clock) = Served::start().await;
-        let leases = Leases::new(store).clock(clock.clone());
-        (DenyCache::new(leases).clock(clock.clone()), clock)
-    }
-}
-
-mod the_other_way_round {
-    use super::{DenyCache, Leases, Served, TestClock};
-
-    crate::contract!(apart new);
-
-    async fn new() -> (Leases, TestClock) {
-        let (store, clock) = Served::start().await;
-        let cache = DenyCache::new(store).clock(clock.clone());
-        (Leases::new(cache).clock(clock.clone()), clock)
-    }
-}
-
 #[tokio::test]
 async fn all_together_agree_with_the_vectors() {
     let server = Server::start();

@@ -40,7 +40,7 @@
 //! any.
 //!
 //! Every key has a TTL that covers its longest live section. Give the limiter a server or database of its own, with
-//! `maxmemory-policy noeviction` or `volatile-ttl`: the limit of a key that is evicted starts anew.
+//! `maxmemory-policy noeviction`: under any other policy, the limit of a key that is evicted starts anew.
 //!
 //! # Clocks
 //!

@@ -1,0 +1,359 @@
+//! Layer × layer × fault: what a store promises holds around every other, while the store below fails and after it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use sluicegate::{
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
+    block::{Block, BlockedBy, Until},
+    error::StoreErrorKind,
+    store::{CallFuture, Check, DenyCache, Leases, Operation, Settlement, StoreFuture},
+    test_util::TestClock,
+};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::common::{history::START_MS, scripted::unavailable};
+
+const TIMEOUT: Duration = Duration::from_millis(100);
+/// Requests before the fault, one in each millisecond.
+const WARM_UP: u64 = 500;
+
+const ONE_WAY: Duration = Duration::from_millis(30);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// Nothing is done.
+    Fails,
+    /// It is done, and the caller gets an error.
+    LosesAnswers,
+    /// Nothing is done, and nothing answered.
+    Hangs,
+    /// There and back takes less than the timeout.
+    IsSlow,
+    /// The same, and the callers leave at random.
+    CallersLeave,
+}
+
+const FAULTS: [Fault; 5] = [
+    Fault::Fails,
+    Fault::LosesAnswers,
+    Fault::Hangs,
+    Fault::IsSlow,
+    Fault::CallersLeave,
+];
+
+#[derive(Clone, Debug)]
+struct Faulty {
+    store: MemoryStore,
+    fault: Fault,
+    is_struck: Arc<AtomicBool>,
+}
+
+impl Faulty {
+    fn act<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&MemoryStore) -> StoreFuture<T> + Send + 'static,
+    ) -> StoreFuture<T> {
+        if !self.is_struck.load(SeqCst) {
+            return act(&self.store);
+        }
+        let store = self.store.clone();
+        match self.fault {
+            Fault::Fails => StoreFuture::ready(Err(unavailable())),
+            Fault::Hangs => StoreFuture::pending(std::future::pending()),
+            Fault::LosesAnswers => StoreFuture::pending(async move {
+                act(&store).await?;
+                Err(unavailable())
+            }),
+            Fault::IsSlow | Fault::CallersLeave => {
+                // What was sent is done, also when its caller has left.
+                let answer = tokio::spawn(async move {
+                    sleep(ONE_WAY).await;
+                    let answer = act(&store).await;
+                    sleep(ONE_WAY).await;
+                    answer
+                });
+                StoreFuture::pending(async move { answer.await.unwrap() })
+            }
+        }
+    }
+}
+
+impl Store for Faulty {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        let check = check.clone();
+        self.act(move |store| store.check(&check))
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        let settlement = settlement.clone();
+        self.act(move |store| store.settle(&settlement))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        let (policy, key) = (policy.clone(), key.clone());
+        self.act(move |store| store.reset(&policy, &key))
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        let key = key.clone();
+        self.act(move |store| store.block(&key, until, by))
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        let key = key.clone();
+        self.act(move |store| store.unblock(&key))
+    }
+
+    fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        self.act(move |store| store.call(operations))
+    }
+}
+
+/// A store with layers, and the leases among these.
+type Layers = fn(Faulty, TestClock) -> (Arc<dyn Store>, Option<Leases>);
+
+const LAYERS: [(&str, Layers); 5] = [
+    ("the store", |store, _| (Arc::new(store), None)),
+    ("a cache", |store, clock| {
+        (Arc::new(DenyCache::new(store).clock(clock)), None)
+    }),
+    ("leases", |store, clock| {
+        let leases = Leases::new(store).clock(clock);
+        (Arc::new(leases.clone()), Some(leases))
+    }),
+    ("a cache around leases", |store, clock| {
+        let leases = Leases::new(store).clock(clock.clone());
+        let cache = DenyCache::new(leases.clone()).clock(clock);
+        (Arc::new(cache), Some(leases))
+    }),
+    ("leases around a cache", |store, clock| {
+        let cache = DenyCache::new(store).clock(clock.clone());
+        let leases = Leases::new(cache).clock(clock);
+        (Arc::new(leases.clone()), Some(leases))
+    }),
+];
+
+/// Callers that share one limit, which admits them all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Caller {
+    /// Is admitted.
+    Alice,
+    /// Is denied by a limit of his own.
+    Mallory,
+    /// Is blocked.
+    Eve,
+}
+
+const CALLERS: [Caller; 3] = [Caller::Alice, Caller::Mallory, Caller::Eve];
+
+type Answer = Result<Decision, StoreError>;
+
+impl Caller {
+    fn charges(self) -> Vec<Charge> {
+        let everybody = Charge::new(&shared(), Key::new("tenant", "everybody"), 1);
+        let own = Policy::parse("own", "1/1h").unwrap();
+        let own = |user| Charge::new(&own, Key::new("user", user), 1);
+        match self {
+            Self::Alice => vec![everybody],
+            Self::Mallory => vec![everybody, own("mallory")],
+            Self::Eve => vec![everybody, own("eve")],
+        }
+    }
+
+    /// Whether it is this caller's decision.
+    fn is_due(self, decision: &Decision) -> bool {
+        match self {
+            Self::Alice => decision.is_allowed(),
+            Self::Mallory => matches!(decision, Decision::Denied(_)),
+            Self::Eve => matches!(decision, Decision::Blocked(_)),
+        }
+    }
+}
+
+fn shared() -> Policy {
+    Policy::parse("all", "1000000/1h@1s").unwrap()
+}
+
+struct Cell {
+    clock: TestClock,
+    store: Faulty,
+    leases: Option<Leases>,
+    limiter: Limiter,
+    /// Units of the limit that all share.
+    admitted: u64,
+    unknown: u64,
+    complaints: Vec<String>,
+}
+
+impl Cell {
+    fn new(layers: Layers, fault: Fault) -> Self {
+        let clock = TestClock::new(START_MS);
+        let store = Faulty {
+            store: MemoryStore::new().clock(clock.clone()),
+            fault,
+            is_struck: Arc::default(),
+        };
+        let (layered, leases) = layers(store.clone(), clock.clone());
+        Self {
+            clock,
+            store,
+            leases,
+            limiter: Limiter::new(layered).with_blocks().timeout(TIMEOUT),
+            admitted: 0,
+            unknown: 0,
+            complaints: Vec::new(),
+        }
+    }
+
+    async fn play(mut self) -> Vec<String> {
+        self.begin().await;
+        self.store.is_struck.store(true, SeqCst);
+        self.strike().await;
+        self.store.is_struck.store(false, SeqCst);
+        // Longer than what is done in the background waits.
+        self.pass(1_100, 10).await;
+        self.recover().await;
+        self.count().await;
+        self.complaints
+    }
+
+    /// Lets time pass for all, also for those who wait.
+    async fn pass(&self, times: u32, ms: u64) {
+        for _ in 0..times {
+            self.clock.advance(Duration::from_millis(ms));
+            sleep(Duration::from_millis(ms)).await;
+        }
+    }
+
+    /// Until the shared limit is hot, its lease is there if there are any.
+    async fn begin(&mut self) {
+        let eve = Key::new("user", "eve");
+        self.limiter.block(&eve, Until::ForEver).await.unwrap();
+        let first = self.limiter.check(Caller::Mallory.charges()).await.unwrap();
+        assert!(first.is_allowed());
+        for _ in 0..WARM_UP {
+            let decision = self.limiter.check(Caller::Alice.charges()).await.unwrap();
+            assert!(decision.is_allowed());
+            self.pass(1, 1).await;
+        }
+        self.admitted = 1 + WARM_UP;
+        let is_leased = self.used().await > self.admitted;
+        assert_eq!(is_leased, self.leases.is_some());
+    }
+
+    /// All ask at each millisecond.
+    async fn strike(&mut self) {
+        let mut tasks = Vec::new();
+        for ms in 0..300_u64 {
+            for caller in CALLERS {
+                let limiter = self.limiter.clone();
+                let leaves = self.store.fault == Fault::CallersLeave && ms % 3 > 0;
+                let patience = Duration::from_millis(if leaves { ms * 7 % 70 } else { 10_000 });
+                tasks.push(tokio::spawn(async move {
+                    let start = Instant::now();
+                    let answer = timeout(patience, limiter.check(caller.charges())).await;
+                    (caller, start.elapsed(), answer.ok())
+                }));
+            }
+            self.pass(1, 1).await;
+        }
+        self.pass(200, 1).await;
+        for task in tasks {
+            let (caller, waited, answer) = task.await.unwrap();
+            self.judge(caller, waited, answer);
+        }
+    }
+
+    fn judge(&mut self, caller: Caller, waited: Duration, answer: Option<Answer>) {
+        if waited > TIMEOUT + Duration::from_millis(5) {
+            self.complain(format!("{caller:?} waited for {waited:?}"));
+        }
+        match answer {
+            Some(Ok(decision)) => {
+                self.admitted += u64::from(decision.is_allowed());
+                if !caller.is_due(&decision) {
+                    self.complain(format!("{caller:?} got {decision:?}"));
+                }
+            }
+            Some(Err(error)) if self.store.fault == Fault::IsSlow => {
+                self.complain(format!(
+                    "{caller:?} got {error:?} from a store that answers"
+                ));
+            }
+            Some(Err(error)) if error.kind() == StoreErrorKind::CircuitOpen => {}
+            // What is denied is charged nowhere, whether the answer is known or not.
+            Some(Err(_)) => {
+                let is_done = self.store.fault == Fault::LosesAnswers;
+                self.unknown += u64::from(is_done && caller == Caller::Alice);
+            }
+            None => self.unknown += u64::from(caller == Caller::Alice),
+        }
+    }
+
+    /// Within the longest interval between two probes, everything is as before.
+    async fn recover(&mut self) {
+        for _ in 0..400 {
+            if self.limiter.peek(Caller::Alice.charges()).await.is_ok() {
+                break;
+            }
+            self.pass(1, 1).await;
+        }
+        for caller in CALLERS {
+            let answer = self.limiter.check(caller.charges()).await;
+            self.judge(caller, Duration::ZERO, Some(answer));
+        }
+        for caller in CALLERS {
+            match self.limiter.check(caller.charges()).await {
+                Ok(decision) => self.judge(caller, Duration::ZERO, Some(Ok(decision))),
+                Err(error) => self.complain(format!("{caller:?} got {error:?} after the fault")),
+            }
+        }
+    }
+
+    /// What was admitted is charged once, and nothing else is.
+    async fn count(&mut self) {
+        if let Some(leases) = &self.leases {
+            leases.return_unspent().await;
+        }
+        let used = self.used().await;
+        let (least, most) = (self.admitted, self.admitted + self.unknown);
+        // A lease stays charged if its answer or its return is lost.
+        let answers = matches!(self.store.fault, Fault::IsSlow | Fault::CallersLeave);
+        let is_stranded = self.leases.is_some() && !answers;
+        if used < least || (used > most && !is_stranded) {
+            self.complain(format!("{used} units count of {least} to {most} admitted"));
+        }
+    }
+
+    async fn used(&self) -> u64 {
+        let [charge] = Caller::Alice.charges().try_into().unwrap();
+        let look = Check::new([Charge::new(charge.policy(), charge.key().clone(), 0)]).unwrap();
+        let decision = self.store.store.check(&look).await.unwrap();
+        1_000_000 - decision.usage().rules().next().unwrap().remaining()
+    }
+
+    fn complain(&mut self, what: String) {
+        self.complaints.push(what);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_layer_keeps_its_promises_around_every_other_through_every_fault() {
+    let mut bad = Vec::new();
+    for (name, layers) in LAYERS {
+        for fault in FAULTS {
+            let complaints = Cell::new(layers, fault).play().await;
+            if let Some(first) = complaints.first() {
+                let count = complaints.len();
+                bad.push(format!("{name}, {fault:?}: {count} complaints: {first}"));
+            }
+        }
+    }
+    assert!(bad.is_empty(), "\n{}", bad.join("\n"));
+}

@@ -1,0 +1,54 @@
+//! What is bounded, however long a fault lasts and however many connections it strikes.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
+
+use super::{
+    proxy::{Proxy, Weather},
+    run::resident,
+    setup::pool,
+};
+use crate::common::redis::Server;
+
+fn charge() -> [Charge; 1] {
+    let policy = Policy::parse("api", "1000000/1d").unwrap();
+    [Charge::new(&policy, Key::new("user", "alice"), 1)]
+}
+
+/// One check in each of this many tasks at once; how many were decided.
+async fn wave(limiter: &Limiter, tasks: usize) -> usize {
+    let decided = join_all((0..tasks).map(|_| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.check(charge()).await.is_ok() })
+    }));
+    decided
+        .await
+        .into_iter()
+        .filter(|decided| *decided.as_ref().unwrap())
+        .count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_for_a_mute_server_takes_no_more_memory_with_time() {
+    let server = Server::start();
+    let proxy = Proxy::new(server.address(), Duration::ZERO).await;
+    for store in [
+        RedisStore::connect(proxy.url()).await.unwrap(),
+        pool(&proxy.url()).await.into(),
+    ] {
+        let limiter = Limiter::new(store).timeout(Duration::from_millis(20));
+        proxy.set_weather(Weather::HalfOpen);
+        let mut grown = Vec::new();
+        for _ in 0..3 {
+            for _ in 0..10 {
+                assert_eq!(wave(&limiter, 2_000).await, 0);
+            }
+            grown.push(resident() / 1_000_000);
+        }
+        // 20 000 requests went by from one to the next; other tests run in this process, too.
+        assert!(grown[2] < grown[1] + 64, "{grown:?} MB");
+        proxy.set_weather(Weather::Clear);
+    }
+}
