@@ -423,6 +423,11 @@ impl Blocked {
         self.retry_after().filter(|_| self.is_ban())
     }
 
+    /// The store's clock at the decision, in ms since the Unix epoch.
+    pub(crate) fn decided_at_ms(&self) -> u64 {
+        self.usage.decided_at_ms()
+    }
+
     pub(crate) fn is_ban(&self) -> bool {
         self.block().by() == BlockedBy::Ban
     }

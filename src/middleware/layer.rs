@@ -307,6 +307,7 @@ impl<R> RateLimitLayer<R> {
     /// Around a whole router, this is one line that denies blocked addresses everywhere:
     ///
     /// ```
+    /// # #[cfg(feature = "axum")] {
     /// use axum::{Router, body::Body, extract::connect_info::MockConnectInfo, http::Request, routing::get};
     /// use std::{net::SocketAddr, time::Duration};
     /// use sluicegate::{Limiter, MemoryStore, PeerIp, RateLimitLayer};
@@ -325,15 +326,16 @@ impl<R> RateLimitLayer<R> {
     /// assert_eq!(response.status(), 403);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # }).unwrap();
+    /// # }
     /// # Ok::<(), std::io::Error>(())
     /// ```
     ///
     /// A layer that has limits, too, makes one check for both. A layer of its own around other layers makes a check of
     /// its own: see [where blocks hold](crate::block#where-blocks-hold).
     ///
-    /// A request without a key is rejected, as under a [`limit`](Self::limit), unless the extractor
-    /// is told [to skip it](KeyExtractor::or_skip). [`skip`](Self::skip) and [`skip_keys`](Self::skip_keys) apply.
-    /// It denies in a [shadow layer](Self::shadow), too, and whatever [`enforce_blocks`](Self::enforce_blocks) says.
+    /// A request without a key is rejected, as under a [`limit`](Self::limit), unless the extractor has
+    /// [`or_skip`](KeyExtractor::or_skip). [`skip`](Self::skip) and [`skip_keys`](Self::skip_keys) apply. It denies in a
+    /// [shadow layer](Self::shadow), too, and whatever [`enforce_blocks`](Self::enforce_blocks) says.
     /// Where the store cannot decide, the layer's [failure policy](Self::on_failure) applies to a request that no limit
     /// applies to.
     #[must_use]

@@ -35,12 +35,13 @@ impl Blocks {
         }
     }
 
-    /// The latest block of an identity that the check charges.
-    pub(super) fn blocked(&self, check: &Check, now_ms: u64) -> Option<Blocked> {
+    /// The latest block of an identity that the check charges. The clock is read only if any identity is blocked.
+    pub(super) fn blocked(&self, check: &Check, now_ms: impl FnOnce() -> u64) -> Option<Blocked> {
         let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
         if by_key.is_empty() {
             return None;
         }
+        let now_ms = now_ms();
         let blocks = check.keys().filter_map(|key| {
             let block = by_key.get(key).filter(|it| it.holds(now_ms))?;
             Some((key, *block))

@@ -185,15 +185,15 @@ impl Inner {
         count: u16,
         answer: impl FnOnce(Filled<'_>, Option<Filled<'_>>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        if check.enforces_blocks() {
-            let now_ms = self.clock.now_ms();
-            if let Some(blocked) = self.blocks.blocked(check, now_ms) {
-                let filled = Filled {
-                    blocked: Some(blocked),
-                    ..Filled::new(check, count, 0, now_ms, &[])
-                };
-                return answer(filled, None);
-            }
+        if check.enforces_blocks()
+            && let Some(blocked) = self.blocks.blocked(check, || self.clock.now_ms())
+        {
+            let now_ms = blocked.decided_at_ms();
+            let filled = Filled {
+                blocked: Some(blocked),
+                ..Filled::new(check, count, 0, now_ms, &[])
+            };
+            return answer(filled, None);
         }
         let shadows = check.shadow_check();
         let tokens = self.tokens(check);
