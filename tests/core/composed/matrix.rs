@@ -204,7 +204,7 @@ impl Cell {
             clock,
             store,
             leases,
-            limiter: Limiter::new(layered).with_blocks().timeout(TIMEOUT),
+            limiter: Limiter::new(layered).enforce_blocks(true).timeout(TIMEOUT),
             admitted: 0,
             unknown: 0,
             complaints: Vec::new(),
