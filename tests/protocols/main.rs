@@ -5,5 +5,6 @@ mod balance;
 mod cross_slot;
 mod deny_cache;
 mod deny_cache_notes;
+mod lease_units;
 mod leases;
 mod line;

@@ -1,18 +1,16 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{
-            AtomicBool, AtomicU64,
-            Ordering::{AcqRel, Acquire, Relaxed, Release},
-        },
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use super::{
+    balance::MOST,
     clock::Moment,
-    lease::{LONGEST, Lease, Spent, was_behind},
-    transfer::{Transfer, Unspent},
+    lease::{Claim, LONGEST, Lease, LeasedUnits, was_behind},
+    transfer::{Transfer, Transfers, Unspent},
 };
 use crate::{
     charge::Charge,
@@ -22,7 +20,6 @@ use crate::{
     policy::Policy,
     rule::millis,
     settlement::Settlement,
-    store::give_backs::GiveBacks,
 };
 
 /// Who is checked so often in one span is worth a lease.
@@ -35,7 +32,7 @@ const FEWEST: u64 = 4;
 /// limit there is none.
 const PART_OF_ROOM: u64 = 8;
 
-/// What is left of a step, but for two round trips, when it is not worth a call any more, in ms.
+/// If less than this, in ms, plus two round trips remains of the step, no lease is fetched.
 const SHORT_REST_MS: u64 = 2;
 
 /// An identity that is hot under a policy.
@@ -48,10 +45,9 @@ pub(super) struct Entry {
     checks: AtomicU64,
     units: AtomicU64,
     lease: RwLock<Option<Arc<Lease>>>,
-    is_fetching: AtomicBool,
-    /// How many [`Transfer`]s there are.
-    pub(super) transfers: AtomicU64,
-    give_backs: Arc<GiveBacks>,
+    /// Whether the store could not be reached for the last check: then nothing is spent, so that the caller notices.
+    is_failing: AtomicBool,
+    transfers: Arc<Transfers>,
     slot: usize,
     state: Mutex<State>,
 }
@@ -62,10 +58,20 @@ struct State {
     known: Option<Known>,
     /// Until when nothing is leased, since the last lease could not be had.
     pause: Option<(Moment, Duration)>,
-    /// What is leased meanwhile is not to be spent, and not to be returned: a reset may have forgotten it.
-    is_forgotten: bool,
-    /// How often all leases were ended, also those that are being fetched.
-    endings: u64,
+    /// What becomes of the lease that is being fetched.
+    fetching: Option<OnArrival>,
+    /// Whether it was dropped from the table: checks that still know it lease nothing.
+    is_dropped: bool,
+}
+
+/// What becomes of a lease that is being fetched; later ones prevail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum OnArrival {
+    Install,
+    /// All leases were ended.
+    Return,
+    /// The counts were reset meanwhile, perhaps with what was charged for it.
+    Forget,
 }
 
 /// What the store told last.
@@ -93,12 +99,11 @@ pub(super) fn span(charge: &Charge) -> Option<Duration> {
 }
 
 impl Entry {
-    /// Notes what it gives back, in this slot.
     pub(super) fn new(
         charge: &Charge,
         span: Duration,
         now: Moment,
-        give_backs: &Arc<GiveBacks>,
+        transfers: &Arc<Transfers>,
         slot: usize,
     ) -> Self {
         Self {
@@ -108,16 +113,15 @@ impl Entry {
             checks: AtomicU64::new(HOT),
             units: AtomicU64::new(HOT.saturating_mul(charge.cost())),
             lease: RwLock::default(),
-            is_fetching: AtomicBool::new(false),
-            transfers: AtomicU64::new(0),
-            give_backs: Arc::clone(give_backs),
+            is_failing: AtomicBool::new(false),
+            transfers: Arc::clone(transfers),
             slot,
             state: Mutex::new(State {
                 since: now,
                 known: None,
                 pause: None,
-                is_forgotten: false,
-                endings: 0,
+                fetching: None,
+                is_dropped: false,
             }),
         }
     }
@@ -131,10 +135,6 @@ impl Entry {
         self.key == *key
     }
 
-    pub(super) fn is_named(&self, policy: &Policy, key: &Key) -> bool {
-        self.policy.name() == policy.name() && self.is_of_key(key)
-    }
-
     /// Counts a check of so many units.
     pub(super) fn count(&self, cost: u64) {
         self.checks.fetch_add(1, Relaxed);
@@ -142,9 +142,17 @@ impl Entry {
     }
 
     /// Spends units of the lease, if there are so many.
-    pub(super) fn spend(&self, cost: u64, now: impl FnOnce() -> Moment) -> Option<Spent> {
-        let lease = self.lease();
-        Lease::spend(lease.as_ref()?, cost, now())
+    pub(super) fn spend(&self, cost: u64, now: impl FnOnce() -> Moment) -> Option<LeasedUnits> {
+        Lease::spend(self.spendable()?.as_ref()?, cost, now())
+    }
+
+    /// Claims units of the lease, if there are so many.
+    pub(super) fn claim(&self, cost: u64, now: impl FnOnce() -> Moment) -> Option<Claim> {
+        Lease::claim(self.spendable()?.as_ref()?, cost, now())
+    }
+
+    pub(super) fn set_failing(&self, is_failing: bool) {
+        self.is_failing.store(is_failing, Relaxed);
     }
 
     /// Notes what the store told about this charge.
@@ -174,30 +182,35 @@ impl Entry {
         self.state().pause = Some((now, self.span));
     }
 
-    /// Begins to fetch a lease, from which `cost` could be spent: how many units, and what is left of the lease before.
-    /// `None` if another is being fetched, or none is worth it.
+    /// Begins to fetch a lease, from which `cost` could be spent. `None` if another is being fetched, or none is worth
+    /// it.
     pub(super) fn begin(self: &Arc<Self>, cost: u64, now: Moment) -> Option<Fetch> {
         let units = self.plan(cost, now)?;
-        if self.is_fetching.swap(true, AcqRel) {
+        let transfer = self.transfers.begin_fetch(self.slot)?;
+        let mut state = self.state();
+        // Another may have been fetched since the caller found too little.
+        let too_little = |lease: &Arc<Lease>| lease.is_over(now) || lease.is_used_up(cost);
+        let is_needed = self.lease().as_ref().is_none_or(too_little);
+        if state.is_dropped || state.fetching.is_some() || !is_needed {
             return None;
         }
-        let fetch = Fetch {
-            transfer: Transfer::begin(self),
+        state.fetching = Some(OnArrival::Install);
+        Some(Fetch {
+            entry: Arc::clone(self),
             units,
             sent: now,
-            endings: self.state().endings,
-        };
-        // Another may have been fetched since the caller found too little.
-        let too_little = |it: &Arc<Lease>| it.is_over(now) || it.left() < cost;
-        let is_needed = self.lease().as_ref().is_none_or(too_little);
-        is_needed.then_some(fetch)
+            _transfer: transfer,
+        })
     }
 
     /// The rate times the rest of the step, and a quarter more; but at most a part of what is left.
     fn plan(&self, cost: u64, now: Moment) -> Option<u64> {
+        if self.is_failing.load(Relaxed) {
+            return None;
+        }
         let state = self.state();
         let paused = |(since, time): (Moment, Duration)| now.since(since) < time;
-        if state.is_forgotten || state.pause.is_some_and(paused) {
+        if state.is_dropped || state.fetching.is_some() || state.pause.is_some_and(paused) {
             return None;
         }
         let known = state.known?;
@@ -211,63 +224,55 @@ impl Entry {
         if rest_ms <= SHORT_REST_MS + 2 * millis(known.round_trip) {
             return None;
         }
-        // Of who has just become hot too little is known to believe in a high rate.
+        // A newly hot identity has too little history to trust a high rate.
         let elapsed = now.since(state.since).max(self.span / 8);
         drop(state);
         let seen = u128::from(self.units.load(Relaxed));
         let wanted = seen * u128::from(rest_ms) * 5 / 4 / u128::from(millis(elapsed).max(1));
         let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
-        let units = wanted.min(known.room / PART_OF_ROOM);
+        let units = wanted.min(known.room / PART_OF_ROOM).min(MOST);
         (units >= cost.saturating_mul(FEWEST)).then_some(units)
     }
 
-    /// Ends the lease and what is being fetched, which is returned when it comes. Answers the settlement that returns
-    /// what is unspent.
-    pub(super) fn end(self: &Arc<Self>) -> Option<Unspent> {
-        self.state().endings += 1;
+    /// Ends the lease, and the one that is being fetched, which is returned when it comes. Answers the settlement that
+    /// returns what is unspent.
+    pub(super) fn end(&self) -> Option<Unspent> {
+        self.on_arrival(OnArrival::Return);
         self.close()
     }
 
+    /// The lease that is being fetched is neither spent nor returned.
+    pub(super) fn forget_fetch(&self) {
+        self.on_arrival(OnArrival::Forget);
+    }
+
+    fn on_arrival(&self, then: OnArrival) {
+        let mut state = self.state();
+        state.fetching = state.fetching.max(state.fetching.and(Some(then)));
+    }
+
     /// Ends the lease, and answers the settlement that returns what is unspent.
-    pub(super) fn close(self: &Arc<Self>) -> Option<Unspent> {
-        let transfer = Transfer::begin(self);
+    pub(super) fn close(&self) -> Option<Unspent> {
+        let transfer = self.transfers.begin(self.slot);
         let mut lease = self.lease.write().unwrap_or_else(PoisonError::into_inner);
-        match lease.take().and_then(|it| it.close()) {
-            Some(settlement) => Some(Unspent {
-                settlement,
-                _transfer: transfer,
-            }),
-            None => {
-                transfer.gives_nothing_back();
-                None
-            }
-        }
+        Some(Unspent {
+            settlement: lease.take()?.close()?,
+            _transfer: transfer,
+        })
     }
 
     /// The same where the lease has been over for long enough that the next should have come.
-    pub(super) fn close_overdue(self: &Arc<Self>, now: Moment) -> Option<Unspent> {
-        let is_overdue = |it: &Arc<Lease>| it.is_over_for(now, self.span / 4);
+    pub(super) fn close_overdue(&self, now: Moment) -> Option<Unspent> {
+        let is_overdue = |lease: &Arc<Lease>| lease.is_over_for(now, self.span / 4);
         let is_overdue = self.lease().as_ref().is_some_and(is_overdue);
         is_overdue.then(|| self.close()).flatten()
     }
 
-    /// Ends the lease without returning anything, and all that are being fetched.
-    pub(super) fn forget(self: &Arc<Self>) {
-        self.state().is_forgotten = true;
-        drop(self.close());
-    }
-
-    /// Notes that units can be spent or charged again that could not be so far.
-    pub(super) fn note_give_back(&self) {
-        self.give_backs.note(self.slot);
-    }
-
-    /// Whether units that were charged may be spent here or returned.
-    ///
-    /// In this order: units leave the lease after a transfer has begun, and come there before it ends.
+    /// Whether units that were charged may be spent here. They leave the lease after a transfer has begun, and come
+    /// there before it ends: look here first, and then for [`Transfers`].
     pub(super) fn has_units(&self) -> bool {
-        let is_spendable = self.lease().as_ref().is_some_and(|it| it.left() > 0);
-        is_spendable || self.transfers.load(Acquire) > 0
+        let lease = self.lease();
+        lease.as_ref().is_some_and(|lease| lease.unspent() > 0)
     }
 
     /// Whether it is not worth a lease any more, and has none. Older checks count half at every span.
@@ -285,9 +290,14 @@ impl Entry {
         state.since.monotonic += elapsed / 2;
         let is_cold = per_span < u128::from(HOT / 2);
         let lease = self.lease();
-        // Whoever still holds the entry leases nothing that nobody would find.
-        state.is_forgotten = is_cold && lease.is_none() && self.transfers.load(Acquire) == 0;
-        state.is_forgotten
+        let is_idle = lease.is_none() && !self.transfers.is_under_way(self.slot);
+        state.is_dropped = is_cold && is_idle;
+        state.is_dropped
+    }
+
+    /// The lease, unless the store is failing.
+    fn spendable(&self) -> Option<RwLockReadGuard<'_, Option<Arc<Lease>>>> {
+        (!self.is_failing.load(Relaxed)).then(|| self.lease())
     }
 
     fn lease(&self) -> RwLockReadGuard<'_, Option<Arc<Lease>>> {
@@ -302,23 +312,22 @@ impl Entry {
 /// A lease that is being fetched: one at a time for an entry.
 #[derive(Debug)]
 pub(super) struct Fetch {
-    transfer: Transfer,
+    entry: Arc<Entry>,
     units: u64,
     sent: Moment,
-    /// Those before it.
-    endings: u64,
+    _transfer: Transfer,
 }
 
 impl Fetch {
     pub(super) fn entry(&self) -> &Arc<Entry> {
-        self.transfer.entry()
+        &self.entry
     }
 
     /// What is charged: all units at once.
     pub(super) fn check(&self) -> Check {
         let entry = self.entry();
         let charge = Charge::new(&entry.policy, entry.key.clone(), self.units);
-        // Who is blocked gets no lease.
+        // A blocked identity gets no lease.
         Check::of_one(charge).enforce_blocks(true)
     }
 
@@ -333,24 +342,21 @@ impl Fetch {
         if was_behind(usage) {
             entry.pause(now);
         }
-        if lease.is_over(now) {
-            return lease.close();
-        }
         let state = entry.state();
-        if state.is_forgotten {
-            return None;
+        match state.fetching {
+            Some(OnArrival::Forget) => None,
+            Some(OnArrival::Install) if !lease.is_over(now) => {
+                let mut place = entry.lease.write().unwrap_or_else(PoisonError::into_inner);
+                *place = Some(Arc::new(lease));
+                None
+            }
+            _ => lease.close(),
         }
-        if state.endings != self.endings {
-            return lease.close();
-        }
-        let mut place = entry.lease.write().unwrap_or_else(PoisonError::into_inner);
-        *place = Some(Arc::new(lease));
-        None
     }
 }
 
 impl Drop for Fetch {
     fn drop(&mut self) {
-        self.entry().is_fetching.store(false, Release);
+        self.entry.state().fetching = None;
     }
 }

@@ -10,7 +10,7 @@
 //! The charge was decided after m0, and T0 is rounded down to a millisecond. So when `end − T0 − 1 ms` have passed since
 //! m0, the step has not ended, whatever the clocks show and however long the answer took.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use super::{balance::Balance, clock::Moment};
 use crate::{
@@ -37,13 +37,21 @@ pub(super) struct Lease {
     balance: Balance,
 }
 
-/// Units of a lease that were spent.
+/// Units that were spent, or what a lease shows where none were.
 #[derive(Debug)]
-pub(super) struct Spent {
+pub(super) struct LeasedUnits {
+    lease: Arc<Lease>,
+    /// What is unspent of the lease then.
+    unspent: u64,
+    now: Moment,
+}
+
+/// Units that are to be spent when the store has admitted the rest of the check. It takes nothing: a lease that ends
+/// meanwhile returns them.
+#[derive(Debug)]
+pub(super) struct Claim {
     lease: Arc<Lease>,
     units: u64,
-    left: u64,
-    now: Moment,
 }
 
 impl Lease {
@@ -70,40 +78,73 @@ impl Lease {
         now.is_past(self.sent, self.time + time, self.step + time)
     }
 
-    /// How many units are left.
-    pub(super) fn left(&self) -> u64 {
-        self.balance.left()
+    /// Whether another is needed to spend so many units.
+    pub(super) fn is_used_up(&self, units: u64) -> bool {
+        self.balance.is_used_up(units)
     }
 
-    /// Ends it, and answers the settlement that returns the units which are left: once, and only if there are any.
+    pub(super) fn unspent(&self) -> u64 {
+        self.balance.unspent()
+    }
+
+    /// Ends it, and answers the settlement that returns the unspent units: once, and only if there are any.
     pub(super) fn close(&self) -> Option<Settlement> {
-        let left = self.balance.close();
-        if left == 0 {
+        let unspent = self.balance.close();
+        if unspent == 0 {
             return None;
         }
-        Settlement::new(&self.usage, [self.units - left]).ok()
+        Settlement::new(&self.usage, [self.units - unspent]).ok()
     }
 
     /// The clock is to be read after the lease was found.
-    pub(super) fn spend(this: &Arc<Self>, units: u64, now: Moment) -> Option<Spent> {
+    pub(super) fn spend(this: &Arc<Self>, units: u64, now: Moment) -> Option<LeasedUnits> {
         if this.is_over(now) {
             return None;
         }
-        let left = this.balance.spend(units)?;
-        Some(Spent {
+        let unspent = this.balance.spend(units)?;
+        Some(LeasedUnits::new(this, unspent, now))
+    }
+
+    pub(super) fn claim(this: &Arc<Self>, units: u64, now: Moment) -> Option<Claim> {
+        let is_claimed = !this.is_over(now) && this.balance.claim(units);
+        is_claimed.then(|| Claim {
             lease: Arc::clone(this),
             units,
-            left,
-            now,
         })
     }
 }
 
-impl Spent {
-    /// The units were not used after all.
-    pub(super) fn put_back(&mut self) {
-        if self.lease.balance.put_back(self.units) {
-            self.left += self.units;
+impl Claim {
+    /// Spends the units, unless the lease has ended.
+    pub(super) fn spend(mut self, now: Moment) -> Option<LeasedUnits> {
+        if self.lease.is_over(now) {
+            return None;
+        }
+        let unspent = self
+            .lease
+            .balance
+            .spend_claimed(mem::take(&mut self.units))?;
+        Some(LeasedUnits::new(&self.lease, unspent, now))
+    }
+
+    /// What is left if the units are not spent.
+    pub(super) fn release(self, now: Moment) -> LeasedUnits {
+        LeasedUnits::new(&self.lease, self.lease.unspent(), now)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.lease.balance.release(self.units);
+    }
+}
+
+impl LeasedUnits {
+    fn new(lease: &Arc<Lease>, unspent: u64, now: Moment) -> Self {
+        Self {
+            lease: Arc::clone(lease),
+            unspent,
+            now,
         }
     }
 
@@ -115,9 +156,9 @@ impl Spent {
     /// What is left under each rule, as far as it is known here: other processes may have charged more since the units
     /// were leased.
     pub(super) fn rules(&self) -> impl Iterator<Item = RuleUsage> {
-        let (age_ms, left) = (self.age_ms(), self.left);
+        let (age_ms, unspent) = (self.age_ms(), self.unspent);
         let rules = self.lease.usage.rules();
-        rules.map(move |it| it.later_with_unspent(age_ms, left))
+        rules.map(move |it| it.later_with_unspent(age_ms, unspent))
     }
 
     fn age_ms(&self) -> u64 {

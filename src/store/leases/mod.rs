@@ -1,7 +1,7 @@
 //! [`Leases`]: units of hot identities, charged at once and spent here.
 
 use std::{
-    fmt, mem,
+    fmt,
     panic::catch_unwind,
     sync::{
         Arc, Weak,
@@ -12,16 +12,16 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    task::JoinSet,
     time::{sleep, timeout},
 };
 
 use self::{
     clock::{Clock, Moment},
     entry::{Entry, Fetch},
-    lease::Spent,
+    revocation::Revocation,
+    several::Several,
     table::Table,
-    transfer::{Transfer, Unspent},
+    transfer::Unspent,
 };
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
@@ -30,8 +30,8 @@ use crate::{
     charge::Charge,
     check::Check,
     contributors::{Contribution, Contributors},
-    decision::{Decision, RuleUsage, Usage},
-    error::StoreError,
+    decision::{Decision, Usage},
+    error::{StoreError, StoreErrorKind},
     key::Key,
     operation::{Operation, Reply},
     policy::Policy,
@@ -46,14 +46,16 @@ mod clock;
 mod entry;
 mod hot;
 mod lease;
+mod revocation;
+mod several;
 mod table;
 mod transfer;
 
 /// How often overdue leases are returned, and identities that are no longer hot are dropped.
 const SWEEP: Duration = Duration::from_millis(250);
 
-/// How many returns of overdue leases are under way at a time.
-const MAX_TOGETHER: usize = 32;
+/// How many leases a sweep returns at most.
+const MAX_TOGETHER: usize = 256;
 
 /// How long an answer of the store is waited for, in the background.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -65,12 +67,13 @@ pub struct Leases {
     inner: Arc<Inner>,
 }
 
+/// For each charge of a check, its entry if it is hot.
+type Entries = Arc<[Option<Arc<Entry>>]>;
+
 struct Inner {
     store: Arc<dyn Store>,
     clock: Clock,
     table: Table,
-    /// Whether the last check that was passed on could not be decided: then all are, so that the caller notices.
-    is_failing: AtomicBool,
     /// How long the caller waits, in ms.
     timeout_ms: AtomicU64,
     /// Whether a runtime was met whose timers are not enabled: then nothing is leased any more.
@@ -88,7 +91,6 @@ impl Leases {
             store,
             clock,
             table: Table::new(),
-            is_failing: AtomicBool::new(false),
             timeout_ms: AtomicU64::new(u64::MAX),
             lacks_timers: AtomicBool::new(false),
         };
@@ -108,12 +110,15 @@ impl Leases {
     /// Ends all leases and returns what is unspent, before a process ends. Without it, that stays charged until it is
     /// released.
     ///
-    /// What cannot be returned stays charged, too: nothing is tried again. It waits for the store as long as that
-    /// takes, ten seconds at most for each part.
+    /// It waits for what is on its way, and for the store: ten seconds at most. What could not be returned by then stays
+    /// charged, too: nothing is tried again. Checks that are made meanwhile can lease units again.
     pub async fn return_unspent(&self) {
-        let entries = self.inner.table.entries(|_| true);
-        let unspent = entries.iter().filter_map(|it| it.end()).collect();
-        return_all(&self.inner.store, unspent).await;
+        if self.inner.runtime().is_some() {
+            let entries = self.inner.table.entries(|_| true);
+            self.inner
+                .give_back(entries.iter().filter_map(|entry| entry.end()));
+            let _ = timeout(PATIENCE, self.inner.table.transfers_ended()).await;
+        }
     }
 }
 
@@ -128,7 +133,7 @@ impl Inner {
                 Some(entry) => self.check_one(check, charge, &entry),
             },
             charges => {
-                let entries: Vec<_> = charges.iter().map(|it| self.find(it)).collect();
+                let entries: Entries = charges.iter().map(|charge| self.find(charge)).collect();
                 if entries.iter().all(Option::is_none) {
                     self.ask(check)
                 } else {
@@ -165,62 +170,32 @@ impl Inner {
         Some(runtime)
     }
 
-    fn spend(&self, entry: &Entry, cost: u64) -> Option<Spent> {
-        if self.is_failing.load(Relaxed) {
-            return None;
-        }
-        entry.spend(cost, || self.clock.now())
-    }
-
-    /// Spends units that may be put back.
-    fn hold(&self, entry: &Arc<Entry>, cost: u64) -> Option<(Spent, Transfer)> {
-        let transfer = Transfer::begin(entry);
-        match self.spend(entry, cost) {
-            Some(spent) => Some((spent, transfer)),
-            None => {
-                transfer.gives_nothing_back();
-                None
-            }
-        }
-    }
-
     fn check_one(
         self: &Arc<Self>,
         check: &Check,
         charge: &Charge,
         entry: &Arc<Entry>,
     ) -> StoreFuture<Decision> {
-        if let Some(spent) = self.spend(entry, charge.cost()) {
+        if let Some(spent) = entry.spend(charge.cost(), || self.clock.now()) {
             let mut rules = Vec::with_capacity(check.rule_count());
             rules.extend(spent.rules());
             return StoreFuture::ready(Decision::leased(check, spent.now_ms(), rules));
         }
-        let answer = self.pass_on(check, vec![Some(Arc::clone(entry))]);
+        let answer = self.pass_on(check, Arc::new([Some(Arc::clone(entry))]));
         self.fetch(entry, charge.cost());
         answer
     }
 
-    fn check_several(
-        self: &Arc<Self>,
-        check: &Check,
-        entries: &[Option<Arc<Entry>>],
-    ) -> StoreFuture<Decision> {
-        let charges = check.charges().iter().zip(entries);
-        let mut held = Held(
-            charges
-                .map(|(charge, entry)| self.hold(entry.as_ref()?, charge.cost()))
-                .collect(),
-        );
-        let rest = held.missing();
-        if rest.is_empty() {
-            return StoreFuture::ready(join_spent(check, &held.keep()));
-        }
-        let entries_of_rest: Vec<_> = rest.iter().map(|it| entries[*it].clone()).collect();
-        let answer = if rest.len() == entries.len() {
-            self.pass_on(check, entries_of_rest)
+    fn check_several(self: &Arc<Self>, check: &Check, entries: &Entries) -> StoreFuture<Decision> {
+        let several = Several::new(self, check, Arc::clone(entries));
+        let rest = several.rest().to_vec();
+        let answer = if rest.is_empty() {
+            return several.decide_here();
+        } else if rest.len() == entries.len() {
+            self.pass_on(check, Arc::clone(entries))
         } else {
-            let answer = self.pass_on(&check.pick(&rest), entries_of_rest);
-            join_later(check.clone(), held, answer)
+            let entries_of_rest = rest.iter().map(|place| entries[*place].clone()).collect();
+            several.decide_after(self.pass_on(&check.pick(&rest), entries_of_rest))
         };
         for place in rest {
             if let Some(entry) = &entries[place] {
@@ -240,41 +215,48 @@ impl Inner {
     }
 
     /// Lets the store decide, and learns from it about the charges that are hot.
-    fn pass_on(
-        self: &Arc<Self>,
-        check: &Check,
-        entries: Vec<Option<Arc<Entry>>>,
-    ) -> StoreFuture<Decision> {
-        let mut watch = Watch {
+    fn pass_on(self: &Arc<Self>, check: &Check, entries: Entries) -> StoreFuture<Decision> {
+        let mut outcome = OutcomeGuard {
             inner: Arc::clone(self),
             sent: self.clock.now(),
-            is_answered: false,
+            entries: Some(entries),
         };
         self.ask(check).then(move |result| {
-            watch.answered(result.as_ref(), &entries);
+            outcome.answered(result.as_ref());
             result
         })
     }
 
+    /// Notes that a caller has left without an answer, which is a failure if the caller has waited as long as it does.
+    fn note_left(&self, entries: &Entries, sent: Moment) {
+        if millis(self.clock.now().since(sent)) >= self.timeout_ms() {
+            entries
+                .iter()
+                .flatten()
+                .for_each(|entry| entry.set_failing(true));
+        }
+    }
+
+    fn timeout_ms(&self) -> u64 {
+        self.timeout_ms.load(Relaxed)
+    }
+
     /// Fetches a lease, if there is none and it is worth it.
     fn fetch(self: &Arc<Self>, entry: &Arc<Entry>, cost: u64) {
-        if self.is_failing.load(Relaxed) {
-            return;
-        }
         let Some(fetch) = entry.begin(cost, self.clock.now()) else {
             return;
         };
         let Some(runtime) = self.runtime() else {
             return;
         };
-        // What is unspent is returned in the same call. It is never returned twice: if that fails, it stays charged.
+        // Unspent units are returned in the same call. They are never returned twice: if that fails, they stay charged.
         let unspent = entry.close();
         let returned = unspent
             .iter()
             .map(|it| Operation::Settle(it.settlement.clone()));
         let operations = returned.chain([Operation::Check(fetch.check())]);
         let call = self.store.call(operations.collect());
-        // A caller who leaves must not make units get lost.
+        // A caller that leaves must not make units get lost.
         let this = Arc::clone(self);
         drop(runtime.spawn(async move {
             this.install(&fetch, call).await;
@@ -299,16 +281,31 @@ impl Inner {
         }
     }
 
-    /// Ends what was leased of this key, and returns it.
+    /// Ends the leases of this key, and returns them in the background.
     fn end(&self, key: &Key) {
-        let entries = self.table.entries(|it| it.is_of_key(key));
-        let unspent: Vec<Unspent> = entries.iter().filter_map(|it| it.end()).collect();
-        if !unspent.is_empty()
-            && let Some(runtime) = self.runtime()
-        {
-            let store = Arc::clone(&self.store);
-            drop(runtime.spawn(async move { return_all(&store, unspent).await }));
+        let entries = self.table.entries(|entry| entry.is_of_key(key));
+        self.give_back(entries.iter().filter_map(|entry| entry.end()));
+    }
+
+    /// Returns unspent units in the background, each by a call of their own: a proxy may have the identities on several
+    /// servers.
+    fn give_back(&self, all: impl Iterator<Item = Unspent>) {
+        for unspent in all {
+            let Some(runtime) = self.runtime() else {
+                return;
+            };
+            let settled = self.store.settle(&unspent.settlement);
+            drop(runtime.spawn(async move {
+                let _ = timeout(PATIENCE, settled).await;
+                drop(unspent);
+            }));
         }
+    }
+
+    /// Gives up the leases of this key that are being fetched.
+    fn forget_fetches(&self, key: &Key) {
+        let entries = self.table.entries(|entry| entry.is_of_key(key));
+        entries.iter().for_each(|entry| entry.forget_fetch());
     }
 
     #[cold]
@@ -321,31 +318,14 @@ impl Inner {
         }
     }
 
-    /// Returns what is overdue, and drops what is no longer hot.
-    async fn sweep(&self) {
+    /// Returns what is overdue, and drops what is no longer hot. It does not wait for the store, which may hang.
+    fn sweep(&self) {
         let now = self.clock.now();
         let entries = self.table.entries(|_| true);
-        let overdue = entries.iter().filter_map(|it| it.close_overdue(now));
-        let overdue = overdue.collect();
-        self.table.retain(|it| !it.cool(now));
-        return_all(&self.store, overdue).await;
+        let overdue = entries.iter().filter_map(|entry| entry.close_overdue(now));
+        self.give_back(overdue.take(MAX_TOGETHER));
+        self.table.retain(|entry| !entry.cool(now));
     }
-}
-
-/// Returns what was unspent, each by a call of its own: a proxy may have the identities on several servers.
-async fn return_all(store: &Arc<dyn Store>, unspent: Vec<Unspent>) {
-    let mut tasks = JoinSet::new();
-    for unspent in unspent {
-        if tasks.len() == MAX_TOGETHER {
-            tasks.join_next().await;
-        }
-        let settled = timeout(PATIENCE, store.settle(&unspent.settlement));
-        tasks.spawn(async move {
-            let _ = settled.await;
-            drop(unspent);
-        });
-    }
-    while tasks.join_next().await.is_some() {}
 }
 
 /// The task that looks after the entries. When it is ended from outside, the next check starts another.
@@ -358,7 +338,7 @@ impl Sweeper {
             let Some(inner) = self.0.upgrade() else {
                 return;
             };
-            inner.sweep().await;
+            inner.sweep();
             if inner.table.is_empty() {
                 return;
             }
@@ -374,26 +354,42 @@ impl Drop for Sweeper {
     }
 }
 
-/// Notices what comes of a check that was passed on.
-struct Watch {
-    inner: Arc<Inner>,
-    sent: Moment,
-    is_answered: bool,
+/// Notes for these identities that the store could not decide, if that says something about the store: an error about
+/// one request, such as a value that cannot be read, does not.
+fn note_failure(entries: &Entries, error: &StoreError) {
+    let kind = error.kind();
+    if matches!(kind, StoreErrorKind::Timeout | StoreErrorKind::Unavailable) {
+        entries
+            .iter()
+            .flatten()
+            .for_each(|entry| entry.set_failing(true));
+    }
 }
 
-impl Watch {
-    fn answered(&mut self, result: Result<&Decision, &StoreError>, entries: &[Option<Arc<Entry>>]) {
-        self.is_answered = true;
-        // What was repeated says nothing about the store, and may tell of some of the charges only.
-        if result.is_ok_and(|it| it.usage().is_repeated()) {
-            return;
-        }
-        self.inner.is_failing.store(result.is_err(), Relaxed);
-        let Ok(decision) = result else {
+/// Notices what comes of a check that was passed on.
+struct OutcomeGuard {
+    inner: Arc<Inner>,
+    sent: Moment,
+    /// Until the store has answered.
+    entries: Option<Entries>,
+}
+
+impl OutcomeGuard {
+    fn answered(&mut self, result: Result<&Decision, &StoreError>) {
+        let Some(entries) = self.entries.take() else {
             return;
         };
+        let usage = match result {
+            // A repeated denial says nothing about the store, and may be about some of the charges only.
+            Ok(decision) if decision.usage().is_repeated() => return,
+            Ok(decision) => decision.usage(),
+            Err(error) => return note_failure(&entries, error),
+        };
         let now = self.inner.clock.now();
-        let usage = decision.usage();
+        entries
+            .iter()
+            .flatten()
+            .for_each(|entry| entry.set_failing(false));
         for (entry, of_policy) in entries.iter().zip(usage.policies()) {
             if let Some(entry) = entry {
                 entry.learn(of_policy, usage.decided_at_ms(), self.sent, now);
@@ -402,151 +398,11 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for OutcomeGuard {
     fn drop(&mut self) {
-        let timeout_ms = self.inner.timeout_ms.load(Relaxed);
-        let waited = self.inner.clock.now().since(self.sent);
-        if !self.is_answered && millis(waited) >= timeout_ms {
-            self.inner.is_failing.store(true, Relaxed);
+        if let Some(entries) = self.entries.take() {
+            self.inner.note_left(&entries, self.sent);
         }
-    }
-}
-
-/// Units that were spent for a check which the store has yet to decide, for each charge that there were any for.
-///
-/// They are put back when it is not admitted, and when its caller leaves: otherwise who is denied elsewhere could use
-/// up what others share, by leaving.
-struct Held(Vec<Option<(Spent, Transfer)>>);
-
-impl Held {
-    /// The places of the charges that the store has to decide.
-    fn missing(&self) -> Vec<usize> {
-        let places = self.0.iter().enumerate();
-        let missing = places.filter(|(_, it)| it.is_none());
-        missing.map(|(place, _)| place).collect()
-    }
-
-    /// They are not put back any more.
-    fn keep(&mut self) -> Vec<Option<Spent>> {
-        let parts = mem::take(&mut self.0).into_iter();
-        let kept = parts.map(|part| {
-            let (spent, transfer) = part?;
-            transfer.gives_nothing_back();
-            Some(spent)
-        });
-        kept.collect()
-    }
-
-    fn put_back(&mut self) -> Vec<Option<Spent>> {
-        let parts = mem::take(&mut self.0).into_iter();
-        let put_back = parts.map(|part| {
-            let (mut spent, _transfer) = part?;
-            spent.put_back();
-            Some(spent)
-        });
-        put_back.collect()
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.put_back();
-    }
-}
-
-/// The decision about all charges when the store has answered about those that no units were leased for.
-fn join_later(
-    check: Check,
-    mut held: Held,
-    answer: StoreFuture<Decision>,
-) -> StoreFuture<Decision> {
-    answer.then(move |result| match result? {
-        Decision::Allowed(usage) => join(&check, true, &held.keep(), &usage),
-        Decision::Denied(denial) if denial.usage().is_repeated() => {
-            // It may tell of some of the charges only.
-            let known = denial.usage().check().clone();
-            Ok(Decision::Denied(denial).repeated(&known, 0, true))
-        }
-        Decision::Denied(denial) => {
-            let joined = join(&check, false, &held.put_back(), denial.usage())?;
-            if !denial.usage().may_be_repeated() {
-                joined.usage().forbid_repeats();
-            }
-            Ok(joined)
-        }
-        Decision::Blocked(blocked) => Ok(Decision::Blocked(blocked)),
-    })
-}
-
-/// In the order of the check: what was spent here, and what the store told about the rest.
-fn join(
-    check: &Check,
-    is_admitted: bool,
-    parts: &[Option<Spent>],
-    rest: &Usage,
-) -> Result<Decision, StoreError> {
-    let mut rules: Vec<RuleUsage> = Vec::with_capacity(check.rule_count());
-    let mut policies = rest.policies();
-    for part in parts {
-        match part {
-            Some(spent) => rules.extend(spent.rules()),
-            None => rules.extend(policies.next().into_iter().flat_map(|it| it.rules())),
-        }
-    }
-    Decision::joined(check, is_admitted, rest.decided_at_ms(), rules)
-}
-
-/// The admission where all was spent here.
-fn join_spent(check: &Check, parts: &[Option<Spent>]) -> Result<Decision, StoreError> {
-    let spent = || parts.iter().flatten();
-    let now_ms = spent().map(Spent::now_ms).max().unwrap_or(0);
-    Decision::leased(check, now_ms, spent().flat_map(Spent::rules).collect())
-}
-
-/// Ends what was leased of a key whose counts are reset or which is blocked: before it is asked for, and when it was
-/// done, or nobody waits for it any more.
-struct Ending {
-    inner: Arc<Inner>,
-    what: Ended,
-}
-
-enum Ended {
-    Reset(Policy, Key),
-    Blocked(Key),
-}
-
-impl Ending {
-    fn new(inner: &Arc<Inner>, what: Ended) -> Self {
-        let ending = Self {
-            inner: Arc::clone(inner),
-            what,
-        };
-        ending.end();
-        ending
-    }
-
-    fn of(inner: &Arc<Inner>, operation: &Operation) -> Option<Self> {
-        let what = match operation {
-            Operation::Reset { policy, key } => Ended::Reset(policy.clone(), key.clone()),
-            Operation::Block { key, .. } | Operation::Ban { key, .. } => {
-                Ended::Blocked(key.clone())
-            }
-            _ => return None,
-        };
-        Some(Self::new(inner, what))
-    }
-
-    fn end(&self) {
-        match &self.what {
-            Ended::Reset(policy, key) => self.inner.table.forget(policy, key),
-            Ended::Blocked(key) => self.inner.end(key),
-        }
-    }
-}
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 
@@ -560,18 +416,22 @@ impl Store for Leases {
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        let ending = Ending::new(&self.inner, Ended::Reset(policy.clone(), key.clone()));
-        self.inner.store.reset(policy, key).holding(ending)
+        let revocation = Revocation::reset(&self.inner, policy, key);
+        let (store, policy, key) = (Arc::clone(&self.inner.store), policy.clone(), key.clone());
+        Revocation::call(vec![revocation], move || store.reset(&policy, &key))
     }
 
     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
-        let ending = Ending::new(&self.inner, Ended::Blocked(key.clone()));
-        self.inner.store.block(key, until, by).holding(ending)
+        let revocation = Revocation::block(&self.inner, key);
+        self.inner.store.block(key, until, by).holding(revocation)
     }
 
     fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
-        let ending = Ending::new(&self.inner, Ended::Blocked(key.clone()));
-        self.inner.store.ban(key, strikes, until).holding(ending)
+        let revocation = Revocation::block(&self.inner, key);
+        self.inner
+            .store
+            .ban(key, strikes, until)
+            .holding(revocation)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
@@ -583,20 +443,19 @@ impl Store for Leases {
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let endings = operations.iter();
-        let endings: Vec<Ending> = endings
-            .filter_map(|it| Ending::of(&self.inner, it))
+        let revocations = operations.iter();
+        let revocations: Vec<Revocation> = revocations
+            .filter_map(|operation| Revocation::of(&self.inner, operation))
             .collect();
-        let (inner, given_back) = (Arc::clone(&self.inner), self.inner.table.given_back());
-        self.inner.store.call(operations).then(move |result| {
-            let decided = result
-                .iter()
-                .flatten()
-                .flatten()
-                .filter_map(Reply::last_decision);
-            decided.for_each(|it| inner.table.forbid_early_repeats(it, given_back));
-            drop(endings);
-            result
+        let inner = Arc::clone(&self.inner);
+        Revocation::call(revocations, move || {
+            let given_back = inner.table.given_back();
+            inner.store.call(operations).map(move |results| {
+                let replies = results.iter().flatten();
+                let decisions = replies.filter_map(Reply::last_decision);
+                decisions.for_each(|it| inner.table.forbid_early_repeats(it, given_back));
+                results
+            })
         })
     }
 

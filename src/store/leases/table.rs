@@ -15,19 +15,14 @@ use super::{
     clock::Clock,
     entry::{Entry, HOT, span},
     hot::HotCounts,
+    transfer::{Bar, Transfer, Transfers},
 };
-use crate::{
-    charge::Charge, decision::Decision, key::Key, policy::Policy, rule::millis,
-    store::give_backs::GiveBacks,
-};
+use crate::{charge::Charge, decision::Decision, key::Key, policy::Policy, rule::millis};
 
 /// How many identities can have leases.
 const MAX_ENTRIES: usize = 4_096;
 
 const SHARDS: usize = 16;
-
-/// More than entries, so that few share one.
-const SLOTS: usize = 16_384;
 
 type Shard = RwLock<HashMap<u64, Arc<Entry>>>;
 
@@ -38,8 +33,7 @@ pub(super) struct Table {
     counts: HotCounts,
     /// By the hash of the policy's name and the key: of two with one hash, the second is never hot.
     shards: [Shard; SHARDS],
-    /// Units that were returned, or came to a lease.
-    give_backs: Arc<GiveBacks>,
+    transfers: Arc<Transfers>,
     /// Whether a task looks after them.
     has_task: AtomicBool,
 }
@@ -50,14 +44,14 @@ impl Table {
             hasher: RandomState::new(),
             counts: HotCounts::new(),
             shards: array::from_fn(|_| RwLock::default()),
-            give_backs: Arc::new(GiveBacks::new(SLOTS)),
+            transfers: Arc::new(Transfers::new()),
             has_task: AtomicBool::new(false),
         }
     }
 
-    /// The number of what was given back last: see [`GiveBacks::last`].
+    /// The number of what was given back last: see [`Transfers::given_back`].
     pub(super) fn given_back(&self) -> u64 {
-        self.give_backs.last()
+        self.transfers.given_back()
     }
 
     /// Forbids to repeat a denial where units that fit may be spent here, or may have been returned, since `given_back`
@@ -71,11 +65,11 @@ impl Table {
         let mut denying = charges.filter(|(_, it)| it.rules().iter().any(|it| it.is_exceeded()));
         let may_fit_sooner = denying.any(|(charge, _)| {
             let hash = self.hash(charge.policy(), charge.key());
-            // Afterwards: units that are noted as given back are not on their way any more.
-            self.get(hash).is_some_and(|it| it.has_units())
-                || !self
-                    .give_backs
-                    .none_since(given_back, self.give_backs.slot(hash))
+            let has_units = self.get(hash).is_some_and(|entry| entry.has_units());
+            has_units
+                || self
+                    .transfers
+                    .may_arrive(given_back, self.transfers.slot(hash))
         });
         if may_fit_sooner {
             usage.forbid_repeats();
@@ -107,8 +101,8 @@ impl Table {
             return None;
         }
         let entry = entries.entry(hash).or_insert_with(|| {
-            let slot = self.give_backs.slot(hash);
-            Arc::new(Entry::new(charge, span, now, &self.give_backs, slot))
+            let slot = self.transfers.slot(hash);
+            Arc::new(Entry::new(charge, span, now, &self.transfers, slot))
         });
         entry.is_of(charge).then(|| Arc::clone(entry))
     }
@@ -129,17 +123,20 @@ impl Table {
         wanted
     }
 
-    /// Forgets what was charged to a key under the policy of this name.
-    pub(super) fn forget(&self, policy: &Policy, key: &Key) {
-        let hash = self.hash(policy, key);
-        let mut entries = self
-            .shard(hash)
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = entries.get(&hash).filter(|it| it.is_named(policy, key)) {
-            entry.forget();
-            entries.remove(&hash);
-        }
+    /// Notes units of a charge that are on their way back to the store.
+    pub(super) fn begin_transfer(&self, charge: &Charge) -> Transfer {
+        self.transfers
+            .begin(self.slot(charge.policy(), charge.key()))
+    }
+
+    /// Keeps leases of an identity from being fetched.
+    pub(super) fn bar(&self, policy: &Policy, key: &Key) -> Bar {
+        self.transfers.bar(self.slot(policy, key))
+    }
+
+    /// Waits until no units are on their way.
+    pub(super) async fn transfers_ended(&self) {
+        self.transfers.all_ended().await;
     }
 
     /// Drops the entries that are for nothing any more.
@@ -164,6 +161,10 @@ impl Table {
     /// Says whether a task looks after the entries; answers whether one did.
     pub(super) fn set_task(&self, has_task: bool) -> bool {
         self.has_task.swap(has_task, AcqRel)
+    }
+
+    fn slot(&self, policy: &Policy, key: &Key) -> usize {
+        self.transfers.slot(self.hash(policy, key))
     }
 
     fn hash(&self, policy: &Policy, key: &Key) -> u64 {

@@ -1,15 +1,17 @@
 //! What goes wrong between a question and its answer, and what stores around stores do to each other.
 
 use std::{
-    pin::pin,
+    future::pending,
+    pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     task::{Context, Waker},
     time::Duration,
 };
 
+use futures::FutureExt;
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
     block::{Block, BlockedBy, Until},
@@ -27,7 +29,13 @@ struct Slow {
     store: MemoryStore,
     holds_checks: Arc<AtomicBool>,
     holds_calls: Arc<AtomicBool>,
+    holds_resets: Arc<AtomicBool>,
+    /// Whether returns are never answered.
+    hangs_settlements: Arc<AtomicBool>,
+    settlements: Arc<AtomicUsize>,
     fails_checks: Arc<AtomicBool>,
+    /// An identity whose stored value cannot be read.
+    unreadable: Option<Key>,
     answers: Arc<Notify>,
 }
 
@@ -54,15 +62,26 @@ impl Store for Slow {
             let kind = StoreErrorKind::Unavailable;
             return StoreFuture::ready(Err(StoreError::new(kind, "it is down")));
         }
+        if check
+            .keys()
+            .any(|key| self.unreadable.as_ref() == Some(key))
+        {
+            let kind = StoreErrorKind::Protocol;
+            return StoreFuture::ready(Err(StoreError::new(kind, "it cannot be read")));
+        }
         self.hold(&self.holds_checks, self.store.check(check))
     }
 
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.settlements.fetch_add(1, SeqCst);
+        if self.hangs_settlements.load(SeqCst) {
+            return StoreFuture::pending(pending());
+        }
         self.store.settle(settlement)
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.store.reset(policy, key)
+        self.hold(&self.holds_resets, self.store.reset(policy, key))
     }
 
     fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
@@ -92,6 +111,10 @@ impl World {
             store: MemoryStore::new().clock(clock.clone()),
             holds_checks: Arc::default(),
             holds_calls: Arc::default(),
+            holds_resets: Arc::default(),
+            hangs_settlements: Arc::default(),
+            settlements: Arc::default(),
+            unreadable: None,
             fails_checks: Arc::default(),
             answers: Arc::default(),
         };
@@ -122,6 +145,11 @@ impl World {
             assert!(self.check(charges).await.is_allowed());
         }
         2_100
+    }
+
+    /// The end of a step of a second.
+    fn next_second(&self) -> u64 {
+        self.clock.now_ms() / 1_000 * 1_000 + 1_000
     }
 
     async fn left(&self, charge: &Charge) -> u64 {
@@ -161,8 +189,271 @@ async fn who_leaves_before_the_rest_is_decided_takes_nothing_of_a_shared_lease()
         let mut cx = Context::from_waker(Waker::noop());
         assert!(check.poll(&mut cx).is_pending());
     }
+    world.store.answers.notify_waiters();
+    background().await;
     world.leases.return_unspent().await;
     assert_eq!(world.left(&everybody).await, 100_000 - admitted - 1);
+}
+
+/// Sends so many checks, whose answers are on their way.
+fn send(world: &World, charges: &[Charge], checks: usize) -> Vec<CheckInFlight> {
+    world.store.holds_checks.store(true, SeqCst);
+    let mut sent: Vec<CheckInFlight> = (0..checks)
+        .map(|_| world.leases.check(&Check::new(charges.to_vec()).unwrap()))
+        .collect();
+    let mut cx = Context::from_waker(Waker::noop());
+    for check in &mut sent {
+        assert!(Pin::new(check).poll(&mut cx).is_pending());
+    }
+    world.store.holds_checks.store(false, SeqCst);
+    sent
+}
+
+type CheckInFlight = StoreFuture<Decision>;
+
+#[tokio::test]
+async fn denied_requests_change_no_count_though_a_step_ends_among_them() {
+    let world = World::new();
+    let (all, own) = (Policy::parse("all", "1000/1m").unwrap(), policies().1);
+    let everybody = charge(&all, "everybody");
+    let both = [everybody.clone(), charge(&own, "mallory")];
+    let mut admitted = u64::from(world.check(&both).await.is_allowed());
+    for _ in 0..79 {
+        admitted += u64::from(
+            world
+                .check(std::slice::from_ref(&everybody))
+                .await
+                .is_allowed(),
+        );
+    }
+    assert_eq!(admitted, 80);
+    for round in 0..48 {
+        // The lease is there, and ends while they are in flight.
+        world.clock.set(world.next_second() - 400);
+        world
+            .leases
+            .check(&Check::new([charge(&all, "everybody")]).unwrap())
+            .await
+            .unwrap();
+        admitted += 1;
+        background().await;
+        let sent = send(&world, &both, 50);
+        world.clock.set(world.next_second());
+        admitted += u64::from(
+            world
+                .check(std::slice::from_ref(&everybody))
+                .await
+                .is_allowed(),
+        );
+        world.store.answers.notify_waiters();
+        for check in sent {
+            assert!(!check.await.unwrap().is_allowed(), "{round}");
+        }
+    }
+    world.leases.return_unspent().await;
+    assert_eq!(world.left(&everybody).await, 1_000 - admitted);
+}
+
+#[tokio::test]
+async fn where_the_lease_has_ended_when_the_rest_is_admitted_each_unit_is_charged_once() {
+    let world = World::new();
+    let (all, own) = (policies().0, Policy::parse("own", "10/1h").unwrap());
+    let everybody = charge(&all, "everybody");
+    let admitted = world.warm_up(std::slice::from_ref(&everybody)).await;
+    let both = [everybody.clone(), charge(&own, "bob")];
+    let sent = send(&world, &both, 5);
+    world.clock.set(world.next_second());
+    world.store.answers.notify_waiters();
+    for check in sent {
+        assert!(check.await.unwrap().is_allowed());
+    }
+    world.leases.return_unspent().await;
+    assert_eq!(world.left(&everybody).await, 100_000 - admitted - 5);
+    assert_eq!(world.left(&both[1]).await, 5);
+}
+
+#[tokio::test]
+async fn where_the_lease_has_ended_and_nothing_is_left_the_rest_is_refunded() {
+    let world = World::new();
+    let (all, own) = (policies().0, Policy::parse("own", "10/1h").unwrap());
+    let everybody = charge(&all, "everybody");
+    world.warm_up(std::slice::from_ref(&everybody)).await;
+    let both = [everybody.clone(), charge(&own, "bob")];
+    let sent = send(&world, &both, 5);
+    world.leases.return_unspent().await;
+    exhausted(&world, &everybody).await;
+    world.store.answers.notify_waiters();
+    for check in sent {
+        let Decision::Denied(denial) = check.await.unwrap() else {
+            panic!("it was admitted");
+        };
+        assert_eq!(denial.policy().name(), "all");
+    }
+    assert_eq!(world.left(&both[1]).await, 10);
+}
+
+#[tokio::test]
+async fn a_check_of_a_caller_that_leaves_is_charged_wholly_or_not_at_all() {
+    let world = World::new();
+    let (all, own) = (policies().0, Policy::parse("own", "10/1h").unwrap());
+    let everybody = charge(&all, "everybody");
+    let admitted = world.warm_up(std::slice::from_ref(&everybody)).await;
+    let both = [everybody.clone(), charge(&own, "bob")];
+    drop(send(&world, &both, 5));
+    background().await;
+    world.store.answers.notify_waiters();
+    background().await;
+    world.leases.return_unspent().await;
+    let charged = 10 - world.left(&both[1]).await;
+    assert_eq!(world.left(&everybody).await, 100_000 - admitted - charged);
+}
+
+#[tokio::test]
+async fn the_end_of_a_process_waits_for_a_lease_that_is_on_its_way() {
+    let world = World::new();
+    let alice = [charge(&policies().0, "alice")];
+    let admitted = world.warm_up(&alice).await;
+    world.store.holds_calls.store(true, SeqCst);
+    world.clock.set(world.next_second());
+    assert!(world.check(&alice).await.is_allowed());
+    let mut returned = pin!(world.leases.return_unspent());
+    for _ in 0..5 {
+        assert!(futures::poll!(&mut returned).is_pending());
+        background().await;
+    }
+    world.store.answers.notify_waiters();
+    returned.await;
+    assert_eq!(world.left(&alice[0]).await, 100_000 - admitted - 1);
+}
+
+#[tokio::test]
+async fn a_lease_that_is_asked_for_during_a_reset_is_spent_or_returned() {
+    let world = World::new();
+    let alice = [charge(&policies().0, "alice")];
+    world.warm_up(&alice).await;
+    world.store.holds_resets.store(true, SeqCst);
+    let mut reset = pin!(world.leases.reset(alice[0].policy(), alice[0].key()));
+    for _ in 0..5 {
+        assert!(futures::poll!(&mut reset).is_pending());
+        background().await;
+    }
+    assert_eq!(
+        world.left(&alice[0]).await,
+        100_000,
+        "the store has forgotten"
+    );
+    for _ in 0..100 {
+        assert!(world.check(&alice).await.is_allowed());
+    }
+    world.store.answers.notify_waiters();
+    reset.await.unwrap();
+    assert!(world.check(&alice).await.is_allowed());
+    world.leases.return_unspent().await;
+    assert_eq!(world.left(&alice[0]).await, 100_000 - 101);
+}
+
+#[tokio::test]
+async fn a_reset_waits_for_a_lease_that_is_on_its_way_and_nothing_of_it_is_spent_or_returned_later()
+{
+    let world = World::new();
+    let alice = [charge(&policies().0, "alice")];
+    world.warm_up(&alice).await;
+    world.store.holds_calls.store(true, SeqCst);
+    world.clock.set(world.next_second());
+    assert!(world.check(&alice).await.is_allowed());
+    world.store.holds_calls.store(false, SeqCst);
+    let mut reset = pin!(world.leases.reset(alice[0].policy(), alice[0].key()));
+    for _ in 0..5 {
+        assert!(futures::poll!(&mut reset).is_pending());
+        background().await;
+    }
+    assert!(
+        world.left(&alice[0]).await < 100_000,
+        "it was not reset yet"
+    );
+    world.store.answers.notify_waiters();
+    reset.await.unwrap();
+    assert!(world.check(&alice).await.is_allowed());
+    world.leases.return_unspent().await;
+    assert_eq!(world.left(&alice[0]).await, 100_000 - 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_comes_after_a_reset_which_could_not_wait_for_it_is_dropped() {
+    let world = World::new();
+    let alice = [charge(&policies().0, "alice")];
+    world.warm_up(&alice).await;
+    world.store.holds_calls.store(true, SeqCst);
+    world.clock.set(world.next_second());
+    assert!(world.check(&alice).await.is_allowed());
+    world.store.holds_calls.store(false, SeqCst);
+    world
+        .limiter
+        .reset(alice[0].policy(), alice[0].key())
+        .await
+        .unwrap();
+    // Had it been returned, it would be taken from what others are charged since.
+    let check = Check::new(alice.clone()).unwrap();
+    assert!(world.store.store.check(&check).await.unwrap().is_allowed());
+    world.store.answers.notify_waiters();
+    background().await;
+    world.leases.return_unspent().await;
+    assert_eq!(world.left(&alice[0]).await, 100_000 - 1);
+}
+
+#[tokio::test]
+async fn an_identity_that_cannot_be_read_does_not_keep_others_from_being_leased() {
+    let mut store = None;
+    let world = World::with(|slow, clock| {
+        let unreadable = Some(Key::new("user", "mallory"));
+        let slow = Slow { unreadable, ..slow };
+        store = Some(slow.clone());
+        Leases::new(slow).clock(clock)
+    });
+    let (all, _) = policies();
+    let alice = [charge(&all, "alice")];
+    let admitted = world.warm_up(&alice).await;
+    for spent in 1..=50 {
+        assert!(
+            world
+                .limiter
+                .check([charge(&all, "mallory")])
+                .await
+                .is_err()
+        );
+        // Decided at once, so that it is not the store which decides.
+        world.store.holds_checks.store(true, SeqCst);
+        let decision = world.limiter.check(alice.clone()).now_or_never();
+        assert!(decision.unwrap().unwrap().is_allowed(), "{spent}");
+        world.store.holds_checks.store(false, SeqCst);
+    }
+    world.leases.return_unspent().await;
+    assert_eq!(world.left(&alice[0]).await, 100_000 - admitted - 50);
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_are_returned_while_the_store_hangs_for_many_others() {
+    let world = World::new();
+    let (all, _) = policies();
+    let names: Vec<&'static str> = (0..200).map(|it| &*format!("{it}").leak()).collect();
+    let checks = async |names: &[&'static str]| {
+        for _ in 0..40 {
+            world.clock.advance(Duration::from_millis(5));
+            for name in names {
+                let check = Check::new([charge(&all, name)]).unwrap();
+                assert!(world.leases.check(&check).await.unwrap().is_allowed());
+            }
+            background().await;
+        }
+        world.clock.set(world.next_second() + 1_000);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    };
+    world.store.hangs_settlements.store(true, SeqCst);
+    checks(&names).await;
+    assert!(world.store.settlements.load(SeqCst) > 0);
+    world.store.hangs_settlements.store(false, SeqCst);
+    checks(&["alice"]).await;
+    assert_eq!(world.left(&charge(&all, "alice")).await, 100_000 - 40);
 }
 
 #[tokio::test]
@@ -174,9 +465,7 @@ async fn a_block_ends_a_lease_that_is_on_its_way() {
     let limiter = world.limiter.clone();
     // The lease ends with the step. The next is charged, and its answer is on its way.
     world.store.holds_calls.store(true, SeqCst);
-    world
-        .clock
-        .set(world.clock.now_ms() / 1_000 * 1_000 + 1_000);
+    world.clock.set(world.next_second());
     assert!(world.check(&alice).await.is_allowed());
     assert!(world.left(&alice[0]).await < 100_000 - admitted - 1);
     let key = Key::new("user", "alice");
@@ -257,8 +546,7 @@ async fn a_denial_is_not_repeated_when_a_lease_comes_that_was_on_its_way() {
     let alice = [charge(&policies().0, "alice")];
     world.warm_up(&alice).await;
     world.store.holds_calls.store(true, SeqCst);
-    let next_second = world.clock.now_ms() / 1_000 * 1_000 + 1_000;
-    world.clock.set(next_second);
+    world.clock.set(world.next_second());
     assert!(world.check(&alice).await.is_allowed());
     let limiter = exhausted(&world, &alice[0]).await;
     assert!(!limiter.check(alice.clone()).await.unwrap().is_allowed());
@@ -274,16 +562,14 @@ async fn a_denial_is_not_repeated_when_what_was_unspent_has_been_returned() {
     world.warm_up(&alice).await;
     let limiter = exhausted(&world, &alice[0]).await;
     // Its lease is over, and nobody has returned it yet.
-    world
-        .clock
-        .set(world.clock.now_ms() / 1_000 * 1_000 + 1_000);
+    world.clock.set(world.next_second());
     assert!(!limiter.check(alice.clone()).await.unwrap().is_allowed());
     world.leases.return_unspent().await;
     assert!(limiter.check(alice.clone()).await.unwrap().is_allowed());
 }
 
 #[tokio::test]
-async fn a_denial_is_not_repeated_when_what_another_check_held_is_put_back() {
+async fn a_denial_is_not_repeated_when_another_check_releases_what_it_claimed() {
     let world = World::new();
     let (all, own) = policies();
     let everybody = [charge(&all, "everybody")];
@@ -302,7 +588,11 @@ async fn a_denial_is_not_repeated_when_what_another_check_held_is_put_back() {
     }
     world.store.holds_checks.store(false, SeqCst);
     assert!(!limiter.check(everybody.clone()).await.unwrap().is_allowed());
-    drop(held);
+    // All but one are denied under their own limit.
+    world.store.answers.notify_waiters();
+    for check in held {
+        check.await.unwrap();
+    }
     assert!(limiter.check(everybody.clone()).await.unwrap().is_allowed());
 }
 

@@ -1,0 +1,87 @@
+//! [`Revocation`]: ends leases of an identity that is blocked, or whose counts are reset.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::timeout;
+
+use super::{Inner, PATIENCE, transfer::Bar};
+use crate::{key::Key, operation::Operation, policy::Policy, store::StoreFuture};
+
+/// Ends the leases of an identity when it is made, before the store is called; and when it is dropped, after the store
+/// has answered or the caller has left. Leases that are being fetched then are returned when they come.
+pub(super) struct Revocation {
+    inner: Arc<Inner>,
+    key: Key,
+    /// For a reset. Meanwhile nothing is fetched, and the store is called when it has all that was on its way: so it is
+    /// known of each unit whether it was charged, or returned, before the reset or after it.
+    bar: Option<Bar>,
+}
+
+impl Revocation {
+    pub(super) fn block(inner: &Arc<Inner>, key: &Key) -> Self {
+        Self::new(inner, key, None)
+    }
+
+    pub(super) fn reset(inner: &Arc<Inner>, policy: &Policy, key: &Key) -> Self {
+        Self::new(inner, key, Some(inner.table.bar(policy, key)))
+    }
+
+    pub(super) fn of(inner: &Arc<Inner>, operation: &Operation) -> Option<Self> {
+        match operation {
+            Operation::Reset { policy, key } => Some(Self::reset(inner, policy, key)),
+            Operation::Block { key, .. } | Operation::Ban { key, .. } => {
+                Some(Self::block(inner, key))
+            }
+            _ => None,
+        }
+    }
+
+    fn new(inner: &Arc<Inner>, key: &Key, bar: Option<Bar>) -> Self {
+        inner.end(key);
+        Self {
+            inner: Arc::clone(inner),
+            key: key.clone(),
+            bar,
+        }
+    }
+
+    /// Calls the store, after what is on its way if a reset has to wait for that.
+    pub(super) fn call<T: Send + 'static>(
+        revocations: Vec<Self>,
+        call: impl FnOnce() -> StoreFuture<T> + Send + 'static,
+    ) -> StoreFuture<T> {
+        let bars = || revocations.iter().filter_map(|it| it.bar.as_ref());
+        if !bars().any(Bar::must_wait) {
+            return call().holding(revocations);
+        }
+        StoreFuture::pending(async move {
+            for revocation in &revocations {
+                revocation.transfers_ended().await;
+            }
+            call().holding(revocations).await
+        })
+    }
+
+    /// Waits for half of the caller's time at most: the other half is for the store.
+    async fn transfers_ended(&self) {
+        let Some(bar) = &self.bar else {
+            return;
+        };
+        let half = Duration::from_millis(self.inner.timeout_ms() / 2);
+        let has_timers = self.inner.runtime().is_some();
+        let ended = async || {
+            timeout(half.min(PATIENCE), bar.transfers_ended())
+                .await
+                .is_ok()
+        };
+        if !has_timers || !ended().await {
+            self.inner.forget_fetches(&self.key);
+        }
+    }
+}
+
+impl Drop for Revocation {
+    fn drop(&mut self) {
+        self.inner.end(&self.key);
+    }
+}

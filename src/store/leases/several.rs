@@ -1,0 +1,227 @@
+//! [`Several`]: a check of several charges, of which some are leased.
+//!
+//! The store decides the others first, then leased units are spent. If the lease has ended by then, what was admitted so
+//! far is refunded, and the store decides the whole check.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use tokio::{runtime::Handle, time::timeout};
+
+use super::{
+    Entries, Inner, PATIENCE,
+    clock::Moment,
+    lease::{Claim, LeasedUnits},
+    note_failure,
+    transfer::Transfer,
+};
+use crate::{
+    check::Check,
+    decision::{Decision, RuleUsage, Usage},
+    error::StoreError,
+    settlement::Settlement,
+    store::StoreFuture,
+};
+
+/// A check with the units that are claimed for it, for each charge that there are any for.
+pub(super) struct Several {
+    inner: Arc<Inner>,
+    check: Check,
+    entries: Entries,
+    claims: Vec<Option<Claim>>,
+    /// The places of the charges that the store has to decide.
+    rest: Vec<usize>,
+}
+
+impl Several {
+    pub(super) fn new(inner: &Arc<Inner>, check: &Check, entries: Entries) -> Self {
+        let now = || inner.clock.now();
+        let charges = check.charges().iter().zip(entries.iter());
+        let claims: Vec<Option<Claim>> = charges
+            .map(|(charge, entry)| entry.as_ref()?.claim(charge.cost(), now))
+            .collect();
+        let rest = (0..claims.len()).filter(|place| claims[*place].is_none());
+        Self {
+            rest: rest.collect(),
+            claims,
+            inner: Arc::clone(inner),
+            check: check.clone(),
+            entries,
+        }
+    }
+
+    /// The places of the charges that the store has to decide.
+    pub(super) fn rest(&self) -> &[usize] {
+        &self.rest
+    }
+
+    /// Decides it where units are claimed for all charges, and there is nothing to ask the store for.
+    pub(super) fn decide_here(mut self) -> StoreFuture<Decision> {
+        match self.spend() {
+            Ok(spent) => StoreFuture::ready(join(&self.check, true, &spent, None)),
+            Err(spent) => self.unfinished(|several| several.start_again(spent, None)),
+        }
+    }
+
+    /// Decides it when the store has decided the rest.
+    pub(super) fn decide_after(self, rest: StoreFuture<Decision>) -> StoreFuture<Decision> {
+        self.unfinished(|several| several.finish(rest))
+    }
+
+    fn unfinished<F>(self, decide: impl FnOnce(Self) -> F) -> StoreFuture<Decision>
+    where
+        F: Future<Output = Result<Decision, StoreError>> + Send + 'static,
+    {
+        StoreFuture::pending(Unfinished {
+            inner: Arc::clone(&self.inner),
+            check: self.check.clone(),
+            entries: self.entries.clone(),
+            sent: self.inner.clock.now(),
+            runtime: self.inner.runtime(),
+            decision: Some(StoreFuture::pending(decide(self))),
+        })
+    }
+
+    async fn finish(mut self, rest: StoreFuture<Decision>) -> Result<Decision, StoreError> {
+        let decision = rest.await;
+        if let Err(error) = &decision {
+            note_failure(&self.entries, error);
+        }
+        match decision? {
+            Decision::Allowed(usage) => match self.spend() {
+                Ok(spent) => join(&self.check, true, &spent, Some(&usage)),
+                Err(spent) => self.start_again(spent, Some(usage)).await,
+            },
+            Decision::Denied(denial) if denial.usage().is_repeated() => {
+                // It may tell of some of the charges only.
+                let known = denial.usage().check().clone();
+                Ok(Decision::Denied(denial).repeated(&known, 0, true))
+            }
+            Decision::Denied(denial) => {
+                let released = self.release();
+                let joined = join(&self.check, false, &released, Some(denial.usage()))?;
+                if !denial.usage().may_be_repeated() {
+                    joined.usage().forbid_repeats();
+                }
+                Ok(joined)
+            }
+            Decision::Blocked(blocked) => Ok(Decision::Blocked(blocked)),
+        }
+    }
+
+    /// Spends what is claimed; an error with the units that were spent if not all can be.
+    fn spend(&mut self) -> Result<Vec<Option<LeasedUnits>>, Vec<Option<LeasedUnits>>> {
+        let claimed = self.claims.iter().flatten().count();
+        let now = || self.inner.clock.now();
+        let claims = self.claims.drain(..);
+        let spent: Vec<_> = claims.map(|claim| claim?.spend(now())).collect();
+        if spent.iter().flatten().count() == claimed {
+            Ok(spent)
+        } else {
+            Err(spent)
+        }
+    }
+
+    fn release(&mut self) -> Vec<Option<LeasedUnits>> {
+        let now = self.inner.clock.now();
+        let claims = self.claims.drain(..);
+        claims.map(|claim| Some(claim?.release(now))).collect()
+    }
+
+    /// Refunds the charges that were admitted by the store or spent here, and lets the store decide all of them.
+    async fn start_again(
+        self,
+        spent: Vec<Option<LeasedUnits>>,
+        rest: Option<Usage>,
+    ) -> Result<Decision, StoreError> {
+        let is_admitted = |place: usize| spent[place].is_some() || self.rest.contains(&place);
+        let admitted: Vec<usize> = (0..spent.len())
+            .filter(|place| is_admitted(*place))
+            .collect();
+        let mut spent = spent;
+        let parts: Vec<_> = admitted.iter().map(|place| spent[*place].take()).collect();
+        if !admitted.is_empty() {
+            let part = self.check.pick(&admitted);
+            let decision = join(&part, true, &parts, rest.as_ref())?;
+            let refund = Settlement::new(decision.usage(), parts.iter().map(|_| 0))?;
+            let charges = part.charges().iter();
+            let transfers: Vec<Transfer> = charges
+                .map(|charge| self.inner.table.begin_transfer(charge))
+                .collect();
+            self.inner.store.settle(&refund).await?;
+            drop(transfers);
+        }
+        self.inner.pass_on(&self.check, self.entries).await
+    }
+}
+
+/// Goes on in the background if the caller leaves: what was charged by then must be joined by the rest, or refunded.
+struct Unfinished {
+    inner: Arc<Inner>,
+    check: Check,
+    entries: Entries,
+    sent: Moment,
+    runtime: Option<Handle>,
+    decision: Option<StoreFuture<Decision>>,
+}
+
+impl Future for Unfinished {
+    type Output = Result<Decision, StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(decision) = &mut self.decision else {
+            return Poll::Pending;
+        };
+        let polled = Pin::new(decision).poll(cx);
+        if polled.is_ready() {
+            self.decision = None;
+        }
+        polled
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        let Some(decision) = self.decision.take() else {
+            return;
+        };
+        self.inner.note_left(&self.entries, self.sent);
+        let charges = self.check.charges().iter();
+        let transfers: Vec<Transfer> = charges
+            .map(|charge| self.inner.table.begin_transfer(charge))
+            .collect();
+        if let Some(runtime) = &self.runtime {
+            drop(runtime.spawn(async move {
+                let _ = timeout(PATIENCE, decision).await;
+                drop(transfers);
+            }));
+        }
+    }
+}
+
+/// In the order of the check: what was spent here, and what the store answered about the rest.
+fn join(
+    check: &Check,
+    is_admitted: bool,
+    parts: &[Option<LeasedUnits>],
+    rest: Option<&Usage>,
+) -> Result<Decision, StoreError> {
+    let mut rules: Vec<RuleUsage> = Vec::with_capacity(check.rule_count());
+    let mut policies = rest.into_iter().flat_map(Usage::policies);
+    for part in parts {
+        match part {
+            Some(units) => rules.extend(units.rules()),
+            None => rules.extend(policies.next().into_iter().flat_map(|it| it.rules())),
+        }
+    }
+    match rest {
+        Some(usage) => Decision::joined(check, is_admitted, usage.decided_at_ms(), rules),
+        None => {
+            let times = parts.iter().flatten().map(LeasedUnits::now_ms);
+            Decision::leased(check, times.max().unwrap_or(0), rules)
+        }
+    }
+}
