@@ -859,6 +859,34 @@ async fn callers_who_leave_do_not_have_the_topology_asked_for() {
     assert_eq!(asked(), before);
 }
 
+/// A job's `block_on` ended while it asked for the topology, and nothing drives its runtime any more.
+#[test]
+fn a_runtime_that_is_parked_while_it_asks_for_the_topology_does_not_keep_others_from_deciding() {
+    let cluster = shared();
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    };
+    let (runs, parked) = (runtime(), runtime());
+    let store = RedisStore::connect_lazy_cluster(cluster.urls()).unwrap();
+    let limiter = Limiter::new(store.prefix("parked")).probe_interval(Duration::ZERO);
+    let check = || {
+        let (limiter, much) = (limiter.clone(), policy("much", "1000000/1h"));
+        async move { limiter.check([charge(&much, 1)]).await }
+    };
+    parked.block_on(async {
+        tokio::spawn(check());
+        tokio::task::yield_now().await;
+    });
+    let start = Instant::now();
+    while runs.block_on(check()).is_err() {
+        assert!(
+            start.elapsed() < 2 * HEALED,
+            "the parked runtime is waited for"
+        );
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_that_forget_the_script_are_told_it_again() {
     let cluster = Cluster::start(NEVER);

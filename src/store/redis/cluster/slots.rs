@@ -10,7 +10,10 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::Key,
     settlement::Settlement,
-    store::{Operation, StoreFuture, redis::RedisStore},
+    store::{
+        Operation, StoreFuture,
+        redis::{RedisStore, connection::PART_TIMEOUT},
+    },
 };
 
 /// The charges of a check in each slot: their indices.
@@ -90,10 +93,9 @@ impl RedisStore {
         &self,
         answers: Vec<StoreFuture<T>>,
     ) -> impl Future<Output = Vec<Result<T, StoreError>>> + use<T> {
-        let part_timeout = self.transport.part_timeout();
         let answers = answers.into_iter();
         let tasks: Vec<_> = answers
-            .map(|it| tokio::spawn(timeout(part_timeout, it)))
+            .map(|it| tokio::spawn(timeout(PART_TIMEOUT, it)))
             .collect();
         async {
             let mut results = Vec::with_capacity(tasks.len());
