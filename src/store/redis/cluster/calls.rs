@@ -70,7 +70,7 @@ impl RedisStore {
     }
 
     /// Decides identical checks of several slots: after the first denial all are denied as it was.
-    fn fill(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
+    pub(super) fn fill(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
         let store = self.clone();
         StoreFuture::pending(async move {
             let mut decisions: Vec<Decision> = Vec::with_capacity(count.into());
@@ -99,7 +99,11 @@ impl RedisStore {
 
     /// Decides the charges that count, and then the shadows in a call of their own. What goes wrong with them is
     /// dropped.
-    fn check_then_shadows(&self, counting: Check, shadows: Check) -> StoreFuture<Decision> {
+    pub(super) fn check_then_shadows(
+        &self,
+        counting: Check,
+        shadows: Check,
+    ) -> StoreFuture<Decision> {
         let store = self.clone();
         StoreFuture::pending(async move {
             let decision = store.check(&counting).await?;

@@ -7,6 +7,7 @@
 
 mod calls;
 mod cross_slot;
+mod moving;
 mod node;
 mod nodes;
 mod refresh;
@@ -15,13 +16,11 @@ mod slots;
 use std::{
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use redis::{
     Client, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, cluster_routing::Slot,
 };
-use tokio::time::sleep;
 
 pub(super) use node::Node;
 use node::is_out_of_service;
@@ -32,9 +31,6 @@ use super::connection::SharedAttempt;
 
 /// How often a command is sent on before it fails. Each time it was not executed.
 const MAX_HOPS: u32 = 16;
-
-/// From one attempt to the next while the keys of a slot are being moved from one node to another.
-const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(5);
 
 /// The primaries of a cluster, found through any node of it.
 pub(super) struct Cluster {
@@ -67,10 +63,6 @@ impl Cluster {
                 }
                 ErrorKind::Server(ServerErrorKind::Ask) => {
                     (self.nodes().named(&error, &node)?, true)
-                }
-                ErrorKind::Server(ServerErrorKind::TryAgain) => {
-                    sleep(TRY_AGAIN_PAUSE).await;
-                    (self.owner(slot).await?, false)
                 }
                 // Certainly not executed.
                 _ if error.is_connection_refusal() || is_out_of_service(&error) => {

@@ -26,8 +26,12 @@ impl RedisStore {
         settlement: &Settlement,
     ) -> Option<StoreFuture<Usage>> {
         let slots = self.several_slots(settlement.check())?;
-        let (store, settlement) = (self.clone(), settlement.clone());
-        Some(StoreFuture::pending(async move {
+        Some(self.settle_slots(settlement.clone(), slots))
+    }
+
+    pub(super) fn settle_slots(&self, settlement: Settlement, slots: Slots) -> StoreFuture<Usage> {
+        let store = self.clone();
+        StoreFuture::pending(async move {
             let parts = slots.iter().map(|(_, charges)| settlement.pick(charges));
             let answers = parts.map(|part| store.settle_one_slot(&part)).collect();
             let usages = store.join(answers).await.into_iter();
@@ -35,7 +39,7 @@ impl RedisStore {
             let check = settlement.check();
             let (decided_at_ms, rules) = join_usages(check, &slots, &usages);
             Ok(Usage::joined(check, decided_at_ms, rules))
-        }))
+        })
     }
 
     /// The slots of the charges that count, if the keys of the check, shadows among them, are in several.
