@@ -48,8 +48,8 @@ pub use sentinel::SentinelPrimary;
 pub(super) use sentinel::Sentinels;
 pub(super) use source::Source;
 #[cfg(feature = "cluster")]
-pub(super) use timeout::PART_TIMEOUT;
-pub(super) use timeout::{CONNECT_TIMEOUT, LOST_AFTER, within};
+pub(super) use timeout::{CONNECT_TIMEOUT, PART_TIMEOUT};
+pub(super) use timeout::{LOST_AFTER, within};
 
 /// A connection that was open when it was last used.
 struct Connection {
