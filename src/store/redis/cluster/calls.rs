@@ -42,7 +42,7 @@ impl RedisStore {
             for round in rounds {
                 let (places, calls): (Vec<_>, Vec<_>) =
                     round.into_iter().map(|call| store.begin_call(call)).unzip();
-                for (places, answer) in places.into_iter().zip(store.join(calls).await) {
+                for (places, answer) in places.into_iter().zip(Self::join(calls).await) {
                     let answers = answer.unwrap_or_else(|error| vec![Err(error); places.len()]);
                     for (place, reply) in places.into_iter().zip(answers) {
                         replies[place] = reply;

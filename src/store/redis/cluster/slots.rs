@@ -34,7 +34,7 @@ impl RedisStore {
         StoreFuture::pending(async move {
             let parts = slots.iter().map(|(_, charges)| settlement.pick(charges));
             let answers = parts.map(|part| store.settle_one_slot(&part)).collect();
-            let usages = store.join(answers).await.into_iter();
+            let usages = Self::join(answers).await.into_iter();
             let usages: Vec<Usage> = usages.collect::<Result<_, _>>()?;
             let check = settlement.check();
             let (decided_at_ms, rules) = join_usages(check, &slots, &usages);
@@ -94,7 +94,6 @@ impl RedisStore {
     /// Begins all at once, and waits for all. Each goes on by itself when nobody waits any more, until its time has
     /// passed.
     pub(super) fn join<T: Send + 'static>(
-        &self,
         answers: Vec<StoreFuture<T>>,
     ) -> impl Future<Output = Vec<Result<T, StoreError>>> + use<T> {
         let answers = answers.into_iter();

@@ -129,7 +129,7 @@ impl Attempts {
         };
         runtime.spawn(async move {
             let settings = &place.attempts.settings.clone();
-            let end = settings.end();
+            let end = Settings::end();
             let id = CallId::next();
             for job in &group.jobs {
                 job.call.set(id);
@@ -157,7 +157,7 @@ impl Attempts {
 /// Holds a lost connection until another has taken its place: whoever got it from the pool would wait for it in vain.
 pub(super) async fn renew(mut held: Held, attempts: Weak<Attempts>) {
     while let Some(settings) = attempts.upgrade().map(|it| it.settings.clone()) {
-        if held.renew(&settings.pool, settings.end()).await.is_ok() {
+        if held.renew(&settings.pool, Settings::end()).await.is_ok() {
             return;
         }
         drop(settings);
@@ -197,7 +197,7 @@ impl Drop for Place {
 
 impl Settings {
     /// When what begins now is given up.
-    pub(super) fn end(&self) -> Instant {
+    pub(super) fn end() -> Instant {
         Instant::now() + TIMEOUT
     }
 
