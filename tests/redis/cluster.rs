@@ -500,6 +500,57 @@ async fn a_slot_that_is_moved_under_load_loses_no_count() {
     assert!(counted >= two.admitted[&names[0]], "{counted}");
 }
 
+/// The keys of one identity: on their way one by one, and blocks that do not exist on either side.
+#[tokio::test]
+async fn a_slot_that_is_being_moved_is_decided_with_blocks_and_several_policies() {
+    let cluster = Cluster::start(NEVER);
+    let limiter = patient(&cluster).await.with_blocks();
+    let (much, little) = (policy("much", "1000/1h"), policy("little", "9/1h"));
+    let name = users_at(&cluster, 0, 1).remove(0);
+    let slot = cluster.slot(&format!("user={name}"));
+    let both = || [charge(&much, &name), charge(&little, &name)];
+    let check = async |charges: Vec<Charge>| limiter.check(charges).await.unwrap();
+    assert!(check(both().to_vec()).await.is_allowed());
+    cluster.begin_move(slot, 0, 1);
+    // Both of its keys are here, then one, then none. A key that is made meanwhile is made there.
+    let mut admitted = 1;
+    for moved in 0..3 {
+        let fresh = policy(&format!("fresh-{moved}"), "2/1h");
+        for allowed in [true, true, false] {
+            let decision = check(vec![charge(&fresh, &name)]).await;
+            assert_eq!(decision.is_allowed(), allowed, "{moved}: {decision:?}");
+        }
+        for _ in 0..2 {
+            assert!(check(both().to_vec()).await.is_allowed());
+            admitted += 1;
+        }
+        let full = both().into_iter().chain([charge(&fresh, &name)]).collect();
+        assert!(!check(full).await.is_allowed(), "it is charged nowhere");
+        assert_eq!(used(&limiter, &much, &name).await, admitted);
+        assert_eq!(used(&limiter, &little, &name).await, admitted);
+
+        limiter
+            .block(&user(&name), Duration::from_secs(600))
+            .await
+            .unwrap();
+        for charges in [both().to_vec(), vec![charge(&much, &name)]] {
+            let decision = check(charges).await;
+            let Decision::Blocked(blocked) = &decision else {
+                panic!("not blocked: {decision:?}");
+            };
+            let left = blocked.retry_after().unwrap();
+            assert!(left > Duration::from_secs(500) && left <= Duration::from_secs(600));
+        }
+        limiter.unblock(&user(&name)).await.unwrap();
+        let decision = check(vec![charge(&much, &name)]).await;
+        limiter.settle(decision.usage(), [0]).await.unwrap();
+        cluster.move_a_key(slot, 0, 1);
+    }
+    cluster.end_move(slot, 0, 1);
+    assert_eq!(used(&limiter, &much, &name).await, admitted);
+    assert_eq!(used(&limiter, &little, &name).await, admitted);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_is_killed_under_load_is_followed_by_its_replica() {
     let mut cluster = Cluster::start(Duration::from_millis(500));
@@ -861,6 +912,34 @@ async fn callers_who_leave_do_not_have_the_topology_asked_for() {
         }
     }
     assert_eq!(asked(), before);
+}
+
+/// A job's `block_on` ended while it asked for the topology, and nothing drives its runtime any more.
+#[test]
+fn a_runtime_that_is_parked_while_it_asks_for_the_topology_does_not_keep_others_from_deciding() {
+    let cluster = shared();
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    };
+    let (runs, parked) = (runtime(), runtime());
+    let store = RedisStore::connect_lazy_cluster(cluster.urls()).unwrap();
+    let limiter = Limiter::new(store.prefix("parked")).probe_interval(Duration::ZERO);
+    let check = || {
+        let (limiter, much) = (limiter.clone(), policy("much", "1000000/1h"));
+        async move { limiter.check([charge(&much, 1)]).await }
+    };
+    parked.block_on(async {
+        tokio::spawn(check());
+        tokio::task::yield_now().await;
+    });
+    let start = Instant::now();
+    while runs.block_on(check()).is_err() {
+        assert!(
+            start.elapsed() < 2 * HEALED,
+            "the parked runtime is waited for"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -152,7 +152,8 @@ async fn a_timeout_of_two_seconds_is_two_seconds() {
         let error = one.await.unwrap().unwrap_err();
         assert!(is_an_answer(&error), "{error:?}");
     }
-    assert_eq!(server.connections(), 1);
+    // An attempt to connect that took longer than 500 ms was repeated, once, and the first to succeed was used.
+    assert_eq!(server.connections(), 2);
 
     // A shorter timeout over a clone of the store takes nothing from it.
     let hasty = Limiter::new(store).timeout(Duration::from_millis(100));
@@ -161,7 +162,7 @@ async fn a_timeout_of_two_seconds_is_two_seconds() {
     sleep(Duration::from_secs(2)).await;
     let error = limiter.check([charge("alice")]).await.unwrap_err();
     assert!(is_an_answer(&error), "{error:?}");
-    assert_eq!(server.connections(), 1);
+    assert_eq!(server.connections(), 2);
 }
 
 #[cfg(feature = "sentinel")]

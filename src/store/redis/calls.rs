@@ -142,13 +142,34 @@ impl Executor {
         #[cfg(not(feature = "test-util"))]
         let now_ms = None;
         let call = Call::new(&self.names, now_ms, operations.as_ref());
-        let transport = self.transport.clone();
+        let executor = self.clone();
         async move {
             let reply = match call.routing_key() {
-                Some(key) => run(&transport, &call, key).await?,
-                None => script::no_reply(),
+                Some(key) => run(&executor.transport, &call, key).await,
+                None => Ok(script::no_reply()),
             };
-            Ok(script::replies(operations.as_ref(), &reply))
+            #[cfg(feature = "cluster")]
+            if reply
+                .as_ref()
+                .is_err_and(|error| error.code() == Some("TRYAGAIN"))
+            {
+                let operations = operations.as_ref().to_vec();
+                return executor.unshared().call_by_key(operations).await;
+            }
+            Ok(script::replies(operations.as_ref(), &reply?))
+        }
+    }
+
+    /// A store that shares no calls.
+    #[cfg(feature = "cluster")]
+    fn unshared(self) -> RedisStore {
+        RedisStore {
+            transport: self.transport,
+            names: self.names,
+            #[cfg(feature = "test-util")]
+            clock: self.clock,
+            in_flight: 0,
+            shared: None,
         }
     }
 }

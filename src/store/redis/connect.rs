@@ -12,7 +12,7 @@ use super::cluster::Cluster;
 use super::connection::{SentinelPrimary, Sentinels};
 use super::{
     IN_FLIGHT, RedisStore,
-    connection::{ReconnectingConnection, ReplyTimeout, Source, client, within},
+    connection::{ReconnectingConnection, Source, client, within},
     error::store_error,
     transport::{Route, Transport, is_known},
 };
@@ -24,15 +24,19 @@ const BAD_URL: StoreError = StoreError::new(
 );
 
 /// How long the constructors that wait for a server wait.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// # Making one
 ///
 /// A store over a URL, a `redis::Client`, sentinels or a pool keeps one multiplexed connection, which all requests
-/// share, and replaces it by itself. A connection that has ended is noticed before the next command is sent. One that
-/// has owed a reply for as long as the longest [timeout](crate::Limiter::timeout) of the limiters over this store and
-/// its clones, and at least for 500 ms, is given up. An attempt to connect may take as long, and is shared by all who
-/// wait for it; attempts are at least 5 ms apart. A command is sent once, whatever happens to it.
+/// share, and replaces it by itself. A connection that has ended is noticed before the next command is sent. One over
+/// which nothing has come back for 500 ms although a reply is owed is given up; where replies take long, for as long as
+/// four of them. The timeouts of limiters do not matter. All callers share an attempt to connect for 500 ms; then the
+/// next caller starts another beside it, and the first to succeed, within 5 s, is used. Attempts are at least 5 ms apart.
+/// A command is sent once, whatever happens to it.
+///
+/// `TCP_NODELAY` is on, and keepalive after 30 s, so that firewalls and NATs do not forget an idle connection; a
+/// keepalive of your own in the `TcpSettings` of a `ConnectionInfo` is kept.
 impl RedisStore {
     /// Connects to the server of this URL (`redis://`, `rediss://`, `unix://`) or `ConnectionInfo`.
     ///
@@ -54,7 +58,7 @@ impl RedisStore {
     /// When the URL is invalid.
     pub fn connect_lazy(server: impl IntoConnectionInfo) -> Result<Self, StoreError> {
         let client = client(server).map_err(|_| BAD_URL)?;
-        Ok(Self::from_source(client, ReplyTimeout::new()))
+        Ok(Self::from_source(client))
     }
 
     /// Connects to the primary of this name, by asking these sentinels for it: see
@@ -95,18 +99,15 @@ impl RedisStore {
         sentinels: impl IntoIterator<Item: IntoConnectionInfo>,
         primary: impl Into<SentinelPrimary>,
     ) -> Result<Self, StoreError> {
-        let timeout = ReplyTimeout::new();
-        let sentinels = clients(sentinels)?
-            .into_iter()
-            .map(|it| ReconnectingConnection::new(it, timeout.clone()));
+        let sentinels = clients(sentinels)?.into_iter();
+        let sentinels = sentinels.map(ReconnectingConnection::new);
         let sentinels = Sentinels::new(sentinels.collect(), primary.into());
-        Ok(Self::from_source(sentinels.map_err(|_| BAD_URL)?, timeout))
+        Ok(Self::from_source(sentinels.map_err(|_| BAD_URL)?))
     }
 
-    fn from_source(source: impl Source, timeout: ReplyTimeout) -> Self {
-        let connection = ReconnectingConnection::new(source, timeout.clone());
-        let transport = Transport::new(Route::Server(connection), timeout);
-        Self::over(transport, IN_FLIGHT)
+    fn from_source(source: impl Source) -> Self {
+        let connection = ReconnectingConnection::new(source);
+        Self::over(Transport::new(Route::Server(connection)), IN_FLIGHT)
     }
 
     /// Connects to the [cluster](super::deployment#cluster) that these servers are nodes of: URLs (`redis://`,
@@ -135,10 +136,9 @@ impl RedisStore {
     pub fn connect_lazy_cluster(
         nodes: impl IntoIterator<Item: IntoConnectionInfo>,
     ) -> Result<Self, StoreError> {
-        let timeout = ReplyTimeout::new();
-        let cluster = Cluster::new(&clients(nodes)?, timeout.clone()).map_err(|_| BAD_URL)?;
+        let cluster = Cluster::new(&clients(nodes)?).map_err(|_| BAD_URL)?;
         let route = Route::Cluster(Arc::new(cluster));
-        Ok(Self::over(Transport::new(route, timeout), IN_FLIGHT))
+        Ok(Self::over(Transport::new(route), IN_FLIGHT))
     }
 
     /// Uses a connection that reconnects by itself, such as a `redis::aio::ConnectionManager`.
@@ -199,7 +199,7 @@ fn clients(
 }
 
 async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
-    let greeting = within(CONNECT_TIMEOUT, store.transport.greet()).await;
+    let greeting = within(GREETING_TIMEOUT, store.transport.greet()).await;
     greeting.map_err(|error| store_error(&error))?;
     Ok(store)
 }
@@ -211,17 +211,31 @@ async fn greeted(store: RedisStore) -> Result<RedisStore, StoreError> {
 impl From<Client> for RedisStore {
     fn from(own: Client) -> Self {
         let client = client(own.get_connection_info().clone()).unwrap_or(own);
-        Self::from_source(client, ReplyTimeout::new())
+        Self::from_source(client)
     }
 }
 
 /// Connects at the first check, as the pool makes its connections; the connections in the pool stay free for others.
 ///
-/// The store's connection is one more than the pool's size allows. bb8-redis gives an attempt to connect one second,
-/// also where the limiter's timeout is longer.
+/// The store's connection is one more than the pool's size allows. bb8-redis gives an attempt to connect one second.
+///
+/// The pool's own `ConnectionInfo` decides about TCP. Turn `TCP_NODELAY` and keepalive on there:
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use redis::{IntoConnectionInfo, io::tcp::{TcpSettings, socket2::TcpKeepalive}};
+///
+/// let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(30));
+/// let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+/// let server = "redis://127.0.0.1/".into_connection_info()?.set_tcp_settings(tcp);
+/// let manager = bb8_redis::RedisConnectionManager::new(server)?;
+/// # let _ = manager;
+/// # Ok::<(), redis::RedisError>(())
+/// ```
 #[cfg(feature = "bb8")]
 impl From<bb8::Pool<bb8_redis::RedisConnectionManager>> for RedisStore {
     fn from(pool: bb8::Pool<bb8_redis::RedisConnectionManager>) -> Self {
-        Self::from_source(pool, ReplyTimeout::new())
+        Self::from_source(pool)
     }
 }

@@ -50,7 +50,7 @@
 //! one that is ahead of its predecessor's releases charges early by the difference. So keep the clocks of all servers
 //! in step (NTP), by slewing and not by jumps.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use redis::{RedisResult, Value};
 
@@ -250,10 +250,6 @@ impl Store for RedisStore {
 
     fn single_failure_domain(&self) -> bool {
         !self.transport.is_cluster()
-    }
-
-    fn set_timeout(&self, timeout: Duration) {
-        self.transport.raise_timeout(timeout);
     }
 }
 

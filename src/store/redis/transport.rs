@@ -9,13 +9,12 @@ use redis::{
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
-use super::connection::{ReconnectingConnection, ReplyTimeout};
+use super::connection::{LOST_AFTER, ReconnectingConnection};
 
 /// Where commands go; cheap to clone.
 #[derive(Clone)]
 pub(super) struct Transport {
     route: Route,
-    timeout: ReplyTimeout,
 }
 
 #[derive(Clone)]
@@ -31,8 +30,8 @@ pub(super) enum Route {
 }
 
 impl Transport {
-    pub(super) const fn new(route: Route, timeout: ReplyTimeout) -> Self {
-        Self { route, timeout }
+    pub(super) const fn new(route: Route) -> Self {
+        Self { route }
     }
 
     /// Over a connection that reconnects by itself, or not at all.
@@ -41,7 +40,7 @@ impl Transport {
             is_cluster: is_cluster(&connection),
             connection: Arc::new(connection),
         };
-        Self::new(route, ReplyTimeout::new())
+        Self::new(route)
     }
 
     /// Makes sure that a server is there that lets us in, or a node of a cluster.
@@ -75,21 +74,12 @@ impl Transport {
         }
     }
 
-    /// How long the call for one slot may take that is not the whole of what was asked: as long as an attempt to
-    /// connect and a reply.
-    #[cfg(feature = "cluster")]
-    pub(super) fn part_timeout(&self) -> Duration {
-        2 * self.timeout.get()
-    }
-
     /// How long a connection may owe a reply before it is given up.
     pub(super) fn patience(&self) -> Duration {
-        self.timeout.get()
-    }
-
-    /// Lets a server take at least so long to answer before its connection counts as lost.
-    pub(super) fn raise_timeout(&self, timeout: Duration) {
-        self.timeout.raise(timeout);
+        match &self.route {
+            Route::Server(connection) => connection.lost_after(),
+            _ => LOST_AFTER,
+        }
     }
 
     /// Sends one command, once, to the server of this key, and waits for its reply; an error reply is an error.
@@ -227,18 +217,5 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> CustomConnection for C {
     fn send<'a>(&self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
         let mut connection = self.clone();
         Box::pin(async move { connection.req_packed_command(cmd).await })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::{RedisStore, store::Store};
-
-    #[tokio::test]
-    async fn listing_blocks_leaves_the_timeout_that_requests_share_as_it_is() {
-        let store = RedisStore::connect_lazy("redis://127.0.0.1:1/").unwrap();
-        let before = store.transport.timeout.get();
-        assert!(store.blocks(1).await.is_err());
-        assert_eq!(store.transport.timeout.get(), before);
     }
 }

@@ -42,7 +42,7 @@ impl RedisStore {
             for round in rounds {
                 let (places, calls): (Vec<_>, Vec<_>) =
                     round.into_iter().map(|call| store.begin_call(call)).unzip();
-                for (places, answer) in places.into_iter().zip(store.join(calls).await) {
+                for (places, answer) in places.into_iter().zip(Self::join(calls).await) {
                     let answers = answer.unwrap_or_else(|error| vec![Err(error); places.len()]);
                     for (place, reply) in places.into_iter().zip(answers) {
                         replies[place] = reply;
@@ -70,7 +70,7 @@ impl RedisStore {
     }
 
     /// Decides identical checks of several slots: after the first denial all are denied as it was.
-    fn fill(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
+    pub(super) fn fill(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
         let store = self.clone();
         StoreFuture::pending(async move {
             let mut decisions: Vec<Decision> = Vec::with_capacity(count.into());
@@ -99,7 +99,11 @@ impl RedisStore {
 
     /// Decides the charges that count, and then the shadows in a call of their own. What goes wrong with them is
     /// dropped.
-    fn check_then_shadows(&self, counting: Check, shadows: Check) -> StoreFuture<Decision> {
+    pub(super) fn check_then_shadows(
+        &self,
+        counting: Check,
+        shadows: Check,
+    ) -> StoreFuture<Decision> {
         let store = self.clone();
         StoreFuture::pending(async move {
             let decision = store.check(&counting).await?;

@@ -24,7 +24,10 @@ use crate::{
     decision::{Blocked, Decision, Usage},
     error::StoreError,
     settlement::Settlement,
-    store::{StoreFuture, redis::RedisStore},
+    store::{
+        StoreFuture,
+        redis::{RedisStore, connection::PART_TIMEOUT},
+    },
 };
 
 /// How much earlier than the others a slot is asked whose node does not answer. If it still does not, the check has
@@ -165,9 +168,9 @@ impl CrossSlotCheck {
         answer: StoreFuture<T>,
         event: impl FnOnce(Result<T, StoreError>) -> Event + Send + 'static,
     ) {
-        let (sender, patience) = (self.sender.clone(), self.store.transport.part_timeout());
+        let sender = self.sender.clone();
         tokio::spawn(async move {
-            let result = timeout(patience, answer).await;
+            let result = timeout(PART_TIMEOUT, answer).await;
             let _ = sender.send(event(result.unwrap_or(Err(TOO_LATE))));
         });
     }

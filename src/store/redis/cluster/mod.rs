@@ -7,6 +7,7 @@
 
 mod calls;
 mod cross_slot;
+mod moving;
 mod node;
 mod nodes;
 mod refresh;
@@ -15,41 +16,34 @@ mod slots;
 use std::{
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use redis::{
     Client, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, cluster_routing::Slot,
 };
-use tokio::time::sleep;
 
 pub(super) use node::Node;
 use node::is_out_of_service;
 use nodes::Nodes;
-use refresh::TopologyRefresh;
+use refresh::REFRESH_PAUSE;
 
-use super::connection::ReplyTimeout;
+use super::connection::SharedAttempt;
 
 /// How often a command is sent on before it fails. Each time it was not executed.
 const MAX_HOPS: u32 = 16;
 
-/// From one attempt to the next while the keys of a slot are being moved from one node to another.
-const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(5);
-
 /// The primaries of a cluster, found through any node of it.
 pub(super) struct Cluster {
     nodes: Mutex<Nodes>,
-    refresh: Mutex<Option<TopologyRefresh>>,
-    timeout: ReplyTimeout,
+    refresh: Arc<SharedAttempt<()>>,
 }
 
 impl Cluster {
     /// Does nothing until the first command. All nodes are connected to as the first of these is: same user, same TLS.
-    pub(super) fn new(seeds: &[Client], timeout: ReplyTimeout) -> RedisResult<Self> {
+    pub(super) fn new(seeds: &[Client]) -> RedisResult<Self> {
         Ok(Self {
-            nodes: Mutex::new(Nodes::new(seeds, timeout.clone())?),
-            refresh: Mutex::default(),
-            timeout,
+            nodes: Mutex::new(Nodes::new(seeds)?),
+            refresh: SharedAttempt::new(REFRESH_PAUSE),
         })
     }
 
@@ -69,10 +63,6 @@ impl Cluster {
                 }
                 ErrorKind::Server(ServerErrorKind::Ask) => {
                     (self.nodes().named(&error, &node)?, true)
-                }
-                ErrorKind::Server(ServerErrorKind::TryAgain) => {
-                    sleep(TRY_AGAIN_PAUSE).await;
-                    (self.owner(slot).await?, false)
                 }
                 // Certainly not executed.
                 _ if error.is_connection_refusal() || is_out_of_service(&error) => {

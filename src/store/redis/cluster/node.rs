@@ -10,7 +10,7 @@ use redis::{
     RedisResult, ServerErrorKind, Value, cluster::NodeAddress,
 };
 
-use crate::store::redis::connection::{ReconnectingConnection, ReplyTimeout};
+use crate::store::redis::connection::ReconnectingConnection;
 
 /// One node and the connection to it, which is made when first used.
 pub(in crate::store::redis) struct Node {
@@ -32,11 +32,7 @@ pub(super) struct Range {
 
 impl Node {
     /// The node at this address, to be connected to as `template` says.
-    pub(super) fn new(
-        template: &ConnectionInfo,
-        address: NodeAddress,
-        timeout: ReplyTimeout,
-    ) -> RedisResult<Arc<Self>> {
+    pub(super) fn new(template: &ConnectionInfo, address: NodeAddress) -> RedisResult<Arc<Self>> {
         let (host, port) = (address.host().to_owned(), address.port());
         let addr = match template.addr() {
             ConnectionAddr::TcpTls {
@@ -54,7 +50,7 @@ impl Node {
         let client = Client::open(template.clone().set_addr(addr))?;
         Ok(Arc::new(Self {
             address,
-            connection: ReconnectingConnection::new(client, timeout),
+            connection: ReconnectingConnection::new(client),
             redirects: AtomicBool::new(false),
             used: AtomicBool::new(false),
         }))
@@ -163,7 +159,7 @@ mod tests {
     fn range(text: &str) -> RedisResult<String> {
         let template = "redis://seed:7000".into_connection_info().unwrap();
         let address = NodeAddress::new("seed", 7000);
-        let seed = Node::new(&template, address, ReplyTimeout::new()).unwrap();
+        let seed = Node::new(&template, address).unwrap();
         let value = parse_redis_value(text.replace(' ', "\r\n").as_bytes()).unwrap();
         let range = seed.range(Vec::from_redis_value(value)?)?;
         Ok(format!("{}-{} {}", range.first, range.last, range.primary))

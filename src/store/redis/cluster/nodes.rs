@@ -8,13 +8,11 @@ use redis::{
 };
 
 use super::node::{Node, Range};
-use crate::store::redis::connection::ReplyTimeout;
 
 /// What is known of a cluster.
 pub(super) struct Nodes {
     /// How to connect to a node, but for its address.
     template: ConnectionInfo,
-    timeout: ReplyTimeout,
     seeds: Vec<Arc<Node>>,
     by_address: HashMap<NodeAddress, Arc<Node>>,
     owners: Owners,
@@ -26,7 +24,7 @@ pub(super) struct Nodes {
 pub(super) type Owners = HashMap<Slot, Arc<Node>>;
 
 impl Nodes {
-    pub(super) fn new(seeds: &[Client], timeout: ReplyTimeout) -> RedisResult<Self> {
+    pub(super) fn new(seeds: &[Client]) -> RedisResult<Self> {
         let Some(first) = seeds.first() else {
             let problem = "a cluster needs at least one node";
             return Err((ErrorKind::InvalidClientConfig, problem).into());
@@ -34,12 +32,11 @@ impl Nodes {
         let template = first.get_connection_info().clone();
         let node = |seed: &Client| {
             let address = NodeAddress::try_from(seed.get_connection_info().addr())?;
-            Node::new(&template, address, timeout.clone())
+            Node::new(&template, address)
         };
         Ok(Self {
             seeds: seeds.iter().map(node).collect::<RedisResult<_>>()?,
             template,
-            timeout,
             by_address: HashMap::new(),
             owners: Owners::new(),
             ranges: Vec::new(),
@@ -102,7 +99,7 @@ impl Nodes {
         if let Some(node) = self.by_address.get(&address) {
             return Ok(Arc::clone(node));
         }
-        let node = Node::new(&self.template, address.clone(), self.timeout.clone())?;
+        let node = Node::new(&self.template, address.clone())?;
         self.by_address.insert(address, Arc::clone(&node));
         Ok(node)
     }
@@ -150,7 +147,7 @@ mod tests {
 
     fn nodes() -> Nodes {
         let seed = Client::open("redis://seed:7000").unwrap();
-        Nodes::new(&[seed], ReplyTimeout::new()).unwrap()
+        Nodes::new(&[seed]).unwrap()
     }
 
     fn moved(to: &str) -> RedisError {

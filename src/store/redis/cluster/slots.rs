@@ -10,7 +10,10 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::Key,
     settlement::Settlement,
-    store::{Operation, StoreFuture, redis::RedisStore},
+    store::{
+        Operation, StoreFuture,
+        redis::{RedisStore, connection::PART_TIMEOUT},
+    },
 };
 
 /// The charges of a check in each slot: their indices.
@@ -23,16 +26,20 @@ impl RedisStore {
         settlement: &Settlement,
     ) -> Option<StoreFuture<Usage>> {
         let slots = self.several_slots(settlement.check())?;
-        let (store, settlement) = (self.clone(), settlement.clone());
-        Some(StoreFuture::pending(async move {
+        Some(self.settle_slots(settlement.clone(), slots))
+    }
+
+    pub(super) fn settle_slots(&self, settlement: Settlement, slots: Slots) -> StoreFuture<Usage> {
+        let store = self.clone();
+        StoreFuture::pending(async move {
             let parts = slots.iter().map(|(_, charges)| settlement.pick(charges));
             let answers = parts.map(|part| store.settle_one_slot(&part)).collect();
-            let usages = store.join(answers).await.into_iter();
+            let usages = Self::join(answers).await.into_iter();
             let usages: Vec<Usage> = usages.collect::<Result<_, _>>()?;
             let check = settlement.check();
             let (decided_at_ms, rules) = join_usages(check, &slots, &usages);
             Ok(Usage::joined(check, decided_at_ms, rules))
-        }))
+        })
     }
 
     /// The slots of the charges that count, if the keys of the check, shadows among them, are in several.
@@ -87,13 +94,11 @@ impl RedisStore {
     /// Begins all at once, and waits for all. Each goes on by itself when nobody waits any more, until its time has
     /// passed.
     pub(super) fn join<T: Send + 'static>(
-        &self,
         answers: Vec<StoreFuture<T>>,
     ) -> impl Future<Output = Vec<Result<T, StoreError>>> + use<T> {
-        let part_timeout = self.transport.part_timeout();
         let answers = answers.into_iter();
         let tasks: Vec<_> = answers
-            .map(|it| tokio::spawn(timeout(part_timeout, it)))
+            .map(|it| tokio::spawn(timeout(PART_TIMEOUT, it)))
             .collect();
         async {
             let mut results = Vec::with_capacity(tasks.len());

@@ -2,44 +2,44 @@
 
 use std::time::Duration;
 
-use redis::{Client, IntoConnectionInfo, RedisFuture, RedisResult, aio::MultiplexedConnection};
-
-use super::{
-    source::{Source, config},
-    timeout::within,
+use redis::{
+    Client, ConnectionInfo, IntoConnectionInfo, RedisFuture, RedisResult,
+    aio::MultiplexedConnection, io::tcp::socket2::TcpKeepalive,
 };
 
-/// A client for this server, with `TCP_NODELAY` on.
+use super::source::{Source, config};
+
+/// A connection that nobody uses is asked after this often whether it is still open. Firewalls and NATs forget
+/// connections that are idle for some minutes, and would say nothing about it.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// A client for this server, with settings of ours.
 pub(in crate::store::redis) fn client(server: impl IntoConnectionInfo) -> RedisResult<Client> {
-    let info = server.into_connection_info()?;
-    #[cfg(feature = "tls")]
-    crate::store::redis::tls::prepare(&info);
-    let tcp = info.tcp_settings().clone().set_nodelay(true);
+    let info = prepared(server.into_connection_info()?);
     let mut settings = info.redis_settings().clone();
     if settings.lib_name().is_none() {
         // A proxy that does not know the command hangs up.
         settings = settings.set_skip_set_lib_name();
     }
-    Client::open(info.set_tcp_settings(tcp).set_redis_settings(settings))
+    Client::open(info.set_redis_settings(settings))
+}
+
+/// With `TCP_NODELAY` and keepalive on, unless the user has chosen another keepalive.
+pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
+    #[cfg(feature = "tls")]
+    crate::store::redis::tls::prepare(&info);
+    let mut tcp = info.tcp_settings().clone().set_nodelay(true);
+    if tcp.keepalive().is_none() {
+        tcp = tcp.set_keepalive(TcpKeepalive::new().with_time(KEEPALIVE));
+    }
+    info.set_tcp_settings(tcp)
 }
 
 impl Source for Client {
-    fn connect(&self, timeout: Duration) -> RedisFuture<'_, MultiplexedConnection> {
-        Box::pin(within(timeout, async {
-            let connection = self
-                .get_multiplexed_async_connection_with_config(&config())
-                .await?;
-            answering(connection).await
-        }))
-    }
-}
-
-/// The system accepts connections for a server that is stopped, so the server has to answer. An error reply will do.
-pub(super) async fn answering(
-    mut connection: MultiplexedConnection,
-) -> RedisResult<MultiplexedConnection> {
-    match connection.send_packed_command(&redis::cmd("PING")).await {
-        Err(error) if error.code().is_none() => Err(error),
-        _ => Ok(connection),
+    fn connect(&self) -> RedisFuture<'_, MultiplexedConnection> {
+        Box::pin(async {
+            self.get_multiplexed_async_connection_with_config(&config())
+                .await
+        })
     }
 }

@@ -11,10 +11,14 @@ use std::{
 use redis::{RedisResult, Value};
 use tokio::time::Instant;
 
+use super::timeout::LOST_AFTER;
 use crate::store::redis::error::needs_another_connection;
 
 /// A reply this young proves that the connection is open: no server dies and comes back in less.
 const FRESH: Duration = Duration::from_millis(1);
+
+/// A reply that takes so many round trips will not come.
+const ROUND_TRIPS: u32 = 4;
 
 /// Times are microseconds since `created`, from 1.
 pub(super) struct ConnectionHealth {
@@ -23,6 +27,8 @@ pub(super) struct ConnectionHealth {
     sent: AtomicU64,
     /// When the latest reply came; 0 when there was none.
     received: AtomicU64,
+    /// How long replies take, smoothed; 0 when there was none.
+    round_trip: AtomicU64,
     stale: AtomicBool,
 }
 
@@ -32,23 +38,28 @@ impl ConnectionHealth {
             created: Instant::now(),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
+            round_trip: AtomicU64::new(0),
             stale: AtomicBool::new(false),
         }
     }
 
-    /// Takes note that a command is about to be sent.
-    pub(super) fn sent(&self) {
+    /// Takes note that a command is about to be sent. Answers when that was.
+    pub(super) fn sent(&self) -> u64 {
+        let now = self.now();
         // Whoever sees the zero of `received` also sees what was written before it: see `Connection::probe`.
-        let _ = self.sent.compare_exchange(0, self.now(), Acquire, Relaxed);
+        let _ = self.sent.compare_exchange(0, now, Acquire, Relaxed);
+        now
     }
 
-    /// Takes note of a reply. An error reply becomes an error.
-    pub(super) fn received(&self, reply: RedisResult<Value>) -> RedisResult<Value> {
+    /// Takes note of a reply to a command that was sent at this time. An error reply becomes an error.
+    pub(super) fn received(&self, sent: u64, reply: RedisResult<Value>) -> RedisResult<Value> {
         let result = reply.and_then(Value::extract_error);
         if result.as_ref().is_err_and(needs_another_connection) {
             self.mark_stale();
         } else {
-            self.received.store(self.now(), Relaxed);
+            let now = self.now();
+            self.measure(now.saturating_sub(sent));
+            self.received.store(now, Relaxed);
             self.sent.store(0, Release);
         }
         result
@@ -60,9 +71,25 @@ impl ConnectionHealth {
     }
 
     /// Whether the connection should be replaced before anything else is sent over it.
-    pub(super) fn is_lost(&self, unresponsive_after: Duration) -> bool {
+    pub(super) fn is_lost(&self) -> bool {
         let sent = self.sent.load(Relaxed);
-        self.stale.load(Relaxed) || (sent != 0 && self.is_past(sent, unresponsive_after))
+        self.stale.load(Relaxed) || (sent != 0 && self.is_past(sent, self.lost_after()))
+    }
+
+    /// For how long nothing may come back while a reply is owed: longer where replies are known to take long.
+    pub(super) fn lost_after(&self) -> Duration {
+        let round_trip = Duration::from_micros(self.round_trip.load(Relaxed));
+        LOST_AFTER.max(round_trip.saturating_mul(ROUND_TRIPS))
+    }
+
+    /// Each reply counts for an eighth. Of two at a time one may count for nothing.
+    fn measure(&self, took: u64) {
+        let before = self.round_trip.load(Relaxed);
+        let after = match before {
+            0 => took,
+            _ => before - before / 8 + took / 8,
+        };
+        self.round_trip.store(after, Relaxed);
     }
 
     /// Whether the latest reply is so young that the connection must be open.

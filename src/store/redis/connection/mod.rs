@@ -7,6 +7,7 @@
 //!   pool
 //! ```
 
+mod attempt;
 #[cfg(feature = "sentinel")]
 mod ballot;
 mod client;
@@ -35,24 +36,25 @@ use tokio::{runtime::Handle, task::yield_now};
 
 use health::ConnectionHealth;
 
+#[cfg(feature = "cluster")]
+pub(super) use attempt::SharedAttempt;
 pub(super) use client::client;
 #[cfg(feature = "bb8")]
 pub(super) use pool::NO_TIMEOUT;
 pub(super) use reconnecting::ReconnectingConnection;
-#[cfg(feature = "cluster")]
-pub(super) use reconnecting::published;
 #[cfg(feature = "sentinel")]
 pub use sentinel::SentinelPrimary;
 #[cfg(feature = "sentinel")]
 pub(super) use sentinel::Sentinels;
 pub(super) use source::Source;
-pub(super) use timeout::{ReplyTimeout, within};
+#[cfg(feature = "cluster")]
+pub(super) use timeout::{CONNECT_TIMEOUT, PART_TIMEOUT};
+pub(super) use timeout::{LOST_AFTER, within};
 
 /// A connection that was open when it was last used.
 struct Connection {
     multiplexed: MultiplexedConnection,
     health: ConnectionHealth,
-    timeout: ReplyTimeout,
     /// Whether a [probe](Self::probe) waits for its reply.
     probing: AtomicBool,
     /// Where its probes run: a caller may leave outside of any runtime.
@@ -63,11 +65,10 @@ impl Connection {
     /// # Panics
     ///
     /// Outside of a runtime.
-    fn new(multiplexed: MultiplexedConnection, timeout: ReplyTimeout) -> Self {
+    fn new(multiplexed: MultiplexedConnection) -> Self {
         Self {
             multiplexed,
             health: ConnectionHealth::new(),
-            timeout,
             probing: AtomicBool::new(false),
             runtime: Handle::current(),
         }
@@ -116,7 +117,7 @@ impl Connection {
     }
 
     fn is_lost(&self) -> bool {
-        self.health.is_lost(self.timeout.get())
+        self.health.is_lost()
     }
 
     /// Whether it can be used without a look at its socket.
@@ -140,11 +141,12 @@ impl Connection {
         self.runtime.spawn(async move {
             let mut multiplexed = this.multiplexed.clone();
             let ping = redis::cmd("PING");
+            let sent = this.health.sent();
             let reply = multiplexed.send_packed_command(&ping);
-            let reply = tokio::time::timeout(this.timeout.get(), reply).await;
+            let reply = tokio::time::timeout(this.health.lost_after(), reply).await;
             this.probing.store(false, Relaxed);
             if let Ok(reply) = reply {
-                let _ = this.health.received(reply);
+                let _ = this.health.received(sent, reply);
             }
         });
     }
@@ -153,21 +155,22 @@ impl Connection {
 /// Somebody who waits for a reply. One who leaves without it has it noted by a [probe](Connection::probe).
 struct Caller<'a> {
     connection: &'a Arc<Connection>,
+    sent: u64,
     waiting: bool,
 }
 
 impl<'a> Caller<'a> {
     fn sends(connection: &'a Arc<Connection>) -> Self {
-        connection.health.sent();
         Self {
             connection,
+            sent: connection.health.sent(),
             waiting: true,
         }
     }
 
     fn receives(mut self, reply: RedisResult<Value>) -> RedisResult<Value> {
         self.waiting = false;
-        self.connection.health.received(reply)
+        self.connection.health.received(self.sent, reply)
     }
 }
 

@@ -6,7 +6,7 @@ use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 use redis::{RedisFuture, aio::MultiplexedConnection};
 
-use super::{source::Source, timeout::within};
+use super::source::Source;
 
 /// bb8-redis makes connections that give up a reply after 500 ms, and this cannot be switched off, only made very
 /// long.
@@ -15,11 +15,11 @@ pub(in crate::store::redis) const NO_TIMEOUT: Duration = Duration::from_secs(365
 /// A connection made as the pool makes its own, and none of the pool's: a connection that is shared does twice the
 /// work of connections that are held for each call, and bb8-redis never calls a connection broken.
 impl Source for Pool<RedisConnectionManager> {
-    fn connect(&self, timeout: Duration) -> RedisFuture<'_, MultiplexedConnection> {
-        Box::pin(within(timeout, async {
+    fn connect(&self) -> RedisFuture<'_, MultiplexedConnection> {
+        Box::pin(async {
             let mut connection = self.dedicated_connection().await?;
             connection.set_response_timeout(NO_TIMEOUT);
-            super::client::answering(connection).await
-        }))
+            Ok(connection)
+        })
     }
 }

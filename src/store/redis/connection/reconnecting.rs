@@ -1,57 +1,37 @@
 //! [`ReconnectingConnection`]: a connection that is replaced as soon as it is known to be lost.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+use std::{sync::Arc, time::Duration};
+
+use redis::{Cmd, RedisResult, Value};
+use tokio::time::Instant;
+
+use super::{
+    Connection,
+    attempt::SharedAttempt,
+    source::Source,
+    timeout::{CONNECT_TIMEOUT, LOST_AFTER, within},
 };
-
-use redis::{Cmd, RedisError, RedisResult, Value};
-use tokio::{sync::watch, time::Instant};
-
-use super::{Connection, source::Source, timeout::ReplyTimeout};
-use crate::store::redis::error::closed;
 
 /// From one attempt to connect to the next: at most 200 a second reach a server that is down or read-only.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(5);
 
 /// One connection that callers share.
 ///
-/// A caller who finds it lost starts one attempt to replace it, which all others wait for: it runs in a task of its
-/// own, so that it outlives callers who leave at their timeout. No command is ever sent twice.
+/// A caller who finds it lost starts one attempt to replace it, which all others wait for. No command is ever sent
+/// twice.
 pub(in crate::store::redis) struct ReconnectingConnection {
     source: Box<dyn Source>,
-    timeout: ReplyTimeout,
-    latest: Mutex<Attempt>,
+    attempt: Arc<SharedAttempt<Arc<Connection>>>,
 }
 
-/// An attempt to connect, under way or ended.
-#[derive(Clone)]
-struct Attempt {
-    /// When it began to connect, or will; `None` when there was none yet.
-    started: Option<Instant>,
-    /// Whether another attempt or another connection came before it.
-    #[cfg_attr(
-        not(feature = "cluster"),
-        expect(dead_code, reason = "only a cluster asks for it")
-    )]
-    is_replacement: bool,
-    outcome: watch::Receiver<Option<Outcome>>,
-}
-
-type Outcome = Result<Arc<Connection>, RedisError>;
+type Outcome = RedisResult<Arc<Connection>>;
 
 impl ReconnectingConnection {
     /// Does nothing until the first command.
-    pub(in crate::store::redis) fn new(source: impl Source, timeout: ReplyTimeout) -> Arc<Self> {
-        let (_, outcome) = watch::channel(None);
+    pub(in crate::store::redis) fn new(source: impl Source) -> Arc<Self> {
         Arc::new(Self {
             source: Box::new(source),
-            timeout,
-            latest: Mutex::new(Attempt {
-                started: None,
-                is_replacement: false,
-                outcome,
-            }),
+            attempt: SharedAttempt::new(RECONNECT_PAUSE),
         })
     }
 
@@ -90,17 +70,25 @@ impl ReconnectingConnection {
     /// Whether the server does not answer as far as is known: the connection is lost, or could not be replaced so far.
     #[cfg(feature = "cluster")]
     pub(in crate::store::redis) fn is_lost(&self) -> bool {
-        let latest = self.latest();
-        match &*latest.outcome.borrow() {
+        let latest = self.attempt.latest();
+        match &latest.outcome {
             Some(Ok(connection)) => connection.is_lost(),
             Some(Err(_)) => true,
-            None => latest.is_replacement,
+            None => latest.is_repeated,
+        }
+    }
+
+    /// For how long the server may be silent before its connection is given up.
+    pub(in crate::store::redis) fn lost_after(&self) -> Duration {
+        match &self.attempt.latest().outcome {
+            Some(Ok(connection)) => connection.health.lost_after(),
+            _ => LOST_AFTER,
         }
     }
 
     /// The connection, if there is nothing to find out about it.
     fn surely_usable(&self) -> Option<Arc<Connection>> {
-        match &*self.latest().outcome.borrow() {
+        match &self.attempt.latest().outcome {
             Some(Ok(connection)) if connection.is_surely_usable() => Some(Arc::clone(connection)),
             _ => None,
         }
@@ -108,26 +96,50 @@ impl ReconnectingConnection {
 
     /// The connection, made anew if it has to be.
     async fn usable(self: &Arc<Self>) -> Outcome {
-        let found = self.latest().outcome.borrow().clone();
+        let found = self.attempt.latest().outcome.clone();
         let lost = match found {
             Some(Ok(connection)) if connection.is_usable().await => return Ok(connection),
             Some(Ok(connection)) => Some(connection),
             _ => None,
         };
+        within(CONNECT_TIMEOUT, self.replace(lost)).await
+    }
+
+    async fn replace(self: &Arc<Self>, lost: Option<Arc<Connection>>) -> Outcome {
         let arrived = Instant::now();
+        let is_another = |found: &Arc<Connection>| {
+            let lost = lost.as_ref();
+            lost.is_none_or(|lost| !Arc::ptr_eq(lost, found))
+        };
         loop {
-            let attempt = self.attempt(lost.as_ref());
-            let outcome = published(attempt.outcome).await;
-            // What failed before this caller came says nothing: the server may be back since.
-            if outcome.is_ok() || attempt.started >= Some(arrived) {
-                return outcome;
+            let will_do = |_, outcome: &Outcome| outcome.as_ref().is_ok_and(is_another);
+            self.attempt
+                .start_unless(will_do, || Arc::clone(self).connect());
+            match self.attempt.outcome().await {
+                // What failed before this caller came says nothing: the server may be back since.
+                Some((started, Err(error))) if started >= arrived => return Err(error),
+                Some((_, Ok(found))) if is_another(&found) => return Ok(found),
+                _ => {}
             }
         }
     }
 
+    async fn connect(self: Arc<Self>) -> Outcome {
+        within(CONNECT_TIMEOUT, async {
+            let connection = Arc::new(Connection::new(self.source.connect().await?));
+            // The system accepts connections for a server that is stopped, so the server has to answer. An error reply
+            // will do.
+            match connection.send(&redis::cmd("PING")).await {
+                Err(error) if error.code().is_none() => Err(error),
+                _ => Ok(connection),
+            }
+        })
+        .await
+    }
+
     /// Has the connection replaced before the next command if its source now leads to another server.
     fn follow(&self, connection: &Arc<Connection>) {
-        if let Some(has_moved) = self.source.has_moved(self.timeout.get()) {
+        if let Some(has_moved) = self.source.has_moved() {
             let connection = Arc::clone(connection);
             tokio::spawn(async move {
                 if has_moved.await {
@@ -135,56 +147,5 @@ impl ReconnectingConnection {
                 }
             });
         }
-    }
-
-    /// The attempt that is under way, or that has replaced the lost connection already; else a new one.
-    fn attempt(self: &Arc<Self>, lost: Option<&Arc<Connection>>) -> Attempt {
-        let mut latest = self.latest();
-        let is_over = match &*latest.outcome.borrow() {
-            Some(Ok(connection)) => lost.is_some_and(|lost| Arc::ptr_eq(lost, connection)),
-            Some(Err(_)) => true,
-            // None yet, or the runtime that made it was shut down.
-            None => latest.outcome.has_changed().is_err(),
-        };
-        if is_over {
-            *latest = self.connect(latest.started);
-        }
-        latest.clone()
-    }
-
-    fn latest(&self) -> MutexGuard<'_, Attempt> {
-        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn connect(self: &Arc<Self>, last: Option<Instant>) -> Attempt {
-        let (publish, outcome) = watch::channel(None);
-        let pause = last.map_or(Duration::ZERO, |last| {
-            RECONNECT_PAUSE.saturating_sub(last.elapsed())
-        });
-        let this = Arc::clone(self);
-        tokio::spawn(async move {
-            if !pause.is_zero() {
-                tokio::time::sleep(pause).await;
-            }
-            let made = this.source.connect(this.timeout.get()).await;
-            let made = made.map(|it| Arc::new(Connection::new(it, this.timeout.clone())));
-            publish.send_replace(Some(made));
-        });
-        Attempt {
-            started: Some(Instant::now() + pause),
-            is_replacement: last.is_some(),
-            outcome,
-        }
-    }
-}
-
-/// Waits for what a task publishes.
-pub(in crate::store::redis) async fn published<T: Clone>(
-    mut outcome: watch::Receiver<Option<RedisResult<T>>>,
-) -> RedisResult<T> {
-    match outcome.wait_for(Option::is_some).await {
-        Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(closed())),
-        // The runtime of the task was shut down.
-        Err(_) => Err(closed()),
     }
 }

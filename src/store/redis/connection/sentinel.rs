@@ -11,13 +11,16 @@ use redis::{
     Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
     RedisFuture, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection,
 };
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 
 use super::{
     ReconnectingConnection,
     ballot::{Address, Ballot},
+    client::prepared,
     source::{Source, config},
-    timeout::within,
 };
 use crate::store::redis::error::closed;
 
@@ -25,11 +28,9 @@ use crate::store::redis::error::closed;
 /// them does not know that there is another.
 const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What one sentinel may take to answer, and one server to show that it is the primary: one of each that hangs leaves
-/// time for another within the timeout of the whole attempt.
-fn share(timeout: Duration) -> Duration {
-    timeout * 2 / 5
-}
+/// For how long nothing may happen before sentinels that have not answered are no longer counted on, and another address
+/// is tried beside the one that hangs.
+const HEDGE: Duration = Duration::from_millis(200);
 
 /// A primary by the name that its sentinels know, and how to log in there.
 ///
@@ -83,11 +84,7 @@ impl Sentinels {
         sentinels: Vec<Arc<ReconnectingConnection>>,
         primary: SentinelPrimary,
     ) -> RedisResult<Arc<Self>> {
-        let primary = primary.0?;
-        #[cfg(feature = "tls")]
-        crate::store::redis::tls::prepare(&primary);
-        let tcp = primary.tcp_settings().clone().set_nodelay(true);
-        let primary = primary.set_tcp_settings(tcp);
+        let primary = prepared(primary.0?);
         let name = match primary.addr() {
             ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. } => name,
             _ => "",
@@ -109,44 +106,61 @@ impl Sentinels {
 }
 
 impl Source for Arc<Sentinels> {
-    fn connect(&self, timeout: Duration) -> RedisFuture<'_, MultiplexedConnection> {
-        Box::pin(within(timeout, self.find(share(timeout))))
+    fn connect(&self) -> RedisFuture<'_, MultiplexedConnection> {
+        Box::pin(self.find())
     }
 
-    fn has_moved(&self, timeout: Duration) -> Option<Pin<Box<dyn Future<Output = bool> + Send>>> {
+    fn has_moved(&self) -> Option<Pin<Box<dyn Future<Output = bool> + Send>>> {
         if !self.is_check_due() {
             return None;
         }
         let this = Self::clone(self);
-        Some(Box::pin(
-            async move { this.name_another(share(timeout)).await },
-        ))
+        Some(Box::pin(async move { this.name_another().await }))
     }
+}
+
+/// What has come of a question to a sentinel, or of a visit to an address.
+enum Answer {
+    Named(RedisResult<Address>),
+    Visited(Address, RedisResult<MultiplexedConnection>),
 }
 
 impl Sentinels {
     /// Asks all at once. An address is tried as soon as most of them name it, the others when all have answered: one
     /// sentinel that is cut off with an old primary leads nobody there while the others can be reached.
-    async fn find(&self, share: Duration) -> RedisResult<MultiplexedConnection> {
-        let mut asked = self.ask(share);
+    async fn find(self: &Arc<Self>) -> RedisResult<MultiplexedConnection> {
+        let mut under_way = self.ask();
+        let (mut unanswered, mut visits, mut is_late) = (self.sentinels.len(), 0, false);
         let mut ballot = Ballot::new(self.sentinels.len());
         let mut why = closed();
         loop {
-            while let Some(address) = ballot.next(asked.is_empty()) {
-                match within(share, self.log_in(&address)).await {
-                    Ok(connection) => {
-                        *self.found() = Some(address);
-                        return Ok(connection);
-                    }
-                    Err(error) => why = error,
-                }
+            if (visits == 0 || is_late)
+                && let Some(address) = ballot.next(unanswered == 0 || is_late)
+            {
+                (visits, is_late) = (visits + 1, false);
+                let this = Arc::clone(self);
+                under_way.spawn(async move {
+                    let connection = this.log_in(&address).await;
+                    Answer::Visited(address, connection)
+                });
             }
-            match asked.join_next().await {
-                Some(Ok(Ok(address))) => ballot.add(address),
-                // That a sentinel denies us tells more than that another is down.
-                Some(Ok(Err(error))) if ballot.is_empty() && why.is_io_error() => why = error,
-                Some(_) => {}
-                None => return Err(why),
+            match timeout(HEDGE, under_way.join_next()).await {
+                Ok(Some(Ok(Answer::Named(named)))) => {
+                    unanswered -= 1;
+                    match named {
+                        Ok(address) => ballot.add(address),
+                        // That a sentinel denies us tells more than that another is down.
+                        Err(error) if ballot.is_empty() && why.is_io_error() => why = error,
+                        Err(_) => {}
+                    }
+                }
+                Ok(Some(Ok(Answer::Visited(address, Ok(connection))))) => {
+                    *self.found() = Some(address);
+                    return Ok(connection);
+                }
+                Ok(Some(Ok(Answer::Visited(_, Err(error))))) => (visits, why) = (visits - 1, error),
+                Ok(None) => return Err(why),
+                Ok(Some(Err(_))) | Err(_) => is_late = true,
             }
         }
     }
@@ -166,15 +180,21 @@ impl Sentinels {
     }
 
     /// Whether most sentinels name another primary than the one that was found.
-    async fn name_another(&self, share: Duration) -> bool {
-        let mut asked = self.ask(share);
+    async fn name_another(&self) -> bool {
+        let mut under_way = self.ask();
         let mut ballot = Ballot::new(self.sentinels.len());
-        while let Some(answer) = asked.join_next().await {
-            if let Ok(Ok(address)) = answer {
-                ballot.add(address);
+        let named = timeout(PRIMARY_CHECK_INTERVAL, async {
+            while let Some(answer) = under_way.join_next().await {
+                if let Ok(Answer::Named(Ok(address))) = answer {
+                    ballot.add(address);
+                }
+                if let Some(named) = ballot.next(false) {
+                    return Some(named);
+                }
             }
-        }
-        let named = ballot.next(false);
+            None
+        });
+        let named = named.await.ok().flatten();
         named.is_some() && named != *self.found()
     }
 
@@ -182,17 +202,17 @@ impl Sentinels {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, share: Duration) -> JoinSet<RedisResult<Address>> {
+    fn ask(&self) -> JoinSet<Answer> {
         let ask = |sentinel: &Arc<ReconnectingConnection>| {
             let (sentinel, question) = (Arc::clone(sentinel), self.question.clone());
-            within(share, async move {
-                match sentinel.send(&question).await {
+            async move {
+                Answer::Named(match sentinel.send(&question).await {
                     Ok(Value::Nil) => Err(unknown()),
-                    Ok(address) => Ok(redis::from_redis_value(address)?),
+                    Ok(address) => redis::from_redis_value(address).map_err(RedisError::from),
                     Err(error) if error.code() == Some("ERR") => Err(unknown()),
                     Err(error) => Err(error),
-                }
-            })
+                })
+            }
         };
         self.sentinels.iter().map(ask).collect()
     }

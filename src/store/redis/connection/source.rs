@@ -1,6 +1,6 @@
 //! [`Source`]: where connections come from.
 
-use std::{pin::Pin, time::Duration};
+use std::pin::Pin;
 
 use redis::{AsyncConnectionConfig, RedisFuture, aio::MultiplexedConnection};
 
@@ -10,12 +10,12 @@ const QUEUE: usize = 1_024;
 /// Where a [`ReconnectingConnection`](super::ReconnectingConnection) gets its connections from: a client, sentinels or
 /// a pool.
 pub(in crate::store::redis) trait Source: Send + Sync + 'static {
-    /// Makes a connection whose server has answered a command, or fails within the timeout.
-    fn connect(&self, timeout: Duration) -> RedisFuture<'_, MultiplexedConnection>;
+    /// Makes a connection. Not bounded in time.
+    fn connect(&self) -> RedisFuture<'_, MultiplexedConnection>;
 
     /// Asks whether the server that the latest connection leads to has been replaced by another; `None` when the source
     /// does not know such a thing, or asked a short while ago. Called before each command.
-    fn has_moved(&self, _timeout: Duration) -> Option<Pin<Box<dyn Future<Output = bool> + Send>>> {
+    fn has_moved(&self) -> Option<Pin<Box<dyn Future<Output = bool> + Send>>> {
         None
     }
 }

@@ -1,45 +1,24 @@
-//! [`ReplyTimeout`]: how long a server is waited for.
+//! How long servers are waited for. The timeouts of callers change none of it: they only decide when a caller leaves.
 
-use std::{
-    io,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{io, time::Duration};
 
 use redis::RedisResult;
 
-use crate::rule::micros;
+/// A connection that owes a reply for longer is given up by later callers, and an attempt that is older is shared by
+/// none of them: the next one makes its own. No healthy server is silent for so long, and a network that has forgotten
+/// a connection (a NAT, a firewall) costs little more.
+///
+/// A connection over which replies take long is given [more](super::health).
+pub(in crate::store::redis) const LOST_AFTER: Duration = Duration::from_millis(500);
 
-/// The least time after which a connection that owes a reply counts as lost. Callers leave at their own timeout and
-/// never see a timeout of the connection's, so the connection counts for them.
-const UNRESPONSIVE_AFTER: Duration = Duration::from_millis(500);
+/// How long an attempt to connect goes on. TCP, TLS, login, database and PING take up to seven round trips, which has to
+/// do over a slow network, too. Nobody waits for an old attempt alone, so it can be long.
+pub(in crate::store::redis) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection may owe a reply, and how long an attempt to connect may take: as long as the limiter with the
-/// longest timeout waits, and at least 500 ms. Clones share it.
-#[derive(Clone, Debug)]
-pub(in crate::store::redis) struct ReplyTimeout {
-    micros: Arc<AtomicU64>,
-}
-
-impl ReplyTimeout {
-    pub(in crate::store::redis) fn new() -> Self {
-        Self {
-            micros: Arc::new(AtomicU64::new(micros(UNRESPONSIVE_AFTER))),
-        }
-    }
-
-    /// Makes it at least this long.
-    pub(in crate::store::redis) fn raise(&self, timeout: Duration) {
-        self.micros.fetch_max(micros(timeout), Relaxed);
-    }
-
-    pub(in crate::store::redis) fn get(&self) -> Duration {
-        Duration::from_micros(self.micros.load(Relaxed))
-    }
-}
+/// How long one part of what was asked of a cluster goes on when its caller has left: what was admitted late has to be
+/// rolled back.
+#[cfg(feature = "cluster")]
+pub(in crate::store::redis) const PART_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Gives work this much time.
 pub(in crate::store::redis) async fn within<T>(

@@ -72,12 +72,11 @@ impl RedisStore {
     /// A reader of what is stored, over the same connection, with the same prefix and secret.
     #[must_use]
     pub fn inspector(&self) -> Inspector {
-        Inspector::over(self).timeout(TIMEOUT)
+        Inspector::over(self)
     }
 }
 
 impl Inspector {
-    /// Leaves the timeout of the connection, which requests share, as it is.
     pub(super) fn over(store: &RedisStore) -> Self {
         Self {
             store: store.clone(),
@@ -88,7 +87,6 @@ impl Inspector {
     /// Sets how long each reply is waited for, and an attempt to connect. The default is two seconds.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.store.transport.raise_timeout(timeout);
         self.timeout = timeout;
         self
     }

@@ -3,7 +3,6 @@
 use std::{
     fmt,
     hash::{BuildHasher, RandomState},
-    mem,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -13,7 +12,7 @@ use bb8_redis::RedisConnectionManager;
 use tokio::{
     runtime::{self, Handle},
     sync::oneshot,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
@@ -28,9 +27,14 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     store::{
         CallId, Operation, Reply,
-        redis::{connection::ReplyTimeout, error::SHUT_DOWN, names::Names},
+        redis::{error::SHUT_DOWN, names::Names},
     },
 };
+
+/// How long an attempt may take, whatever the timeouts of its callers: a connection, and two round trips for each time
+/// that others are faster. One that has not ended by then is of a runtime that is parked: its identities are given to
+/// others.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// From one attempt to connect to the next, for each connection of the pool that is lost.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
@@ -49,7 +53,6 @@ pub(super) struct Attempts {
 pub(super) struct Settings {
     pub(super) pool: Pool<RedisConnectionManager>,
     pub(super) names: Names,
-    pub(super) timeout: ReplyTimeout,
     #[cfg(feature = "test-util")]
     pub(super) clock: Option<TestClock>,
 }
@@ -93,9 +96,9 @@ impl Attempts {
         call: CallId,
     ) -> Result<Replies, StoreError> {
         let runtime = Handle::try_current().map_err(|_| NO_RUNTIME)?;
-        let (reply, answer) = oneshot::channel();
+        let (reply, mut answer) = oneshot::channel();
         let keys = operations.iter().flat_map(identities);
-        let keys = keys.map(|key| self.hasher.hash_one(key)).collect();
+        let keys: Vec<u64> = keys.map(|key| self.hasher.hash_one(key)).collect();
         let kind = runtime.id();
         let job = Job {
             operations,
@@ -103,11 +106,17 @@ impl Attempts {
             call: call.clone(),
             runtime,
         };
-        if let Some(group) = self.queue.enter(keys, kind, job) {
+        if let Some(group) = self.queue.enter(keys.clone(), kind, job) {
             self.begin(group);
         }
-        let answer = answer.await;
-        answer.unwrap_or_else(|_| Err(SHUT_DOWN.in_call(Some(call.get()))))
+        loop {
+            for group in self.queue.take_over(&keys, TIMEOUT, Job::has_left) {
+                self.begin(group);
+            }
+            if let Ok(answer) = timeout(TIMEOUT, &mut answer).await {
+                return answer.unwrap_or_else(|_| Err(SHUT_DOWN.in_call(Some(call.get()))));
+            }
+        }
     }
 
     /// Tries a group in a task of its own: callers may leave, and it ends nevertheless.
@@ -116,11 +125,11 @@ impl Attempts {
         let attempts = Arc::downgrade(self);
         let place = Place {
             attempts: Arc::clone(self),
-            identities: group.identities,
+            number: group.number,
         };
         runtime.spawn(async move {
             let settings = &place.attempts.settings.clone();
-            let end = settings.end();
+            let end = Settings::end();
             let id = CallId::next();
             for job in &group.jobs {
                 job.call.set(id);
@@ -148,7 +157,7 @@ impl Attempts {
 /// Holds a lost connection until another has taken its place: whoever got it from the pool would wait for it in vain.
 pub(super) async fn renew(mut held: Held, attempts: Weak<Attempts>) {
     while let Some(settings) = attempts.upgrade().map(|it| it.settings.clone()) {
-        if held.renew(&settings.pool, settings.end()).await.is_ok() {
+        if held.renew(&settings.pool, Settings::end()).await.is_ok() {
             return;
         }
         drop(settings);
@@ -175,13 +184,12 @@ fn answer(jobs: Vec<Job>, replies: Result<Vec<Replies>, StoreError>) {
 /// The identities of a group under way, given to the next when it has ended or was dropped.
 struct Place {
     attempts: Arc<Attempts>,
-    identities: Vec<u64>,
+    number: u64,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let identities = mem::take(&mut self.identities);
-        for group in self.attempts.queue.end(identities, Job::has_left) {
+        for group in self.attempts.queue.end(self.number, Job::has_left) {
             self.attempts.begin(group);
         }
     }
@@ -189,8 +197,8 @@ impl Drop for Place {
 
 impl Settings {
     /// When what begins now is given up.
-    pub(super) fn end(&self) -> Instant {
-        Instant::now() + self.timeout.get()
+    pub(super) fn end() -> Instant {
+        Instant::now() + TIMEOUT
     }
 
     /// Reads, decides and writes, again and again until nobody else has written meanwhile.
@@ -205,7 +213,7 @@ impl Settings {
             return Ok(decide(jobs, &plan, &mut Image::new(0, [])));
         }
         // What begins later would hardly end in time, and then nobody knew how.
-        let last_begin = end - self.timeout.get() / 4;
+        let last_begin = end - TIMEOUT / 4;
         let mut was_lost = false;
         loop {
             let reading = match held.read(&plan.keys, end).await {

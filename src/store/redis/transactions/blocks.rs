@@ -25,10 +25,10 @@ pub(super) async fn list(
     most: usize,
 ) -> Result<Vec<BlockedIdentity>, StoreError> {
     let settings = &attempts.settings;
-    let mut held = Held::check_out(&settings.pool, settings.end()).await?;
+    let mut held = Held::check_out(&settings.pool, Settings::end()).await?;
     let listed = match scan(&mut held, settings, most).await {
         // Perhaps it ended while nobody used it.
-        Err(_) if held.is_lost() => match held.renew(&settings.pool, settings.end()).await {
+        Err(_) if held.is_lost() => match held.renew(&settings.pool, Settings::end()).await {
             Ok(()) => scan(&mut held, settings, most).await,
             Err(error) => Err(error),
         },
@@ -55,8 +55,8 @@ async fn scan(
         let cmd = scan.cmd("SCAN").arg(cursor).arg("MATCH").arg(&pattern);
         cmd.arg("COUNT").arg(BATCH);
         let names: Vec<Vec<u8>>;
-        (cursor, names) = held.ask(&scan, settings.end()).await?;
-        let reading = held.look(&names, settings.end()).await?;
+        (cursor, names) = held.ask(&scan, Settings::end()).await?;
+        let reading = held.look(&names, Settings::end()).await?;
         let now_ms = settings.now_ms(reading.now_ms);
         for (name, value) in names.iter().zip(reading.values) {
             // One that has ended meanwhile holds nothing.

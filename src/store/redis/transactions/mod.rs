@@ -2,12 +2,12 @@
 //!
 #![doc = include_str!("../transactions.md")]
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use bb8::Pool;
 use bb8_redis::RedisConnectionManager;
 
-use super::{RedisStore, connection::ReplyTimeout, error::ANOTHER_REPLY, names::Names};
+use super::{RedisStore, error::ANOTHER_REPLY, names::Names};
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
@@ -36,7 +36,6 @@ impl RedisStore {
         let settings = Settings {
             pool,
             names: Names::new("sluicegate"),
-            timeout: ReplyTimeout::new(),
             #[cfg(feature = "test-util")]
             clock: None,
         };
@@ -156,9 +155,5 @@ impl Store for TransactionStore {
     /// In one transaction.
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         self.execute(operations)
-    }
-
-    fn set_timeout(&self, timeout: Duration) {
-        self.attempts.settings.timeout.raise(timeout);
     }
 }

@@ -3,19 +3,22 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
+
+use tokio::time::Instant;
 
 /// How many jobs are done together at most.
 const MOST: usize = 1_024;
-
-/// In the place of a group's index: it was begun before.
-const UNDER_WAY: usize = usize::MAX;
 
 /// Jobs of some kinds `K`, each about some identities, of which no two groups under way share one. An identity is a hash
 /// here.
 ///
 /// Those of one kind that wait for the same identity are done together as soon as it is free, first come, first served.
 /// Nobody overtakes a job that waits for an identity of theirs, but for those who go in one group past another kind.
+///
+/// A group of a kind that stands still never ends. So its identities can be [taken over](Self::take_over) when it is
+/// old: two groups that share one then only disturb each other.
 pub(super) struct Queue<J, K> {
     state: Mutex<State<J, K>>,
 }
@@ -26,10 +29,19 @@ struct State<J, K> {
     /// By ticket: the older, the smaller.
     waiting: HashMap<u64, Waiting<J, K>>,
     next_ticket: u64,
+    under_way: HashMap<u64, UnderWay<K>>,
+    next_group: u64,
+}
+
+struct UnderWay<K> {
+    since: Instant,
+    identities: Vec<u64>,
+    kind: K,
 }
 
 struct Line<K> {
-    group: Option<usize>,
+    /// The number of the group that has the identity.
+    group: Option<u64>,
     /// Of each kind, oldest first. The ticket of a job that waits no more stays until it is the first.
     tickets: Vec<(K, VecDeque<u64>)>,
 }
@@ -42,7 +54,8 @@ struct Waiting<J, K> {
 
 /// Jobs that are done together.
 pub(super) struct Group<J, K> {
-    pub(super) identities: Vec<u64>,
+    pub(super) number: u64,
+    identities: Vec<u64>,
     pub(super) jobs: Vec<J>,
     kind: K,
 }
@@ -54,6 +67,8 @@ impl<J, K: Copy + Eq> Queue<J, K> {
                 lines: HashMap::new(),
                 waiting: HashMap::new(),
                 next_ticket: 0,
+                under_way: HashMap::new(),
+                next_group: 0,
             }),
         }
     }
@@ -64,12 +79,16 @@ impl<J, K: Copy + Eq> Queue<J, K> {
         identities.dedup();
         let mut state = self.lock();
         if !identities.iter().any(|it| state.lines.contains_key(it)) {
-            state.serve(&identities, Some(UNDER_WAY));
-            return Some(Group {
+            let number = state.next_group;
+            let group = Group {
+                number,
                 identities,
                 jobs: vec![job],
                 kind,
-            });
+            };
+            state.serve(&group.identities, Some(number));
+            state.begin(&group);
+            return Some(group);
         }
         let ticket = state.next_ticket;
         state.next_ticket += 1;
@@ -85,49 +104,41 @@ impl<J, K: Copy + Eq> Queue<J, K> {
         None
     }
 
-    /// Notes that a group about these identities has ended; answers those that are to begin.
+    /// Notes that a group has ended; answers those that are to begin.
     ///
     /// Jobs that `has_left` is true for are dropped.
-    pub(super) fn end(
+    pub(super) fn end(&self, number: u64, has_left: impl Fn(&J) -> bool) -> Vec<Group<J, K>> {
+        let mut state = self.lock();
+        match state.under_way.remove(&number) {
+            Some(ended) => state.give_to_next(ended.identities, |job, _| has_left(job)),
+            // Its identities were taken over.
+            None => Vec::new(),
+        }
+    }
+
+    /// Gives up the groups that have had one of these identities for so long; answers those that are to begin.
+    ///
+    /// Jobs of the same kinds that wait for these identities are dropped: they would stand still as well.
+    pub(super) fn take_over(
         &self,
-        identities: Vec<u64>,
+        identities: &[u64],
+        after: Duration,
         has_left: impl Fn(&J) -> bool,
     ) -> Vec<Group<J, K>> {
         let mut state = self.lock();
-        state.serve(&identities, None);
-        let mut groups: Vec<Group<J, K>> = Vec::new();
-        // Whose line has changed: its first may begin.
-        let mut changed = identities;
-        while let Some(identity) = changed.pop() {
-            let Some((ticket, waiting)) = state.take_first(identity, &groups) else {
-                continue;
-            };
-            if has_left(&waiting.job) {
-                changed.extend(waiting.identities);
-                continue;
+        let (mut freed, mut kinds) = (Vec::new(), Vec::new());
+        for identity in identities {
+            let group = state.lines.get(identity).and_then(|line| line.group);
+            let Some(number) = group else { continue };
+            let is_old = |it: &mut UnderWay<K>| it.since.elapsed() >= after;
+            if state.under_way.get_mut(&number).is_some_and(is_old)
+                && let Some(old) = state.under_way.remove(&number)
+            {
+                freed.extend(old.identities);
+                kinds.push(old.kind);
             }
-            let Some(place) = state.place(ticket, &waiting, &groups) else {
-                state.waiting.insert(ticket, waiting);
-                continue;
-            };
-            if place == groups.len() {
-                groups.push(Group {
-                    identities: Vec::new(),
-                    jobs: Vec::new(),
-                    kind: waiting.kind,
-                });
-            }
-            let is_free = |it: &&u64| state.lines.get(*it).is_none_or(|it| it.group.is_none());
-            let free = waiting.identities.iter().filter(is_free);
-            groups[place].identities.extend(free);
-            groups[place].jobs.push(waiting.job);
-            state.serve(&waiting.identities, Some(place));
-            changed.extend(waiting.identities);
         }
-        for group in &groups {
-            state.serve(&group.identities, Some(UNDER_WAY));
-        }
-        groups
+        state.give_to_next(freed, |job, kind| has_left(job) || kinds.contains(&kind))
     }
 
     fn lock(&self) -> MutexGuard<'_, State<J, K>> {
@@ -136,6 +147,59 @@ impl<J, K: Copy + Eq> Queue<J, K> {
 }
 
 impl<J, K: Copy + Eq> State<J, K> {
+    /// Frees these identities, and begins the groups that have waited for them.
+    fn give_to_next(
+        &mut self,
+        identities: Vec<u64>,
+        is_dropped: impl Fn(&J, K) -> bool,
+    ) -> Vec<Group<J, K>> {
+        self.serve(&identities, None);
+        let mut groups: Vec<Group<J, K>> = Vec::new();
+        // Whose line has changed: its first may begin.
+        let mut changed = identities;
+        while let Some(identity) = changed.pop() {
+            let Some((ticket, waiting)) = self.take_first(identity, &groups) else {
+                continue;
+            };
+            if is_dropped(&waiting.job, waiting.kind) {
+                changed.extend(waiting.identities);
+                continue;
+            }
+            let Some(place) = self.place(ticket, &waiting, &groups) else {
+                self.waiting.insert(ticket, waiting);
+                continue;
+            };
+            if place == groups.len() {
+                groups.push(Group {
+                    number: self.next_group + place as u64,
+                    identities: Vec::new(),
+                    jobs: Vec::new(),
+                    kind: waiting.kind,
+                });
+            }
+            let is_free = |it: &&u64| self.lines.get(*it).is_none_or(|it| it.group.is_none());
+            let free = waiting.identities.iter().filter(is_free);
+            groups[place].identities.extend(free);
+            groups[place].jobs.push(waiting.job);
+            self.serve(&waiting.identities, Some(groups[place].number));
+            changed.extend(waiting.identities);
+        }
+        for group in &groups {
+            self.begin(group);
+        }
+        groups
+    }
+
+    fn begin(&mut self, group: &Group<J, K>) {
+        let under_way = UnderWay {
+            since: Instant::now(),
+            identities: group.identities.clone(),
+            kind: group.kind,
+        };
+        self.under_way.insert(group.number, under_way);
+        self.next_group = group.number + 1;
+    }
+
     fn line(&mut self, identity: u64) -> &mut Line<K> {
         self.lines.entry(identity).or_insert_with(|| Line {
             group: None,
@@ -143,7 +207,7 @@ impl<J, K: Copy + Eq> State<J, K> {
         })
     }
 
-    fn serve(&mut self, identities: &[u64], group: Option<usize>) {
+    fn serve(&mut self, identities: &[u64], group: Option<u64>) {
         for identity in identities {
             self.line(*identity).group = group;
         }
@@ -167,7 +231,7 @@ impl<J, K: Copy + Eq> State<J, K> {
         }
         line.tickets.retain(|(_, tickets)| !tickets.is_empty());
         let ticket = match line.group {
-            Some(place) => line.first_of(groups.get(place)?.kind),
+            Some(number) => line.first_of(groups.get(place_of(number, self.next_group))?.kind),
             None => line.first(),
         };
         if line.group.is_none() && ticket.is_none() {
@@ -183,7 +247,7 @@ impl<J, K: Copy + Eq> State<J, K> {
         let mut place = new;
         for identity in &waiting.identities {
             let line = self.lines.get(identity)?;
-            let first = match line.group {
+            let first = match line.group.map(|number| place_of(number, self.next_group)) {
                 Some(other) if place == new || place == other => {
                     place = other;
                     line.first_of(waiting.kind)
@@ -201,6 +265,11 @@ impl<J, K: Copy + Eq> State<J, K> {
         };
         fits.then_some(place)
     }
+}
+
+/// Where a group stands among those that are about to begin, from the number of the first on; nowhere if it is under way.
+fn place_of(group: u64, first: u64) -> usize {
+    usize::try_from(group.wrapping_sub(first)).unwrap_or(usize::MAX)
 }
 
 impl<K: Copy + Eq> Line<K> {
@@ -239,7 +308,17 @@ mod tests {
 
     /// What begins when a group about these identities has ended.
     fn end(queue: &Names, identities: &[u64]) -> Told {
-        told(queue.end(identities.to_vec(), |_| false))
+        told(queue.end(number(queue, identities), |_| false))
+    }
+
+    fn number(queue: &Names, identities: &[u64]) -> u64 {
+        let state = queue.lock();
+        let mut groups = state.under_way.iter();
+        let is_asked = |it: &UnderWay<u8>| {
+            it.identities.len() == identities.len()
+                && identities.iter().all(|id| it.identities.contains(id))
+        };
+        *groups.find(|(_, it)| is_asked(it)).unwrap().0
     }
 
     fn told(groups: Vec<Group<&'static str, u8>>) -> Told {
@@ -340,13 +419,32 @@ mod tests {
         assert!(enter(&queue, &[1], "a"));
         assert!(!enter(&queue, &[1, 2], "gone"));
         assert!(!enter(&queue, &[2], "b"));
-        let begun = queue.end(vec![1], |job| *job == "gone");
+        let begun = queue.end(number(&queue, &[1]), |job| *job == "gone");
         assert_eq!(told(begun), [(vec![2], vec!["b"])]);
         assert!(enter(&queue, &[1], "c"));
         assert_eq!(end(&queue, &[1]), []);
         assert_eq!(end(&queue, &[2]), []);
         assert!(queue.lock().lines.is_empty());
         assert!(queue.lock().waiting.is_empty());
+    }
+
+    #[test]
+    fn a_group_that_is_old_is_taken_over_and_ends_nothing_any_more() {
+        let queue = Names::new();
+        let take_over = |after| told(queue.take_over(&[1], after, |_| false));
+        assert!(enter(&queue, &[1, 2], "parked"));
+        let parked = number(&queue, &[1, 2]);
+        assert!(!enter(&queue, &[2], "parked, too"));
+        assert!(queue.enter(vec![1], 1, "a").is_none());
+        assert_eq!(take_over(Duration::from_secs(60)), []);
+        assert_eq!(take_over(Duration::ZERO), [(vec![1], vec!["a"])]);
+        assert!(
+            enter(&queue, &[2], "b"),
+            "what waited for it has been dropped"
+        );
+        assert!(!enter(&queue, &[1], "c"));
+        assert_eq!(told(queue.end(parked, |_| false)), []);
+        assert_eq!(end(&queue, &[1]), [(vec![1], vec!["c"])]);
     }
 
     #[test]
@@ -426,7 +524,7 @@ mod tests {
 
         fn end(&mut self, queue: &Queue<usize, u8>, place: usize) {
             let ended = self.under_way.swap_remove(place);
-            for group in queue.end(ended.identities, |it| self.left.contains(it)) {
+            for group in queue.end(ended.number, |it| self.left.contains(it)) {
                 self.begin(group);
             }
         }

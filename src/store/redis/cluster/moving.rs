@@ -1,0 +1,155 @@
+//! Operations on a slot that is being moved, whose keys are in two places: each key by itself.
+//!
+//! A node refuses (`TRYAGAIN`) a call of several keys if it has some of them and not others. A key that does not exist
+//! counts as missing at both nodes, as that of most blocks, so that such a call is refused until the slot has moved. A
+//! call of one key is always done, by the node that has it.
+//!
+//! So blocks are read first, each alone, and then each charge is decided alone: all or nothing by rolling back, as in
+//! several slots.
+
+use std::time::UNIX_EPOCH;
+
+use super::{cross_slot, slots::Slots};
+use crate::{
+    block::{BLOCKS, BlockedBy, STRIKES, Until},
+    charge::Charge,
+    check::Check,
+    decision::{Blocked, Decision},
+    error::{StoreError, StoreErrorKind},
+    key::Key,
+    settlement::Settlement,
+    store::{
+        CallFuture, Operation, Reply, StoreFuture,
+        redis::{
+            RedisStore,
+            error::{ANOTHER_REPLY, store_error},
+        },
+    },
+};
+
+impl RedisStore {
+    /// Does operations that were refused together, one after another.
+    pub(in crate::store::redis) fn call_by_key(&self, operations: Vec<Operation>) -> CallFuture {
+        let store = self.clone();
+        StoreFuture::pending(async move {
+            let mut replies = Vec::with_capacity(operations.len());
+            for operation in operations {
+                replies.push(store.do_by_key(operation).await);
+            }
+            Ok(replies)
+        })
+    }
+
+    async fn do_by_key(&self, operation: Operation) -> Result<Reply, StoreError> {
+        match operation {
+            Operation::Check(check) => self.check_by_key(check).await.map(Reply::Check),
+            Operation::Fill { check, count } => {
+                self.fill_by_key(check, count).await.map(Reply::Fill)
+            }
+            Operation::Settle(settlement) => self.settle_by_key(settlement).await,
+            Operation::Unblock { key } => self.unblock_by_key(&key).await,
+            // Its two keys belong together. The next strike asks for it again.
+            Operation::Ban { .. } => Err(MOVING),
+            Operation::Reset { .. } | Operation::Block { .. } => {
+                self.executor().execute_alone(operation).await
+            }
+        }
+    }
+
+    async fn check_by_key(&self, check: Check) -> Result<Decision, StoreError> {
+        if let Some(blocked) = self.blocked_by_key(&check).await? {
+            return Ok(Decision::Blocked(blocked));
+        }
+        let check = check.without_blocks();
+        if let Some(shadows) = check.shadow_check() {
+            let counting = check.without_shadows();
+            return self.check_then_shadows(counting, shadows).await;
+        }
+        match check.charges() {
+            [_, _, ..] => {
+                let slots = self.slots_by_key(&check);
+                cross_slot::check(self.clone(), check, slots).await
+            }
+            _ => self.check_one_slot(&check).await,
+        }
+    }
+
+    async fn fill_by_key(&self, check: Check, count: u16) -> Result<Vec<Decision>, StoreError> {
+        if check.all_charges().len() > 1 {
+            return self.fill(check, count).await;
+        }
+        if let Some(blocked) = self.blocked_by_key(&check).await? {
+            return Ok(vec![Decision::Blocked(blocked); count.into()]);
+        }
+        let check = check.without_blocks();
+        let fill = Operation::Fill { check, count };
+        match self.executor().execute_alone(fill).await? {
+            Reply::Fill(decisions) => Ok(decisions),
+            _ => Err(ANOTHER_REPLY),
+        }
+    }
+
+    async fn settle_by_key(&self, settlement: Settlement) -> Result<Reply, StoreError> {
+        let usage = match settlement.check().charges() {
+            [_, _, ..] => {
+                let slots = self.slots_by_key(settlement.check());
+                self.settle_slots(settlement, slots).await
+            }
+            _ => self.settle_one_slot(&settlement).await,
+        };
+        usage.map(Reply::Settle)
+    }
+
+    async fn unblock_by_key(&self, key: &Key) -> Result<Reply, StoreError> {
+        for name in [BLOCKS, STRIKES] {
+            let name = self.names.name(name, key);
+            let mut delete = redis::cmd("DEL");
+            let deleted = self.transport.send(delete.arg(&name), &name);
+            deleted.await.map_err(|error| store_error(&error))?;
+        }
+        Ok(Reply::Unblock)
+    }
+
+    /// The latest block of the keys of a check.
+    async fn blocked_by_key(&self, check: &Check) -> Result<Option<Blocked>, StoreError> {
+        let mut latest: Option<Blocked> = None;
+        let charges = check.charges().iter().filter(|_| check.heeds_blocks());
+        for charge in charges {
+            let Some(blocked) = self.blocked(charge).await? else {
+                continue;
+            };
+            latest = Some(match latest {
+                Some(known) => known.or_later(blocked),
+                None => blocked,
+            });
+        }
+        Ok(latest)
+    }
+
+    /// Asks for a block that has ended long ago: this changes nothing, and is answered with the one that holds.
+    async fn blocked(&self, charge: &Charge) -> Result<Option<Blocked>, StoreError> {
+        let key = charge.key();
+        let long_ago = Until::At(UNIX_EPOCH);
+        let block = self.block_one_slot(key, long_ago, BlockedBy::Operator);
+        let block = block.await?;
+        if block.until_ms() == Some(0) {
+            return Ok(None);
+        }
+        let look = Check::of_one(charge.clone()).without_cost();
+        let now_ms = self.check_one_slot(&look).await?.usage().decided_at_ms();
+        Ok(Some(Blocked::new(key.clone(), block, now_ms)))
+    }
+
+    /// Each charge as if it were alone in its slot.
+    fn slots_by_key(&self, check: &Check) -> Slots {
+        let charges = check.charges().iter().enumerate();
+        let slots =
+            charges.map(|(index, it)| (self.slot(it.policy().name(), it.key()), vec![index]));
+        slots.collect()
+    }
+}
+
+const MOVING: StoreError = StoreError::new(
+    StoreErrorKind::Unavailable,
+    "the Redis cluster is moving this identity to another node",
+);
