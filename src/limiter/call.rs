@@ -82,7 +82,7 @@ impl Limiter {
             }
             None => Eventual::pending(Call {
                 limiter: self.clone(),
-                permit,
+                permit: permit.map(|it| self.inner.breaker.begin_wait(it)),
                 answer,
                 timeout: LazySleep::new(self.inner.timeout),
                 scope,
@@ -139,7 +139,7 @@ impl<T: StoreAnswer> Future for Call<T> {
         let result = match in_scope(this.scope, || Pin::new(&mut *answer).poll(cx)) {
             Poll::Ready(result) => result,
             Poll::Pending if this.timeout.poll(cx).is_ready() => {
-                Err(timed_out().in_call(answer.call()))
+                Err(timed_out().blaming(answer.blame(this.limiter.inner.timeout)))
             }
             Poll::Pending => return Poll::Pending,
         };
