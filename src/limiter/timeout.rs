@@ -38,6 +38,12 @@ impl LazySleep {
             sleep: None,
         }
     }
+
+    /// Whether this process has noticed it so late that it was too busy to notice an answer either.
+    pub(crate) fn is_noticed_late(&self) -> bool {
+        let sleep = self.sleep.as_ref();
+        sleep.is_some_and(|it| it.deadline().elapsed() > self.duration / 4)
+    }
 }
 
 impl Future for LazySleep {
