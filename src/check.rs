@@ -103,13 +103,6 @@ impl Check {
         self
     }
 
-    /// The same check, which no block denies.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn without_blocks(mut self) -> Self {
-        Arc::make_mut(&mut self.inner).heeds_blocks = false;
-        self
-    }
-
     /// The keys of the charges that count, each once.
     pub fn keys(&self) -> impl Iterator<Item = &Key> + Clone {
         let charges = self.charges();

@@ -10,8 +10,13 @@
 //! assert!(matches!(error, PolicyError::Rule { .. }));
 //! ```
 
-use std::{error::Error, fmt, sync::Arc};
+use std::{
+    error::Error,
+    fmt,
+    sync::{Arc, atomic::AtomicBool},
+};
 
+use crate::store::Blame;
 pub use crate::{policy::PolicyError, rule::RuleError};
 
 /// Why no key could be extracted from a request.
@@ -169,8 +174,8 @@ pub struct StoreError {
 struct Details {
     code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
-    /// The number of the call that failed, if others may have shared it.
-    call: Option<u64>,
+    /// `None` for a call of one caller alone.
+    blame: Option<Blame>,
 }
 
 /// The longest code of an error reply that is kept.
@@ -247,15 +252,18 @@ impl StoreError {
         self
     }
 
-    /// The same error, of the call of this number, which others may share; 0 stands for one that was not sent.
-    pub(crate) fn in_call(mut self, call: Option<u64>) -> Self {
-        self.details.get_or_insert_default().call = call;
+    /// The same error, which is the fault of a call that others may share, or of none.
+    pub(crate) fn blaming(mut self, blame: Option<Blame>) -> Self {
+        if blame.is_some() {
+            self.details.get_or_insert_default().blame = blame;
+        }
         self
     }
 
-    /// The number of the call that failed, if others may have shared it; 0 if it was not sent.
-    pub(crate) fn call(&self) -> Option<u64> {
-        self.details.as_ref()?.call
+    /// Whether the breaker is to count it: [`Blame::take_report`].
+    pub(crate) fn take_report(&self, of_no_call: &AtomicBool) -> bool {
+        let blame = self.details.as_ref().and_then(|it| it.blame.as_ref());
+        blame.is_none_or(|it| it.take_report(of_no_call))
     }
 
     /// The code of the server's error reply, for instance `OOM` or `NOPERM`: 1 to 24 upper-case ASCII letters. `None`

@@ -14,9 +14,9 @@
 use std::{
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{
-            AtomicU32, AtomicU64,
+            AtomicBool, AtomicU32, AtomicU64,
             Ordering::{Acquire, Relaxed, Release},
         },
     },
@@ -36,12 +36,13 @@ use crate::{
 /// More than one slow answer or lost connection, and so few that an outage is noticed soon.
 const FAILURES: u32 = 5;
 
-/// How many calls that failed are told apart: more than are in flight by default. One that is forgotten counts again.
-const REMEMBERED: usize = 16;
-
 /// Allows one call of the store, and tells in which state the breaker was when it gave it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Permit(u32);
+pub(crate) struct Permit {
+    switches: u32,
+    /// Of a call that is waited for: how often answers were noted when it began.
+    answers: Option<u32>,
+}
 
 /// Who is told of a switch: nobody, where the clone of the limiter that opened it has no observer.
 type Told = Option<Arc<dyn Observer>>;
@@ -55,8 +56,11 @@ pub(crate) struct Breaker {
     switches: AtomicU32,
     /// In a row, while it is closed.
     failures: AtomicU32,
-    /// The numbers of the latest shared calls whose failures were counted since it switched, the newest first.
-    failed_calls: Mutex<[Option<u64>; REMEMBERED]>,
+    /// Whether one of them was of callers who waited in vain to be sent. All of these count as one: the store is silent,
+    /// but which of the calls before them it owes is counted with those.
+    waited: AtomicBool,
+    /// How often a call was answered that had begun after the last that is counted here: once in a round trip.
+    answers: AtomicU32,
     /// When the next probe may go, in microseconds since `born`.
     probe_at: AtomicU64,
     /// Who was told that it has opened, and will be told that it has closed, whichever clone does that: some keep
@@ -71,7 +75,8 @@ impl Breaker {
             interval,
             switches: AtomicU32::new(0),
             failures: AtomicU32::new(0),
-            failed_calls: Mutex::default(),
+            waited: AtomicBool::new(false),
+            answers: AtomicU32::new(0),
             probe_at: AtomicU64::new(0),
             told: Mutex::default(),
         }
@@ -87,42 +92,43 @@ impl Breaker {
     /// A probe need not be answered, since its client may go away. The next one is sent when it is due.
     pub(crate) fn permit(&self) -> Option<Permit> {
         let switches = self.switches.load(Acquire);
-        (!is_open(switches) || self.takes_probe()).then_some(Permit(switches))
+        (!is_open(switches) || self.takes_probe()).then_some(Permit {
+            switches,
+            answers: None,
+        })
+    }
+
+    /// The permit of a call that is waited for from now on.
+    pub(crate) fn begin_wait(&self, permit: Permit) -> Permit {
+        Permit {
+            answers: Some(self.answers.load(Relaxed)),
+            ..permit
+        }
     }
 
     /// Notes how the call of a limiter with this observer has ended, and tells of a switch.
     pub(crate) fn note(&self, permit: Permit, error: Option<&StoreError>, observer: &Told) {
         match error.filter(|it| is_failure(it.kind())) {
-            Some(error) if self.is_counted(error) => {}
-            Some(error) => self.failed(permit, error, observer),
             None => self.answered(permit),
+            Some(error) if self.is_alive(permit, error) || !error.take_report(&self.waited) => {}
+            Some(error) => self.failed(permit, error, observer),
         }
     }
 
-    /// Whether the failure of a call has been counted that several callers share. All that waited in vain to be sent,
-    /// and so have the number 0, count as one: they wait behind calls that have no answer.
-    fn is_counted(&self, error: &StoreError) -> bool {
-        let call = error.call();
-        if call.is_none() {
-            return false;
-        }
-        let mut counted = self.failed_calls();
-        if counted.contains(&call) {
-            return true;
-        }
-        counted.rotate_right(1);
-        counted[0] = call;
-        false
+    /// Whether the store has answered others while a caller waited for it in vain: then it is this process that is
+    /// late, or the caller's turn has not come.
+    fn is_alive(&self, permit: Permit, error: &StoreError) -> bool {
+        let answers = self.answers.load(Relaxed);
+        error.kind() == StoreErrorKind::Timeout && permit.answers.is_some_and(|it| it != answers)
     }
 
-    fn failed_calls(&self) -> MutexGuard<'_, [Option<u64>; REMEMBERED]> {
-        let counted = self.failed_calls.lock();
-        counted.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn answered(&self, Permit(switches): Permit) {
+    fn answered(&self, Permit { switches, answers }: Permit) {
+        // Written once for all that wait at the same time, and not by every answer.
+        if answers == Some(self.answers.load(Relaxed)) {
+            self.answers.fetch_add(1, Relaxed);
+        }
         if self.failures.load(Relaxed) != 0 {
-            self.failures.store(0, Relaxed);
+            self.forget_failures();
         }
         if is_open(switches)
             && let Some(told) = self.switch(switches, None)
@@ -134,8 +140,13 @@ impl Breaker {
         }
     }
 
+    fn forget_failures(&self) {
+        self.failures.store(0, Relaxed);
+        self.waited.store(false, Relaxed);
+    }
+
     #[cold]
-    fn failed(&self, Permit(switches): Permit, error: &StoreError, observer: &Told) {
+    fn failed(&self, Permit { switches, .. }: Permit, error: &StoreError, observer: &Told) {
         // A call from before a switch says nothing about what is now.
         if is_open(switches) || switches != self.switches.load(Relaxed) || self.interval.is_zero() {
             return;
@@ -157,11 +168,10 @@ impl Breaker {
     /// caller has switched.
     fn switch(&self, from: u32, told: Told) -> Option<Told> {
         let to = from.wrapping_add(1);
-        self.failures.store(0, Relaxed);
+        self.forget_failures();
         // Locked first: who closes it must find what the one who opened it has stored.
         let mut last = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let switched = self.switches.compare_exchange(from, to, Release, Relaxed);
-        *self.failed_calls() = Default::default();
         switched.ok().map(|_| mem::replace(&mut *last, told))
     }
 
@@ -197,37 +207,4 @@ const fn is_open(switches: u32) -> bool {
 const fn is_failure(kind: StoreErrorKind) -> bool {
     use StoreErrorKind::{AccessDenied, Timeout, Unavailable};
     matches!(kind, Timeout | Unavailable | AccessDenied)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A caller of the call is told that it had no answer.
-    fn fail(breaker: &Breaker, call: u64) {
-        let error = StoreError::new(StoreErrorKind::Timeout, "late").in_call(Some(call));
-        let permit = breaker.permit().expect("it is closed");
-        breaker.note(permit, Some(&error), &None);
-    }
-
-    #[test]
-    fn those_who_waited_in_vain_to_be_sent_count_as_one_call() {
-        let breaker = Breaker::new(Duration::from_secs(1));
-        for call in [0, 1, 2, 0, 0, 3, 0] {
-            fail(&breaker, call);
-        }
-        assert!(breaker.permit().is_some(), "four have failed");
-        fail(&breaker, 4);
-        assert!(breaker.permit().is_none(), "five have failed");
-    }
-
-    #[test]
-    fn of_the_callers_of_a_call_one_counts_in_whatever_order_calls_fail() {
-        let breaker = Breaker::new(Duration::from_secs(1));
-        for call in [4, 3, 3, 2, 1, 1, 4] {
-            fail(&breaker, call);
-        }
-        fail(&breaker, 5);
-        assert!(breaker.permit().is_none(), "five calls have failed");
-    }
 }

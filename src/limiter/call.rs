@@ -16,7 +16,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     eventual::Eventual,
     observe::{CallInfo, PollScope, Timing},
-    store::{Store, StoreFuture},
+    store::{Blame, Store, StoreFuture},
 };
 
 pin_project! {
@@ -82,7 +82,7 @@ impl Limiter {
             }
             None => Eventual::pending(Call {
                 limiter: self.clone(),
-                permit,
+                permit: permit.map(|it| self.inner.breaker.begin_wait(it)),
                 answer,
                 timeout: LazySleep::new(self.inner.timeout),
                 scope,
@@ -134,12 +134,17 @@ impl<T: StoreAnswer> Future for Call<T> {
     type Output = Answer<T>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
-        let this = self.project();
+        let mut this = self.project();
         let answer = this.answer;
         let result = match in_scope(this.scope, || Pin::new(&mut *answer).poll(cx)) {
             Poll::Ready(result) => result,
-            Poll::Pending if this.timeout.poll(cx).is_ready() => {
-                Err(timed_out().in_call(answer.call()))
+            Poll::Pending if this.timeout.as_mut().poll(cx).is_ready() => {
+                let blame = if this.timeout.is_noticed_late() {
+                    Some(Blame::NoCall)
+                } else {
+                    answer.blame(this.limiter.inner.timeout)
+                };
+                Err(timed_out().blaming(blame))
             }
             Poll::Pending => return Poll::Pending,
         };

@@ -9,16 +9,22 @@ use std::{
 
 use pin_project_lite::pin_project;
 use tokio::{
-    task::unconstrained,
+    task::{unconstrained, yield_now},
     time::{Sleep, sleep},
 };
+
+/// How often a timer that has run out lets the tasks go first that are ready: the connection's, a shared call's, and
+/// the caller's that it answers.
+const LAST_LOOKS: u8 = 3;
 
 pin_project! {
     /// A timer that starts when it is first polled.
     ///
-    /// It is made then, and not before: what is known at once costs none, and needs no runtime.
+    /// It is made then, and not before: what is known at once costs none, and needs no runtime. When it has run out, the
+    /// runtime first looks at its sockets: a busy process must not take an answer that has come for one that is late.
     pub(crate) struct LazySleep {
         duration: Duration,
+        last_looks: u8,
         #[pin]
         sleep: Option<Sleep>,
     }
@@ -28,8 +34,15 @@ impl LazySleep {
     pub(crate) const fn new(duration: Duration) -> Self {
         Self {
             duration,
+            last_looks: LAST_LOOKS,
             sleep: None,
         }
+    }
+
+    /// Whether this process has noticed it so late that it was too busy to notice an answer either.
+    pub(crate) fn is_noticed_late(&self) -> bool {
+        let sleep = self.sleep.as_ref();
+        sleep.is_some_and(|it| it.deadline().elapsed() > self.duration / 4)
     }
 }
 
@@ -42,9 +55,19 @@ impl Future for LazySleep {
             this.sleep.set(Some(sleep(*this.duration)));
         }
         // A future that is always busy uses up the task's budget for tokio's resources, the timer among them.
-        match this.sleep.as_pin_mut() {
-            Some(sleep) => pin!(unconstrained(sleep)).poll(cx),
-            None => Poll::Ready(()),
+        let has_run_out = this
+            .sleep
+            .as_pin_mut()
+            .is_none_or(|sleep| pin!(unconstrained(sleep)).poll(cx).is_ready());
+        if has_run_out && *this.last_looks > 0 {
+            *this.last_looks -= 1;
+            // Wakes this task when the others had their turn.
+            return pin!(yield_now()).poll(cx);
+        }
+        if has_run_out {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
         }
     }
 }

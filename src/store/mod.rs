@@ -94,7 +94,6 @@ pub use crate::{
     settlement::Settlement,
 };
 
-mod call_id;
 mod deny_cache;
 mod give_backs;
 mod leases;
@@ -102,17 +101,20 @@ mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod scaled;
+mod sent_call;
 
 /// What [`give_backs`] and the balance of [`leases`] count with: tests give them others.
 mod sync {
     pub(super) use std::sync::atomic;
 }
 
-pub(crate) use call_id::CallId;
 pub use deny_cache::DenyCache;
 pub use leases::Leases;
 pub use memory::MemoryStore;
 pub(crate) use scaled::ScaledStore;
+#[cfg(feature = "redis")]
+pub(crate) use sent_call::SentCall;
+pub(crate) use sent_call::{Blame, Journey};
 
 /// Keeps the counts and decides atomically.
 ///
@@ -316,7 +318,7 @@ pub type ContributeFuture = StoreFuture<Vec<Result<Kept, StoreError>>>;
 pub struct StoreFuture<T> {
     answer: Eventual<Result<T, StoreError>>,
     /// Of an operation that may share its call with others.
-    call: Option<CallId>,
+    journey: Option<Journey>,
 }
 
 impl<T> StoreFuture<T> {
@@ -325,7 +327,7 @@ impl<T> StoreFuture<T> {
     pub const fn ready(result: Result<T, StoreError>) -> Self {
         Self {
             answer: Eventual::ready(result),
-            call: None,
+            journey: None,
         }
     }
 
@@ -334,20 +336,21 @@ impl<T> StoreFuture<T> {
     pub fn pending(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
         Self {
             answer: Eventual::pending(future),
-            call: None,
+            journey: None,
         }
     }
 
     /// The same answer, which comes from a call that others may share.
     #[cfg(feature = "redis")]
-    pub(crate) fn in_call(mut self, call: CallId) -> Self {
-        self.call = Some(call);
+    pub(crate) fn travelling(mut self, journey: Journey) -> Self {
+        self.journey = Some(journey);
         self
     }
 
-    /// The number of the call that the answer is to come from, if others may share it; 0 while it is not sent.
-    pub(crate) fn call(&self) -> Option<u64> {
-        self.call.as_ref().map(CallId::get)
+    /// What a caller may blame who has waited for so long in vain: no call that was in flight for less than half of it.
+    /// `None` if the call is the caller's alone.
+    pub(crate) fn blame(&self, waited: Duration) -> Option<Blame> {
+        self.journey.as_ref().map(|it| it.blame(waited / 2))
     }
 
     /// Takes the answer if it is known already.
@@ -374,7 +377,7 @@ impl<T: Send + 'static> StoreFuture<T> {
         };
         StoreFuture {
             answer,
-            call: self.call,
+            journey: self.journey,
         }
     }
 

@@ -152,6 +152,32 @@ async fn an_answer_between_failures_keeps_it_closed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn callers_who_wait_in_vain_while_others_are_answered_do_not_open_it() {
+    let (health, store) = Health::silent();
+    let answers_late = health.clone();
+    let store = Scripted::new(move |check| {
+        let (decision, answer) = (allowed(check), store.check(check));
+        match answers_late.0.swap(false, SeqCst) {
+            true => StoreFuture::pending(async {
+                sleep(TIMEOUT / 2).await;
+                decision
+            }),
+            false => answer,
+        }
+    });
+    let limiter = Limiter::new(store);
+    for _ in 0..3 {
+        health.set(true);
+        let all = join_all((0..20).map(|_| kind(&limiter))).await;
+        let late = |it: &&Option<StoreErrorKind>| **it == Some(StoreErrorKind::Timeout);
+        assert_eq!(all.iter().filter(late).count(), 19);
+    }
+    // A store that answers none of those who ask at the same time has failed.
+    join_all((0..5).map(|_| kind(&limiter))).await;
+    assert_eq!(kind(&limiter).await, Some(StoreErrorKind::CircuitOpen));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_store_that_is_back_is_asked_by_all_again_after_one_probe() {
     for _ in 0..20 {
         let (health, store) = Health::silent();

@@ -9,13 +9,12 @@ mod line;
 
 use std::{
     cell::RefCell,
-    collections::VecDeque,
     iter,
-    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     time::Duration,
 };
 
-use line::Line;
+use line::{Line, Waiting};
 use loom::{sync::Arc, thread};
 use tokio::time::Instant;
 
@@ -24,33 +23,22 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Its flags are not loom's: what matters is in which order threads come to the line.
 #[derive(Clone)]
 struct Caller {
-    left: Arc<AtomicBool>,
+    ticket: Arc<AtomicU64>,
     sent: Arc<AtomicBool>,
 }
 
 impl Caller {
     fn new() -> Self {
         Self {
-            left: Arc::new(AtomicBool::new(false)),
+            ticket: Arc::default(),
             sent: Arc::new(AtomicBool::new(false)),
         }
-    }
-
-    fn has_left(&self) -> bool {
-        self.left.load(SeqCst)
     }
 }
 
 /// At most two in a call.
-fn gather(waiting: &mut VecDeque<Caller>) -> Option<Vec<Caller>> {
-    let mut call = Vec::new();
-    while call.len() < 2
-        && let Some(caller) = waiting.pop_front()
-    {
-        if !caller.has_left() {
-            call.push(caller);
-        }
-    }
+fn gather(waiting: &mut Waiting<Caller>, _share: usize) -> Option<Vec<Caller>> {
+    let call: Vec<_> = iter::from_fn(|| waiting.take_first()).take(2).collect();
     (!call.is_empty()).then_some(call)
 }
 
@@ -83,7 +71,9 @@ impl Calls {
 
     fn enter_after(&self, time: Duration, caller: &Caller) -> Option<Call> {
         let now = self.start + time;
-        self.line.enter(caller.clone(), now, PATIENCE, gather)
+        let (ticket, call) = self.line.enter(caller.clone(), 1, now, PATIENCE, gather);
+        caller.ticket.store(ticket, SeqCst);
+        call
     }
 
     /// Sends it, ends it, and does the same with those that are begun then.
@@ -104,10 +94,7 @@ impl Calls {
     }
 
     fn leave(&self, caller: &Caller) {
-        caller.left.store(true, SeqCst);
-        if !caller.sent.load(SeqCst) {
-            self.line.leave(Caller::has_left);
-        }
+        self.line.leave(caller.ticket.load(SeqCst));
     }
 
     /// How many begin a call, each a caller of its own, before the next has to wait.
@@ -225,5 +212,41 @@ fn a_call_that_was_given_up_gives_its_place_to_nobody() {
         calls.run(call);
         assert!(callers.iter().all(|it| it.sent.load(SeqCst)));
         assert_eq!(calls.free_places(), 1);
+    });
+}
+
+/// A call of the share that it is given, and that share.
+fn gather_share(waiting: &mut Waiting<Caller>, share: usize) -> Option<(usize, Vec<Caller>)> {
+    let mut call = Vec::new();
+    while call.len() < share && waiting.first().is_some() {
+        call.extend(waiting.take_first());
+    }
+    (!call.is_empty()).then_some((share, call))
+}
+
+#[test]
+fn calls_share_what_waits_now_without_those_who_have_left() {
+    every_order(|| {
+        let (line, now) = (Line::new(4, Instant::now()), Instant::now());
+        let enter = |charges| line.enter(Caller::new(), charges, now, PATIENCE, gather_share);
+        for _ in 0..4 {
+            let (_, call) = enter(3);
+            assert_eq!(call.unwrap().0.0, 1, "three charges for four calls");
+        }
+        let tickets: Vec<_> = (0..100).map(|_| enter(3).0).collect();
+        // At the front, in the middle and at the end; one of them twice.
+        for place in (0..100).filter(|it| it % 3 != 1).chain([99]) {
+            line.leave(tickets[place]);
+        }
+        let shares = RefCell::new(Vec::new());
+        for _ in 0..4 {
+            let next = |(share, call): (usize, Vec<Caller>)| {
+                assert_eq!(call.len(), share);
+                shares.borrow_mut().push(share);
+            };
+            line.end(0, now, gather_share, next);
+        }
+        // 33 stay; of what waits, each call takes a fourth of the charges: here, as many callers.
+        assert_eq!(shares.into_inner(), [25, 6, 2]);
     });
 }

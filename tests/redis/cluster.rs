@@ -462,9 +462,7 @@ async fn until_all_are_admitted_again(load: &Limiter, policy: &Policy, users: &[
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_is_moved_under_load_loses_no_count() {
     let cluster = Cluster::start(NEVER);
-    // A node decides nothing about a slot on its way where it has one of two keys: a block is a key, too.
-    let limiter = limiter(&cluster).await.enforce_blocks(false);
-    let limiter = limiter.timeout(TIMEOUT);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
     let (first, second) = (policy("first", "300/1h"), policy("second", "1000000/1h"));
     let names = users_at(&cluster, 0, 2);
     let others: Vec<String> = (1..3).flat_map(|at| users_at(&cluster, at, 2)).collect();
@@ -637,7 +635,6 @@ async fn the_least_rights_are_enough_on_a_cluster_and_on_a_slot_on_its_way_and_n
     };
     let store = connect(&rights).await.unwrap();
     let limiter = Limiter::new(store.clone()).timeout(TIMEOUT);
-    let limiter = limiter.enforce_blocks(false);
     let check = async |user: &str| limiter.check([charge(&much, user)]).await.map(drop);
     for user in &users {
         check(user).await.unwrap();

@@ -14,6 +14,7 @@ mod deny_cache;
 mod footprint;
 mod foreign;
 mod histories;
+mod latency;
 mod leases;
 mod observe;
 mod outage;

@@ -162,15 +162,18 @@ async fn agree_gathered(
 }
 
 #[tokio::test]
-async fn first_come_first_served_and_a_call_has_no_more_than_its_charges() {
+async fn first_come_first_served_and_few_who_wait_go_eight_charges_at_a_time() {
     let server = Server::start();
     let store = RedisStore::connect(server.url())
         .await
         .unwrap()
-        .in_flight(1);
+        .in_flight(3);
     let api = policy("api", "20/1h");
     let held = Held::hold(&server);
-    let first = in_flight(&store).await;
+    let mut first = Vec::new();
+    for _ in 0..3 {
+        first.push(in_flight(&store).await);
+    }
     let asked = server.calls("evalsha");
     // Each at another cost, so that none are folded: 1 to 5 are 15, 6 does not fit, nor does anything after it.
     let gathered = begin((1..=20).map(|cost| store.check(&check(&api, "alice", cost)))).await;
@@ -181,24 +184,53 @@ async fn first_come_first_served_and_a_call_has_no_more_than_its_charges() {
         .filter(|it| it.is_allowed())
         .count();
     assert_eq!(allowed, 5);
-    first.await.unwrap();
-    // The one that was held, and 20 charges, 8 at a time.
-    assert_eq!(server.calls("evalsha") - asked, 4);
+    join_all(first).await;
+    // The three that were held, and 20 charges, 8 at a time.
+    assert_eq!(server.calls("evalsha") - asked, 3 + 3);
 }
 
 #[tokio::test]
-async fn a_check_of_many_charges_goes_by_itself_and_in_its_turn() {
+async fn calls_grow_with_what_waits_up_to_256_charges() {
     let server = Server::start();
     let store = RedisStore::connect(server.url())
         .await
         .unwrap()
         .in_flight(1);
+    let policies = ["one", "two", "three"].map(|name| policy(name, "1/1h"));
+    let three = |it: u32| {
+        let user = format!("user-{it}");
+        Check::new(policies.each_ref().map(|it| charge(it, &user, 1))).unwrap()
+    };
+    for (waiting, calls) in [(0..60, 1), (100..300, 3)] {
+        let held = Held::hold(&server);
+        let first = in_flight(&store).await;
+        let asked = server.calls("evalsha");
+        let gathered = begin(waiting.map(|it| store.check(&three(it)))).await;
+        held.go_on();
+        assert!(all(gathered).await.iter().all(Decision::is_allowed));
+        first.await.unwrap();
+        assert_eq!(server.calls("evalsha") - asked, 1 + calls);
+    }
+}
+
+#[tokio::test]
+async fn a_check_of_many_charges_goes_by_itself_and_in_its_turn() {
+    // So many that the share of each is less than the large one.
+    const IN_FLIGHT: usize = 9;
+    let server = Server::start();
+    let store = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .in_flight(IN_FLIGHT);
     let api = policy("api", "1/1h");
     let user = |it: u32| charge(&api, &format!("user-{it}"), 1);
     let large = Check::new((0..64).map(user)).unwrap();
     let small = |it| Check::new([user(it)]).unwrap();
     let held = Held::hold(&server);
-    let first = in_flight(&store).await;
+    let mut first = Vec::new();
+    for _ in 0..IN_FLIGHT {
+        first.push(in_flight(&store).await);
+    }
     let asked = server.calls("evalsha");
     let gathered = [small(100), large, small(0)].map(|it| store.check(&it));
     let gathered = begin(gathered).await;
@@ -209,8 +241,8 @@ async fn a_check_of_many_charges_goes_by_itself_and_in_its_turn() {
         .map(Decision::is_allowed)
         .collect();
     assert_eq!(allowed, [true, true, false]);
-    first.await.unwrap();
-    assert_eq!(server.calls("evalsha") - asked, 4);
+    join_all(first).await;
+    assert_eq!(server.calls("evalsha") - asked, IN_FLIGHT as u64 + 3);
 }
 
 #[tokio::test]
@@ -530,7 +562,8 @@ async fn operations_of_all_kinds_share_calls_in_their_order() {
     join_all(unblocked).await.remove(0).unwrap();
     assert_eq!(remaining(&all(enforces_nothing).await[0]), 0);
     first.await.unwrap();
-    assert_eq!(server.calls("evalsha") - asked, 3);
+    // The one that was held, and all others in one.
+    assert_eq!(server.calls("evalsha") - asked, 2);
 }
 
 #[tokio::test]

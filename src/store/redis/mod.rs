@@ -157,8 +157,9 @@ impl RedisStore {
     /// comes later waits until one of them returns, and goes in one call with the others who wait. The default is 4; 0
     /// turns sharing off.
     ///
-    /// Nobody waits for a timer. Identical checks are decided as one and count once; a call has at most 8 charges, or
-    /// one operation with more. An error of one operation is its own. Who leaves before the call is sent is left out of
+    /// Nobody waits for a timer. Calls grow with the backlog: each takes its part of the charges that wait, which is 1/4
+    /// with four in flight, but at least 8 and at most 256, or one operation with more. So a long round trip does not
+    /// limit how many checks are decided. Identical checks are decided as one and count once. An error of one operation is its own. Who leaves before the call is sent is left out of
     /// it, and not charged. What a caller asks for after another of its operations was answered is done after it; of
     /// those under way at the same time either may be first. [On a cluster](deployment#cluster) the calls to each slot
     /// are counted and shared apart.

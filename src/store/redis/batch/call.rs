@@ -1,22 +1,29 @@
 //! [`SharedCall`]: operations of several callers that travel together.
 
-use std::{collections::VecDeque, future::poll_fn, iter, mem, pin::pin, task::Poll, vec};
+use std::{future::poll_fn, iter, pin::pin, task::Poll};
 
+use smallvec::{SmallVec, smallvec};
 use tokio::{runtime::Handle, sync::oneshot};
 
+use super::line::Waiting;
 use crate::{
-    decision::Decision,
     error::StoreError,
-    store::{CallId, Operation, Reply},
+    store::{Blame, Journey, Operation, Reply, SentCall},
 };
 
-/// How many charges a call has at most, but for the one operation that has more.
+/// How many charges a call has at most while few wait, but for the one operation that has more.
 ///
 /// Small calls overlap: while the server works on one, this process answers the callers of another.
-const MAX_CHARGES: usize = 8;
+const FEW_CHARGES: usize = 8;
+
+/// How many it has at most, however many wait: the server does nothing else meanwhile.
+const MAX_CHARGES: usize = 256;
 
 /// How many callers share a call at most. Only those of identical checks are so many.
 const MAX_CALLERS: usize = 1_024;
+
+/// How many operations before it a check is compared with.
+const COMPARED: usize = 16;
 
 /// What a caller asks for who waits for a call.
 pub(super) struct Request {
@@ -29,204 +36,152 @@ pub(super) struct Request {
 /// Who is to be answered.
 pub(super) struct Waiter {
     pub(super) reply: oneshot::Sender<Result<Reply, StoreError>>,
-    /// Set when the call is sent.
-    pub(super) call: CallId,
+    pub(super) journey: Journey,
 }
 
 impl Request {
-    pub(super) fn has_left(&self) -> bool {
-        self.waiter.reply.is_closed()
+    /// How much work it is: the keys that it charges.
+    pub(super) fn charges(&self) -> usize {
+        let check = self.operation.check();
+        check.map_or(1, |it| it.all_charges().len())
     }
 }
 
-/// Operations that travel together, those of identical checks as one; and who waits for them.
+/// Operations that travel together, in the order in which they came.
 pub(super) struct SharedCall {
-    operations: Vec<Operation>,
-    /// In the order in which they came, each with the place of the operation.
-    waiters: Vec<(usize, Waiter)>,
+    operations: Vec<(Operation, Waiters)>,
     pub(super) runtime: Handle,
 }
 
+/// Who waits for one operation: several for that of identical checks.
+type Waiters = SmallVec<[Waiter; 2]>;
+
 impl SharedCall {
-    /// Takes the first who wait, as many as go in a call; `None` if all have left.
-    pub(super) fn gather(waiting: &mut VecDeque<Request>) -> Option<Self> {
-        let first = iter::from_fn(|| waiting.pop_front()).find(|it| !it.has_left())?;
-        let mut charges = charges(&first.operation);
+    /// Takes the first who wait, as many as go in a call; `None` if there are none.
+    pub(super) fn gather(waiting: &mut Waiting<Request>, share: usize) -> Option<Self> {
+        let first = waiting.take_first()?;
+        let (mut charges, mut callers) = (first.charges(), 1);
         let mut call = Self {
-            operations: vec![first.operation],
-            waiters: vec![(0, first.waiter)],
+            operations: vec![(first.operation, smallvec![first.waiter])],
             runtime: first.runtime,
         };
-        while let Some(next) = waiting.front() {
-            if !next.has_left() {
-                let place = call.place_of(&next.operation);
-                if place == call.operations.len() {
-                    charges += self::charges(&next.operation);
-                }
-                let is_full = charges > MAX_CHARGES || call.waiters.len() >= MAX_CALLERS;
-                if is_full || next.runtime.id() != call.runtime.id() {
-                    break;
-                }
-                if let Some(next) = waiting.pop_front() {
-                    call.add(place, next);
-                }
-            } else {
-                waiting.pop_front();
+        let most_charges = share.clamp(FEW_CHARGES, MAX_CHARGES);
+        while let Some(next) = waiting.first() {
+            let identical = call.identical(&next.operation);
+            charges += identical.map_or(next.charges(), |_| 0);
+            callers += 1;
+            let is_full = charges > most_charges || callers > MAX_CALLERS;
+            if is_full || next.runtime.id() != call.runtime.id() {
+                break;
             }
+            call.add(identical, waiting.take_first()?);
         }
         Some(call)
     }
 
-    /// Where an operation stands, or would stand. A check joins an identical one only where nothing between them may
-    /// change what is decided, so that all is as if each had been done by itself, in this order.
-    fn place_of(&self, operation: &Operation) -> usize {
-        let end = self.operations.len();
+    /// The place of an identical check that this operation can join: one where nothing behind it may change what is
+    /// decided, so that all is as if each had been done by itself, in this order.
+    fn identical(&self, operation: &Operation) -> Option<usize> {
         let Operation::Check(check) = operation else {
-            return end;
+            return None;
         };
-        for (place, other) in self.operations.iter().enumerate().rev() {
+        let others = self.operations.iter().enumerate().rev().take(COMPARED);
+        for (place, (other, _)) in others {
             match other {
-                Operation::Check(other) if other.is_identical(check) => return place,
+                Operation::Check(other) if other.is_identical(check) => return Some(place),
                 Operation::Check(other) if !other.shares_counts(check) => {}
-                _ => break,
+                _ => return None,
             }
         }
-        end
+        None
     }
 
-    fn add(&mut self, place: usize, request: Request) {
-        if place == self.operations.len() {
-            self.operations.push(request.operation);
+    fn add(&mut self, identical: Option<usize>, request: Request) {
+        let Request {
+            operation, waiter, ..
+        } = request;
+        match identical {
+            Some(place) => self.operations[place].1.push(waiter),
+            None => self.operations.push((operation, smallvec![waiter])),
         }
-        self.waiters.push((place, request.waiter));
     }
 
     /// Sends the operations of those who have not left, and waits for the reply, as long as one of them waits for it.
-    pub(super) async fn send<F>(mut self, execute: impl FnOnce(Vec<Operation>) -> F) -> Returned
+    pub(super) async fn send<F>(self, execute: impl FnOnce(Vec<Operation>) -> F) -> Returned
     where
         F: Future<Output = Result<Vec<Result<Reply, StoreError>>, StoreError>>,
     {
-        let operations = self.fold();
+        let (operations, mut waiters) = self.fold();
         if operations.is_empty() {
-            return Returned::nobody();
+            return Returned::default();
         }
-        let id = CallId::next();
-        for (_, waiter) in &self.waiters {
-            waiter.call.set(id);
+        let sent = SentCall::now();
+        for waiter in waiters.iter().flatten() {
+            waiter.journey.begin(&sent);
         }
         let mut reply = pin!(execute(operations));
-        let mut gone = 0;
         let replies = poll_fn(|cx| {
             if let Poll::Ready(replies) = reply.as_mut().poll(cx) {
                 return Poll::Ready(Some(replies));
             }
             // Whoever is the first that still waits wakes this task by leaving.
-            while let Some((_, waiter)) = self.waiters.get_mut(gone) {
-                if waiter.reply.poll_closed(cx).is_pending() {
-                    return Poll::Pending;
-                }
-                gone += 1;
+            let mut all = waiters.iter_mut().flatten();
+            match all.any(|it| it.reply.poll_closed(cx).is_pending()) {
+                true => Poll::Pending,
+                false => Poll::Ready(None),
             }
-            Poll::Ready(None)
         });
         match replies.await {
-            None => Returned::nobody(),
-            Some(replies) => Returned {
-                replies: replies.map_err(|error| error.in_call(Some(id))),
-                waiters: self.waiters,
-            },
-        }
-    }
-
-    /// The operations, without those of callers who have left.
-    fn fold(&mut self) -> Vec<Operation> {
-        self.waiters.retain(|(_, waiter)| !waiter.reply.is_closed());
-        let mut counts = vec![0_u16; self.operations.len()];
-        for (place, _) in &self.waiters {
-            counts[*place] += 1;
-        }
-        let mut places = Vec::new();
-        let mut operations = Vec::with_capacity(self.operations.len());
-        for (operation, count) in mem::take(&mut self.operations).into_iter().zip(counts) {
-            places.push(operations.len());
-            match operation {
-                _ if count == 0 => {}
-                Operation::Check(check) if count > 1 => {
-                    operations.push(Operation::Fill { check, count });
-                }
-                operation => operations.push(operation),
+            None => Returned::default(),
+            Some(Ok(replies)) => Returned { replies, waiters },
+            Some(Err(error)) => {
+                let error = error.blaming(Some(Blame::Call(sent)));
+                let replies = iter::repeat_n(Err(error), waiters.len()).collect();
+                Returned { replies, waiters }
             }
         }
-        for (place, _) in &mut self.waiters {
-            *place = places[*place];
-        }
-        operations
+    }
+
+    /// The operations and those who wait for each, without callers who have left.
+    fn fold(self) -> (Vec<Operation>, Vec<Waiters>) {
+        let operations = self.operations.into_iter();
+        let wanted = operations.filter_map(|(operation, mut waiters)| {
+            waiters.retain(|it| !it.reply.is_closed());
+            let count = u16::try_from(waiters.len()).ok().filter(|it| *it > 0)?;
+            Some(match operation {
+                Operation::Check(check) if count > 1 => (Operation::Fill { check, count }, waiters),
+                other => (other, waiters),
+            })
+        });
+        wanted.unzip()
     }
 }
 
-/// How much work an operation is: the keys that it charges.
-fn charges(operation: &Operation) -> usize {
-    let check = operation.check();
-    check.map_or(1, |it| it.all_charges().len())
-}
-
-/// What came of a call, for those who waited for it.
+/// What came of each operation of a call, and who waited for it.
+#[derive(Default)]
 pub(super) struct Returned {
-    replies: Result<Vec<Result<Reply, StoreError>>, StoreError>,
-    waiters: Vec<(usize, Waiter)>,
+    replies: Vec<Result<Reply, StoreError>>,
+    waiters: Vec<Waiters>,
 }
 
 impl Returned {
-    fn nobody() -> Self {
-        Self {
-            replies: Ok(Vec::new()),
-            waiters: Vec::new(),
-        }
-    }
-
-    /// Answers each its own. An error of the call is everybody's.
+    /// Answers each its own.
     pub(super) fn answer(self) {
-        match self.replies {
-            Err(error) => {
-                for (_, waiter) in self.waiters {
-                    let _ = waiter.reply.send(Err(error.clone()));
+        for (reply, waiters) in self.replies.into_iter().zip(self.waiters) {
+            match reply {
+                Ok(Reply::Fill(decisions)) => {
+                    let decisions = decisions.into_iter().map(|it| Ok(Reply::Check(it)));
+                    answer(waiters, decisions);
                 }
-            }
-            Ok(replies) => {
-                let mut replies: Vec<_> = replies.into_iter().map(Answers::of).collect();
-                for (place, waiter) in self.waiters {
-                    let reply = replies.get_mut(place).and_then(Answers::next);
-                    let _ = waiter.reply.send(reply.unwrap_or(Err(TOO_FEW)));
-                }
+                Ok(reply) => answer(waiters, [Ok(reply)]),
+                Err(error) => answer(waiters, iter::repeat(Err(error))),
             }
         }
     }
 }
 
-/// The answers to those who asked for one operation.
-enum Answers {
-    One(Option<Reply>),
-    Fill(vec::IntoIter<Decision>),
-    Failed(StoreError),
-}
-
-impl Answers {
-    fn of(reply: Result<Reply, StoreError>) -> Self {
-        match reply {
-            Ok(Reply::Fill(decisions)) => Self::Fill(decisions.into_iter()),
-            Ok(reply) => Self::One(Some(reply)),
-            Err(error) => Self::Failed(error),
-        }
-    }
-
-    fn next(&mut self) -> Option<Result<Reply, StoreError>> {
-        match self {
-            Self::One(reply) => reply.take().map(Ok),
-            Self::Fill(decisions) => decisions.next().map(|it| Ok(Reply::Check(it))),
-            Self::Failed(error) => Some(Err(error.clone())),
-        }
+fn answer(waiters: Waiters, replies: impl IntoIterator<Item = Result<Reply, StoreError>>) {
+    for (waiter, reply) in waiters.into_iter().zip(replies) {
+        let _ = waiter.reply.send(reply);
     }
 }
-
-const TOO_FEW: StoreError =
-    StoreError::protocol("the store has answered fewer operations than it was asked for");

@@ -13,21 +13,22 @@ use super::sync::{Mutex, MutexGuard};
 ///
 /// A call may never end: its runtime may be parked. So when none was begun and none has ended for a while, all in
 /// flight are given up and their number is counted anew. Each call is of an *epoch*, and ends nothing in a later one.
+///
+/// Where a call begins, `gather` takes its callers from those who wait. It is given a call's *share*: the charges that
+/// wait, divided by `most`. So calls grow with the backlog and still overlap, however long a round trip takes.
 pub(super) struct Line<T> {
     most: usize,
     state: Mutex<State<T>>,
 }
 
 struct State<T> {
-    waiting: VecDeque<T>,
+    waiting: Waiting<T>,
     /// How often the calls in flight were given up.
     epoch: u64,
     /// Calls of this epoch.
     in_flight: usize,
     /// Calls of this epoch that have ended, and whose places are to be given to the next.
     ended: usize,
-    /// At least how many of those who wait have left.
-    left: usize,
     /// When a call was last begun or ended.
     moved: Instant,
 }
@@ -35,11 +36,10 @@ struct State<T> {
 impl<T> Line<T> {
     pub(super) fn new(most: usize, now: Instant) -> Self {
         let state = State {
-            waiting: VecDeque::new(),
+            waiting: Waiting::new(),
             epoch: 0,
             in_flight: 0,
             ended: 0,
-            left: 0,
             moved: now,
         };
         Self {
@@ -48,29 +48,32 @@ impl<T> Line<T> {
         }
     }
 
-    /// Lets one more wait; answers whose call is to be begun now, as `gather` takes them from those who wait, and the
-    /// call's epoch. Calls in flight are given up when nothing has moved for `patience`.
+    /// Lets one more wait, with so many charges. Answers a ticket to [leave](Self::leave) with, and the call that is to
+    /// be begun now, if any, with its epoch. Calls in flight are given up when nothing has moved for `patience`.
     pub(super) fn enter<C>(
         &self,
         one: T,
+        charges: usize,
         now: Instant,
         patience: Duration,
-        gather: impl FnOnce(&mut VecDeque<T>) -> Option<C>,
-    ) -> Option<(C, u64)> {
+        gather: impl FnOnce(&mut Waiting<T>, usize) -> Option<C>,
+    ) -> (u64, Option<(C, u64)>) {
         let mut state = self.lock();
-        state.waiting.push_back(one);
+        let ticket = state.waiting.push(one, charges);
         if state.in_flight >= self.most {
             if now.saturating_duration_since(state.moved) < patience {
-                return None;
+                return (ticket, None);
             }
             state.epoch += 1;
             state.in_flight = 0;
             state.ended = 0;
         }
-        let call = gather(&mut state.waiting)?;
-        state.in_flight += 1;
-        state.moved = now;
-        Some((call, state.epoch))
+        let call = self.next_call(&mut state, gather);
+        if call.is_some() {
+            state.in_flight += 1;
+            state.moved = now;
+        }
+        (ticket, call.map(|call| (call, state.epoch)))
     }
 
     /// Notes that a call of this epoch has ended, and begins the next, if anybody waits.
@@ -81,7 +84,7 @@ impl<T> Line<T> {
         &self,
         epoch: u64,
         now: Instant,
-        gather: impl Fn(&mut VecDeque<T>) -> Option<C>,
+        gather: impl Fn(&mut Waiting<T>, usize) -> Option<C>,
         begin: impl Fn(C),
     ) {
         let mut state = self.lock();
@@ -95,7 +98,7 @@ impl<T> Line<T> {
         }
         // While a call is begun the lock is free, and the epoch may end.
         while state.epoch == epoch && state.ended > 0 {
-            match gather(&mut state.waiting) {
+            match self.next_call(&mut state, &gather) {
                 Some(call) => {
                     drop(state);
                     begin(call);
@@ -109,17 +112,67 @@ impl<T> Line<T> {
         }
     }
 
-    /// Notes that one who waited has left, and forgets those who have as soon as they may be the half of all.
-    pub(super) fn leave(&self, has_left: impl Fn(&T) -> bool) {
-        let mut state = self.lock();
-        state.left += 1;
-        if 2 * state.left > state.waiting.len() {
-            state.waiting.retain(|one| !has_left(one));
-            state.left = 0;
-        }
+    fn next_call<C>(
+        &self,
+        state: &mut State<T>,
+        gather: impl FnOnce(&mut Waiting<T>, usize) -> Option<C>,
+    ) -> Option<C> {
+        let share = state.waiting.charges.div_ceil(self.most);
+        gather(&mut state.waiting, share)
+    }
+
+    /// Forgets who has this ticket, if a call has not taken it.
+    pub(super) fn leave(&self, ticket: u64) {
+        // Dropped when the lock is free.
+        let _left = self.lock().waiting.remove(ticket);
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Those who wait, in the order in which they came, and how many charges that is.
+pub(super) struct Waiting<T> {
+    /// Each with its charges; `None` in the place of one who has left. The first has not.
+    places: VecDeque<Option<(T, usize)>>,
+    /// The ticket of the first.
+    first_ticket: u64,
+    charges: usize,
+}
+
+impl<T> Waiting<T> {
+    const fn new() -> Self {
+        Self {
+            places: VecDeque::new(),
+            first_ticket: 0,
+            charges: 0,
+        }
+    }
+
+    fn push(&mut self, one: T, charges: usize) -> u64 {
+        self.places.push_back(Some((one, charges)));
+        self.charges += charges;
+        self.first_ticket + (self.places.len() as u64 - 1)
+    }
+
+    pub(super) fn first(&self) -> Option<&T> {
+        let (first, _) = self.places.front()?.as_ref()?;
+        Some(first)
+    }
+
+    pub(super) fn take_first(&mut self) -> Option<T> {
+        self.remove(self.first_ticket)
+    }
+
+    fn remove(&mut self, ticket: u64) -> Option<T> {
+        let place = usize::try_from(ticket.checked_sub(self.first_ticket)?).ok()?;
+        let (one, charges) = self.places.get_mut(place)?.take()?;
+        self.charges -= charges;
+        while let Some(None) = self.places.front() {
+            self.places.pop_front();
+            self.first_ticket += 1;
+        }
+        Some(one)
     }
 }

@@ -18,7 +18,7 @@ mod sync {
     pub(super) use std::sync::*;
 }
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     error::StoreError,
-    store::{CallId, Operation, Reply, StoreFuture},
+    store::{Journey, Operation, Reply, StoreFuture},
 };
 use call::{Request, SharedCall, Waiter};
 use line::Line;
@@ -63,48 +63,49 @@ impl SharedCalls {
         operation: Operation,
         read: fn(Reply) -> Option<T>,
     ) -> StoreFuture<T> {
-        let (this, call) = (Arc::clone(self), CallId::unsent());
-        let waiter_call = call.clone();
+        let (this, journey) = (Arc::clone(self), Journey::default());
+        let of_waiter = journey.clone();
         let answer = StoreFuture::pending(async move {
             let reply = match Handle::try_current() {
-                Ok(runtime) => this.wait(operation, waiter_call, runtime).await?,
+                Ok(runtime) => this.wait(operation, of_waiter, runtime).await?,
                 // Outside of any runtime there is nobody to share with.
                 Err(_) => Box::pin(this.executor.execute_alone(operation)).await?,
             };
             read(reply).ok_or(ANOTHER_REPLY)
         });
-        answer.in_call(call)
+        answer.travelling(journey)
     }
 
     async fn wait(
         self: Arc<Self>,
         operation: Operation,
-        call: CallId,
+        journey: Journey,
         runtime: Handle,
     ) -> Result<Reply, StoreError> {
         let (reply, answer) = oneshot::channel();
-        let waiter = Waiter { reply, call };
-        let call = waiter.call.clone();
-        let mut caller = Caller {
-            calls: &self,
-            answer,
-            call,
-        };
         let request = Request {
             operation,
-            waiter,
+            waiter: Waiter {
+                reply,
+                journey: journey.clone(),
+            },
             runtime,
         };
+        let (charges, now) = (request.charges(), Instant::now());
         let patience = self.executor.patience();
-        let now = Instant::now();
-        let begun = self.line.enter(request, now, patience, SharedCall::gather);
+        let (ticket, begun) = self
+            .line
+            .enter(request, charges, now, patience, SharedCall::gather);
+        let caller = Caller {
+            calls: &self,
+            ticket,
+            journey,
+        };
         if let Some((call, epoch)) = begun {
             self.begin(call, epoch);
         }
-        match (&mut caller.answer).await {
-            Ok(reply) => reply,
-            Err(_) => Err(SHUT_DOWN.in_call(Some(caller.call.get()))),
-        }
+        let shut_down = |_| Err(SHUT_DOWN.blaming(Some(caller.journey.blame(Duration::ZERO))));
+        answer.await.unwrap_or_else(shut_down)
     }
 
     fn begin(self: &Arc<Self>, call: SharedCall, epoch: u64) {
@@ -143,15 +144,14 @@ impl Drop for Place {
 /// Somebody who waits.
 struct Caller<'a> {
     calls: &'a SharedCalls,
-    answer: oneshot::Receiver<Result<Reply, StoreError>>,
-    call: CallId,
+    ticket: u64,
+    journey: Journey,
 }
 
 impl Drop for Caller<'_> {
     fn drop(&mut self) {
-        self.answer.close();
-        if !self.call.is_sent() {
-            self.calls.line.leave(Request::has_left);
+        if !self.journey.has_begun() {
+            self.calls.line.leave(self.ticket);
         }
     }
 }

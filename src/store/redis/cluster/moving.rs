@@ -60,7 +60,7 @@ impl RedisStore {
         if let Some(blocked) = self.blocked_by_key(&check).await? {
             return Ok(Decision::Blocked(blocked));
         }
-        let check = check.without_blocks();
+        let check = check.enforce_blocks(false);
         if let Some(shadows) = check.shadow_check() {
             let counting = check.without_shadows();
             return self.check_then_shadows(counting, shadows).await;
@@ -81,7 +81,7 @@ impl RedisStore {
         if let Some(blocked) = self.blocked_by_key(&check).await? {
             return Ok(vec![Decision::Blocked(blocked); count.into()]);
         }
-        let check = check.without_blocks();
+        let check = check.enforce_blocks(false);
         let fill = Operation::Fill { check, count };
         match self.executor().execute_alone(fill).await? {
             Reply::Fill(decisions) => Ok(decisions),
@@ -113,7 +113,7 @@ impl RedisStore {
     /// The latest block of the keys of a check.
     async fn blocked_by_key(&self, check: &Check) -> Result<Option<Blocked>, StoreError> {
         let mut latest: Option<Blocked> = None;
-        let charges = check.charges().iter().filter(|_| check.heeds_blocks());
+        let charges = check.charges().iter().filter(|_| check.enforces_blocks());
         for charge in charges {
             let Some(blocked) = self.blocked(charge).await? else {
                 continue;

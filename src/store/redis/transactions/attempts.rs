@@ -26,7 +26,7 @@ use crate::test_util::TestClock;
 use crate::{
     error::{StoreError, StoreErrorKind},
     store::{
-        CallId, Operation, Reply,
+        Blame, Journey, Operation, Reply, SentCall,
         redis::{error::SHUT_DOWN, names::Names},
     },
 };
@@ -61,7 +61,7 @@ pub(super) struct Settings {
 struct Job {
     operations: Vec<Operation>,
     reply: oneshot::Sender<Result<Replies, StoreError>>,
-    call: CallId,
+    journey: Journey,
     /// Where the caller waits: an attempt is made there.
     runtime: Handle,
 }
@@ -93,7 +93,7 @@ impl Attempts {
     pub(super) async fn execute(
         self: Arc<Self>,
         operations: Vec<Operation>,
-        call: CallId,
+        journey: Journey,
     ) -> Result<Replies, StoreError> {
         let runtime = Handle::try_current().map_err(|_| NO_RUNTIME)?;
         let (reply, mut answer) = oneshot::channel();
@@ -103,7 +103,7 @@ impl Attempts {
         let job = Job {
             operations,
             reply,
-            call: call.clone(),
+            journey: journey.clone(),
             runtime,
         };
         if let Some(group) = self.queue.enter(keys.clone(), kind, job) {
@@ -114,7 +114,8 @@ impl Attempts {
                 self.begin(group);
             }
             if let Ok(answer) = timeout(TIMEOUT, &mut answer).await {
-                return answer.unwrap_or_else(|_| Err(SHUT_DOWN.in_call(Some(call.get()))));
+                let blame = || Some(journey.blame(Duration::ZERO));
+                return answer.unwrap_or_else(|_| Err(SHUT_DOWN.blaming(blame())));
             }
         }
     }
@@ -130,9 +131,9 @@ impl Attempts {
         runtime.spawn(async move {
             let settings = &place.attempts.settings.clone();
             let end = Settings::end();
-            let id = CallId::next();
+            let sent = SentCall::now();
             for job in &group.jobs {
-                job.call.set(id);
+                job.journey.begin(&sent);
             }
             let held = Held::check_out(&settings.pool, end).await;
             let (held, replies) = match held {
@@ -146,7 +147,8 @@ impl Attempts {
             };
             // First, so that the next is under way while those of this one are answered.
             drop(place);
-            answer(group.jobs, replies.map_err(|error| error.in_call(Some(id))));
+            let blame = Some(Blame::Call(sent));
+            answer(group.jobs, replies.map_err(|error| error.blaming(blame)));
             if let Some(held) = held.filter(Held::is_lost) {
                 renew(held, attempts).await;
             }

@@ -16,7 +16,7 @@ use crate::{
     key::Key,
     policy::Policy,
     rule::Rule,
-    store::{CallFuture, CallId, Check, Operation, Reply, Settlement, Store, StoreFuture},
+    store::{CallFuture, Check, Journey, Operation, Reply, Settlement, Store, StoreFuture},
 };
 use attempts::{Attempts, Settings};
 
@@ -97,8 +97,9 @@ impl TransactionStore {
     }
 
     fn execute(&self, operations: Vec<Operation>) -> CallFuture {
-        let (attempts, call) = (Arc::clone(&self.attempts), CallId::unsent());
-        StoreFuture::pending(attempts.execute(operations, call.clone())).in_call(call)
+        let (attempts, journey) = (Arc::clone(&self.attempts), Journey::default());
+        let replies = attempts.execute(operations, journey.clone());
+        StoreFuture::pending(replies).travelling(journey)
     }
 }
 
