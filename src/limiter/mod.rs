@@ -15,6 +15,7 @@ mod wait_queue;
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
+pub use crate::actual_cost::ActualCost;
 use crate::{
     block::{Block, BlockedBy, BlockedIdentity, Until},
     charge::Charge,

@@ -336,7 +336,7 @@ impl<R> RateLimitLayer<R> {
     /// way may be denied.
     ///
     /// A response waits for its settlement, within the timeout, and its headers tell what is left afterwards; where
-    /// nothing differs, the store is not called. What [shadows](Policy::shadow) charged is settled in the same call. If
+    /// nothing differs, the store is not called. What [shadows](Policy::shadow) charged is settled at the same time. If
     /// the settlement fails, or takes too long, the response goes out as it is and **the charge stays**. If the client
     /// goes away meanwhile, the settlement is carried on in the background.
     ///

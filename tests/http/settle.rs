@@ -242,7 +242,7 @@ async fn a_handler_may_settle_by_itself() {
         .settle(|_, _| 9);
     let handler = async move |Extension(decisions): Extension<Decisions>| {
         let decision = decisions.by_policy("all").unwrap();
-        limiter.settle(decision.usage(), [2]).await.unwrap();
+        limiter.settle(decision.usage(), |_| 2).await.unwrap();
     };
     let app = Router::new().route("/", get(handler)).layer(limits);
     let site = Site::start(app).await;
@@ -417,7 +417,7 @@ async fn what_a_handler_has_settled_is_left_and_what_its_shadows_charged_is_sett
         async move {
             let decisions: &Decisions = request.extensions().get().unwrap();
             let usage = decisions.by_policy("now").unwrap().usage();
-            limiter.settle(usage, [2]).await.unwrap();
+            limiter.settle(usage, |_| 2).await.unwrap();
             Ok::<_, Infallible>(Response::new(String::new()))
         }
     }));

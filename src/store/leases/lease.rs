@@ -81,7 +81,7 @@ impl Lease {
         if left == 0 {
             return None;
         }
-        Settlement::new(&self.usage, [self.units - left]).ok()
+        Settlement::new(&self.usage, |_| self.units - left).ok()
     }
 
     /// The clock is to be read after the lease was found.
