@@ -53,7 +53,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // A batch is charged in advance, and settled with what it turned out to cost.
     let batch = Charge::new(&mails, customer, 3);
     if let Decision::Allowed(usage) = limiter.check([batch]).await? {
-        let usage = limiter.settle(&usage, [1]).await?;
+        let usage = limiter.settle(&usage, |_| 1).await?;
         println!("a batch of three that sent one: {} left", left(&usage));
     }
     Ok(())

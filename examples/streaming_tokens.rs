@@ -62,8 +62,11 @@ async fn stream(
         // There is none where the store could not decide, and the request has passed.
         let decision = decisions.as_ref().and_then(|it| it.by_policy("tokens"));
         if let Some(decision) = decision {
-            // In the order of the layer's limits. Where this fails, the 100 stay.
-            let _ = limiter.settle(decision.usage(), [1, sent]).await;
+            // Other policies keep what they were charged. Where this fails, the 100 stay.
+            let cost = ActualCost::of("tokens", sent);
+            let _ = limiter
+                .settle(decision.usage(), |charge| cost.under(charge))
+                .await;
         }
     });
     Body::from_stream(stream::unfold(receiver, async |mut receiver| {

@@ -176,6 +176,7 @@ struct Details {
     source: Option<Arc<dyn Error + Send + Sync>>,
     /// `None` for a call of one caller alone.
     blame: Option<Blame>,
+    unsent: bool,
 }
 
 /// The longest code of an error reply that is kept.
@@ -249,6 +250,30 @@ impl StoreError {
     #[must_use]
     pub fn with_source(mut self, source: impl Error + Send + Sync + 'static) -> Self {
         self.details.get_or_insert_default().source = Some(Arc::new(source));
+        self
+    }
+
+    /// Marks an error of an operation that was certainly not sent, as when a connection was refused. For stores.
+    #[must_use]
+    pub fn unsent(mut self) -> Self {
+        self.details.get_or_insert_default().unsent = true;
+        self
+    }
+
+    /// Whether the operation was certainly not sent, so that it cannot have been done and can be tried again: the
+    /// breaker was open, or no connection was made.
+    #[must_use]
+    pub fn is_unsent(&self) -> bool {
+        let marked = self.details.as_ref().is_some_and(|details| details.unsent);
+        marked || self.kind == StoreErrorKind::CircuitOpen
+    }
+
+    /// The same error, of several operations of which some may have been sent.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn maybe_sent(mut self) -> Self {
+        if let Some(details) = &mut self.details {
+            details.unsent = false;
+        }
         self
     }
 

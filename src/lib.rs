@@ -135,6 +135,7 @@
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod actual_cost;
 pub mod block;
 pub mod buckets {
     //! Buckets: rules of a burst and a refill. Which rule says what.

@@ -204,6 +204,13 @@ impl PoliciesRead {
     }
 }
 
+impl PolicyHandle {
+    /// Whether a reload changes both at the same time.
+    pub(crate) fn is_of_same_set(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.all.current, &other.all.current)
+    }
+}
+
 impl fmt::Debug for PolicyHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.load().fmt(f)

@@ -304,6 +304,13 @@ pub enum PolicyError {
         /// The two policies.
         policies: [Policy; 2],
     },
+    /// Two limits of one layer have a policy of this name, and a reload could change one of them alone, so that they
+    /// would differ and share their counts. Take both from one
+    /// [`ReloadablePolicies`](crate::policies::ReloadablePolicies), or give them two names.
+    ReloadConflict {
+        /// The name of both.
+        policy: String,
+    },
     /// A set has no policy of this name, though one is needed.
     Missing {
         /// The policy's name.
@@ -328,6 +335,11 @@ impl fmt::Display for PolicyError {
             } => write!(
                 f,
                 "two policies of one layer have the same name and differ: {first:?}, {second:?}"
+            ),
+            Self::ReloadConflict { policy } => write!(
+                f,
+                "two limits of one layer have a policy of the same name, `{policy}`, and a reload could change one of \
+                 them alone: take both from one `ReloadablePolicies`"
             ),
             Self::Missing { policy } => write!(f, "policy `{policy}` is missing"),
             Self::SameWindow {

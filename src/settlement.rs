@@ -1,11 +1,6 @@
 //! [`Settlement`]: the final costs of an admitted check.
 
-use crate::{
-    check::{Check, MAX_CHARGES},
-    decision::Usage,
-    error::StoreError,
-    rule::MAX_UNITS,
-};
+use crate::{charge::Charge, check::Check, decision::Usage, error::StoreError, rule::MAX_UNITS};
 
 /// The final cost of each charge of an admitted check.
 #[derive(Clone, Debug)]
@@ -15,33 +10,49 @@ pub struct Settlement {
 }
 
 impl Settlement {
-    /// Creates the settlement of the check that `usage` came from: one final cost for each of its charges, in the order
-    /// of [`Usage::policies`]. A cost above 2^53 − 1 counts as 2^53 − 1.
+    /// Creates the settlement of the check that `usage` came from: `cost` is called with each of its charges, and
+    /// answers what it finally costs. A cost above 2^53 − 1 counts as 2^53 − 1.
+    ///
+    /// Charges of one policy and key were added up, and are one charge here.
     ///
     /// # Errors
     ///
-    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the number of costs is wrong, or when the
-    /// check was denied or has been settled: a second settlement would count its difference twice.
-    pub fn new(usage: &Usage, costs: impl IntoIterator<Item = u64>) -> Result<Self, StoreError> {
-        let costs: Box<[u64]> = costs
-            .into_iter()
-            .take(MAX_CHARGES + 1)
-            .map(|cost| cost.min(MAX_UNITS))
-            .collect();
-        if costs.len() != usage.check().charges().len() {
-            return Err(StoreError::invalid_request(
-                "a settlement must name one cost for each charge of its check",
-            ));
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or has been settled:
+    /// a second settlement would count its difference twice.
+    pub fn new(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Result<Self, StoreError> {
+        let charges = usage.check().charges().iter();
+        Self::of(usage, charges.map(cost).collect())
+    }
+
+    /// `None` when no charge has another cost than it had, or when the check cannot be settled.
+    pub(crate) fn of_change(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Option<Self> {
+        let charges = usage.check().charges();
+        let costs: Box<[u64]> = charges.iter().map(cost).collect();
+        let mut both = charges.iter().zip(&costs);
+        if both.all(|(charge, cost)| charge.cost() == *cost) {
+            return None;
         }
+        Self::of(usage, costs).ok()
+    }
+
+    fn of(usage: &Usage, mut costs: Box<[u64]>) -> Result<Self, StoreError> {
         if !usage.take_settlement() {
             return Err(StoreError::invalid_request(
                 "a check can be settled once, and only if it was admitted",
             ));
         }
+        for cost in &mut costs {
+            *cost = (*cost).min(MAX_UNITS);
+        }
         Ok(Self {
             usage: usage.clone(),
             costs,
         })
+    }
+
+    /// Lets the check be settled again: this settlement was not sent.
+    pub(crate) fn give_up(&self) {
+        self.usage.return_settlement();
     }
 
     /// What was charged, and into which steps.

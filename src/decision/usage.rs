@@ -301,6 +301,11 @@ impl Usage {
     pub(crate) fn take_settlement(&self) -> bool {
         self.inner.may_settle.swap(false, Ordering::Relaxed)
     }
+
+    /// Gives back the right to settle to the one who took it: nothing was sent.
+    pub(crate) fn return_settlement(&self) {
+        self.inner.may_settle.store(true, Ordering::Relaxed);
+    }
 }
 
 /// What is left under one policy for one key.

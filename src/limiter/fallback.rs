@@ -36,7 +36,9 @@ impl Limiter {
         }
         match self.failure_policy_for(check) {
             FailurePolicy::Local => match self.inner.local.check(check).known() {
-                Some(Ok(decision)) => Resolution::Decided(decision.local()),
+                Some(Ok(decision)) if !is_above_share(&decision, check) => {
+                    Resolution::Decided(decision.local())
+                }
                 _ => Resolution::Closed(error),
             },
             // Shadows deny nobody, whatever fails.
@@ -68,6 +70,15 @@ impl Limiter {
         let own = policy.and_then(Policy::failure_policy);
         own.unwrap_or(self.inner.failure_policy)
     }
+}
+
+/// Whether a cost is above this process's share of a limit, but not above the limit. The store will admit it when it is
+/// back, and a denial that says *never* would outlast the outage.
+fn is_above_share(decision: &Decision, check: &Check) -> bool {
+    let Decision::Denied(denial) = decision else {
+        return false;
+    };
+    denial.retry_after().is_none() && check.rules().all(|(rule, cost)| cost <= rule.limit())
 }
 
 fn outcome(kind: CallKind, resolution: &Resolution) -> RequestOutcome {

@@ -18,6 +18,7 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
+pub use crate::actual_cost::ActualCost;
 use crate::{
     block::{Block, BlockedBy, BlockedIdentity, Until},
     charge::Charge,

@@ -2,13 +2,13 @@
 
 use super::{Limiter, call::Answer};
 use crate::{
-    decision::Usage,
+    charge::Charge,
+    decision::{Decision, Usage},
     error::StoreError,
     eventual::Eventual,
     observe::{CallInfo, CallKind, RequestOutcome},
-    operation::{Operation, Reply},
     settlement::Settlement,
-    store::{CallFuture, Store, StoreFuture},
+    store::Store,
 };
 
 type Settled = Vec<Result<Usage, StoreError>>;
@@ -16,40 +16,91 @@ type Settled = Vec<Result<Usage, StoreError>>;
 impl Limiter {
     /// Gives each charge of an admitted check its final cost: what the work turned out to cost, or 0 to take it back.
     ///
+    /// `cost` is called with each charge, those of [shadows](Usage::shadow) among them, and answers its final cost:
+    /// [`Charge::cost`] to leave it as it is. An [`ActualCost`] does that by the names of policies:
+    /// `|charge| cost.under(charge)`. Charges of one policy and key were added up by the check, and are one here.
+    ///
     /// The difference is added to or taken from the step that was charged, if that still counts: even above the limit,
-    /// never below zero. A check that is not settled keeps its cost. `costs` are in the order of [`Usage::policies`].
-    /// What [shadows](Usage::shadow) charged is settled apart, by their own usage.
+    /// never below zero. A check that is not settled keeps its cost.
     ///
     /// # Errors
     ///
-    /// When the store could not answer within the timeout; the settlement may have been done, and cannot be tried
-    /// again. [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or has been
-    /// settled, or when the number of costs is wrong.
+    /// When the store could not answer within the timeout. If the error [is unsent](StoreError::is_unsent), as when the
+    /// breaker is open, you can settle the check again; otherwise the settlement may have been done, and cannot be
+    /// tried again. [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the check was denied or has
+    /// been settled. An error about shadows alone is none where other charges are settled: the observer is notified.
+    ///
+    /// [`ActualCost`]: crate::limiter::ActualCost
     pub async fn settle(
         &self,
         usage: &Usage,
-        costs: impl IntoIterator<Item = u64>,
+        cost: impl Fn(&Charge) -> u64,
     ) -> Result<Usage, StoreError> {
-        let settlement = Settlement::new(usage, costs)?;
-        let settled = self.settle_all(vec![settlement]).await.pop();
-        settled.unwrap_or_else(|| Err(no_settlement()))
+        let shadow = admitted_shadow(usage);
+        let parts = match shadow {
+            Some(shadow) if usage.check().charges().is_empty() => {
+                vec![Settlement::new(shadow, cost)?]
+            }
+            _ => {
+                let mut parts = vec![Settlement::new(usage, &cost)?];
+                parts.extend(shadow.and_then(|shadow| Settlement::of_change(shadow, &cost)));
+                parts
+            }
+        };
+        self.settle_parts(usage, parts).await
     }
 
-    /// Settles what one request was charged, in one call: what counts, and what shadows charged. Answers one by one.
-    ///
-    /// All of it was decided in one place, and is settled there.
-    pub(crate) async fn settle_all(&self, settlements: Vec<Settlement>) -> Settled {
-        let local = settlements.iter().any(|it| it.usage().is_local());
-        let Answer { result, timing } = self.call_to_settle(&settlements, local).await;
-        let results = result.unwrap_or_else(|error| vec![Err(error); settlements.len()]);
-        for (index, (settlement, result)) in settlements.iter().zip(&results).enumerate() {
+    /// What is to be settled where a cost has changed: the charges that count, and those of shadows, each once.
+    pub(crate) fn changed_parts(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Vec<Settlement> {
+        let both = [Some(usage), admitted_shadow(usage)];
+        let parts = both.into_iter().flatten();
+        parts
+            .filter_map(|part| Settlement::of_change(part, &cost))
+            .collect()
+    }
+
+    /// Settles these parts of one check at the same time; the usage afterwards, that of the shadows with it.
+    pub(crate) async fn settle_parts(
+        &self,
+        usage: &Usage,
+        parts: Vec<Settlement>,
+    ) -> Result<Usage, StoreError> {
+        let counts = parts.first().is_some_and(|it| it.usage().is_same(usage));
+        let mut settled = self.settle_all(parts).await.into_iter();
+        let (counting, shadow) = if counts {
+            let counting = settled.next().unwrap_or_else(|| Ok(usage.clone()))?;
+            (counting, settled.next().and_then(Result::ok))
+        } else {
+            (usage.clone(), settled.next().transpose()?)
+        };
+        let shadow = shadow.map(Decision::Allowed);
+        Ok(match shadow.or_else(|| usage.shadow().cloned()) {
+            Some(shadow) => counting.with_shadow(shadow),
+            None => counting,
+        })
+    }
+
+    /// All of it was decided in one place, and is settled there. Answers one by one.
+    async fn settle_all(&self, parts: Vec<Settlement>) -> Settled {
+        let Some(first) = parts.first() else {
+            return Vec::new();
+        };
+        let local = first.usage().is_local();
+        let Answer { result, timing } = self.call_to_settle(first, parts.get(1), local).await;
+        let results = result.unwrap_or_else(|error| vec![Err(error); parts.len()]);
+        for (index, (settlement, result)) in parts.iter().zip(&results).enumerate() {
             let call = info(settlement).shared(index > 0);
             match result {
                 Ok(_) => {
                     self.record_settled_contributors(settlement);
                     self.report_completion(call, local, timing);
                 }
-                Err(error) => self.report_error(call, error, RequestOutcome::Failed, timing),
+                Err(error) => {
+                    if error.is_unsent() {
+                        settlement.give_up();
+                    }
+                    self.report_error(call, error, RequestOutcome::Failed, timing);
+                }
             }
             // Also where it has failed: it may have been done.
             self.inner.queues.wake_settled(settlement);
@@ -57,15 +108,32 @@ impl Limiter {
         results
     }
 
-    fn call_to_settle(&self, settlements: &[Settlement], local: bool) -> Eventual<Answer<Settled>> {
-        let info = || info(&settlements[0]);
-        let operations = settlements.iter().cloned().map(Operation::Settle).collect();
-        let settle = |store: &dyn Store| usages(store.call(operations), local);
+    fn call_to_settle(
+        &self,
+        first: &Settlement,
+        second: Option<&Settlement>,
+        local: bool,
+    ) -> Eventual<Answer<Settled>> {
+        let settle = |store: &dyn Store| {
+            let settled = store.settle(first);
+            let settled = match second {
+                Some(second) => settled.both(store.settle(second)).then(one_failure),
+                None => settled.map(|usage| vec![Ok(usage)]),
+            };
+            settled.map(move |usages| usages.into_iter().map(|it| as_decided(it, local)).collect())
+        };
         if local {
-            self.call_local(info, settle)
+            self.call_local(|| info(first), settle)
         } else {
-            self.call(info, settle)
+            self.call(|| info(first), settle)
         }
+    }
+}
+
+fn admitted_shadow(usage: &Usage) -> Option<&Usage> {
+    match usage.shadow() {
+        Some(Decision::Allowed(shadow)) => Some(shadow),
+        _ => None,
     }
 }
 
@@ -73,24 +141,18 @@ fn info(settlement: &Settlement) -> CallInfo<'_> {
     CallInfo::new(CallKind::Settle, settlement.check())
 }
 
-/// The usage after each settlement; an error where none was done, which is how the breaker sees that the call has
-/// failed.
-fn usages(call: CallFuture, local: bool) -> StoreFuture<Settled> {
-    StoreFuture::pending(async move {
-        let replies = call.await?.into_iter();
-        let usages = replies.map(|reply| match reply? {
-            Reply::Settle(usage) if local => Ok(usage.local()),
-            Reply::Settle(usage) => Ok(usage),
-            _ => Err(no_settlement()),
-        });
-        let usages: Settled = usages.collect();
-        match &usages[..] {
-            [Err(first), rest @ ..] if rest.iter().all(Result::is_err) => Err(first.clone()),
-            _ => Ok(usages),
-        }
-    })
+fn as_decided(usage: Result<Usage, StoreError>, local: bool) -> Result<Usage, StoreError> {
+    usage.map(|it| if local { it.local() } else { it })
 }
 
-const fn no_settlement() -> StoreError {
-    StoreError::protocol("the store answered a settlement with something else")
+/// An error where neither was done, which is how the breaker sees one failure. Of two, the one that may have been sent:
+/// what may have been done is not tried again.
+fn one_failure(
+    both: Result<[Result<Usage, StoreError>; 2], StoreError>,
+) -> Result<Settled, StoreError> {
+    match both? {
+        [Err(first), Err(second)] if first.is_unsent() => Err(second),
+        [Err(first), Err(_)] => Err(first),
+        both => Ok(both.into()),
+    }
 }

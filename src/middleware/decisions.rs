@@ -31,7 +31,7 @@ use crate::decision::{Decision, Usage};
 ///         return "not limited: the store is down";
 ///     };
 ///     if let Some(decision) = decisions.by_policy("tokens") {
-///         let _ = settling.settle(decision.usage(), [1_300]).await;
+///         let _ = settling.settle(decision.usage(), |_| 1_300).await;
 ///     }
 ///     "hello"
 /// };

@@ -16,7 +16,6 @@ use crate::{
     key::Key,
     limiter::Limiter,
     observe::Observer,
-    policy::Policy,
 };
 
 /// Layer that applies the [`RateLimit`] middleware, which limits how often a client may call a service.
@@ -42,13 +41,13 @@ impl RateLimitLayer {
 impl<R> RateLimitLayer<R> {
     /// Adds a limit: the keys that `extractor` finds are charged under `policy`.
     ///
-    /// A [`PolicySelector`] is a [`Policy`], or says which policy it is for each request. A closure as either of them
+    /// A [`PolicySelector`] is a [`Policy`](crate::Policy), or says which policy it is for each request. A closure as either of them
     /// needs the type of its argument, `|head: &http::request::Parts| …`, or [`from_fn`](crate::extract::from_fn).
     ///
     /// # Panics
     ///
     /// When another limit of this layer has a policy of the same name that differs (rules, ban, failure policy or
-    /// shadow): they would share counts. For policies that are not known before the service runs, use
+    /// shadow), or that could differ after a [reload](crate::policies::ReloadablePolicies): they would share counts. For policies that are not known before the service runs, use
     /// [`try_limit`](Self::try_limit).
     #[must_use]
     #[track_caller]
@@ -70,7 +69,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// [`PolicyError::Conflict`], where `limit` panics.
+    /// [`PolicyError::Conflict`] or [`PolicyError::ReloadConflict`], where `limit` panics.
     pub fn try_limit(
         self,
         policy: impl Into<PolicySelector>,
@@ -248,15 +247,8 @@ impl<R> RateLimitLayer<R> {
 
     /// The selector, unless one of its policies has the name of another one and differs.
     fn without_twin(&self, selector: PolicySelector) -> Result<PolicySelector, PolicyError> {
-        let selectors = self.shared.plan.selectors();
-        let others: Vec<Policy> = selectors.flat_map(PolicySelector::known).collect();
-        for policy in selector.known() {
-            let mut twins = others.iter().filter(|it| it.name() == policy.name());
-            if let Some(twin) = twins.find(|it| **it != policy) {
-                let policies = [twin.clone(), policy];
-                return Err(PolicyError::Conflict { policies });
-            }
-        }
+        let mut others = self.shared.plan.selectors();
+        others.try_for_each(|other| other.agrees_with(&selector))?;
         Ok(selector)
     }
 
@@ -389,7 +381,7 @@ impl<R> RateLimitLayer<R> {
     /// way may be denied.
     ///
     /// A response waits for its settlement, within the timeout, and its headers tell what is left afterwards; where
-    /// nothing differs, the store is not called. What [shadows](Policy::shadow) charged is settled in the same call. If
+    /// nothing differs, the store is not called. What [shadows](crate::Policy::shadow) charged is settled at the same time. If
     /// the settlement fails, or takes too long, the response goes out as it is and **the charge stays**. If the client
     /// goes away meanwhile, the settlement is carried on in the background.
     ///
@@ -427,7 +419,7 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets what to do with a request that could not be decided, for policies that do not
-    /// [say it themselves](Policy::on_failure). The default is the limiter's, [`FailurePolicy::Open`].
+    /// [say it themselves](crate::Policy::on_failure). The default is the limiter's, [`FailurePolicy::Open`].
     ///
     /// For [`Local`](FailurePolicy::Local), say [how many replicas](Self::replicas) there are.
     #[must_use]
@@ -457,7 +449,7 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.limiter = limiter)
     }
 
-    /// Makes every policy of this layer a [shadow](Policy::shadow): it decides, charges and reports, and rejects no
+    /// Makes every policy of this layer a [shadow](crate::Policy::shadow): it decides, charges and reports, and rejects no
     /// request, for whatever reason. Only what is [blocked](Self::block) is rejected: lists are no policies.
     #[must_use]
     pub fn shadow(self) -> Self {

@@ -241,6 +241,7 @@ pub mod testing {
     #![doc = include_str!("testing.md")]
 }
 
+pub use crate::limiter::ActualCost;
 pub use decide::{IntoPolicy, PolicySelector, Route, Routes};
 pub use decisions::Decisions;
 pub use future::ResponseFuture;
@@ -251,4 +252,3 @@ pub use response::{
     EXPOSED_HEADERS, EmptyBody, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection,
 };
 pub use service::RateLimit;
-pub use settle::ActualCost;

@@ -1,4 +1,4 @@
-use std::{borrow::Cow, mem, pin::Pin, sync::Arc};
+use std::{mem, pin::Pin, sync::Arc};
 
 use http::{Response, response::Parts};
 use tokio::{runtime::Handle, sync::Semaphore};
@@ -7,88 +7,19 @@ use super::Decisions;
 use crate::{
     charge::Charge,
     decision::{Decision, Usage},
-    limiter::Limiter,
-    settlement::Settlement,
+    limiter::{ActualCost, Limiter},
 };
 
 /// More only when thousands of clients leave within one timeout, while the store is slow: then charges stay.
 const MAX_IN_BACKGROUND: usize = 1_024;
 
-/// What a request turned out to cost: a handler puts it into the extensions of its response.
-///
-/// A layer with several policies counts different things under them: name the policies that the cost is for, and the
-/// others keep what they were charged.
-///
-/// ```
-/// use http::{Request, Response};
-/// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::ActualCost};
-/// use tower::{ServiceBuilder, ServiceExt};
-///
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-/// let layer = RateLimitLayer::new(MemoryStore::new())
-///     .limit(Policy::parse("requests", "100/1h")?, Key::new("user", "alice"))
-///     .limit(Policy::parse("tokens", "10000/1h")?, Key::new("user", "alice"))
-///     .settle(ActualCost::or_charged);
-///
-/// let service = ServiceBuilder::new().layer(layer).service_fn(async |_: Request<()>| {
-///     let mut response = Response::new("a long answer".to_owned());
-///     response.extensions_mut().insert(ActualCost::of("tokens", 1_300));
-///     Ok::<_, std::convert::Infallible>(response)
-/// });
-/// let response = service.oneshot(Request::new(())).await?;
-/// let left = response.headers()["ratelimit"].to_str()?;
-/// assert!(left.starts_with(r#""requests";r=99;"#) && left.contains(r#""tokens";r=8700;"#));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// # }).unwrap();
-/// # Ok::<(), std::io::Error>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ActualCost {
-    /// Under the policies that are not named.
-    others: Option<u64>,
-    named: Vec<(Cow<'static, str>, u64)>,
-}
-
 impl ActualCost {
-    /// The cost under every policy.
-    #[must_use]
-    pub const fn new(cost: u64) -> Self {
-        Self {
-            others: Some(cost),
-            named: Vec::new(),
-        }
-    }
-
-    /// The cost under the policy of this name; the others keep what they were charged.
-    #[must_use]
-    pub fn of(policy: impl Into<Cow<'static, str>>, cost: u64) -> Self {
-        Self {
-            others: None,
-            named: vec![(policy.into(), cost)],
-        }
-    }
-
-    /// Adds the cost under another policy, or replaces it.
-    #[must_use]
-    pub fn and(mut self, policy: impl Into<Cow<'static, str>>, cost: u64) -> Self {
-        let policy = policy.into();
-        self.named.retain(|(name, _)| *name != policy);
-        self.named.push((policy, cost));
-        self
-    }
-
     /// What the handler has said for the charge's policy, or what was charged if it has said nothing. For
-    /// [`settle`](super::RateLimitLayer::settle).
+    /// [`RateLimitLayer::settle`](super::RateLimitLayer::settle).
     #[must_use]
     pub fn or_charged(response: &Parts, charge: &Charge) -> u64 {
         let said = response.extensions.get::<Self>();
-        let said = said.and_then(|it| it.under(charge.policy().name()));
-        said.unwrap_or_else(|| charge.cost())
-    }
-
-    fn under(&self, policy: &str) -> Option<u64> {
-        let named = self.named.iter().find(|(name, _)| name == policy);
-        named.map(|(_, cost)| *cost).or(self.others)
+        said.map_or_else(|| charge.cost(), |cost| cost.under(charge))
     }
 }
 
@@ -163,7 +94,7 @@ impl Settle {
     }
 }
 
-/// The settlement of what counts and of what shadows charged, in one call; `None` when nothing differs.
+/// The settlement of what counts and of what shadows charged; `None` when nothing differs.
 ///
 /// What a handler has settled by itself is left as it is.
 fn settling(
@@ -171,42 +102,14 @@ fn settling(
     usage: &Usage,
     cost_of: impl Fn(&Charge) -> u64,
 ) -> Option<Settling> {
-    let counting = settlement(usage, &cost_of);
-    let shadow = match usage.shadow() {
-        Some(Decision::Allowed(shadow)) => settlement(shadow, &cost_of),
-        _ => None,
-    };
-    let counts = counting.is_some();
-    let settlements: Vec<Settlement> = counting.into_iter().chain(shadow).collect();
-    if settlements.is_empty() {
+    let parts = Limiter::changed_parts(usage, cost_of);
+    if parts.is_empty() {
         return None;
     }
     let (limiter, usage) = (limiter.clone(), usage.clone());
     Some(Box::pin(async move {
-        let mut settled = limiter.settle_all(settlements).await.into_iter();
-        let counting = if counts {
-            settled.next()?.ok()?
-        } else {
-            usage.clone()
-        };
-        // What goes wrong with a shadow changes nothing else.
-        let shadow = settled.next().and_then(Result::ok).map(Decision::Allowed);
-        Some(match shadow.or_else(|| usage.shadow().cloned()) {
-            Some(shadow) => counting.with_shadow(shadow),
-            None => counting,
-        })
+        limiter.settle_parts(&usage, parts).await.ok()
     }))
-}
-
-/// `None` when no charge has another cost than it had, or when it was settled before.
-fn settlement(usage: &Usage, cost_of: impl Fn(&Charge) -> u64) -> Option<Settlement> {
-    let charges = usage.check().charges();
-    let costs: Vec<u64> = charges.iter().map(cost_of).collect();
-    let mut both = charges.iter().zip(&costs);
-    if both.all(|(charge, cost)| charge.cost() == *cost) {
-        return None;
-    }
-    Settlement::new(usage, costs).ok()
 }
 
 /// Calls back with the head alone: the body's type has no value that could replace it meanwhile.

@@ -71,6 +71,8 @@
 
 use std::{
     fmt,
+    future::poll_fn,
+    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -379,6 +381,29 @@ impl<T: Send + 'static> StoreFuture<T> {
             answer,
             journey: self.journey,
         }
+    }
+
+    /// The answers of both, which are begun and waited for at the same time.
+    pub(crate) fn both(self, other: Self) -> StoreFuture<[Result<T, StoreError>; 2]> {
+        let journey = self.journey.clone();
+        let (mut answers, mut results) = ([self, other], [None, None]);
+        let answer = Eventual::pending(poll_fn(move |cx| {
+            for (answer, result) in answers.iter_mut().zip(&mut results) {
+                if result.is_none()
+                    && let Poll::Ready(answered) = Pin::new(answer).poll(cx)
+                {
+                    *result = Some(answered);
+                }
+            }
+            match mem::take(&mut results) {
+                [Some(first), Some(second)] => Poll::Ready(Ok([first, second])),
+                waiting => {
+                    results = waiting;
+                    Poll::Pending
+                }
+            }
+        }));
+        StoreFuture { answer, journey }
     }
 
     /// The same answer. The guard, which is to be made before the call begins, is dropped when the answer is there,

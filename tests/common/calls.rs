@@ -166,7 +166,7 @@ pub(crate) async fn a_settlement_and_a_check_in_one_call_follow_each_other(
     let api = policy("api", "3/1h");
     let alice = || check([charge(&api, "alice", 3)]);
     let decision = store.check(&alice()).await.unwrap();
-    let settlement = Settlement::new(decision.usage(), [0]).unwrap();
+    let settlement = Settlement::new(decision.usage(), |_| 0).unwrap();
     let replies = call(
         store,
         vec![
@@ -243,7 +243,7 @@ pub(crate) async fn a_fill_above_a_limit_admits_none_whatever_it_costs(
         .await
         .unwrap();
     store
-        .settle(&Settlement::new(decision.usage(), [3]).unwrap())
+        .settle(&Settlement::new(decision.usage(), |_| 3).unwrap())
         .await
         .unwrap();
     for cost in [0, 1, 3] {
@@ -265,10 +265,10 @@ pub(crate) async fn a_check_of_a_fill_can_be_settled(store: &dyn Store, _: TestC
     let decisions = fill(store, check([charge(&api, "alice", 2)]), 3).await;
     assert_eq!(admitted(&decisions), 2);
     for decision in &decisions[..2] {
-        let settlement = Settlement::new(decision.usage(), [1]).unwrap();
+        let settlement = Settlement::new(decision.usage(), |_| 1).unwrap();
         store.settle(&settlement).await.unwrap();
     }
-    assert!(Settlement::new(decisions[2].usage(), [0]).is_err());
+    assert!(Settlement::new(decisions[2].usage(), |_| 0).is_err());
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [3]);
 }
 
@@ -383,13 +383,13 @@ pub(crate) async fn what_a_shadow_charged_is_settled_by_its_own_usage(
         panic!("the shadow has room");
     };
     store
-        .settle(&Settlement::new(shadow, [1]).unwrap())
+        .settle(&Settlement::new(shadow, |_| 1).unwrap())
         .await
         .unwrap();
     assert_eq!(left(store, [charge(&trial, "alice", 1)]).await, [4]);
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [2]);
     store
-        .settle(&Settlement::new(decision.usage(), [0]).unwrap())
+        .settle(&Settlement::new(decision.usage(), |_| 0).unwrap())
         .await
         .unwrap();
     assert_eq!(left(store, [charge(&api, "alice", 1)]).await, [5]);
@@ -408,7 +408,7 @@ pub(crate) async fn the_usage_tells_the_time_of_the_decision(store: &dyn Store, 
     let charges = [charge(&api, "bob", 1)];
     let decision = store.check(&check(charges)).await.unwrap();
     let usage = store
-        .settle(&Settlement::new(decision.usage(), [0]).unwrap())
+        .settle(&Settlement::new(decision.usage(), |_| 0).unwrap())
         .await
         .unwrap();
     assert_eq!(usage.decided_at_ms(), START_MS + 999);

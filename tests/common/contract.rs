@@ -328,9 +328,9 @@ pub(crate) async fn settling_goes_to_the_step_that_was_charged(gate: &Limiter, c
     clock.advance(Duration::from_millis(600));
     assert!(try_acquire(gate, &policy, "alice", 3).await);
 
-    let usage = gate.settle(early.usage(), [1]).await.unwrap();
+    let usage = gate.settle(early.usage(), |_| 1).await.unwrap();
     assert_eq!(remaining(&usage), [6, 6]);
-    let usage = gate.settle(unused.usage(), [2]).await.unwrap();
+    let usage = gate.settle(unused.usage(), |_| 2).await.unwrap();
     assert_eq!(remaining(&usage), [4, 4]);
 
     // What was added counts as long as what had been charged with it.
@@ -343,7 +343,7 @@ pub(crate) async fn settling_goes_to_the_step_that_was_charged(gate: &Limiter, c
 pub(crate) async fn settling_upward_may_exceed_the_limit(gate: &Limiter, clock: TestClock) {
     let policy = policy("p", "10/1s@exact");
     let decision = check(gate, &policy, "alice", 4).await;
-    let usage = gate.settle(decision.usage(), [12]).await.unwrap();
+    let usage = gate.settle(decision.usage(), |_| 12).await.unwrap();
     assert_eq!(remaining(&usage), [0]);
     let look = check(gate, &policy, "alice", 0).await;
     assert_eq!(retry_after(&look), Some(1_001));
@@ -356,7 +356,7 @@ pub(crate) async fn settling_stops_at_the_largest_number(gate: &Limiter, clock: 
     assert!(try_acquire(gate, &policy, "alice", 5).await);
     clock.advance(Duration::from_millis(1));
     let decision = check(gate, &policy, "alice", 10).await;
-    let usage = gate.settle(decision.usage(), [u64::MAX]).await.unwrap();
+    let usage = gate.settle(decision.usage(), |_| u64::MAX).await.unwrap();
     assert_eq!(remaining(&usage), [0]);
     clock.set(START_MS + 1_001);
     assert_eq!(left(gate, &policy, "alice").await, [5]);
@@ -369,10 +369,10 @@ pub(crate) async fn settling_a_released_step_changes_nothing(gate: &Limiter, clo
         check(gate, &policy, "alice", 4).await,
     ];
     clock.advance(Duration::from_millis(1_001));
-    let usage = gate.settle(up.usage(), [5]).await.unwrap();
+    let usage = gate.settle(up.usage(), |_| 5).await.unwrap();
     assert_eq!(remaining(&usage), [10, 1]);
     clock.advance(Duration::from_secs(120));
-    let usage = gate.settle(down.usage(), [0]).await.unwrap();
+    let usage = gate.settle(down.usage(), |_| 0).await.unwrap();
     assert_eq!(remaining(&usage), [10, 10]);
     // Nothing was written either: what had been released is still there for a clock that steps back.
     clock.set(START_MS);
@@ -394,7 +394,7 @@ pub(crate) async fn settling_a_step_far_ahead_releases_the_oldest(
         assert_eq!(left(gate, &policy, "alice").await, [left_then]);
     }
     // The first two are released before the step ahead begins, where time stands still now.
-    gate.settle(ahead.usage(), [3]).await.unwrap();
+    gate.settle(ahead.usage(), |_| 3).await.unwrap();
     assert_eq!(left(gate, &policy, "alice").await, [97]);
     assert!(try_acquire(gate, &policy, "alice", 1).await);
     assert_eq!(left(gate, &policy, "alice").await, [96]);
@@ -414,7 +414,7 @@ pub(crate) async fn the_newest_step_is_taken_back_however_much_was_charged_befor
         clock.advance(Duration::from_secs(30));
     }
     let newest = check(gate, &policy, "alice", 20_000).await;
-    let usage = gate.settle(newest.usage(), [0]).await.unwrap();
+    let usage = gate.settle(newest.usage(), |_| 0).await.unwrap();
     let rule = usage.rules().next().unwrap();
     assert_eq!(rule.remaining(), 20_000);
     assert_eq!(rule.reset_after(), Duration::from_secs(31));
@@ -430,15 +430,15 @@ pub(crate) async fn settling_takes_no_more_than_its_step_has(gate: &Limiter, clo
     assert!(try_acquire(gate, &policy, "alice", 4).await);
     clock.advance(Duration::from_secs(5));
     assert!(try_acquire(gate, &policy, "alice", 2).await);
-    gate.settle(forgotten.usage(), [0]).await.unwrap();
+    gate.settle(forgotten.usage(), |_| 0).await.unwrap();
     assert_eq!(left(gate, &policy, "alice").await, [6]);
 }
 
 pub(crate) async fn settling_twice_is_an_error(gate: &Limiter, _: TestClock) {
     let policy = policy("p", "10/1m");
     let decision = check(gate, &policy, "alice", 4).await;
-    gate.settle(decision.usage(), [0]).await.unwrap();
-    let again = gate.settle(decision.usage(), [0]).await.unwrap_err();
+    gate.settle(decision.usage(), |_| 0).await.unwrap();
+    let again = gate.settle(decision.usage(), |_| 0).await.unwrap_err();
     assert_eq!(again.kind(), StoreErrorKind::InvalidRequest);
     assert_eq!(left(gate, &policy, "alice").await, [10]);
 }
@@ -530,7 +530,7 @@ pub(crate) async fn sections_of_other_rules_are_carried_until_they_are_released(
     assert!(try_acquire(gate, &new, "alice", 1).await);
     assert_eq!(left(gate, &old, "alice").await, [7, 7, 6]);
     let decision = check(gate, &new, "alice", 1).await;
-    gate.settle(decision.usage(), [2]).await.unwrap();
+    gate.settle(decision.usage(), |_| 2).await.unwrap();
     assert_eq!(left(gate, &old, "alice").await, [7, 7, 4]);
 
     // A second later the shortest section is dropped with the next write: no clock that steps back brings it back.
@@ -570,9 +570,9 @@ pub(crate) async fn time_does_not_stand_still_for_what_was_taken_back(
     let early = check(gate, &policy, "alice", 0).await;
     clock.set(START_MS + 1_250);
     let late = check(gate, &policy, "alice", 1).await;
-    gate.settle(late.usage(), [0]).await.unwrap();
+    gate.settle(late.usage(), |_| 0).await.unwrap();
     clock.set(START_MS + 1_050);
-    let settled = gate.settle(early.usage(), [2]).await.unwrap();
+    let settled = gate.settle(early.usage(), |_| 2).await.unwrap();
     assert_eq!(remaining(&settled), [3, 2]);
 }
 
@@ -631,19 +631,19 @@ pub(crate) async fn settling_a_bucket_changes_what_is_missing_now(
     let first = check(gate, &policy, "alice", 4).await;
     let second = check(gate, &policy, "alice", 2).await;
     clock.advance(Duration::from_millis(2_500));
-    let lower = gate.settle(first.usage(), [3]).await.unwrap();
+    let lower = gate.settle(first.usage(), |_| 3).await.unwrap();
     assert_eq!(remaining(&lower), [7]); // 2.5 are missing
-    let higher = gate.settle(second.usage(), [12]).await.unwrap();
+    let higher = gate.settle(second.usage(), |_| 12).await.unwrap();
     assert_eq!(remaining(&higher), [0]); // 12.5 are missing
     let look = check(gate, &policy, "alice", 0).await;
     assert_eq!(retry_after(&look), Some(2_500));
     let larger = check(gate, &policy, "carol", 1).await;
-    let largest = gate.settle(larger.usage(), [u64::MAX]).await.unwrap();
+    let largest = gate.settle(larger.usage(), |_| u64::MAX).await.unwrap();
     let reset_after = largest.rules().next().unwrap().reset_after();
     assert_eq!(ms(reset_after), MAX_UNITS / 1_000 * 1_000);
     let third = check(gate, &policy, "bob", 2).await;
     clock.advance(Duration::from_millis(1_999));
-    let all = gate.settle(third.usage(), [0]).await.unwrap();
+    let all = gate.settle(third.usage(), |_| 0).await.unwrap();
     assert_eq!(remaining(&all), [10]);
 }
 
@@ -736,7 +736,7 @@ pub(crate) async fn the_largest_check_is_decided_and_settled(gate: &Limiter, _: 
     let left: Vec<u64> = (0..16).collect();
     assert_eq!(remaining(decision.usage()), left.repeat(64));
     assert!(!gate.check(charges(1)).await.unwrap().is_allowed());
-    let settled = gate.settle(decision.usage(), [1; 64]).await.unwrap();
+    let settled = gate.settle(decision.usage(), |_| 1).await.unwrap();
     let left: Vec<u64> = (1..=16).collect();
     assert_eq!(remaining(&settled), left.repeat(64));
     assert!(gate.check(charges(1)).await.unwrap().is_allowed());

@@ -113,7 +113,7 @@ pub(crate) async fn settling_changes_what_was_contributed(store: Arc<dyn Store>,
         if user == "carol" {
             assert_eq!(told(&limiter, &policy).await, "bob 25, carol 10");
         }
-        limiter.settle(decision.usage(), [cost]).await.unwrap();
+        limiter.settle(decision.usage(), |_| cost).await.unwrap();
     }
     let contributors = contributors(&limiter, &policy).await;
     assert_eq!(text(&contributors), "bob 25, carol 4");
@@ -129,8 +129,8 @@ pub(crate) async fn settling_late_goes_to_the_span_that_was_charged(
     let second = check(&limiter, &policy, "bob", 10).await;
     clock.advance(Duration::from_secs(30));
     check(&limiter, &policy, "alice", 3).await;
-    limiter.settle(first.usage(), [1]).await.unwrap();
-    limiter.settle(second.usage(), [12]).await.unwrap();
+    limiter.settle(first.usage(), |_| 1).await.unwrap();
+    limiter.settle(second.usage(), |_| 12).await.unwrap();
     assert_eq!(told(&limiter, &policy).await, "bob 12, alice 4");
     clock.advance(Duration::from_secs(41));
     assert_eq!(told(&limiter, &policy).await, "alice 3");

@@ -482,9 +482,10 @@ impl<'a> Player<'a> {
             return None;
         }
         let usage = self.open.remove(check.index(self.open.len()));
-        let costs = costs.iter().copied().cycle();
-        let costs = costs.take(usage.check().charges().len());
-        Some(Settlement::new(&usage, costs).unwrap())
+        let charges = usage.check().charges();
+        let place = |charge: &_| charges.iter().position(|it| it == charge).unwrap();
+        let cost = |charge: &_| costs[place(charge) % costs.len()];
+        Some(Settlement::new(&usage, cost).unwrap())
     }
 
     /// What is settled in a call was admitted before it.

@@ -177,8 +177,11 @@ async fn replay(store: &dyn Store, clock: &TestClock, file: &File, name: &str) {
                 None => assert!(block.until_ms().unwrap() <= step.at_ms, "{at}"),
             }
         } else if let Some(settled) = step.settle {
-            let costs = step.costs.iter().copied();
-            let settlement = Settlement::new(&usages[&settled], costs).unwrap();
+            let usage = &usages[&settled];
+            let charges = usage.check().charges();
+            assert_eq!(charges.len(), step.costs.len(), "{at}");
+            let cost = |charge: &_| step.costs[charges.iter().position(|it| it == charge).unwrap()];
+            let settlement = Settlement::new(usage, cost).unwrap();
             let usage = store.settle(&settlement).await.unwrap();
             assert_eq!(Outcome::from(&usage), expected(&step.expect), "{at}");
         } else if let Some(count) = step.fill {

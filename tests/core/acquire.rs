@@ -405,7 +405,7 @@ async fn a_reset_and_a_settlement_that_gives_back_are_heard_at_once() {
         clone.reset(charge.policy(), charge.key()).await.unwrap();
     };
     let settle = async |limiter: &Limiter, usage: &Usage| {
-        limiter.settle(usage, [0]).await.unwrap();
+        limiter.settle(usage, |_| 0).await.unwrap();
     };
     assert_eq!(admitted_after(reset).await, (300, vec![0, 0, 300]));
     assert_eq!(admitted_after(reset_by_clone).await, (300, vec![0, 0, 300]));
@@ -415,7 +415,7 @@ async fn a_reset_and_a_settlement_that_gives_back_are_heard_at_once() {
 #[tokio::test(start_paused = true)]
 async fn what_gives_nothing_back_wakes_nobody() {
     let more = async |limiter: &Limiter, usage: &Usage| {
-        limiter.settle(usage, [3]).await.unwrap();
+        limiter.settle(usage, |_| 3).await.unwrap();
     };
     let other_key = async |limiter: &Limiter, _: &Usage| {
         let [charge] = calls("2/10s@exact", 0);

@@ -313,7 +313,7 @@ async fn all_calls_of_a_limiter_and_its_clones_go_through_one_breaker() {
     let circuit_open = |error: StoreError| assert_eq!(error.kind(), StoreErrorKind::CircuitOpen);
     circuit_open(limiter.check([charge.clone()]).await.unwrap_err());
     circuit_open(limiter.peek([charge.clone()]).await.unwrap_err());
-    circuit_open(limiter.settle(&usage, [0]).await.unwrap_err());
+    circuit_open(limiter.settle(&usage, |_| 0).await.unwrap_err());
     circuit_open(
         limiter
             .reset(charge.policy(), charge.key())
@@ -324,6 +324,29 @@ async fn all_calls_of_a_limiter_and_its_clones_go_through_one_breaker() {
     assert!(limiter.try_acquire([charge.clone()]).await);
     assert!(!clone.try_acquire([charge]).await);
     assert_eq!(start.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_that_the_breaker_kept_back_can_be_made_later() {
+    let (health, store) = Health::silent();
+    let limiter = Limiter::new(store);
+    health.set(true);
+    let settled_late = limiter.check(charge()).await.unwrap().usage().clone();
+    let lost = limiter.check(charge()).await.unwrap().usage().clone();
+    health.set(false);
+    // One that was sent may have been done.
+    let error = limiter.settle(&lost, |_| 0).await.unwrap_err();
+    assert!(!error.is_unsent(), "{error}");
+    let error = limiter.settle(&lost, |_| 0).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::InvalidRequest);
+    for _ in 0..4 {
+        limiter.check(charge()).await.unwrap_err();
+    }
+    for _ in 0..2 {
+        let error = limiter.settle(&settled_late, |_| 0).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::CircuitOpen);
+        assert!(error.is_unsent());
+    }
 }
 
 #[tokio::test(start_paused = true)]

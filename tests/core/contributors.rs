@@ -149,7 +149,7 @@ async fn without_a_label_nothing_is_spawned_and_nothing_told() {
     for _ in 0..10 {
         let charge = [Charge::new(&policy(), acme(), 1)];
         let decision = limiter.check(charge).await.unwrap();
-        limiter.settle(decision.usage(), [3]).await.unwrap();
+        limiter.settle(decision.usage(), |_| 3).await.unwrap();
     }
     pass(2).await;
     assert_eq!((tasks(), probe.told.load(SeqCst)), (0, 0));
@@ -161,7 +161,7 @@ async fn a_settlement_contributes_the_difference() {
     let charge = Charge::new(&policy(), acme(), 2).by(Key::new("user", "alice"));
     for cost in [7, 0] {
         let decision = limiter.check([charge.clone()]).await.unwrap();
-        limiter.settle(decision.usage(), [cost]).await.unwrap();
+        limiter.settle(decision.usage(), |_| cost).await.unwrap();
     }
     let known = limiter.contributors(&policy(), &acme()).await.unwrap();
     assert_eq!(known.total(), 7);

@@ -141,15 +141,46 @@ async fn a_process_admits_its_share_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_cost_above_the_share_is_denied_without_a_time() {
-    let decision = limiter(&Shared::down(), 4)
-        .check(charge(&policy("10/1m"), 3))
-        .await;
+async fn a_cost_above_the_share_is_undecided_and_one_above_the_limit_is_denied_for_ever() {
+    let limiter = limiter(&Shared::down(), 4);
+    let api = policy("10/1m");
+    for cost in [3, 10] {
+        let error = limiter.check(charge(&api, cost)).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        assert!(!limiter.try_acquire(charge(&api, cost)).await);
+    }
+    let decision = limiter.check(charge(&api, 11)).await;
     let Decision::Denied(denial) = decision.unwrap() else {
         panic!("it was allowed");
     };
     assert_eq!(denial.retry_after(), None);
     assert_eq!(denial.rule().rule().to_string(), "2/1m");
+}
+
+#[tokio::test]
+async fn no_client_is_told_that_a_cost_above_the_share_never_passes() {
+    let layer = RateLimitLayer::new(
+        limiter(&Shared::down(), 4).probe_interval(Duration::from_millis(1_250)),
+    )
+    .limit(policy("300/1m"), alice())
+    .cost(|_| 100);
+    let response = ask(layer.clone()).await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.headers()["retry-after"], "2");
+    assert!(!response.body().contains("never"), "{}", response.body());
+
+    let inner =
+        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    let call = Request::post("/").header("content-type", "application/grpc");
+    let call = call.body(String::new()).unwrap();
+    let answer = layer.clone().layer(inner).oneshot(call).await.unwrap();
+    let headers = answer.headers();
+    assert_eq!(headers["grpc-status"], "14");
+    assert_eq!(headers["retry-after"], "2");
+    assert!(!headers.contains_key("grpc-retry-pushback-ms"));
+
+    let too_large = ask(layer.cost(|_| 301)).await;
+    assert_eq!(too_large.status(), StatusCode::PAYLOAD_TOO_LARGE);
 }
 
 #[tokio::test]
@@ -170,11 +201,11 @@ async fn a_decision_is_settled_where_it_was_made() {
 
     // Down: the memory's are settled, the store's are not.
     let asked = store.asked.load(SeqCst);
-    let settled = limiter.settle(by_memory.usage(), [1]).await.unwrap();
+    let settled = limiter.settle(by_memory.usage(), |_| 1).await.unwrap();
     assert!(settled.is_local());
     assert_eq!((remaining(&settled), left().await), (vec![4], 4));
     assert_eq!(store.asked.load(SeqCst), asked + 1); // by the look at what is left
-    limiter.settle(by_store.usage(), [0]).await.unwrap_err();
+    limiter.settle(by_store.usage(), |_| 0).await.unwrap_err();
     assert_eq!(left().await, 4);
     let later = limiter.check(charge(&api, 2)).await.unwrap();
     assert_eq!(left().await, 2);
@@ -183,11 +214,11 @@ async fn a_decision_is_settled_where_it_was_made() {
     store.comes_back();
     assert_eq!(left().await, 5);
     assert_eq!(
-        remaining(&limiter.settle(later.usage(), [0]).await.unwrap()),
+        remaining(&limiter.settle(later.usage(), |_| 0).await.unwrap()),
         [4]
     );
     assert_eq!(left().await, 5);
-    let settled = limiter.settle(other.usage(), [0]).await.unwrap();
+    let settled = limiter.settle(other.usage(), |_| 0).await.unwrap();
     assert!(!settled.is_local());
     assert_eq!(remaining(&settled), [6]);
     store.goes_down();

@@ -6,8 +6,8 @@ use crate::common::scripted::{Scripted, allowed, denied, unavailable};
 use http::{Request, Response, StatusCode, request::Parts};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy,
-    RateLimitLayer,
-    error::ExtractError,
+    RateLimitLayer, Usage,
+    error::{ExtractError, StoreErrorKind},
     extract::Keys,
     middleware::{Decisions, HeaderStyle, Rejection},
     store::StoreFuture,
@@ -359,22 +359,35 @@ async fn a_deny_list_blocks_beside_a_shadow_and_in_a_shadow_layer() {
 // Without HTTP
 
 #[tokio::test]
-async fn what_a_shadow_charged_is_settled_by_its_own_usage() {
+async fn what_a_shadow_charged_is_settled_with_the_rest() {
     let limiter = Limiter::new(MemoryStore::new());
     let (now, soon) = (policy("now", "10/1h"), policy("soon", "5/1h").shadow());
+    let left = |usage: &Usage| {
+        let shadow = usage.shadow().unwrap().usage();
+        [usage, shadow].map(|usage| usage.rules().next().unwrap().remaining())
+    };
     let charges = || [&soon, &now].map(|policy| Charge::new(policy, everybody(), 4));
     let decision = limiter.check(charges()).await.unwrap();
-    let usage = decision.usage();
-    assert_eq!(usage.policies().count(), 1);
-    limiter.settle(usage, [1]).await.unwrap();
-    limiter
-        .settle(usage.shadow().unwrap().usage(), [0])
-        .await
-        .unwrap();
-    let left = limiter.peek(charges()).await.unwrap();
-    let shadow = left.shadow().unwrap().usage();
-    let left = [&left, shadow].map(|usage| usage.rules().next().unwrap().remaining());
-    assert_eq!(left, [9, 5]);
+    let cost = |charge: &Charge| u64::from(charge.policy().name() == "now");
+    let settled = limiter.settle(decision.usage(), cost).await.unwrap();
+    assert_eq!(left(&settled), [9, 5]);
+    assert_eq!(left(&limiter.peek(charges()).await.unwrap()), [9, 5]);
+    let again = limiter.settle(decision.usage(), cost).await.unwrap_err();
+    assert_eq!(again.kind(), StoreErrorKind::InvalidRequest);
+}
+
+#[tokio::test]
+async fn shadows_alone_are_settled_once() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let soon = policy("soon", "5/1h").shadow();
+    let charge = || [Charge::new(&soon, everybody(), 4)];
+    let decision = limiter.check(charge()).await.unwrap();
+    limiter.settle(decision.usage(), |_| 1).await.unwrap();
+    let left = limiter.peek(charge()).await.unwrap();
+    let left = left.shadow().unwrap().usage();
+    assert_eq!(left.rules().next().unwrap().remaining(), 4);
+    let again = limiter.settle(decision.usage(), |_| 1).await.unwrap_err();
+    assert_eq!(again.kind(), StoreErrorKind::InvalidRequest);
 }
 
 #[tokio::test]

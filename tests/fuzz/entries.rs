@@ -108,8 +108,7 @@ pub(crate) fn script_reply(data: &[u8]) {
     let store = RedisStore::from_connection(Answering(answer));
     if let Ok(decision) = block_on(store.check(&check)) {
         assert_sound(&decision);
-        let costs = check.charges().iter().map(|charge| charge.cost() / 2);
-        let settlement = Settlement::new(decision.usage(), costs);
+        let settlement = Settlement::new(decision.usage(), |charge| charge.cost() / 2);
         let _ = settlement.map(|settlement| block_on(store.settle(&settlement)));
     }
     let fill = Operation::Fill {

@@ -230,7 +230,7 @@ async fn after_a_skip_a_handler_settles_no_decision_of_another_layer() {
             return "nobody could decide";
         };
         if let Some(decision) = decisions.by_policy("users") {
-            settling.settle(decision.usage(), [5]).await.unwrap();
+            settling.settle(decision.usage(), |_| 5).await.unwrap();
         }
         "served"
     };

@@ -17,7 +17,7 @@ use sluicegate::{
     RateLimitLayer,
     error::{ExtractError, PolicyError},
     extract::{Extension, TrustedProxies},
-    middleware::{Route, Routes},
+    middleware::{PolicySelector, Route, Routes},
     policies::{Policies, ReloadablePolicies},
 };
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
@@ -490,4 +490,29 @@ async fn a_reload_between_two_limits_gives_one_request_one_set_of_rules() {
     };
     assert_eq!(quotas().await, r#""api";q=2;w=86400, "all";q=2;w=86400"#);
     assert_eq!(quotas().await, r#""api";q=9;w=86400, "all";q=9;w=86400"#);
+}
+
+#[test]
+fn a_layer_in_which_a_reload_could_make_two_policies_of_one_name_differ_is_not_built() {
+    let set = || ReloadablePolicies::new(Policies::new([policy("api", "9/1m")]).unwrap());
+    let (live, other) = (set(), set());
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(live.policy("api").unwrap(), PeerIp);
+    let refused =
+        |limit: RateLimitLayer, again: PolicySelector| match limit.try_limit(again, PeerIp) {
+            Err(PolicyError::ReloadConflict { policy }) => assert_eq!(policy, "api"),
+            other => panic!("{other:?}"),
+        };
+    let fixed = || policy("api", "9/1m");
+    refused(layer.clone(), fixed().into());
+    refused(layer.clone(), other.policy("api").unwrap().into());
+    refused(
+        layer.clone(),
+        Routes::new(Route::skip()).route("/a", fixed()).into(),
+    );
+    let fixed_first = RateLimitLayer::new(MemoryStore::new()).limit(fixed(), PeerIp);
+    refused(fixed_first, live.policy("api").unwrap().into());
+
+    // One set is read once for each request.
+    let same = layer.try_limit(live.policy("api").unwrap(), PeerIp);
+    assert!(same.is_ok());
 }

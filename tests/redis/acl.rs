@@ -21,7 +21,7 @@ async fn everything(store: &RedisStore) -> Result<(), StoreError> {
     let limiter = Limiter::new(store.clone());
     let charge = || [Charge::new(&policy, alice.clone(), 1)];
     let decision = limiter.check(charge()).await?;
-    limiter.settle(decision.usage(), [2]).await?;
+    limiter.settle(decision.usage(), |_| 2).await?;
     limiter.check(charge()).await?;
     limiter.block(&alice, Duration::from_secs(60)).await?;
     limiter.check(charge()).await?;

@@ -828,7 +828,7 @@ async fn the_operations_of_a_call_are_answered_one_by_one_and_in_order() {
         |names: &[&String]| Check::new(names.iter().map(|name| charge(&two, name))).unwrap();
     let one = |at: usize| check(&[&users[at]]);
     let admitted = store.check(&one(0)).await.unwrap();
-    let settlement = Settlement::new(admitted.usage(), [2]).unwrap();
+    let settlement = Settlement::new(admitted.usage(), |_| 2).unwrap();
     let operations = vec![
         Operation::Check(one(0)),
         Operation::Settle(settlement),

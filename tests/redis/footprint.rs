@@ -297,10 +297,10 @@ async fn every_key_lives_as_long_as_its_longest_section() {
     let usage = allowed(limiter.check([charge(&long, "alice", 2)]).await);
     covers(&usage);
     covers(&allowed(limiter.check([charge(&short, "alice", 1)]).await));
-    covers(&limiter.settle(&usage, [5]).await.unwrap());
+    covers(&limiter.settle(&usage, |_| 5).await.unwrap());
     let usage = allowed(limiter.check([charge(&short, "alice", 1)]).await);
     covers(&usage);
-    covers(&limiter.settle(&usage, [0]).await.unwrap());
+    covers(&limiter.settle(&usage, |_| 0).await.unwrap());
 }
 
 /// A count of them is one byte.
@@ -332,11 +332,11 @@ async fn a_key_is_gone_when_its_last_unit_is_taken_back() {
     let policy = policy("p", "9/1m,9/1h");
     let usage = allowed(limiter.check([charge(&policy, "alice", 3)]).await);
     assert_eq!(server.run::<u64>("DBSIZE"), 1);
-    limiter.settle(&usage, [0]).await.unwrap();
+    limiter.settle(&usage, |_| 0).await.unwrap();
     assert_eq!(server.run::<u64>("DBSIZE"), 0);
     // Its step can still be settled upward: the key comes back, with a TTL.
     let usage = allowed(limiter.check([charge(&policy, "alice", 0)]).await);
-    limiter.settle(&usage, [2]).await.unwrap();
+    limiter.settle(&usage, |_| 2).await.unwrap();
     assert!(ttl(&server, NAME) > 3_500_000);
 }
 
@@ -491,7 +491,7 @@ async fn writes_of_visits(cost: Option<u64>) -> (u64, u64) {
             clock.advance(Duration::from_millis(100));
             let usage = allowed(limiter.check([charge(&policy, "alice", 1)]).await);
             if let Some(cost) = cost {
-                limiter.settle(&usage, [cost]).await.unwrap();
+                limiter.settle(&usage, |_| cost).await.unwrap();
             }
         }
     };
@@ -538,7 +538,7 @@ async fn a_broken_value_ends_in_an_answer_or_an_error() {
             let usage = limiter.peek([charge(policy, "alice", 0)]).await.unwrap();
             raw.set(&value);
             let denied = limiter.check([charge(policy, "alice", 100)]).await;
-            let settled = limiter.settle(&usage, [2]).await;
+            let settled = limiter.settle(&usage, |_| 2).await;
             let decision = limiter.check([charge(policy, "alice", 1)]).await;
             let errors = [denied.err(), settled.err(), decision.err()];
             for error in errors.into_iter().flatten() {
@@ -619,7 +619,7 @@ async fn an_operation_that_cannot_be_done_fails_alone_and_writes_nothing() {
     let policy = policy("p", "9/1h");
     let take = |users: &[&str]| check(users.iter().map(|user| charge(&policy, user, 1)));
     let before = store.check(&take(&["list", "dave"])).await.unwrap();
-    let settlement = || Settlement::new(before.usage(), [3, 3]).unwrap();
+    let settlement = || Settlement::new(before.usage(), |_| 3).unwrap();
     for (user, set) in [
         ("list", "RPUSH"),
         ("text", "SET"),

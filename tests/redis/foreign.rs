@@ -108,7 +108,7 @@ async fn play(
     let mut settlements = Vec::new();
     for cost in [5, 0] {
         let decision = store.check(&check(own, "alice", 1)).await.unwrap();
-        let settlement = Settlement::new(decision.usage(), [cost]).unwrap();
+        let settlement = Settlement::new(decision.usage(), |_| cost).unwrap();
         settlements.push(vec![Operation::Settle(settlement)]);
     }
     let take = |policy, cost| Operation::Check(check(policy, "alice", cost));

@@ -170,7 +170,7 @@ async fn charged_at(store: &RedisStore, clock: &TestClock, gaps: &[u64]) -> Vec<
     for gap in gaps {
         clock.advance(Duration::from_millis(*gap));
         let decision = store.check(&check(&["changed"])).await.unwrap();
-        let settlement = Settlement::new(decision.usage(), [2 * (gap % 2)]).unwrap();
+        let settlement = Settlement::new(decision.usage(), |_| 2 * (gap % 2)).unwrap();
         settlements.push(Operation::Settle(settlement));
     }
     settlements

@@ -18,7 +18,7 @@ use sluicegate::{
     block::{BlockedBy, Until},
     error::StoreErrorKind,
     observe::{BreakerEvent, Observer},
-    store::{Check, Settlement},
+    store::{Check, DenyCache, Leases, Settlement},
     test_util::TestClock,
 };
 use tokio::task::yield_now;
@@ -533,7 +533,7 @@ async fn operations_of_all_kinds_share_calls_in_their_order() {
     let alice = Key::new("user", "alice");
     let one = check(&api, "alice", 1);
     let charged = store.check(&one).await.unwrap();
-    let settlement = Settlement::new(charged.usage(), [3]).unwrap();
+    let settlement = Settlement::new(charged.usage(), |_| 3).unwrap();
 
     let held = Held::hold(&server);
     let first = in_flight(&store).await;
@@ -588,4 +588,58 @@ async fn stores_with_other_names_or_clocks_share_no_calls() {
     assert!(decisions.iter().all(Decision::is_allowed));
     assert_eq!(decisions[2].usage().decided_at_ms(), 5_000_000);
     assert_ne!(decisions[0].usage().decided_at_ms(), 5_000_000);
+}
+
+#[tokio::test]
+async fn settlements_share_calls_as_checks_do() {
+    let server = Server::start();
+    let plain = RedisStore::connect(server.url()).await.unwrap();
+    let wrapped = Arc::new(DenyCache::new(Leases::new(plain.clone())));
+    let api = policy("api", "1000000/1d");
+    let trial = policy("trial", "1000000/1d").shadow();
+    let stores: [Arc<dyn Store>; 2] = [Arc::new(plain), wrapped];
+    for (number, store) in stores.into_iter().enumerate() {
+        let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
+        let charges = |it: u32| {
+            let user = format!("user-{number}-{it}");
+            [charge(&api, &user, 5), charge(&trial, &user, 5)]
+        };
+        let asked = server.calls("evalsha");
+        let checks = (0..400).map(|it| limiter.check(charges(it)));
+        let admitted = join_all(checks).await;
+        let checks = server.calls("evalsha") - asked;
+        let settlements = admitted.iter().map(|it| {
+            let usage = it.as_ref().unwrap().usage();
+            limiter.settle(usage, |_| 3)
+        });
+        let settled = join_all(settlements).await;
+        let settlements = server.calls("evalsha") - asked - checks;
+        assert!(
+            checks <= 200 && settlements <= 2 * checks,
+            "{settlements} after {checks}"
+        );
+        for usage in settled {
+            let usage = usage.unwrap();
+            let left = [&usage, usage.shadow().unwrap().usage()];
+            let left = left.map(|it| it.rules().next().unwrap().remaining());
+            assert_eq!(left, [999_997; 2]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_settlement_whose_connection_was_refused_can_be_tried_again() {
+    let api = policy("api", "10/1d");
+    let memory = Limiter::new(MemoryStore::new());
+    let admitted = memory.check([charge(&api, "alice", 1)]).await.unwrap();
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}/", nobody.local_addr().unwrap());
+    drop(nobody);
+    let limiter = Limiter::new(RedisStore::connect_lazy(url).unwrap());
+    for _ in 0..2 {
+        let error = limiter.settle(admitted.usage(), |_| 0).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        assert!(error.is_unsent(), "{error}");
+    }
+    assert!(memory.settle(admitted.usage(), |_| 0).await.is_ok());
 }

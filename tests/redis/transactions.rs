@@ -182,7 +182,7 @@ async fn everything(store: &TransactionStore) -> Result<(), StoreError> {
     let (policy, alice) = (api("10/1d"), Key::new("user", "alice"));
     let limiter = patient(store.clone());
     let decision = limiter.check(charge(&policy, "alice")).await?;
-    limiter.settle(decision.usage(), [2]).await?;
+    limiter.settle(decision.usage(), |_| 2).await?;
     limiter.block(&alice, Duration::from_secs(60)).await?;
     let blocked = limiter.check(charge(&policy, "alice")).await?;
     assert!(matches!(blocked, Decision::Blocked(_)));

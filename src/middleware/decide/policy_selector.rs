@@ -4,7 +4,7 @@ use http::request::Parts;
 
 use super::Routes;
 use crate::{
-    error::ExtractError,
+    error::{ExtractError, PolicyError},
     policies::{PoliciesRead, PolicyHandle},
     policy::Policy,
 };
@@ -89,11 +89,57 @@ impl PolicySelector {
 
     /// All policies that are known before the first request.
     pub(in crate::middleware) fn known(&self) -> Vec<Policy> {
+        let sources = self.known_sources().into_iter();
+        sources.map(KnownPolicy::load).collect()
+    }
+
+    /// Fails where a request could be charged two policies of one name that differ, now or after a reload.
+    pub(in crate::middleware) fn agrees_with(&self, other: &Self) -> Result<(), PolicyError> {
+        let others = other.known_sources();
+        for known in self.known_sources() {
+            others.iter().try_for_each(|it| known.agrees_with(*it))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn known_sources(&self) -> Vec<KnownPolicy<'_>> {
         match &self.source {
-            Source::Fixed(policy) => vec![policy.clone()],
-            Source::Live(policy) => vec![policy.load()],
+            Source::Fixed(policy) => vec![KnownPolicy::Fixed(policy)],
+            Source::Live(policy) => vec![KnownPolicy::Live(policy)],
             Source::Closure(_) => Vec::new(),
-            Source::Routes(routes) => routes.known(),
+            Source::Routes(routes) => routes.known_sources(),
+        }
+    }
+}
+
+/// A policy that is known before the first request.
+#[derive(Clone, Copy)]
+pub(super) enum KnownPolicy<'a> {
+    Fixed(&'a Policy),
+    Live(&'a PolicyHandle),
+}
+
+impl KnownPolicy<'_> {
+    fn load(self) -> Policy {
+        match self {
+            Self::Fixed(policy) => policy.clone(),
+            Self::Live(handle) => handle.load(),
+        }
+    }
+
+    fn agrees_with(self, other: KnownPolicy<'_>) -> Result<(), PolicyError> {
+        let policies = [self.load(), other.load()];
+        if policies[0].name() != policies[1].name() {
+            return Ok(());
+        }
+        match (self, other) {
+            // A request reads a set once.
+            (Self::Live(one), KnownPolicy::Live(other)) if one.is_of_same_set(other) => Ok(()),
+            _ if policies[0] != policies[1] => Err(PolicyError::Conflict { policies }),
+            (Self::Fixed(_), KnownPolicy::Fixed(_)) => Ok(()),
+            _ => Err(PolicyError::ReloadConflict {
+                policy: policies[0].name().to_owned(),
+            }),
         }
     }
 }

@@ -2,8 +2,8 @@ use std::{collections::HashMap, fmt};
 
 use http::{Method, request::Parts};
 
-use super::policy_selector::{Choice, PolicySelector};
-use crate::{error::ExtractError, policies::PoliciesRead, policy::Policy};
+use super::policy_selector::{Choice, KnownPolicy, PolicySelector};
+use crate::{error::ExtractError, policies::PoliciesRead};
 
 /// A policy for each route, by method and path: the first argument of a [`limit`](crate::RateLimitLayer::limit).
 ///
@@ -80,8 +80,9 @@ impl Route {
         Ok(choice.map(|(policy, inner)| (policy, inner.saturating_mul(*weight))))
     }
 
-    fn known(&self) -> Vec<Policy> {
-        let source = self.limit.as_ref().map(|(source, _)| source.known());
+    fn known_sources(&self) -> Vec<KnownPolicy<'_>> {
+        let source = self.limit.as_ref();
+        let source = source.map(|(source, _)| source.known_sources());
         source.unwrap_or_default()
     }
 }
@@ -134,11 +135,11 @@ impl Routes {
     }
 
     /// All policies that are known before the first request.
-    pub(super) fn known(&self) -> Vec<Policy> {
+    pub(super) fn known_sources(&self) -> Vec<KnownPolicy<'_>> {
         let entries = self.by_path.values().flatten().map(|(_, route)| route);
         entries
             .chain([&self.default])
-            .flat_map(Route::known)
+            .flat_map(Route::known_sources)
             .collect()
     }
 

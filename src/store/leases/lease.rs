@@ -93,7 +93,7 @@ impl Lease {
         if unspent == 0 {
             return None;
         }
-        Settlement::new(&self.usage, [self.units - unspent]).ok()
+        Settlement::new(&self.usage, |_| self.units - unspent).ok()
     }
 
     /// The clock is to be read after the lease was found.

@@ -27,6 +27,8 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     let store_error = StoreError::new(kind, message).with_source(Cause::of(error));
     match code {
         Some(code) => store_error.with_code(code),
+        // The answer to an attempt to connect: a connection that was made is never refused.
+        None if error.is_connection_refusal() => store_error.unsent(),
         None => store_error,
     }
 }

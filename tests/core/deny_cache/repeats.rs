@@ -288,7 +288,7 @@ async fn what_is_left_is_answered_by_the_store() {
     let api = policy("api", "1/1h");
     let alice = check([charge(&api, "alice")]);
     let admitted = site.exhaust(&alice).await;
-    let settlement = Settlement::new(admitted.usage(), [3]).unwrap();
+    let settlement = Settlement::new(admitted.usage(), |_| 3).unwrap();
     site.cache.settle(&settlement).await.unwrap();
     let peek = alice.without_cost();
     for _ in 0..3 {
@@ -317,7 +317,7 @@ async fn errors_are_not_remembered() {
 async fn what_is_given_back_is_seen_at_once() {
     let api = policy("api", "1/1h");
     let alice = || check([charge(&api, "alice")]);
-    let settle = |usage: &Usage, cost| Settlement::new(usage, [cost]).unwrap();
+    let settle = |usage: &Usage, cost| Settlement::new(usage, |_| cost).unwrap();
     let reset = || Operation::Reset {
         policy: api.clone(),
         key: user("alice"),
@@ -344,7 +344,7 @@ async fn a_settlement_that_gives_nothing_back_ends_nothing() {
     let alice = check([charge(&policy("api", "1/1h"), "alice")]);
     let admitted = site.exhaust(&alice).await;
     for cost in [1, 7] {
-        if let Ok(settlement) = Settlement::new(admitted.usage(), [cost]) {
+        if let Ok(settlement) = Settlement::new(admitted.usage(), |_| cost) {
             site.cache.settle(&settlement).await.unwrap();
         }
         assert!(is_repeated(&site.check(&alice).await));
@@ -359,7 +359,7 @@ async fn what_is_given_back_to_others_or_to_what_fits_ends_nothing() {
     let of = |name| check([charge(&api, name), charge(&all, "all")]);
     site.exhaust(&of("alice")).await;
     let bob = site.check(&of("bob")).await;
-    let settlement = Settlement::new(bob.usage(), [0, 0]).unwrap();
+    let settlement = Settlement::new(bob.usage(), |_| 0).unwrap();
     site.cache.settle(&settlement).await.unwrap();
     assert!(is_repeated(&site.check(&of("alice")).await));
 }

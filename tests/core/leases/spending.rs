@@ -249,9 +249,12 @@ async fn a_spent_unit_is_settled_like_any_other() {
     let decision = world.check(0, &alice).await;
     world.processes[0].0.return_unspent().await;
     let left = world.left(&alice[0]).await[0];
-    let settled = limiter.settle(decision.usage(), [0]).await.unwrap();
+    let settled = limiter.settle(decision.usage(), |_| 0).await.unwrap();
     assert_eq!(remaining(&settled), [left + 2]);
-    assert!(limiter.settle(decision.usage(), [0]).await.is_err(), "once");
+    assert!(
+        limiter.settle(decision.usage(), |_| 0).await.is_err(),
+        "once"
+    );
     // It is released with what was charged with it.
     world.pass(61_000_000);
     assert_eq!(world.left(&alice[0]).await, [100_000]);

@@ -42,8 +42,13 @@ pub(super) struct Waiter {
 impl Request {
     /// How much work it is: the keys that it charges.
     pub(super) fn charges(&self) -> usize {
-        let check = self.operation.check();
-        check.map_or(1, |it| it.all_charges().len())
+        match &self.operation {
+            // Its shadows are settled by an operation of their own.
+            Operation::Settle(settlement) => settlement.costs().len(),
+            operation => operation
+                .check()
+                .map_or(1, |check| check.all_charges().len()),
+        }
     }
 }
 

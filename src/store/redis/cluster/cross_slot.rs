@@ -235,8 +235,7 @@ impl CrossSlotCheck {
             return;
         };
         let usage = usage.clone();
-        let costs = usage.policies().map(|_| 0);
-        let answer = match Settlement::new(&usage, costs) {
+        let answer = match Settlement::new(&usage, |_| 0) {
             Ok(settlement) => self.store.settle_one_slot(&settlement),
             Err(error) => StoreFuture::ready(Err(error)),
         };

@@ -35,7 +35,10 @@ impl RedisStore {
             let parts = slots.iter().map(|(_, charges)| settlement.pick(charges));
             let answers = parts.map(|part| store.settle_one_slot(&part)).collect();
             let usages = Self::join(answers).await.into_iter();
-            let usages: Vec<Usage> = usages.collect::<Result<_, _>>()?;
+            // Other parts may have been settled.
+            let usages: Vec<Usage> = usages
+                .collect::<Result<_, _>>()
+                .map_err(StoreError::maybe_sent)?;
             let check = settlement.check();
             let (decided_at_ms, rules) = join_usages(check, &slots, &usages);
             Ok(Usage::joined(check, decided_at_ms, rules))

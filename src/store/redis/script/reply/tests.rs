@@ -119,7 +119,7 @@ proptest! {
         let Ok(Reply::Check(admitted)) = decision(&Value::BulkString(sound)) else {
             panic!("a sound reply is not read")
         };
-        let settlement = Settlement::new(admitted.usage(), [1, 2]).unwrap();
+        let settlement = Settlement::new(admitted.usage(), |_| 2).unwrap();
         let policy = Policy::parse("p", "1/1s").unwrap();
         let reset = Operation::Reset { policy, key: Key::new("user", "alice") };
         let fill = Operation::Fill { check: check(), count: 3 };

@@ -1,0 +1,80 @@
+//! [`ActualCost`]: what something turned out to cost, by the names of policies.
+
+use std::borrow::Cow;
+
+use crate::charge::Charge;
+
+/// What a request turned out to cost: a handler puts it into the extensions of its response, or
+/// [settles](crate::Limiter::settle) with it.
+///
+/// A layer with several policies counts different things under them: name the policies that the cost is for, and the
+/// others keep what they were charged.
+///
+/// ```
+/// use http::{Request, Response};
+/// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::ActualCost};
+/// use tower::{ServiceBuilder, ServiceExt};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let layer = RateLimitLayer::new(MemoryStore::new())
+///     .limit(Policy::parse("requests", "100/1h")?, Key::new("user", "alice"))
+///     .limit(Policy::parse("tokens", "10000/1h")?, Key::new("user", "alice"))
+///     .settle(ActualCost::or_charged);
+///
+/// let service = ServiceBuilder::new().layer(layer).service_fn(async |_: Request<()>| {
+///     let mut response = Response::new("a long answer".to_owned());
+///     response.extensions_mut().insert(ActualCost::of("tokens", 1_300));
+///     Ok::<_, std::convert::Infallible>(response)
+/// });
+/// let response = service.oneshot(Request::new(())).await?;
+/// let left = response.headers()["ratelimit"].to_str()?;
+/// assert!(left.starts_with(r#""requests";r=99;"#) && left.contains(r#""tokens";r=8700;"#));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ActualCost {
+    /// Under the policies that are not named.
+    others: Option<u64>,
+    named: Vec<(Cow<'static, str>, u64)>,
+}
+
+impl ActualCost {
+    /// The cost under every policy.
+    #[must_use]
+    pub const fn new(cost: u64) -> Self {
+        Self {
+            others: Some(cost),
+            named: Vec::new(),
+        }
+    }
+
+    /// The cost under the policy of this name; the others keep what they were charged.
+    #[must_use]
+    pub fn of(policy: impl Into<Cow<'static, str>>, cost: u64) -> Self {
+        Self {
+            others: None,
+            named: vec![(policy.into(), cost)],
+        }
+    }
+
+    /// Adds the cost under another policy, or replaces it.
+    #[must_use]
+    pub fn and(mut self, policy: impl Into<Cow<'static, str>>, cost: u64) -> Self {
+        let policy = policy.into();
+        self.named.retain(|(name, _)| *name != policy);
+        self.named.push((policy, cost));
+        self
+    }
+
+    /// The final cost of this charge: what was set for its policy, or else what was charged. For
+    /// [`Limiter::settle`](crate::Limiter::settle).
+    #[must_use]
+    pub fn under(&self, charge: &Charge) -> u64 {
+        let policy = charge.policy().name();
+        let named = self.named.iter().find(|(name, _)| name == policy);
+        let cost = named.map(|(_, cost)| *cost).or(self.others);
+        cost.unwrap_or_else(|| charge.cost())
+    }
+}
