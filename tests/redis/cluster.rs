@@ -502,7 +502,7 @@ async fn a_slot_that_is_moved_under_load_loses_no_count() {
 #[tokio::test]
 async fn a_slot_that_is_being_moved_is_decided_with_blocks_and_several_policies() {
     let cluster = Cluster::start(NEVER);
-    let limiter = patient(&cluster).await.with_blocks();
+    let limiter = patient(&cluster).await.enforce_blocks(true);
     let (much, little) = (policy("much", "1000/1h"), policy("little", "9/1h"));
     let name = users_at(&cluster, 0, 1).remove(0);
     let slot = cluster.slot(&format!("user={name}"));
