@@ -541,7 +541,7 @@ async fn a_slot_that_is_being_moved_is_decided_with_blocks_and_several_policies(
         }
         limiter.unblock(&user(&name)).await.unwrap();
         let decision = check(vec![charge(&much, &name)]).await;
-        limiter.settle(decision.usage(), [0]).await.unwrap();
+        limiter.settle(decision.usage(), |_| 0).await.unwrap();
         cluster.move_a_key(slot, 0, 1);
     }
     cluster.end_move(slot, 0, 1);
