@@ -139,9 +139,11 @@ impl<'a> Bounds<'a> {
         self.times(rule) != Some(1) || self.faults.iter().any(released)
     }
 
-    /// Whether units that were leased may stay charged.
-    pub(crate) const fn may_strand_leases(&self) -> bool {
+    /// Whether units that were leased may stay charged: answers get lost, or the runtime that was to return them.
+    pub(crate) fn may_strand_leases(&self) -> bool {
+        let loses_answers = |fault: &Fault| fault.silences() || *fault == Fault::Emptied;
         self.setup.with_leases_and_cache
+            && (self.setup.with_job || self.faults.iter().any(loses_answers))
     }
 }
 

@@ -20,8 +20,8 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::common::{history::START_MS, scripted::unavailable};
 
 const TIMEOUT: Duration = Duration::from_millis(100);
-/// Requests before the fault, one in each millisecond.
-const WARM_UP: u64 = 500;
+/// Requests before the fault, one in each millisecond: it begins shortly before a step ends.
+const WARM_UP: u64 = 900;
 
 const ONE_WAY: Duration = Duration::from_millis(30);
 
