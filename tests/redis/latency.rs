@@ -56,7 +56,7 @@ async fn carry(client: TcpStream, server: TcpStream, latency: Duration) {
 fn three_charges(user: usize) -> [Charge; 3] {
     ["one", "two", "three"].map(|name| {
         let policy = Policy::parse(name, "1000000/1d").unwrap();
-        Charge::new(&policy, Key::new("user", &format!("user-{user}")), 1)
+        Charge::new(&policy, Key::new("user", format!("user-{user}")), 1)
     })
 }
 
