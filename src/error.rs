@@ -197,13 +197,16 @@ pub enum StoreErrorKind {
     AccessDenied,
     /// The reply cannot be read, or the stored value was not written by this crate.
     Protocol,
+    /// The store keeps as many keys as it may, all of them at their limits, and so cannot decide about a new one; it
+    /// decides about the others. See [`MemoryStore`](crate::MemoryStore).
+    Full,
     /// The call is not valid: two policies of one name in one check, or a second settlement of one check.
     InvalidRequest,
 }
 
 impl StoreErrorKind {
     /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `circuit_open`, `access_denied`,
-    /// `protocol`, `invalid_request`.
+    /// `protocol`, `full`, `invalid_request`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -212,6 +215,7 @@ impl StoreErrorKind {
             Self::CircuitOpen => "circuit_open",
             Self::AccessDenied => "access_denied",
             Self::Protocol => "protocol",
+            Self::Full => "full",
             Self::InvalidRequest => "invalid_request",
         }
     }

@@ -16,7 +16,8 @@ pub enum FailurePolicy {
     #[default]
     Open,
     /// Let the memory of this process decide, within this process's [share](crate::Limiter::replicas) of the limits:
-    /// see [`limiter`](crate::limiter#when-the-store-cannot-decide).
+    /// see [`limiter`](crate::limiter#when-the-store-cannot-decide). A new key for which that memory
+    /// [has no room](crate::MemoryStore) is rejected.
     Local,
     /// Reject it: better no answer than an unlimited one, for instance at a login.
     Closed,

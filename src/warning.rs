@@ -43,6 +43,16 @@ pub(crate) fn breaker_closed() {
     tracing::warn!(target: "sluicegate", "breaker closed: the store decides again");
 }
 
+/// A memory store has no place for a new key; it is told again when it had places for a minute.
+pub(crate) fn memory_full() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        "a memory store is full of keys at their limits: the failure policy applies to new ones; give it a greater \
+         `capacity`, or limit what makes up keys by something that cannot be made up"
+    );
+}
+
 /// Leases are of no use in this runtime.
 pub(crate) fn nothing_leased() {
     #[cfg(feature = "tracing")]

@@ -37,7 +37,7 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// | `sluicegate_local_decisions_total` | counter | the same | those of them that the memory of this process has decided |
 /// | `sluicegate_repeated_denials_total` | counter | `policy` | those of them that a [`DenyCache`](crate::store::DenyCache) has repeated: the store was not called |
 /// | `sluicegate_denials_total` | counter | `policy`, `rule` (`10/1s`), `shadow`: `true`, `false` | every rule that denies a check |
-/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`, `block`, `unblock`; `kind`: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `invalid_request`; `outcome`: `passed`, `local`, `rejected`, `failed` | calls without an answer, and what became of the request |
+/// | `sluicegate_failures_total` | counter | `call`: `check`, `peek`, `settle`, `reset`, `block`, `unblock`; `kind`: `timeout`, `unavailable`, `circuit_open`, `access_denied`, `protocol`, `full`, `invalid_request`; `outcome`: `passed`, `local`, `rejected`, `failed` | calls without an answer, and what became of the request |
 /// | `sluicegate_breaker_switches_total` | counter | `state`: `open`, `closed` | how often the breaker before the store has opened and closed |
 /// | `sluicegate_breakers_open` | gauge | | breakers that are open: one for each limiter of this process that cannot use its store |
 /// | `sluicegate_missing_keys_total` | counter | `policy`, empty when it is unknown; `kind`: `missing`, `unauthenticated`, `malformed`, `unavailable`, `misconfigured`; `outcome`: `passed`, `rejected` | limits that found no key in a request |

@@ -3,7 +3,12 @@
 mod memory {
     use std::{fmt::Display, time::Duration};
 
-    use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, test_util::TestClock};
+    #[cfg(feature = "tracing")]
+    use crate::common::trace::traced;
+    use sluicegate::{
+        Charge, Decision, Key, Limiter, MemoryStore, Policy, StoreError, error::StoreErrorKind,
+        test_util::TestClock,
+    };
 
     crate::contract!(new);
     crate::calls!(new);
@@ -26,59 +31,171 @@ mod memory {
         }
     }
 
+    async fn left(limiter: &Limiter, policy: &Policy, key: impl Display) -> u64 {
+        let usage = limiter.peek(charge(policy, key)).await.unwrap();
+        usage.rules().next().unwrap().remaining()
+    }
+
+    fn is_full(result: Result<Decision, StoreError>) -> bool {
+        result.is_err_and(|error| error.kind() == StoreErrorKind::Full)
+    }
+
     #[tokio::test]
     async fn a_flood_of_keys_stays_within_the_capacity() {
         for capacity in [1, 2, 100, 1_500, 5_000] {
             let store = MemoryStore::new().capacity(capacity);
-            let policy = Policy::parse("p", "1/1h").unwrap();
+            let policy = Policy::parse("p", "2/1h").unwrap();
             flood(&Limiter::new(store.clone()), &policy, 0..12_000).await;
             assert_eq!(store.len(), capacity);
         }
     }
 
     #[tokio::test]
-    async fn a_check_over_more_keys_than_fit_stays_within_the_capacity() {
-        let store = MemoryStore::new().capacity(2);
-        let policy = Policy::parse("p", "1/1h").unwrap();
-        let charges = (0..8).flat_map(|key| charge(&policy, key));
-        let decision = Limiter::new(store.clone()).check(charges).await.unwrap();
-        assert!(decision.is_allowed());
-        assert_eq!(store.len(), 2);
+    async fn a_flood_of_ten_times_the_capacity_lifts_no_limit() {
+        let store = MemoryStore::new().capacity(5_000);
+        let limiter = Limiter::new(store.clone());
+        let policy = Policy::parse("p", "1000/1h").unwrap();
+        let limited = (0..1_000).map(|n| format!("limited {n}"));
+        let limited: Vec<String> = limited.collect();
+        for (index, key) in limited.iter().enumerate() {
+            // At their limits, or with a tenth left.
+            let units = if index % 2 == 0 { 1_000 } else { 900 };
+            let charge = Charge::new(&policy, Key::new("user", key.as_str()), units);
+            assert!(limiter.check([charge]).await.unwrap().is_allowed());
+        }
+        flood(&limiter, &policy, 0..50_000).await;
+        assert!(store.len() <= 5_000);
+        for (index, key) in limited.iter().enumerate() {
+            let expected = if index % 2 == 0 { 0 } else { 100 };
+            assert_eq!(left(&limiter, &policy, key).await, expected, "{key}");
+        }
     }
 
     #[tokio::test]
-    async fn what_counts_no_more_goes_first_and_then_what_is_released_first() {
+    async fn a_store_of_keys_at_their_limits_decides_about_no_new_one() {
         let clock = TestClock::new(0);
-        let limiter = Limiter::new(MemoryStore::new().capacity(3).clock(clock.clone()));
-        let hour = Policy::parse("hour", "1/1h").unwrap();
-        let minute = Policy::parse("minute", "1/1m").unwrap();
-        let second = Policy::parse("second", "1/1s").unwrap();
-        let admits = async |policy, key| {
+        let limiter = Limiter::new(MemoryStore::new().capacity(2).clock(clock.clone()));
+        let (minute, hour) = (
+            Policy::parse("minute", "1/1m").unwrap(),
+            Policy::parse("hour", "1/1h").unwrap(),
+        );
+        for (policy, key) in [(&minute, 'a'), (&hour, 'b')] {
+            limiter.check(charge(policy, key)).await.unwrap();
+        }
+        // So many are no reason to stop calling the store.
+        for key in 0..20 {
+            assert!(is_full(limiter.check(charge(&hour, key)).await));
+        }
+        let both = [charge(&hour, 'b'), charge(&hour, 'c')].concat();
+        assert!(!limiter.check(both).await.unwrap().is_allowed());
+        assert_eq!(left(&limiter, &minute, 'a').await, 0);
+        assert_eq!(left(&limiter, &hour, 'b').await, 0);
+        clock.advance(Duration::from_secs(62));
+        assert!(
             limiter
-                .check(charge(policy, key))
+                .check(charge(&hour, 'c'))
                 .await
                 .unwrap()
                 .is_allowed()
-        };
-        assert!(admits(&minute, 'a').await);
-        assert!(admits(&second, 'b').await);
-        assert!(admits(&hour, 'c').await);
+        );
+        assert!(is_full(limiter.check(charge(&hour, 'd')).await));
+    }
 
+    #[cfg(feature = "tracing")]
+    #[test]
+    fn a_spell_of_a_full_store_is_one_warning() {
+        let lines = traced(false, async {
+            let clock = TestClock::new(0);
+            let limiter = Limiter::new(MemoryStore::new().capacity(1).clock(clock.clone()));
+            let policy = Policy::parse("p", "1/1d").unwrap();
+            limiter.check(charge(&policy, "limited")).await.unwrap();
+            for seconds in [1, 50, 50, 61, 1] {
+                assert!(is_full(limiter.check(charge(&policy, "alice")).await));
+                clock.advance(Duration::from_secs(seconds));
+            }
+        });
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        for line in lines {
+            assert!(line.starts_with("WARN a memory store is full"), "{line}");
+            assert!(!line.contains("alice"), "{line}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_check_over_more_keys_than_fit_charges_none() {
+        let store = MemoryStore::new().capacity(2);
+        let limiter = Limiter::new(store.clone());
+        let policy = Policy::parse("p", "9/1h").unwrap();
+        flood(&limiter, &policy, 0..1).await;
+        let charges = (0..8).flat_map(|key| charge(&policy, key));
+        assert!(is_full(limiter.check(charges).await));
+        assert_eq!(store.len(), 1);
+        assert_eq!(left(&limiter, &policy, 0).await, 8);
+    }
+
+    #[tokio::test]
+    async fn a_shadow_without_a_place_changes_nothing_else() {
+        let limiter = Limiter::new(MemoryStore::new().capacity(1));
+        let policy = Policy::parse("p", "1/1h").unwrap();
+        let trial = Policy::parse("trial", "1/1h").unwrap().shadow();
+        let charges = [charge(&policy, 'a'), charge(&trial, 'a')].concat();
+        let decision = limiter.check(charges).await.unwrap();
+        assert!(decision.is_allowed() && decision.usage().shadow().is_none());
+        assert_eq!(left(&limiter, &policy, 'a').await, 0);
+    }
+
+    #[tokio::test]
+    async fn a_settlement_reaches_a_forgotten_key_only_if_there_is_a_place() {
+        let limiter = Limiter::new(MemoryStore::new().capacity(1));
+        let policy = Policy::parse("p", "9/1h").unwrap();
+        let decision = limiter.check(charge(&policy, 'a')).await.unwrap();
+        let full = Charge::new(&policy, Key::new("user", "b"), 9);
+        assert!(limiter.check([full]).await.unwrap().is_allowed());
+        let error = limiter.settle(decision.usage(), [3]).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Full);
+        assert_eq!(left(&limiter, &policy, 'b').await, 0);
+    }
+
+    #[tokio::test]
+    async fn what_counts_no_more_goes_first_and_then_the_key_with_the_most_room() {
+        let clock = TestClock::new(0);
+        let limiter = Limiter::new(MemoryStore::new().capacity(3).clock(clock.clone()));
+        let hour = Policy::parse("hour", "8/1h").unwrap();
+        let second = Policy::parse("second", "8/1s").unwrap();
+        let spend = async |policy, key: &str, units| {
+            let charge = Charge::new(policy, Key::new("user", key), units);
+            let decision = limiter.check([charge]).await.unwrap();
+            assert!(decision.is_allowed(), "{key}");
+        };
+        spend(&second, "a", 8).await;
+        spend(&hour, "b", 1).await;
+        spend(&hour, "c", 4).await;
         clock.advance(Duration::from_secs(2));
-        assert!(admits(&second, 'd').await, "takes the place of b");
-        assert!(!admits(&minute, 'a').await);
-        assert!(
-            admits(&hour, 'e').await,
-            "takes the place of d, which is released first"
-        );
-        assert!(
-            admits(&second, 'd').await,
-            "has been forgotten, and takes the place of a"
-        );
-        assert!(!admits(&second, 'd').await);
-        assert!(!admits(&hour, 'c').await);
-        assert!(!admits(&hour, 'e').await);
-        assert!(admits(&minute, 'a').await, "has been forgotten");
+        spend(&hour, "d", 2).await; // in the place of a, which counts no more
+        assert_eq!(left(&limiter, &hour, "b").await, 7);
+        spend(&hour, "e", 7).await; // in the place of b, which has used least
+        assert_eq!(left(&limiter, &hour, "b").await, 8);
+        spend(&hour, "f", 1).await; // in the place of d
+        for (key, units) in [("c", 4), ("d", 8), ("e", 1), ("f", 7)] {
+            assert_eq!(left(&limiter, &hour, key).await, units, "{key}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_key_that_has_room_again_stands_where_its_other_rules_put_it() {
+        let clock = TestClock::new(0);
+        let limiter = Limiter::new(MemoryStore::new().capacity(2).clock(clock.clone()));
+        let both = Policy::parse("both", "64/1d,2/1s").unwrap();
+        let hour = Policy::parse("hour", "8/1h").unwrap();
+        for (policy, key, units) in [(&both, "burst", 2), (&hour, "regular", 3)] {
+            let charge = Charge::new(policy, Key::new("user", key), units);
+            limiter.check([charge]).await.unwrap();
+        }
+        clock.advance(Duration::from_secs(2));
+        limiter.check(charge(&hour, "new")).await.unwrap();
+        for (policy, key, units) in [(&both, "burst", 64), (&hour, "regular", 5)] {
+            assert_eq!(left(&limiter, policy, key).await, units, "{key}");
+        }
     }
 
     #[tokio::test]

@@ -490,6 +490,17 @@ async fn the_memory_is_bounded() {
     assert!((1_000..=2_000).contains(&memory.len()), "{}", memory.len());
 }
 
+#[tokio::test]
+async fn a_full_memory_rejects_new_keys_and_decides_about_those_it_keeps() {
+    let limiter = limiter(&Shared::down(), 1).local_store(MemoryStore::new().capacity(1));
+    let api = policy("1/1d");
+    assert!(limiter.try_acquire(charge(&api, 1)).await);
+    let bob = [Charge::new(&api, Key::new("user", "bob"), 1)];
+    assert!(!limiter.try_acquire(bob).await);
+    let decision = limiter.check(charge(&api, 1)).await.unwrap();
+    assert!(matches!(decision, Decision::Denied(_)));
+}
+
 #[test]
 fn local_decisions_need_no_runtime() {
     let limiter = limiter(&Shared::down(), 1);

@@ -1,9 +1,11 @@
 use smallvec::SmallVec;
 
+use super::standing::{LIMITED, Standing, class};
 use crate::{
     charge::Charge,
     decision::{Count, PolicyUsage, RuleUsage},
     policy::Policy,
+    rule::Rule,
     window::{Section, Spec},
 };
 
@@ -101,6 +103,30 @@ impl Entry {
             *count = section.kept();
         }
         self.tidy(usage.policy(), now_ms);
+    }
+
+    /// Where its key stands after a change that has left these counts under these rules.
+    pub(super) fn standing(
+        &self,
+        rules: impl Iterator<Item = Rule> + Clone,
+        counts: &[Count],
+        now_ms: u64,
+    ) -> Standing {
+        let classes = rules.clone().zip(counts);
+        let class_now = classes.map(|(rule, count)| class(&rule, *count)).max();
+        let class_now = class_now.unwrap_or(0);
+        if class_now < LIMITED {
+            return Standing::open(class_now, self.release_ms());
+        }
+        let look = |rule: &Rule, at_ms| {
+            self.with_section(Spec::of(rule), |it| it.look(at_ms, rule.limit(), 1))
+        };
+        let fits = rules
+            .clone()
+            .map(|rule| look(&rule, now_ms).fits_at_ms(&rule, 1));
+        let fits_at_ms = fits.max().unwrap_or(0);
+        let later = rules.map(|rule| class(&rule, look(&rule, fits_at_ms)));
+        Standing::limited(fits_at_ms, later.max().unwrap_or(0))
     }
 
     /// When the last unit of all is released; 0 when there is none.

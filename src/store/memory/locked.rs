@@ -5,11 +5,17 @@ use smallvec::SmallVec;
 use super::{clock::Clock, entry::by_charge, shard::Shard, token::Token};
 use crate::{charge::Charge, decision::Count};
 
+/// There is no place for a new key: all others are at their limits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Full;
+
 /// All the shards that one call needs, locked together: so a check over several keys is atomic.
 pub(super) struct Locked<'a> {
     /// Read under the locks, so that the time of a key never steps back.
     pub(super) now_ms: u64,
     count: usize,
+    /// Of all keys of the call: none of them makes room for another.
+    tokens: &'a [Token],
     /// In the order of the shards.
     guards: SmallVec<[(usize, MutexGuard<'a, Shard>); 2]>,
 }
@@ -18,18 +24,15 @@ impl<'a> Locked<'a> {
     /// Locks in the order of the shards, so that two calls never wait for each other in a circle.
     ///
     /// Poison is ignored: half a check of one key is worth less than the counts of all others.
-    pub(super) fn new<'t>(
-        shards: &'a [Mutex<Shard>],
-        tokens: impl IntoIterator<Item = &'t Token>,
-        clock: &Clock,
-    ) -> Self {
+    pub(super) fn new(shards: &'a [Mutex<Shard>], tokens: &'a [Token], clock: &Clock) -> Self {
         let count = shards.len();
         let mut wanted = tokens
-            .into_iter()
+            .iter()
             .fold(0_u32, |wanted, token| wanted | 1 << index(*token, count));
         let mut locked = Self {
             now_ms: 0,
             count,
+            tokens,
             guards: SmallVec::new(),
         };
         while wanted != 0 {
@@ -59,28 +62,48 @@ impl<'a> Locked<'a> {
         tokens: &[Token],
         count: u16,
         counts: &mut [Count],
-    ) -> u16 {
+    ) -> Result<u16, Full> {
         if charges.is_empty() {
-            return count;
+            return Ok(count);
         }
-        let admitted = self.look(charges, tokens, counts).min(count);
+        let (fitting, are_known) = self.look(charges, tokens, counts);
+        let admitted = fitting.min(count);
         if admitted > 0 {
+            if !are_known {
+                let charged = charges.iter().zip(tokens).filter(|(it, _)| it.cost() > 0);
+                self.reserve(charged.map(|(_, token)| *token))?;
+            }
             self.charge(charges, tokens, admitted, counts);
             if admitted < count {
                 self.look(charges, tokens, counts);
             }
         }
-        admitted
+        Ok(admitted)
     }
 
-    /// Counts under each rule, and answers how often the costs fit.
-    fn look(&mut self, charges: &[Charge], tokens: &[Token], counts: &mut [Count]) -> u16 {
-        let (mut fitting, now_ms) = (u16::MAX, self.now_ms);
-        for (charge, token, counts) in by_charge(charges, tokens, counts) {
-            let entry = self.shard(token).entry(token);
-            fitting = fitting.min(entry.look(charge, now_ms, counts));
+    /// Gives each of these keys a place, or none.
+    pub(super) fn reserve(
+        &mut self,
+        tokens: impl Iterator<Item = Token> + Clone,
+    ) -> Result<(), Full> {
+        let (spared, now_ms) = (self.tokens, self.now_ms);
+        let mut wanted = tokens.clone();
+        if wanted.all(|token| self.shard(token).reserve(token, spared, now_ms)) {
+            return Ok(());
         }
-        fitting
+        tokens.for_each(|token| self.shard(token).cancel(token));
+        Err(Full)
+    }
+
+    /// Counts under each rule, and answers how often the costs fit, and whether each key has a place.
+    fn look(&mut self, charges: &[Charge], tokens: &[Token], counts: &mut [Count]) -> (u16, bool) {
+        let (mut fitting, mut are_known, now_ms) = (u16::MAX, true, self.now_ms);
+        for (charge, token, counts) in by_charge(charges, tokens, counts) {
+            let shard = self.shard(token);
+            are_known &= shard.get(token).is_some();
+            fitting = fitting.min(shard.entry(token).look(charge, now_ms, counts));
+        }
+        (fitting, are_known)
     }
 
     /// Adds every cost so many times, and replaces the counts that this changes.
@@ -90,8 +113,9 @@ impl<'a> Locked<'a> {
             let units = charge.cost() * u64::from(times); // all of them fit a limit
             if units > 0 {
                 let (shard, policy) = (self.shard(token), charge.policy());
-                shard.write(token, now_ms, |entry| {
-                    entry.charge(policy, units, now_ms, counts)
+                shard.write(token, |entry| {
+                    entry.charge(policy, units, now_ms, counts);
+                    entry.standing(policy.rules().iter().copied(), counts, now_ms)
                 });
             }
         }

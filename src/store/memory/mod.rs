@@ -8,7 +8,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use smallvec::SmallVec;
@@ -18,7 +21,7 @@ use self::{
     clock::Clock,
     contributors::ContributorTables,
     entry::by_charge,
-    locked::Locked,
+    locked::{Full, Locked},
     shard::Shard,
     token::{Token, Tokens},
 };
@@ -29,14 +32,15 @@ use crate::{
     charge::Charge,
     check::Check,
     contributors::{Contribution, Contributors},
-    decision::{Count, Decision, Filled, Usage},
-    error::StoreError,
+    decision::{Count, Decision, Filled, RuleUsage, Usage},
+    error::{StoreError, StoreErrorKind},
     key::Key,
     operation::{Operation, Reply},
     policy::Policy,
     rule::Rule,
     settlement::Settlement,
     store::{CallFuture, ContributeFuture, Store, StoreFuture},
+    warning,
 };
 
 mod blocks;
@@ -45,6 +49,7 @@ mod contributors;
 pub(super) mod entry;
 mod locked;
 mod shard;
+mod standing;
 mod token;
 
 const DEFAULT_CAPACITY: usize = 100_000;
@@ -54,6 +59,9 @@ const MAX_SHARDS: usize = 16;
 
 /// Fewer keys than this share one lock: hashing would fill several too unevenly.
 const MIN_SHARD: usize = 1_024;
+
+/// For so long no call may have been without a place before the warning is new.
+const QUIET_MS: u64 = 60_000;
 
 /// The token of each charge, and a count for each rule. What most checks have at most is kept on the stack.
 type CheckTokens = SmallVec<[Token; 2]>;
@@ -88,11 +96,19 @@ type Counts = SmallVec<[Count; 4]>;
 /// 300 bytes and 16 for each step that counts, of which a rule has at most `window / precision + 1`, and never more
 /// than its limit. Keys that count no more are dropped as new ones come.
 ///
-/// **When it is full**, a new key takes the place of one that counts no more, or else of the one that is the first to
-/// do so. Whoever can make up keys (spoofed addresses, random user names) can therefore make the store forget the
-/// counts of others, those with short windows first, and so lift a limit for a while; never deny anyone, and never
-/// take more memory or time. Give a store that faces such keys a capacity above the number that can come in one
-/// window, or limit what makes up keys by something that cannot be made up.
+/// **When it is full**, a new key takes the place of one that counts no more, or else of one that has used the least
+/// share of its limits, as of its latest charge and to about a factor of two. A key at its limit, under which not one unit
+/// fits, is never forgotten. So a flood of made-up keys (spoofed addresses, random user names) lifts no limit of a key
+/// at its limit, and the store forgets units of another key only when all that it keeps have used about half as
+/// great a share or more. It takes no more memory.
+///
+/// If all other keys are at their limits, the store cannot decide about a new one: the check is a
+/// [`Full`](crate::error::StoreErrorKind::Full) error, the [failure policy](crate::FailurePolicy) applies to this
+/// request and the breaker does not open. One warning says so. Choose `Closed` for policies that protect something,
+/// such as logins: new keys are then rejected until a unit fits under one of the others. With `Open`, the default, they
+/// pass uncounted. `Local` counts them in the limiter's [local store](crate::Limiter::local_store), and rejects them
+/// when that is full, too. Better, give the store a capacity above the number of keys that can come in one window, or
+/// limit what makes up keys by something that cannot be made up.
 #[derive(Clone)]
 pub struct MemoryStore {
     inner: Arc<Inner>,
@@ -107,6 +123,8 @@ struct Inner {
     /// Held by a ban from its look at the strikes on, and by what ends blocks and strikes.
     bans: Mutex<()>,
     contributors: ContributorTables,
+    /// When there was last no place for a key.
+    full_at_ms: AtomicU64,
 }
 
 impl MemoryStore {
@@ -168,6 +186,7 @@ impl MemoryStore {
                 blocks: Blocks::new(keys),
                 bans: Mutex::default(),
                 contributors: ContributorTables::default(),
+                full_at_ms: AtomicU64::new(u64::MAX),
             }),
         }
     }
@@ -204,12 +223,16 @@ impl Inner {
         let (counts, shadow_counts) = counts.split_at_mut(check.rule_count());
         let admitted = shards.fill(check.charges(), tokens, count, counts);
         let charges = check.shadow_charges();
-        let shadow_admitted = shards.fill(charges, shadow_tokens, admitted, shadow_counts);
+        let shadow_admitted = admitted
+            .and_then(|admitted| shards.fill(charges, shadow_tokens, admitted, shadow_counts));
         drop(shards);
+        let admitted = admitted.map_err(|Full| self.full(now_ms))?;
+        let shadow_admitted = shadow_admitted.map_err(|Full| self.full(now_ms)).ok();
         let filled = Filled::new(check, count, admitted, now_ms, counts);
-        let shadows = shadows
-            .as_ref()
-            .map(|it| Filled::new(it, admitted, shadow_admitted, now_ms, shadow_counts));
+        let shadows = shadows.as_ref().zip(shadow_admitted);
+        let shadows = shadows.map(|(check, shadow_admitted)| {
+            Filled::new(check, admitted, shadow_admitted, now_ms, shadow_counts)
+        });
         answer(filled, shadows)
     }
 
@@ -219,14 +242,27 @@ impl Inner {
         let mut counts = counts(&check);
         let mut shards = Locked::new(&self.shards, &tokens, &self.clock);
         let now_ms = shards.now_ms;
-        let charged = settlement.usage().policies().zip(settlement.costs());
+        let usages = settlement.usage().policies().zip(settlement.costs());
+        let charged = || {
+            let charged = check.charges().iter().zip(usages.clone());
+            charged.map(|(it, (usage, cost))| (usage, cost.cast_signed() - it.cost().cast_signed()))
+        };
+        let mut changed = CheckTokens::new();
+        for (token, (usage, difference)) in tokens.iter().zip(charged()) {
+            let entry = shards.shard(*token).entry(*token);
+            if entry.would_settle(usage, now_ms, difference) {
+                changed.push(*token);
+            }
+        }
+        let places = shards.reserve(changed.iter().copied());
+        places.map_err(|Full| self.full(now_ms))?;
         let charges = by_charge(check.charges(), &tokens, &mut counts);
-        for ((charge, token, counts), (usage, cost)) in charges.zip(charged) {
+        for ((charge, token, counts), (usage, difference)) in charges.zip(charged()) {
             let shard = shards.shard(token);
-            let difference = cost.cast_signed() - charge.cost().cast_signed();
-            if shard.entry(token).would_settle(usage, now_ms, difference) {
-                shard.write(token, now_ms, |entry| {
+            if changed.contains(&token) {
+                shard.write(token, |entry| {
                     entry.settle(usage, now_ms, difference, counts);
+                    entry.standing(usage.rules().iter().map(RuleUsage::rule), counts, now_ms)
                 });
             } else {
                 shard.entry(token).look(charge, now_ms, counts);
@@ -236,10 +272,24 @@ impl Inner {
         Usage::settled(settlement.check(), now_ms, &counts)
     }
 
+    /// The error of a call for which there is no place, and one warning, unless there was such a call a moment ago.
+    #[cold]
+    fn full(&self, now_ms: u64) -> StoreError {
+        let last_ms = self.full_at_ms.swap(now_ms, Relaxed);
+        if last_ms.abs_diff(now_ms) > QUIET_MS {
+            warning::memory_full();
+        }
+        StoreError::new(
+            StoreErrorKind::Full,
+            "the store has no room for another key: all others are at their limits",
+        )
+    }
+
     /// Forgets the counts of a key under the policy of this name.
     fn forget(&self, policy: &str, key: &Key) {
         let token = self.tokens.token(policy, key);
-        let mut shards = Locked::new(&self.shards, &[token], &self.clock);
+        let tokens = [token];
+        let mut shards = Locked::new(&self.shards, &tokens, &self.clock);
         shards.shard(token).remove(token);
     }
 
@@ -262,7 +312,8 @@ impl Inner {
     fn strikes(&self, key: &Key, strikes: Rule) -> u64 {
         let look = Charge::new(&Policy::of_strikes(strikes), key.clone(), 0);
         let token = self.tokens.token(STRIKES, key);
-        let mut shards = Locked::new(&self.shards, &[token], &self.clock);
+        let tokens = [token];
+        let mut shards = Locked::new(&self.shards, &tokens, &self.clock);
         let (now_ms, mut counts) = (shards.now_ms, [Count::default()]);
         let entry = shards.shard(token).entry(token);
         entry.look(&look, now_ms, &mut counts);

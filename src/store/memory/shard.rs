@@ -2,25 +2,33 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::{
     entry::Entry,
+    standing::{CLASSES, LIMITED, Standing},
     token::{BuildTokenHasher, Token},
 };
 
 /// Fewer keys than this are not worth giving back before room is needed.
 const SWEEP_ABOVE: usize = 64;
 
+/// How many keys are looked after for each that comes: more than one, so that the shard shrinks again after a flood
+/// without anything running in the background.
+const PER_KEY: usize = 2;
+
+type Queue = BTreeSet<(Standing, Token)>;
+
 /// A part of the keys, under one lock.
 #[derive(Debug)]
 pub(super) struct Shard {
     capacity: usize,
     entries: HashMap<Token, Queued, BuildTokenHasher>,
-    /// Every key by the time at which its last unit is released: the first is the one to drop.
-    queue: BTreeSet<(u64, Token)>,
+    /// The keys of each class by time: those with the most room are in the first, and those at their limit in the last.
+    queues: [Queue; CLASSES],
 }
 
 #[derive(Debug)]
 struct Queued {
     entry: Entry,
-    release_ms: u64,
+    /// `None` from when the place is reserved until the first charge: in no queue, so that nothing else takes it.
+    standing: Option<Standing>,
 }
 
 impl Shard {
@@ -28,7 +36,7 @@ impl Shard {
         Self {
             capacity,
             entries: HashMap::default(),
-            queue: BTreeSet::new(),
+            queues: Default::default(),
         }
     }
 
@@ -36,55 +44,112 @@ impl Shard {
         self.entries.len()
     }
 
+    /// The entry of a key that has a place.
+    pub(super) fn get(&self, token: Token) -> Option<&Entry> {
+        self.entries.get(&token).map(|queued| &queued.entry)
+    }
+
     /// The entry of a key, an empty one if there is none.
     pub(super) fn entry(&self, token: Token) -> &Entry {
         static EMPTY: Entry = Entry::new();
-        self.entries
-            .get(&token)
-            .map_or(&EMPTY, |queued| &queued.entry)
+        self.get(token).unwrap_or(&EMPTY)
     }
 
-    /// Lets `change` write to the entry of a key, makes room for it if it is new, and drops it if nothing is left.
-    pub(super) fn write(&mut self, token: Token, now_ms: u64, change: impl FnOnce(&mut Entry)) {
-        let queued = match self.entries.get_mut(&token) {
-            Some(queued) => queued,
-            None => {
-                self.make_room(now_ms);
-                self.entries.entry(token).or_insert(Queued {
-                    entry: Entry::new(),
-                    release_ms: 0,
-                })
-            }
-        };
-        change(&mut queued.entry);
-        let release_ms = queued.entry.release_ms();
-        if release_ms == 0 {
+    /// Makes a place for a key that has none, but not in that of a key in `spared`. Answers whether it has one then.
+    pub(super) fn reserve(&mut self, token: Token, spared: &[Token], now_ms: u64) -> bool {
+        if self.get(token).is_some() {
+            return true;
+        }
+        let has_room = self.make_room(spared, now_ms);
+        if has_room {
+            let entry = Entry::new();
+            let standing = None;
+            self.entries.insert(token, Queued { entry, standing });
+        }
+        has_room
+    }
+
+    /// Gives up the place of a key that nothing was written to.
+    pub(super) fn cancel(&mut self, token: Token) {
+        if self.entry(token).release_ms() == 0 {
             self.remove(token);
-        } else if release_ms != queued.release_ms {
-            self.queue.remove(&(queued.release_ms, token));
-            self.queue.insert((release_ms, token));
-            queued.release_ms = release_ms;
+        }
+    }
+
+    /// Lets `change` write to the entry of a key that has a place, and drops the key if nothing is left.
+    pub(super) fn write(&mut self, token: Token, change: impl FnOnce(&mut Entry) -> Standing) {
+        let Some(queued) = self.entries.get_mut(&token) else {
+            return;
+        };
+        let new = change(&mut queued.entry);
+        if queued.entry.release_ms() == 0 {
+            self.remove(token);
+            return;
+        }
+        let old = queued.standing.replace(new);
+        if old != Some(new) {
+            if let Some(old) = old {
+                self.queues[old.class()].remove(&(old, token));
+            }
+            self.queues[new.class()].insert((new, token));
         }
     }
 
     pub(super) fn remove(&mut self, token: Token) {
-        if let Some(queued) = self.entries.remove(&token) {
-            self.queue.remove(&(queued.release_ms, token));
+        if let Some(queued) = self.entries.remove(&token)
+            && let Some(standing) = queued.standing
+        {
+            self.queues[standing.class()].remove(&(standing, token));
         }
     }
 
-    /// Drops up to two keys that count no more, or the one that is the first to do so. Two for each that comes: so
-    /// the shard shrinks again after a flood without anything running in the background.
-    fn make_room(&mut self, now_ms: u64) {
-        for _ in 0..2 {
-            let Some(&(release_ms, token)) = self.queue.first() else {
-                return;
-            };
-            let is_full = self.len() >= self.capacity;
-            let is_over = self.len() > SWEEP_ABOVE && release_ms <= now_ms;
-            if is_full || is_over {
+    /// Drops keys that count no more, or else the one with the most room. Answers whether there is room then.
+    fn make_room(&mut self, spared: &[Token], now_ms: u64) -> bool {
+        for _ in 0..PER_KEY {
+            self.requeue_first(now_ms);
+            if self.len() > SWEEP_ABOVE || self.len() >= self.capacity {
+                self.drop_released(spared, now_ms);
+            }
+        }
+        if self.len() >= self.capacity {
+            let first = self.firsts(spared).next();
+            if let Some((_, token)) = first {
                 self.remove(token);
             }
         }
+        self.len() < self.capacity
+    }
+
+    /// Gives the key that was the first to have room again its place among those with room.
+    fn requeue_first(&mut self, now_ms: u64) {
+        let limited = &mut self.queues[usize::from(LIMITED)];
+        if let Some(&(old, token)) = limited.first()
+            && old.at_ms() <= now_ms
+            && let Some(queued) = self.entries.get_mut(&token)
+        {
+            limited.pop_first();
+            let new = old.with_room(queued.entry.release_ms());
+            queued.standing = Some(new);
+            self.queues[new.class()].insert((new, token));
+        }
+    }
+
+    /// Drops the key that was the first to count no more.
+    fn drop_released(&mut self, spared: &[Token], now_ms: u64) {
+        let first = self.firsts(spared).min();
+        if let Some((standing, token)) = first
+            && standing.at_ms() <= now_ms
+        {
+            self.remove(token);
+        }
+    }
+
+    /// The key of each class with room that is released first.
+    fn firsts(&self, spared: &[Token]) -> impl Iterator<Item = (Standing, Token)> {
+        let with_room = &self.queues[..usize::from(LIMITED)];
+        with_room.iter().filter_map(|queue| {
+            let mut keys = queue.iter().copied();
+            keys.find(|(_, token)| !spared.contains(token))
+        })
     }
 }

@@ -40,7 +40,8 @@
 //! any.
 //!
 //! Every key has a TTL that covers its longest live section. Give the limiter a server or database of its own, with
-//! `maxmemory-policy noeviction`: under any other policy, the limit of a key that is evicted starts anew.
+//! `maxmemory-policy noeviction`: the limit of a key that is evicted starts from nothing, under `volatile-ttl` and the
+//! other policies alike. See [memory](deployment#memory).
 //!
 //! # Clocks
 //!

@@ -6,8 +6,10 @@ use std::{
 };
 
 use sluicegate::{
-    Charge, Decision, Limiter, MemoryStore, Policy, Rule, StoreError, error::PolicyError,
-    rule::MAX_UNITS, test_util::TestClock,
+    Charge, Decision, Limiter, MemoryStore, Policy, Rule, StoreError,
+    error::{PolicyError, StoreErrorKind},
+    rule::MAX_UNITS,
+    test_util::TestClock,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -61,7 +63,11 @@ impl Replay {
         let Poll::Ready(decision) = answer.poll(&mut Context::from_waker(Waker::noop())) else {
             unreachable!("memory answers at once");
         };
-        let decision = decision?;
+        let decision = match decision {
+            // It passes uncounted: `is_full` says so.
+            Err(error) if error.kind() == StoreErrorKind::Full => return Ok(None),
+            decision => decision?,
+        };
         if !decision.is_allowed() {
             self.runtime.block_on(self.limiter.strikes_counted());
         }
@@ -74,7 +80,8 @@ impl Replay {
         policies.position(|it| it.policy.name() == policy.name())
     }
 
-    /// Whether it is so full that it may have dropped keys that count: its parts fill unevenly.
+    /// Whether it is so full that it may have dropped keys that count, or had no place for others: its parts fill
+    /// unevenly.
     pub(super) fn is_full(&self) -> bool {
         self.store.len() >= self.capacity - self.capacity / 10
     }

@@ -1,0 +1,94 @@
+use std::num::NonZeroU64;
+
+use crate::rule::Rule;
+use crate::window::Count;
+
+/// The class of keys at their limit, under which not one unit fits: they are never forgotten.
+///
+/// Below it, a class has used about twice as much of its limit as the one before. So what is forgotten with a key of
+/// the first class is at most twice the least that could be.
+pub(super) const LIMITED: u8 = 15;
+pub(super) const CLASSES: usize = LIMITED as usize + 1;
+
+/// Where a key stands among those that can be forgotten, as its latest change has left it: those that are released
+/// first, or have room first, are the first of their class.
+///
+/// From the highest bit on: that time in ms, the class when a unit fits again, and the class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Standing(NonZeroU64);
+
+impl Standing {
+    /// Of a key with room, whose last unit is released at this time.
+    pub(super) fn open(class: u8, release_ms: u64) -> Self {
+        Self::new(class, class, release_ms)
+    }
+
+    /// Of a key at its limit, under which a unit fits at this time.
+    pub(super) fn limited(fits_at_ms: u64, later: u8) -> Self {
+        Self::new(LIMITED, later.min(LIMITED - 1), fits_at_ms)
+    }
+
+    fn new(class: u8, later: u8, at_ms: u64) -> Self {
+        let bits = at_ms.min(u64::MAX >> 8) << 8 | u64::from(later) << 4 | u64::from(class);
+        Self(NonZeroU64::new(bits).unwrap_or(NonZeroU64::MIN))
+    }
+
+    pub(super) fn class(self) -> usize {
+        (self.0.get() & 15) as usize
+    }
+
+    pub(super) fn at_ms(self) -> u64 {
+        self.0.get() >> 8
+    }
+
+    /// Of the same key when a unit fits again.
+    pub(super) fn with_room(self, release_ms: u64) -> Self {
+        Self::open((self.0.get() >> 4 & 15) as u8, release_ms)
+    }
+}
+
+/// The class of a key for which so much counts under a rule.
+pub(super) fn class(rule: &Rule, count: Count) -> u8 {
+    let (limit, used) = (rule.limit(), count.units(rule));
+    if used >= limit {
+        return LIMITED;
+    }
+    if used == 0 {
+        return 0;
+    }
+    let halvings = used.leading_zeros() - limit.leading_zeros();
+    (LIMITED - 1).saturating_sub(u8::try_from(halvings).unwrap_or(u8::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_class_has_used_about_twice_as_much_as_the_one_before() {
+        let rule = Rule::new(1_000, Duration::from_secs(1));
+        let class = |used| {
+            let count = Count {
+                used,
+                ..Count::default()
+            };
+            class(&rule, count)
+        };
+        let first_of_class = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_000];
+        let classes = first_of_class.map(class);
+        assert_eq!(classes, [0, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, LIMITED]);
+        assert_eq!(class(511), 13);
+        assert_eq!(class(999), 14);
+    }
+
+    #[test]
+    fn the_time_decides_within_a_class() {
+        let [early, late] = [5, u64::MAX].map(|ms| Standing::open(14, ms));
+        assert!(Standing::limited(4, LIMITED) < early && early < late);
+        assert_eq!(early.at_ms(), 5);
+        assert_eq!(late.class(), 14);
+        assert_eq!(Standing::limited(4, LIMITED).with_room(5), early);
+    }
+}
