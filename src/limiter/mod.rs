@@ -35,6 +35,7 @@ use breaker::Breaker;
 use call::{Answer, StoreAnswer};
 pub(crate) use decide::Resolution;
 pub(crate) use timeout::LazySleep;
+pub(crate) use wait_queue::WhereOpen;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -234,14 +235,17 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check): the timeout is that of each call of the store, not of the waiting.
+    /// As [`check`](Self::check): the timeout is that of each call of the store, not of the waiting. Where the store
+    /// cannot be reached or does not answer, this goes on asking until `max_wait` is over, and only then answers the
+    /// last error; under [`Local`](FailurePolicy::Local), the memory of this process decides at once.
     pub async fn acquire(
         &self,
         charges: impl IntoIterator<Item = Charge>,
         max_wait: Duration,
     ) -> Result<Decision, StoreError> {
         let check = Check::new(charges)?;
-        let decision = self.wait(&check, max_wait).await.into_result()?;
+        let decision = self.wait(&check, max_wait, WhereOpen::AskAgain).await;
+        let decision = decision.into_result()?;
         self.count_strikes(&decision);
         Ok(decision)
     }

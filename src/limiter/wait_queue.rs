@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! join ──▶ turn ──▶ ask the store ──▶ admitted, or denied for longer than the caller waits
-//!                    ▲         │ denied
-//!                    └─ sleep ◀┘ until there should be room, at most RECHECK, or until something was given back
+//!                    ▲         │ denied, or no answer
+//!                    └─ sleep ◀┘ until there should be room, at most RECHECK, or until something was given back;
+//!                                without an answer, for about the interval in which the breaker probes the store
 //! ```
 //!
 //! Only the head of a queue asks the store. Whoever leaves passes the turn on, and with it the store's last denial.
@@ -25,10 +26,12 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{FOR_EVER, Limiter, Resolution, timeout::within};
+use super::{DEFAULT_INTERVAL, FOR_EVER, Limiter, Resolution, timeout::within};
 use crate::{
     check::Check,
     decision::{Decision, Denial},
+    error::StoreErrorKind,
+    jitter,
     key::Key,
     observe::{CallKind, Timing},
     policy::Policy,
@@ -72,6 +75,15 @@ struct LastDenial {
     until: Instant,
 }
 
+/// What a caller does where the store cannot decide for now and the failure policy would let it pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WhereOpen {
+    /// It passes at once: an outage must not make each request slower by the longest wait.
+    Pass,
+    /// It asks until its time is over, since the failure policy is for it to follow.
+    AskAgain,
+}
+
 /// A place in a queue, given up when dropped.
 struct Ticket<'a> {
     queues: &'a WaitQueues,
@@ -83,7 +95,12 @@ impl Limiter {
     ///
     /// Cancellation: the place is given up, and the turn passed on. A check that was sent to the store may have been
     /// charged.
-    pub(crate) async fn wait(&self, check: &Check, max_wait: Duration) -> Resolution {
+    pub(crate) async fn wait(
+        &self,
+        check: &Check,
+        max_wait: Duration,
+        where_open: WhereOpen,
+    ) -> Resolution {
         // Shadows deny nothing that could be waited for.
         if check.charges().is_empty() || fits_never(check) {
             return self.decide(check.clone()).await;
@@ -123,6 +140,15 @@ impl Limiter {
                             }
                             last
                         }
+                        resolution
+                            if may_recover(&resolution, where_open)
+                                && Instant::now() < deadline =>
+                        {
+                            let next = Instant::now() + self.pause_after_failure();
+                            let _ = timeout_at(next.min(deadline), room).await;
+                            room = queue.room.notified();
+                            continue;
+                        }
                         resolution => return resolution,
                     }
                 }
@@ -131,6 +157,28 @@ impl Limiter {
             room = queue.room.notified();
         }
     }
+}
+
+impl Limiter {
+    /// From half to one and a half of the interval in which the breaker probes the store.
+    fn pause_after_failure(&self) -> Duration {
+        let interval = match self.inner.breaker.interval() {
+            Duration::ZERO => DEFAULT_INTERVAL,
+            interval => interval.min(FOR_EVER),
+        };
+        interval / 2 + jitter::up_to(interval)
+    }
+}
+
+/// Whether the store could not decide and may be able to later.
+fn may_recover(resolution: &Resolution, where_open: WhereOpen) -> bool {
+    use StoreErrorKind::{CircuitOpen, Timeout, Unavailable};
+    let error = match resolution {
+        Resolution::Closed(error) => error,
+        Resolution::Open(error) if where_open == WhereOpen::AskAgain => error,
+        _ => return false,
+    };
+    matches!(error.kind(), Timeout | Unavailable | CircuitOpen)
 }
 
 /// Whether there will never be room.

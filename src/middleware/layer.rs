@@ -461,6 +461,10 @@ impl<R> RateLimitLayer<R> {
     ///
     /// Requests under the same policies and keys go in order of arrival: see [`Limiter::acquire`], and
     /// [around a client](super#around-a-client). The timeout is then that of each call of the store.
+    ///
+    /// Where the store cannot be reached or does not answer, a request under [`Closed`](FailurePolicy::Closed) asks
+    /// again until this time is over. Under [`Open`](FailurePolicy::Open) it passes at once: an outage does not make
+    /// each request slower by the longest wait.
     #[must_use]
     pub fn max_wait(self, most: Duration) -> Self {
         self.change(|shared| shared.plan.max_wait = Some(most))

@@ -16,7 +16,7 @@ use futures::{FutureExt, future::join_all};
 use http::{Request, Response, StatusCode};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
-    Usage,
+    StoreError, Usage,
     error::StoreErrorKind,
     extract::{Keys, KeysFuture},
     observe::{DecisionEvent, Observer},
@@ -341,17 +341,109 @@ async fn callers_with_different_keys_do_not_wait_for_each_other() {
     assert!(limiter.acquire(other, LONG).now_or_never().is_some());
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_store_that_fails_or_is_silent_ends_the_wait_at_the_deadline_of_its_call() {
-    let failing = Limiter::new(Scripted::failing());
-    let error = failing.acquire(calls("1/1s", 1), LONG).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
-
-    let silent = Limiter::new(Scripted::silent()).timeout(ms(70));
+/// Does not answer for so long, and then allows everything.
+fn stalls_for(stall: Duration) -> Arc<Scripted> {
     let start = Instant::now();
-    let error = silent.acquire(calls("1/1s", 1), LONG).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Timeout);
-    assert_eq!(start.elapsed(), ms(70));
+    Scripted::new(move |check| match start.elapsed() < stall {
+        true => StoreFuture::pending(std::future::pending()),
+        false => StoreFuture::ready(scripted::allowed(check)),
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_waits_until_a_store_that_stalls_is_back_and_asks_about_once_an_interval() {
+    for interval in [ms(0), ms(250)] {
+        let store = stalls_for(ms(5_000));
+        let limiter = Limiter::new(store.clone()).probe_interval(interval);
+        let start = Instant::now();
+        let callers = (0..20).map(|_| limiter.acquire(calls("100/1s", 1), LONG));
+        for decision in join_all(callers).await {
+            assert!(decision.unwrap().is_allowed());
+        }
+        let waited = start.elapsed();
+        assert!((ms(5_000)..ms(6_000)).contains(&waited), "{waited:?}");
+        let during_the_stall = store.checks().len() - 20;
+        assert!((5..=40).contains(&during_the_stall), "{during_the_stall}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fails_or_is_silent_for_longer_than_a_caller_waits_gives_the_last_error() {
+    let failing = Limiter::new(Scripted::failing()).probe_interval(Duration::ZERO);
+    let start = Instant::now();
+    let error = failing.acquire(calls("1/1s", 1), ms(2_000)).await;
+    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Unavailable);
+    assert_eq!(start.elapsed(), ms(2_000));
+
+    let silent = Limiter::new(stalls_for(LONG)).timeout(ms(70));
+    let silent = silent.probe_interval(Duration::ZERO);
+    let start = Instant::now();
+    let error = silent.acquire(calls("1/1s", 1), ms(2_000)).await;
+    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Timeout);
+    let waited = start.elapsed();
+    assert!((ms(2_000)..=ms(2_070)).contains(&waited), "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_who_comes_while_the_breaker_is_open_waits_for_the_store() {
+    let limiter = Limiter::new(stalls_for(ms(3_000)));
+    for _ in 0..5 {
+        let error = limiter.check(calls("1/1s", 1)).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Timeout);
+    }
+    let error = limiter.acquire(calls("1/1s", 1), Duration::ZERO).await;
+    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::CircuitOpen);
+    let decision = limiter.acquire(calls("1/1s", 1), LONG).await;
+    assert!(decision.unwrap().is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_who_leaves_during_a_stall_passes_the_turn_on() {
+    let limiter = Limiter::new(stalls_for(ms(3_000)));
+    let start = Instant::now();
+    let leaves = tokio::time::timeout(ms(1_000), limiter.acquire(calls("9/1s", 1), LONG));
+    let (left, stayed) = tokio::join!(leaves, limiter.acquire(calls("9/1s", 1), LONG));
+    assert!(left.is_err());
+    assert!(stayed.unwrap().is_allowed());
+    assert!((ms(3_000)..ms(4_000)).contains(&start.elapsed()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_that_time_does_not_mend_and_a_local_decision_end_the_wait_at_once() {
+    let start = Instant::now();
+    for kind in [StoreErrorKind::AccessDenied, StoreErrorKind::InvalidRequest] {
+        let refused = move |_: &Check| StoreFuture::ready(Err(StoreError::new(kind, "refused")));
+        let limiter = Limiter::new(Scripted::new(refused));
+        let error = limiter.acquire(calls("1/1s", 1), LONG).await.unwrap_err();
+        assert_eq!(error.kind(), kind);
+    }
+    let local = Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Local);
+    let decision = local.acquire(calls("1/1s", 1), LONG).await.unwrap();
+    assert!(decision.is_allowed() && decision.usage().is_local());
+    assert_eq!(start.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_waits_for_a_store_that_stalls_under_closed_and_passes_at_once_under_open() {
+    let send = async |policy: FailurePolicy, stall: Duration| {
+        let start = Instant::now();
+        let theirs = Policy::parse("their-api", "9/1s").unwrap();
+        let layer = RateLimitLayer::new(stalls_for(stall))
+            .limit(theirs, Key::new("account", "ours"))
+            .on_failure(policy)
+            .max_wait(ms(2_000));
+        let client = client(layer, Arc::default());
+        let response = client.oneshot(Request::new(String::new())).await;
+        (response.unwrap().status(), start.elapsed())
+    };
+    let (status, waited) = send(FailurePolicy::Closed, ms(500)).await;
+    assert_eq!(status, StatusCode::OK);
+    assert!((ms(500)..ms(1_500)).contains(&waited), "{waited:?}");
+    let (status, waited) = send(FailurePolicy::Closed, LONG).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!((ms(2_000)..=ms(2_100)).contains(&waited), "{waited:?}");
+    let passed = send(FailurePolicy::Open, LONG).await;
+    assert_eq!(passed, (StatusCode::OK, ms(100)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,12 +18,16 @@ async fn a_queue_is_forgotten_when_the_last_one_leaves() {
         charge(&policies[1], "everybody"),
     ])
     .unwrap();
-    let decision = limiter.wait(&check, FOR_EVER).await.into_result();
+    let decision = limiter
+        .wait(&check, FOR_EVER, WhereOpen::AskAgain)
+        .await
+        .into_result();
     assert!(decision.unwrap().is_allowed());
     let keys = || limiter.inner.queues.by_key.lock().unwrap().len();
     assert_eq!(keys(), 0);
     {
-        let mut waiting = [0, 1].map(|_| Box::pin(limiter.wait(&check, FOR_EVER)));
+        let mut waiting =
+            [0, 1].map(|_| Box::pin(limiter.wait(&check, FOR_EVER, WhereOpen::AskAgain)));
         let mut context = Context::from_waker(Waker::noop());
         for caller in &mut waiting {
             assert!(pin!(caller).poll(&mut context).is_pending());

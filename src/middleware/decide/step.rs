@@ -12,7 +12,10 @@ use super::{
     plan::{Draft, Plan},
 };
 use crate::{
-    check::Check, decision::Decision, eventual::Eventual, limiter::Resolution,
+    check::Check,
+    decision::Decision,
+    eventual::Eventual,
+    limiter::{Resolution, WhereOpen},
     middleware::Rejection,
 };
 
@@ -96,7 +99,7 @@ impl Step {
         };
         let limiter = plan.limiter.clone();
         Continue(Self::Deciding(Eventual::pending(async move {
-            limiter.wait(&check, max_wait).await
+            limiter.wait(&check, max_wait, WhereOpen::Pass).await
         })))
     }
 
