@@ -42,6 +42,9 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
 /// A year: longer than anybody waits, and far from what an `Instant` cannot hold.
 const FOR_EVER: Duration = Duration::from_secs(31_536_000);
 
+/// As many as wait for a minute under a thousand in a minute.
+const DEFAULT_MAX_QUEUE: usize = 1_024;
+
 /// Short enough for a store that is back to be used again within half a second.
 const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -64,6 +67,8 @@ struct Inner {
     failure_policy: FailurePolicy,
     observer: Option<Arc<dyn Observer>>,
     queues: Arc<wait_queue::WaitQueues>,
+    max_queue: usize,
+    waits_for_blocks: bool,
     enforces_blocks: bool,
     known_blocks: Arc<known_blocks::KnownBlocks>,
     contributors: Arc<contributors::Tracker>,
@@ -92,6 +97,8 @@ impl Limiter {
             failure_policy: FailurePolicy::default(),
             observer: None,
             queues: Arc::default(),
+            max_queue: DEFAULT_MAX_QUEUE,
+            waits_for_blocks: false,
             enforces_blocks: true,
             known_blocks: Arc::default(),
             strikes: Arc::default(),
@@ -167,6 +174,27 @@ impl Limiter {
         self.change(|inner| inner.breaker = Arc::new(Breaker::new(interval)))
     }
 
+    /// Sets how many callers of [`acquire`](Self::acquire), or requests under a layer's
+    /// [`max_wait`](crate::RateLimitLayer::max_wait), wait at the same time under the same policies and keys. The default
+    /// is 1 024, and the least is 1.
+    ///
+    /// One more is denied at once, with the time after which those that wait have been served.
+    #[must_use]
+    pub fn max_queue(self, callers: usize) -> Self {
+        self.change(|inner| inner.max_queue = callers)
+    }
+
+    /// Sets whether [`acquire`](Self::acquire), and a layer's [`max_wait`](crate::RateLimitLayer::max_wait), wait for the
+    /// end of a [block](crate::block) that ends in time. The default is `false`: a blocked identity is answered
+    /// [`Decision::Blocked`] at once.
+    ///
+    /// With `true`, you can stay within another service's limits as that service states them: block its account for
+    /// the time that its `Retry-After` names.
+    #[must_use]
+    pub fn wait_for_blocks(self, wait: bool) -> Self {
+        self.change(|inner| inner.waits_for_blocks = wait)
+    }
+
     /// Sets whether a [block](crate::block#blocks) of an identity denies it. The default is `true`.
     ///
     /// With `false`, only policies with a [ban](Policy::ban) enforce blocks, and [`block`](Self::block) is an error. In
@@ -230,8 +258,9 @@ impl Limiter {
     /// `max_wait`.
     ///
     /// [`Decision::Denied`] when it would take longer than `max_wait`, or for ever: at once, when that is known at
-    /// once, and with nothing charged. Who is [blocked](crate::block) does not wait: [`Decision::Blocked`] at once.
-    /// Callers queue: see [waiting](self#waiting).
+    /// once, and with nothing charged. A [blocked](crate::block) identity does not wait, unless you
+    /// [ask for it](Self::wait_for_blocks): [`Decision::Blocked`] at once. Callers queue, at most
+    /// [so many](Self::max_queue): see [waiting](self#waiting).
     ///
     /// # Errors
     ///
@@ -329,6 +358,7 @@ impl Limiter {
         let result = self.ask(info, |store| store.unblock(key)).await;
         // Also where it has failed: it may have been done.
         self.inner.known_blocks.forget(key);
+        self.inner.queues.wake_all(key);
         result
     }
 

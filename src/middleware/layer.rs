@@ -470,6 +470,13 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.max_wait = Some(most))
     }
 
+    /// Sets how many requests wait at the same time under the same policies and keys. The default is the limiter's, 1 024.
+    /// See [`Limiter::max_queue`].
+    #[must_use]
+    pub fn max_queue(self, requests: usize) -> Self {
+        self.change_limiter(|limiter| limiter.max_queue(requests))
+    }
+
     /// Sets which headers tell clients their quota. The default is [`HeaderStyle::DRAFT_11`].
     #[must_use]
     pub fn headers(self, style: HeaderStyle) -> Self {

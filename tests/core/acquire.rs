@@ -17,6 +17,7 @@ use http::{Request, Response, StatusCode};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
     StoreError, Usage,
+    block::{Block, BlockedBy, Until},
     error::StoreErrorKind,
     extract::{Keys, KeysFuture},
     observe::{DecisionEvent, Observer},
@@ -85,6 +86,14 @@ impl Store for Timed {
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
         self.store.reset(policy, key)
+    }
+
+    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+        self.store.block(key, until, by)
+    }
+
+    fn unblock(&self, key: &Key) -> StoreFuture<()> {
+        self.store.unblock(key)
     }
 }
 
@@ -232,14 +241,14 @@ async fn who_can_wait_just_long_enough_behind_another_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_store_said_to_one_who_wants_more_is_not_told_to_one_who_wants_less() {
+async fn a_caller_behind_one_who_waits_for_more_does_not_overtake_it() {
     let store = Timed::new();
     let limiter = Limiter::new(store.clone());
     admitted_ms(&limiter, &store, 1, LONG).await;
     let more = admitted_ms(&limiter, &store, 2, LONG);
     let less = admitted_ms(&limiter, &store, 1, ms(300));
-    // After its wait for the turn, which was in vain, it asks by itself.
-    assert_eq!(tokio::join!(more, less), (Some(1_301), Some(300)));
+    // There is room for it, which is kept for the first.
+    assert_eq!(tokio::join!(more, less), (Some(1_001), None));
 }
 
 #[tokio::test(start_paused = true)]
@@ -275,11 +284,12 @@ async fn what_the_store_said_to_another_is_told_as_it_is_by_now_and_to_the_obser
     };
     let (patient, same, dearer) = tokio::join!(wait(1, 20_000), later(1), later(2));
     assert!(patient.unwrap().is_allowed());
-    for denied in [same, dearer] {
+    // One unit waits ahead of the dearer's two: its last is admitted a window later.
+    for (denied, retry_after_ms) in [(same, 6_001), (dearer, 16_002)] {
         let Decision::Denied(denial) = denied.unwrap() else {
             panic!("admitted after 4 s");
         };
-        assert_eq!(denial.retry_after(), Some(ms(6_001)));
+        assert_eq!(denial.retry_after(), Some(ms(retry_after_ms)));
     }
     // Two admissions, two denials, and six that the head of the queue kept to itself: it asks every two seconds.
     assert_eq!(told.0.load(SeqCst), 10);
@@ -463,6 +473,140 @@ async fn where_the_queue_moves_too_slowly_a_caller_asks_out_of_turn() {
     assert_eq!(start.elapsed(), ms(110));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_caller_for_whom_the_queue_has_no_place_is_denied_at_once_for_as_long_as_those_ahead_need()
+ {
+    let limiter = Limiter::new(Timed::new()).max_queue(3);
+    let start = Instant::now();
+    let callers = (0..6).map(|_| async {
+        let decision = limiter.acquire(calls("1/1s@exact", 1), LONG).await.unwrap();
+        let denied_for = match &decision {
+            Decision::Denied(denial) => denial.retry_after(),
+            _ => None,
+        };
+        (start.elapsed().as_millis(), denied_for)
+    });
+    let (served, denied) = ((0..4).map(|n| (n * 1_001, None)), (0, Some(ms(4_004))));
+    let expected: Vec<_> = served.chain([denied, denied]).collect();
+    assert_eq!(join_all(callers).await, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_is_denied_at_once_but_for_those_that_are_served_in_time() {
+    let limiter = Limiter::new(Timed::new());
+    let start = Instant::now();
+    let callers = (0..20_000).map(|_| async {
+        let decision = limiter.acquire(calls("10/1s@exact", 1), ms(2_500)).await;
+        (decision.unwrap().is_allowed(), start.elapsed().is_zero())
+    });
+    let ends = join_all(callers).await;
+    let count = |end| ends.iter().filter(|it| **it == end).count();
+    assert_eq!((count((true, true)), count((true, false))), (10, 20));
+    assert_eq!((count((false, true)), count((false, false))), (19_970, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_cannot_be_served_in_time_is_denied_at_once_with_the_time_of_its_turn() {
+    let limiter = Limiter::new(Timed::new());
+    let start = Instant::now();
+    let callers = (0..5).map(|_| async {
+        let decision = limiter.acquire(calls("1/1s@exact", 1), ms(2_500)).await;
+        let denied_for = match &decision.unwrap() {
+            Decision::Denied(denial) => denial.retry_after(),
+            _ => None,
+        };
+        (start.elapsed().as_millis(), denied_for)
+    });
+    // The fourth does not wait, so the fifth is told the same time.
+    let denied = (0, Some(ms(3_003)));
+    let served = |at_ms| (at_ms, None);
+    let expected = [served(0), served(1_001), served(2_002), denied, denied];
+    assert_eq!(join_all(callers).await, expected);
+}
+
+/// Each caller in turn is given just the time that it needs.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_is_served_just_in_time_is_not_denied() {
+    for rules in [
+        "2/1s",
+        "3/1s@100ms,5/10s",
+        "2/1s@fixed",
+        "2+1/1s@bucket",
+        "4+3/2s@bucket,5/3s@exact",
+    ] {
+        let run = async |patience: &[Duration]| {
+            let store = Timed::new();
+            let limiter = Limiter::new(store.clone());
+            let callers = patience.iter().enumerate().map(|(caller, most)| {
+                let (limiter, store) = (&limiter, &store);
+                async move {
+                    let cost = 1 + (caller as u64) % 2;
+                    let decision = limiter.acquire(calls(rules, cost), *most).await.unwrap();
+                    decision.is_allowed().then(|| store.now_ms())
+                }
+            });
+            join_all(callers).await
+        };
+        let endless = vec![LONG; 12];
+        let served = run(&endless).await;
+        for (caller, at_ms) in served.iter().enumerate() {
+            let mut patience = endless.clone();
+            patience[caller] = ms(u64::try_from(at_ms.unwrap()).unwrap());
+            assert_eq!(run(&patience).await, served, "{rules}, caller {caller}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_round_trip_does_not_limit_how_many_are_admitted() {
+    let store = Timed::with_latency(ms(10));
+    let limiter = Limiter::new(store.clone());
+    let start = Instant::now();
+    let callers = (0..1_000).map(|_| limiter.acquire(calls("5000/1s", 1), ms(200)));
+    for decision in join_all(callers).await {
+        assert!(decision.unwrap().is_allowed());
+    }
+    // One caller asks first, and then 256 at a time.
+    assert_eq!(start.elapsed(), ms(50));
+}
+
+// Blocks
+
+/// Whether a caller under a block was admitted, and after how many ms; it is unblocked after this time.
+async fn admitted_after_block(
+    limiter: &Limiter,
+    until: Until,
+    most: Duration,
+    unblock: Duration,
+) -> (bool, u128) {
+    let key = Key::new("account", "ours");
+    limiter.block(&key, until).await.unwrap();
+    let waiting = async {
+        let start = Instant::now();
+        let decision = limiter.acquire(calls("9/1s", 1), most).await.unwrap();
+        (decision.is_allowed(), start.elapsed().as_millis())
+    };
+    let unblocking = async {
+        tokio::time::sleep(unblock).await;
+        limiter.unblock(&key).await.unwrap();
+    };
+    tokio::join!(waiting, unblocking).0
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_is_waited_out_to_the_millisecond_where_the_limiter_says_so_and_it_ends_in_time() {
+    let run = async |waits, until: Until, most_ms, unblock| {
+        let limiter = Limiter::new(Timed::new()).wait_for_blocks(waits);
+        admitted_after_block(&limiter, until, ms(most_ms), unblock).await
+    };
+    let block = || Until::from(ms(5_000));
+    assert_eq!(run(true, block(), 5_000, LONG).await, (true, 5_000));
+    assert_eq!(run(true, block(), 4_999, LONG).await, (false, 0));
+    assert_eq!(run(true, block(), 5_000, ms(700)).await, (true, 700));
+    assert_eq!(run(true, Until::ForEver, 5_000, LONG).await, (false, 0));
+    assert_eq!(run(false, block(), 5_000, LONG).await, (false, 0));
+}
+
 // What is given back
 
 /// When a caller is admitted who waits for all of `2/10s`, in ms; and when the store was asked.
@@ -580,7 +724,8 @@ async fn a_request_that_waits_is_admitted_when_the_response_of_another_gives_bac
     let theirs = Policy::parse("their-api", "1/1h").unwrap();
     let layer = RateLimitLayer::new(Timed::new())
         .limit(theirs, Key::new("account", "ours"))
-        .max_wait(LONG * 120)
+        // Long enough for the third, if nothing were given back.
+        .max_wait(LONG * 240)
         .settle(|_, _| 0);
     let client = ServiceBuilder::new()
         .layer(layer)
