@@ -4,9 +4,11 @@ use std::collections::VecDeque;
 
 use crate::{costs::Costs, traffic::is_attacker};
 
-/// As `MAX_CHARGES` and `MAX_CALLERS` there.
-const MAX_CHARGES: usize = 8;
+/// As there.
+const FEW_CHARGES: usize = 8;
+const MAX_CHARGES: usize = 256;
 const MAX_CALLERS: usize = 1_024;
+const COMPARED: usize = 16;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Waiting {
@@ -17,9 +19,17 @@ pub(crate) struct Waiting {
     pub(crate) is_lease: bool,
 }
 
+impl Waiting {
+    const fn charges(&self) -> usize {
+        if self.is_lease { 2 } else { 1 }
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Line {
-    pub(crate) waiting: VecDeque<Waiting>,
+    waiting: VecDeque<Waiting>,
+    /// Of those who wait.
+    charges: usize,
     pub(crate) in_flight: usize,
 }
 
@@ -35,31 +45,40 @@ pub(crate) struct Call {
 }
 
 impl Line {
-    /// The first who wait, as many as go in a call, how many operations they are, and the server's work for them. Identical
-    /// checks are one. Without sharing, each has a call of its own.
+    pub(crate) fn push(&mut self, waiting: Waiting) {
+        self.charges += waiting.charges();
+        self.waiting.push_back(waiting);
+    }
+
+    /// The first who wait, as many as go in one of `most` calls, how many operations they are, and the server's work for
+    /// them. Identical checks are one. Where `most` is 0, each has a call of its own.
     pub(crate) fn gather(
         &mut self,
-        is_shared: bool,
+        most: usize,
         costs: &Costs,
     ) -> Option<(Vec<Waiting>, f64, f64)> {
+        let share = self.charges.div_ceil(most.max(1));
+        let most_charges = share.clamp(FEW_CHARGES, MAX_CHARGES);
         let mut waiting: Vec<Waiting> = Vec::new();
         // Each identity, whether it is a lease, and how many ask for it.
         let mut operations: Vec<(u32, bool, usize)> = Vec::new();
         let mut charges = 0;
-        while let Some(next) = self.waiting.front() {
+        while let Some(&next) = self.waiting.front() {
             let same = |it: &&mut (u32, bool, usize)| !it.1 && it.0 == next.identity;
-            match operations.iter_mut().find(same) {
+            match operations.iter_mut().rev().take(COMPARED).find(same) {
                 Some(operation) if !next.is_lease => operation.2 += 1,
                 _ => {
-                    charges += if next.is_lease { 2 } else { 1 };
-                    if !operations.is_empty() && charges > MAX_CHARGES {
+                    charges += next.charges();
+                    if !operations.is_empty() && charges > most_charges {
                         break;
                     }
                     operations.push((next.identity, next.is_lease, 1));
                 }
             }
-            waiting.extend(self.waiting.pop_front());
-            if !is_shared || waiting.len() >= MAX_CALLERS {
+            self.waiting.pop_front();
+            self.charges -= next.charges();
+            waiting.push(next);
+            if most == 0 || waiting.len() >= MAX_CALLERS {
                 break;
             }
         }

@@ -143,9 +143,10 @@ impl<'a> Model<'a> {
             Load::Open(_) => self.events.note(0.0, Event::Arrives),
             Load::Closed(callers) => (0..callers).for_each(|_| self.arrive(0.0)),
         }
-        // Of which none may wait for longer than some 20 ms.
+        // None may wait for longer than some 20 ms and four round trips.
+        let longest = 0.02 + self.setting.costs.round_trip * 4.0 / 1e6;
         let most = match self.setting.load {
-            Load::Open(rate) => rate * 0.02 + 1_000.0,
+            Load::Open(rate) => rate * longest + 1_000.0,
             Load::Closed(_) => f64::MAX,
         };
         let mut is_overloaded = false;
@@ -251,7 +252,7 @@ impl<'a> Model<'a> {
     fn enter(&mut self, now: f64, process: usize, waiting: Waiting) {
         let (line, server) = self.places[waiting.identity as usize];
         let state = self.lines.entry((process, line)).or_default();
-        state.waiting.push_back(waiting);
+        state.push(waiting);
         let most = match self.setting.in_flight {
             0 => usize::MAX,
             most => most,
@@ -265,8 +266,7 @@ impl<'a> Model<'a> {
     fn begin(&mut self, now: f64, process: usize, line: usize, server: usize) {
         let costs = &self.setting.costs;
         let state = self.lines.entry((process, line)).or_default();
-        let Some((waiting, operations, work)) = state.gather(self.setting.in_flight > 0, costs)
-        else {
+        let Some((waiting, operations, work)) = state.gather(self.setting.in_flight, costs) else {
             return;
         };
         state.in_flight += 1;

@@ -131,15 +131,20 @@ fn one_rule() {
     }
 }
 
-/// With the round trip, one server carries as much as goes into the calls that are in flight.
+/// Calls grow with the round trip, so that a check takes a few of them, however many come.
 fn round_trips() {
-    println!("\nsimulated: one server, {PROCESSES} processes, random users");
-    print_head("ms away");
-    for round_trip in [100.0, 300.0, 1_000.0, 2_000.0, 4_000.0] {
-        let mut setting = setting(RANDOM, Placement::Rendezvous, PROCESSES, 1);
-        setting.costs.round_trip = round_trip;
-        let seen = carried(&setting);
-        print_row(RANDOM.name, round_trip / 1_000.0, &seen);
+    for rate in [4e3, 20e3, 80e3] {
+        println!(
+            "\nsimulated: one server, {PROCESSES} processes, random users, {rate} decisions/s"
+        );
+        print_head("ms away");
+        for round_trip in [300.0, 1_000.0, 4_000.0, 10_000.0, 20_000.0] {
+            let mut setting = setting(RANDOM, Placement::Rendezvous, PROCESSES, 1);
+            setting.costs.round_trip = round_trip;
+            setting.load = Load::Open(rate);
+            let seen = simulate(&setting, &Traffic::new(RANDOM.users));
+            print_row(RANDOM.name, round_trip / 1_000.0, &seen);
+        }
     }
 }
 

@@ -14,10 +14,12 @@
 //! what enforcing blocks takes in the same way, here with one rule.
 //!
 //! Before that, for two minutes and alone with the argument `attack`: users who are all denied, with a deny cache before
-//! Redis and without. `cargo bench --bench server -- leases` measures leases, in three minutes.
+//! Redis and without. `cargo bench --bench server -- leases` measures leases, in three minutes;
+//! `cargo bench --bench server -- latency` measures how many checks are decided where Redis is far away, in twenty seconds.
 
 mod attack;
 mod floor;
+mod latency;
 mod leases;
 mod load;
 mod settings;
@@ -68,6 +70,9 @@ fn main() -> ExitCode {
     }
     if env::args().any(|it| it == "leases") {
         return leases::measure_all();
+    }
+    if env::args().any(|it| it == "latency") {
+        return exit(latency::run());
     }
     if let Some(settings) = settings::Settings::read() {
         settings.compare(&Server::start());

@@ -1,0 +1,127 @@
+//! Checks before a Redis that is far away, with the limiter's own settings: how many are decided in the timeout.
+//!
+//! Requests begin by the clock, whatever comes of those before them. A proxy on a thread of its own keeps each reply for
+//! the round trip.
+
+use std::{net::SocketAddr, thread, time::Duration};
+
+use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
+use tokio::{
+    io::{self, AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    runtime,
+    sync::mpsc,
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+
+use super::redis_server::Server;
+
+/// Requests a second, and the round trip in ms.
+const ROWS: [(u32, u64); 4] = [(1_000, 1), (1_000, 10), (600, 20), (5_000, 10)];
+const SECONDS: u32 = 4;
+/// The share of requests that must be decided.
+const LEAST_DECIDED: f64 = 0.9975;
+
+/// Answers whether enough was decided in each row.
+#[tokio::main]
+pub(crate) async fn run() -> bool {
+    println!(
+        "{:>9} {:>9} {:>9} {:>9} {:>9} {:>14}",
+        "away, ms", "req/s", "sent", "decided", "worst ms", "requests/call"
+    );
+    let mut is_met = true;
+    for (rate, away) in ROWS {
+        is_met &= row(rate, Duration::from_millis(away)).await;
+    }
+    println!("at least {LEAST_DECIDED} of those sent are asked for");
+    is_met
+}
+
+async fn row(rate: u32, away: Duration) -> bool {
+    let redis = Server::start();
+    let proxy = far_away(redis.address(), away);
+    let store = RedisStore::connect(format!("redis://{proxy}"))
+        .await
+        .unwrap();
+    let limiter = Limiter::new(store);
+    limiter.check(charges(0)).await.unwrap();
+    let before = redis.calls("evalsha");
+    let waits = send(&limiter, rate, rate * SECONDS).await;
+    let calls = redis.calls("evalsha") - before;
+    let sent = f64::from(rate * SECONDS);
+    let decided = waits.iter().flatten().count();
+    let worst = waits.iter().flatten().max().copied().unwrap_or_default();
+    #[expect(clippy::cast_precision_loss, reason = "there are not that many")]
+    let (share, per_call) = (decided as f64 / sent, sent / calls as f64);
+    println!(
+        "{:>9} {rate:>9} {sent:>9} {decided:>9} {:>9.1} {per_call:>14.1}",
+        away.as_millis(),
+        worst.as_secs_f64() * 1_000.0,
+    );
+    share >= LEAST_DECIDED
+}
+
+/// How long each took from the moment it was due; `None` if it was not decided.
+async fn send(limiter: &Limiter, rate: u32, requests: u32) -> Vec<Option<Duration>> {
+    let (begun, pause) = (Instant::now(), Duration::from_secs(1) / rate);
+    let mut tasks = JoinSet::new();
+    for request in 0..requests {
+        let (due, limiter) = (begun + pause * request, limiter.clone());
+        sleep_until(due).await;
+        tasks.spawn(async move {
+            let decision = limiter.check(charges(request)).await;
+            decision.is_ok().then(|| due.elapsed())
+        });
+    }
+    tasks.join_all().await
+}
+
+fn charges(user: u32) -> [Charge; 3] {
+    ["one", "two", "three"].map(|name| {
+        let policy = Policy::parse(name, "1000000/1d").unwrap();
+        Charge::new(&policy, Key::new("user", user.to_string()), 1)
+    })
+}
+
+/// The address of a proxy before this server.
+fn far_away(server: SocketAddr, away: Duration) -> SocketAddr {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(async {
+            let listener = TcpListener::from_std(listener).unwrap();
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(carry(client, server, away));
+            }
+        });
+    });
+    address
+}
+
+async fn carry(client: TcpStream, server: SocketAddr, away: Duration) -> io::Result<()> {
+    let server = TcpStream::connect(server).await?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let (queue, mut queued) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
+    let read = async move {
+        let mut bytes = vec![0; 65_536];
+        while let length @ 1.. = from_server.read(&mut bytes).await? {
+            let _ = queue.send((Instant::now() + away, bytes[..length].to_vec()));
+        }
+        Ok(())
+    };
+    let write = async move {
+        while let Some((due, bytes)) = queued.recv().await {
+            sleep_until(due).await;
+            to_client.write_all(&bytes).await?;
+        }
+        Ok(())
+    };
+    let ask = io::copy(&mut from_client, &mut to_server);
+    tokio::try_join!(ask, read, write).map(drop)
+}
