@@ -61,10 +61,14 @@ impl KnownBlocks {
 
     /// Learns from what the store has answered.
     pub(super) fn learn(&self, check: &Check, decision: &Decision, before: KnownBefore) {
+        let usage = decision.usage();
         if let Decision::Blocked(blocked) = decision {
             let now = Instant::now();
             self.note(blocked.key(), blocked.block(), blocked.retry_after(), now);
-        } else if before.0 > 0 && check.enforces_blocks() && !decision.usage().spares_call() {
+            return;
+        }
+        let is_of_store = !usage.spares_call() && !usage.has_unseen_blocks();
+        if before.0 > 0 && check.enforces_blocks() && is_of_store {
             self.revoke(check, before);
         }
     }
