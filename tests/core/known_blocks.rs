@@ -198,6 +198,25 @@ async fn an_answer_to_a_check_from_before_the_block_ends_nothing() {
     assert!(known(&limiter, "alice").await.is_some());
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_answer_from_before_a_block_was_ended_here_does_not_bring_it_back() {
+    let (store, limiter) = process();
+    let limiter = limiter.timeout(MINUTE);
+    limiter.block(&user("alice"), HOUR).await.unwrap();
+    store.is_now(State::Slow);
+    let check = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.check(charge("alice")).await }
+    });
+    tokio::task::yield_now().await;
+    store.is_now(State::Up);
+    limiter.unblock(&user("alice")).await.unwrap();
+    let late = check.await.unwrap().unwrap();
+    assert!(matches!(late, Decision::Blocked(_)));
+    store.is_now(State::Down);
+    assert_eq!(known(&limiter, "alice").await, None);
+}
+
 #[tokio::test]
 async fn a_shorter_block_leaves_the_end_of_the_one_that_holds() {
     let (store, limiter) = process();
