@@ -31,6 +31,7 @@ struct Inner {
     local: AtomicBool,
     leased: AtomicBool,
     may_be_repeated: AtomicBool,
+    has_unseen_blocks: AtomicBool,
     repeat: Option<Repeat>,
 }
 
@@ -56,6 +57,7 @@ impl Clone for Inner {
             local: copy(&self.local),
             leased: copy(&self.leased),
             may_be_repeated: copy(&self.may_be_repeated),
+            has_unseen_blocks: copy(&self.has_unseen_blocks),
             ..*self
         }
     }
@@ -115,6 +117,7 @@ impl Usage {
                 local: AtomicBool::new(false),
                 leased: AtomicBool::new(false),
                 may_be_repeated: AtomicBool::new(true),
+                has_unseen_blocks: AtomicBool::new(false),
                 repeat: None,
             }),
             shadow: None,
@@ -212,6 +215,15 @@ impl Usage {
         self.inner.repeat.is_some_and(|it| it.is_partial)
     }
 
+    /// Notes that the store did not look up the blocks of all identities: it decided a part of the check.
+    pub(crate) fn note_unseen_blocks(&self) {
+        self.inner.has_unseen_blocks.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_unseen_blocks(&self) -> bool {
+        self.inner.has_unseen_blocks.load(Ordering::Relaxed)
+    }
+
     /// What is left under the rule at this place.
     pub(super) fn rule(&self, place: usize) -> &RuleUsage {
         &self.inner.rules[place]
@@ -291,6 +303,7 @@ impl Usage {
                 local: AtomicBool::new(self.is_local()),
                 leased: AtomicBool::new(self.inner.leased.load(Ordering::Relaxed)),
                 may_be_repeated: AtomicBool::new(self.may_be_repeated()),
+                has_unseen_blocks: AtomicBool::new(self.has_unseen_blocks()),
                 repeat,
             }),
             shadow: self.shadow.clone(),

@@ -33,8 +33,10 @@ const LEAVE_TOGETHER: usize = MAX_KNOWN / 4;
 
 #[derive(Debug, Default)]
 pub(super) struct KnownBlocks {
-    /// How many blocks were ever noted. Written under the lock.
+    /// How many blocks were ever noted, or ended here. Written under the lock.
     noted: AtomicU64,
+    /// How many had been noted when one was ended here, which counts as one.
+    ended: AtomicU64,
     /// By a hash of the identity that clients cannot compute: keys may be long.
     by_identity: RwLock<HashMap<u64, KnownBlock>>,
     hasher: RandomState,
@@ -61,10 +63,22 @@ impl KnownBlocks {
 
     /// Learns from what the store has answered.
     pub(super) fn learn(&self, check: &Check, decision: &Decision, before: KnownBefore) {
+        let usage = decision.usage();
         if let Decision::Blocked(blocked) = decision {
-            let now = Instant::now();
-            self.note(blocked.key(), blocked.block(), blocked.retry_after(), now);
-        } else if before.0 > 0 && check.enforces_blocks() && !decision.usage().spares_call() {
+            // A block that was ended here may have been seen before that. If it holds, the next answer says so.
+            if before.0 < self.ended.load(Acquire) {
+                return;
+            }
+            let (key, block, left) = (blocked.key(), blocked.block(), blocked.retry_after());
+            if usage.spares_call() {
+                self.note_made(key, block, left, Instant::now());
+            } else {
+                self.note(key, block, left, Instant::now());
+            }
+            return;
+        }
+        let is_of_store = !usage.spares_call() && !usage.has_unseen_blocks();
+        if before.0 > 0 && check.enforces_blocks() && is_of_store {
             self.revoke(check, before);
         }
     }
@@ -100,7 +114,12 @@ impl KnownBlocks {
     }
 
     pub(super) fn forget(&self, key: &Key) {
-        self.write().remove(&self.hasher.hash_one(key));
+        let identity = self.hasher.hash_one(key);
+        let mut by_identity = self.write();
+        by_identity.remove(&identity);
+        let number = self.noted.load(Acquire) + 1;
+        self.ended.store(number, Release);
+        self.noted.store(number, Release);
     }
 
     /// The block of the check's identities that ends last.

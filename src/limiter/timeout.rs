@@ -17,6 +17,9 @@ use tokio::{
 /// the caller's that it answers.
 const LAST_LOOKS: u8 = 3;
 
+/// How late any timer may be noticed: the runtime counts whole milliseconds, and so does the system.
+const COARSENESS: Duration = Duration::from_millis(2);
+
 pin_project! {
     /// A timer that starts when it is first polled.
     ///
@@ -41,8 +44,9 @@ impl LazySleep {
 
     /// Whether this process has noticed it so late that it was too busy to notice an answer either.
     pub(crate) fn is_noticed_late(&self) -> bool {
+        let late = COARSENESS.max(self.duration / 4);
         let sleep = self.sleep.as_ref();
-        sleep.is_some_and(|it| it.deadline().elapsed() > self.duration / 4)
+        sleep.is_some_and(|it| it.deadline().elapsed() > late)
     }
 }
 

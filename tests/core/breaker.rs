@@ -414,3 +414,19 @@ fn a_store_is_told_how_long_its_limiter_waits() {
     let _ = Limiter::new(store.clone()).timeout(SHORTEST);
     assert_eq!(*store.1.lock().unwrap(), [TIMEOUT, SHORTEST]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_store_is_given_up_under_a_timeout_that_the_timer_is_coarse_for() {
+    for timeout_us in [1_000, 2_000, 3_000] {
+        let (_, store) = Health::silent();
+        let limiter = Limiter::new(store).timeout(Duration::from_micros(timeout_us));
+        // The timer counts whole milliseconds, and what is waited for begins between two.
+        advance(Duration::from_micros(100)).await;
+        for _ in 0..9 {
+            let _ = kind(&limiter).await;
+            advance(Duration::from_micros(100)).await;
+        }
+        let last = kind(&limiter).await;
+        assert_eq!(last, Some(StoreErrorKind::CircuitOpen), "{timeout_us} us");
+    }
+}

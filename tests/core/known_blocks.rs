@@ -10,6 +10,7 @@ use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, Policy,
     block::{BlockedBy, Until},
     error::StoreErrorKind,
+    store::Leases,
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -197,6 +198,25 @@ async fn an_answer_to_a_check_from_before_the_block_ends_nothing() {
     assert!(known(&limiter, "alice").await.is_some());
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_answer_from_before_a_block_was_ended_here_does_not_bring_it_back() {
+    let (store, limiter) = process();
+    let limiter = limiter.timeout(MINUTE);
+    limiter.block(&user("alice"), HOUR).await.unwrap();
+    store.is_now(State::Slow);
+    let check = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.check(charge("alice")).await }
+    });
+    tokio::task::yield_now().await;
+    store.is_now(State::Up);
+    limiter.unblock(&user("alice")).await.unwrap();
+    let late = check.await.unwrap().unwrap();
+    assert!(matches!(late, Decision::Blocked(_)));
+    store.is_now(State::Down);
+    assert_eq!(known(&limiter, "alice").await, None);
+}
+
 #[tokio::test]
 async fn a_shorter_block_leaves_the_end_of_the_one_that_holds() {
     let (store, limiter) = process();
@@ -251,4 +271,37 @@ async fn a_limiter_that_enforces_no_blocks_makes_none_and_knows_none() {
     store.is_now(State::Up);
     off.unblock(&user("alice")).await.unwrap();
     assert!(limiter.check(charge("alice")).await.unwrap().is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_for_which_leased_units_were_spent_leaves_a_block_of_their_identity_known() {
+    let (store, clock) = Flaky::new();
+    let leases = Leases::new(store.clone()).clock(clock.clone());
+    let limiter = Limiter::new(leases).on_failure(FailurePolicy::Open);
+    let leased = |cost| {
+        let policy = Policy::parse("requests", "100000/1m").unwrap();
+        Charge::new(&policy, user("alice"), cost)
+    };
+    for checks in 0..2_100 {
+        if checks == 2_000 {
+            clock.set(clock.now_ms() / 1_000 * 1_000 + 1_000);
+        }
+        assert!(limiter.try_acquire([leased(1)]).await);
+        for _ in 0..5 {
+            tokio::task::yield_now().await;
+        }
+        clock.advance(MS / 2);
+    }
+    let elsewhere = Limiter::new(store.clone());
+    elsewhere.block(&user("alice"), HOUR).await.unwrap();
+    assert_eq!(known(&limiter, "alice").await, Some(Some(HOUR)));
+    let address = Policy::parse("address", "9/1d").unwrap();
+    let address = Charge::new(&address, Key::new("ip", "::1"), 1);
+    let decision = limiter.check([leased(1), address]).await.unwrap();
+    assert!(
+        decision.is_allowed(),
+        "units of a lease were spent: {decision:?}"
+    );
+    store.is_now(State::Down);
+    assert_eq!(known(&limiter, "alice").await, Some(Some(HOUR)));
 }

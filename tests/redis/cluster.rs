@@ -693,6 +693,28 @@ async fn a_denial_stands_though_another_slot_has_no_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_denial_without_the_answer_of_another_slot_leaves_a_block_there_known() {
+    let cluster = Cluster::start(NEVER);
+    let limiter = limiter(&cluster).await.timeout(TIMEOUT);
+    let one = policy("one", "1/1h");
+    let [full, mute] = [0, 2].map(|at| users_at(&cluster, at, 1).remove(0));
+    let admitted = limiter.check([charge(&one, &full)]).await.unwrap();
+    assert!(admitted.is_allowed());
+    let hour = Duration::from_secs(3_600);
+    limiter
+        .block(&Key::new("user", mute.clone()), hour)
+        .await
+        .unwrap();
+    cluster.nodes[2].stop();
+    let both = [&full, &mute].map(|user| charge(&one, user));
+    let denied = limiter.check(both).await.unwrap();
+    assert!(matches!(denied, Decision::Denied(_)), "{denied:?}");
+    let blocked = limiter.check([charge(&one, &mute)]).await.unwrap();
+    assert!(matches!(blocked, Decision::Blocked(_)), "{blocked:?}");
+    cluster.nodes[2].cont();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_hangs_costs_its_own_slots_alone() {
     let cluster = Cluster::start(NEVER);
     let limiter = limiter(&cluster).await.timeout(TIMEOUT);

@@ -218,7 +218,11 @@ fn join(
         }
     }
     match rest {
-        Some(usage) => Decision::joined(check, is_admitted, usage.decided_at_ms(), rules),
+        Some(usage) => {
+            let joined = Decision::joined(check, is_admitted, usage.decided_at_ms(), rules)?;
+            joined.usage().note_unseen_blocks();
+            Ok(joined)
+        }
         None => {
             let times = parts.iter().flatten().map(LeasedUnits::now_ms);
             Decision::leased(check, times.max().unwrap_or(0), rules)

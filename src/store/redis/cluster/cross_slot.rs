@@ -277,7 +277,11 @@ impl CrossSlotCheck {
         });
         let usages: Vec<Usage> = usages.collect();
         let (decided_at_ms, rules) = join_usages(&self.check, &self.slots, &usages);
-        Decision::joined(&self.check, !self.failed, decided_at_ms, rules)
+        let joined = Decision::joined(&self.check, !self.failed, decided_at_ms, rules)?;
+        if self.parts.iter().any(|part| part.usage().is_none()) {
+            joined.usage().note_unseen_blocks();
+        }
+        Ok(joined)
     }
 
     fn first_error(&self) -> StoreError {
