@@ -61,6 +61,8 @@ struct Inner {
     local: ScaledStore,
     timeout: Duration,
     failure_policy: FailurePolicy,
+    /// Whether a check passes that nothing can decide, also where the failure policy is closed: for shadow layers.
+    passes_undecided: bool,
     observer: Option<Arc<dyn Observer>>,
     queues: Arc<wait_queue::WaitQueues>,
     enforces_blocks: bool,
@@ -89,6 +91,7 @@ impl Limiter {
             },
             timeout: DEFAULT_TIMEOUT,
             failure_policy: FailurePolicy::default(),
+            passes_undecided: false,
             observer: None,
             queues: Arc::default(),
             enforces_blocks: true,
@@ -180,6 +183,11 @@ impl Limiter {
     #[must_use]
     pub fn observer(self, observer: impl Observer) -> Self {
         self.change(|inner| inner.observer = Some(Arc::new(observer)))
+    }
+
+    /// The limiter of a shadow layer, which rejects nothing that could not be decided.
+    pub(crate) fn pass_undecided(self) -> Self {
+        self.change(|inner| inner.passes_undecided = true)
     }
 
     /// What to do when the store cannot decide, under policies that do not say it themselves.

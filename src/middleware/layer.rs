@@ -329,7 +329,8 @@ impl<R> RateLimitLayer<R> {
     /// [`or_skip`](KeyExtractor::or_skip). [`skip`](Self::skip) and [`skip_keys`](Self::skip_keys) apply. It denies in a
     /// [shadow layer](Self::shadow), too, and whatever [`enforce_blocks`](Self::enforce_blocks) says.
     /// Where the store cannot decide, the layer's [failure policy](Self::on_failure) applies to a request that no limit
-    /// applies to.
+    /// applies to; a shadow layer lets it pass, unless this process [knows](crate::block#when-the-store-cannot-decide)
+    /// the block.
     #[must_use]
     pub fn deny_blocked(self, extractor: impl KeyExtractor) -> Self {
         self.change(|shared| {
@@ -453,7 +454,8 @@ impl<R> RateLimitLayer<R> {
     /// request, for whatever reason. Only what is [blocked](Self::block) is rejected: lists are no policies.
     #[must_use]
     pub fn shadow(self) -> Self {
-        self.change(|shared| shared.plan.shadow = true)
+        self.change_limiter(Limiter::pass_undecided)
+            .change(|shared| shared.plan.shadow = true)
     }
 
     /// Lets requests wait for room, up to this time; a request that would have to wait longer is denied at once. By

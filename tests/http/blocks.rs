@@ -587,6 +587,35 @@ async fn a_look_up_that_cannot_be_decided_follows_the_failure_policy() {
     }
 }
 
+#[tokio::test]
+async fn an_observer_hears_that_a_shadow_layer_passes_what_cannot_be_decided() {
+    let (store, _) = Flaky::new();
+    store.is_now(State::Down);
+    let log = Log::default();
+    let limiter = Limiter::new(store).on_failure(FailurePolicy::Closed);
+    let looking = RateLimitLayer::new(limiter.clone().observer(log.clone()))
+        .deny_blocked(alice())
+        .shadow();
+    let limiting = looking.clone().limit(free(), bob());
+    for layer in [
+        &looking,
+        &limiting,
+        &limiting.clone().on_failure(FailurePolicy::Closed),
+    ] {
+        assert_eq!(ask(&limiter, layer).await.0, OK);
+    }
+    let lines = log.lines();
+    let lines = lines.iter().map(|line| line.split(" in ").next().unwrap());
+    assert_eq!(
+        lines.collect::<Vec<_>>(),
+        [
+            "check  unavailable passed",
+            "shadow check free unavailable passed",
+            "shadow check free unavailable passed",
+        ]
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn callers_wait_in_one_queue_whatever_is_looked_up_with_them() {
     let (limiter, _) = memory();
