@@ -171,9 +171,9 @@ impl Limiter {
 
     /// Sets whether a [block](crate::block#blocks) of an identity denies it. The default is `true`.
     ///
-    /// With `false`, only policies with a [ban](Policy::ban) enforce blocks, and [`block`](Self::block) is an error. In
-    /// Redis, that spares a `GET` for each identity of a check, and no round trip. A store that keeps no blocks decides
-    /// by its limits either way.
+    /// With `false`, only checks with a policy that has a [ban](Policy::ban) enforce blocks, those of all their
+    /// identities, and [`block`](Self::block) is an error. In Redis, that spares a `GET` for each identity of a check,
+    /// and no round trip. A store that keeps no blocks decides by its limits either way.
     #[must_use]
     pub fn enforce_blocks(self, enforce: bool) -> Self {
         self.change(|inner| inner.enforces_blocks = enforce)

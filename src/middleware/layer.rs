@@ -341,6 +341,10 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets whether [blocks](crate::block#blocks) of the identities that this layer limits deny them. The default is
     /// the limiter's, `true`. See [`Limiter::enforce_blocks`].
+    ///
+    /// One check enforces the blocks of all its identities or of none. With `false`, they still deny a request for which
+    /// the layer [looks up](Self::deny_blocked) an identity, or which it charges under a policy with a
+    /// [ban](crate::Policy::ban).
     #[must_use]
     pub fn enforce_blocks(self, enforce: bool) -> Self {
         self.change_limiter(|limiter| limiter.enforce_blocks(enforce))

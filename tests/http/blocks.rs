@@ -494,9 +494,15 @@ async fn a_layer_may_leave_blocks_to_another_one() {
     assert_eq!(ask(&limiter, &layer).await.0, BLOCKED);
     let layer = layer.enforce_blocks(false);
     assert_eq!(ask(&limiter, &layer).await.0, OK);
-    // What it is to look up, it looks up.
-    let layer = layer.deny_blocked(alice());
-    assert_eq!(ask(&limiter, &layer).await.0, BLOCKED);
+    // What it is to look up, it looks up; and one check enforces the blocks of all its identities.
+    let banning = layer.clone().limit(login(), bob());
+    for layer in [
+        layer.clone().deny_blocked(alice()),
+        layer.deny_blocked(bob()),
+        banning,
+    ] {
+        assert_eq!(ask(&limiter, &layer).await.0, BLOCKED);
+    }
 }
 
 #[tokio::test]
