@@ -482,7 +482,8 @@ impl<R> RateLimitLayer<R> {
     /// whatever else is further out. It takes as long as the headers. By default they are in the extensions of the
     /// request, and of rejections.
     ///
-    /// Of layers around each other, it is enough that one does so.
+    /// Of layers around each other, it is enough that one does so that decides about the request. A layer that only
+    /// [looks up](Self::deny_blocked) blocks decides about none that passes.
     #[must_use]
     pub fn decisions_in_response(self) -> Self {
         self.change(|shared| shared.decisions_in_response = true)
