@@ -6,7 +6,7 @@
 //! use sluicegate::{Charge, Decision, Key, Limiter, MemoryStore, Policy};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-//! let limiter = Limiter::new(MemoryStore::new()).enforce_blocks(true);
+//! let limiter = Limiter::new(MemoryStore::new());
 //! let policy = Policy::parse("api", "10/1s")?;
 //! let check = async || limiter.check([Charge::new(&policy, Key::new("ip", "203.0.113.7"), 1)]).await;
 //!
@@ -85,7 +85,7 @@
 //! ```
 //!
 //! A ban is one of the identity, not of the policy: it denies whatever the identity asks, wherever its blocks are looked up.
-//! A policy with a ban enforces blocks, whatever its limiter does.
+//! A check with such a policy enforces the blocks of all its identities, whatever its limiter does.
 //! Strikes belong to the identity, too: those under other policies with a ban whose strikes have the same window count
 //! as well, and a denial by several of them is one strike. They are counted in the store by a task of its own, after
 //! the answer to the request: so a burst can be denied a few times more before the ban holds. A ban begins with the

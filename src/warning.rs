@@ -13,13 +13,13 @@ pub(crate) fn misconfigured(policy: Option<&str>, error: &ExtractError) {
     let _ = (policy, error);
 }
 
-/// A limit by the peer's address whose peers are proxies.
+/// A limit, or a look-up of blocks, by the peer's address whose peers are proxies.
 pub(crate) fn behind_proxy() {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: "sluicegate",
-        "misconfigured: a limit is by `PeerIp`, but the requests have been forwarded by a proxy, whose address all \
-         clients share: use `ForwardedIp` with the proxy's networks, so that each has its own"
+        "misconfigured: a layer knows clients by `PeerIp`, but the requests have been forwarded by a proxy, whose \
+         address they all share: use `ForwardedIp` with the proxy's networks, so that each has its own"
     );
 }
 

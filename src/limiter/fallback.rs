@@ -20,7 +20,10 @@ impl Limiter {
         error: &StoreError,
         timing: Option<Timing>,
     ) -> Resolution {
-        let resolution = self.by_failure_policy(check, error.clone());
+        let resolution = match self.by_failure_policy(check, error.clone()) {
+            Resolution::Closed(error) if self.inner.passes_undecided => Resolution::Open(error),
+            resolution => resolution,
+        };
         let outcome = outcome(kind, &resolution);
         self.report_error(CallInfo::new(kind, check), error, outcome, timing);
         resolution

@@ -65,6 +65,8 @@ struct Inner {
     local: ScaledStore,
     timeout: Duration,
     failure_policy: FailurePolicy,
+    /// Whether a check passes that nothing can decide, also where the failure policy is closed: for shadow layers.
+    passes_undecided: bool,
     observer: Option<Arc<dyn Observer>>,
     queues: Arc<wait_queue::WaitQueues>,
     max_queue: usize,
@@ -95,6 +97,7 @@ impl Limiter {
             },
             timeout: DEFAULT_TIMEOUT,
             failure_policy: FailurePolicy::default(),
+            passes_undecided: false,
             observer: None,
             queues: Arc::default(),
             max_queue: DEFAULT_MAX_QUEUE,
@@ -197,9 +200,9 @@ impl Limiter {
 
     /// Sets whether a [block](crate::block#blocks) of an identity denies it. The default is `true`.
     ///
-    /// With `false`, only policies with a [ban](Policy::ban) enforce blocks, and [`block`](Self::block) is an error. In
-    /// Redis, that spares a `GET` for each identity of a check, and no round trip. A store that keeps no blocks decides
-    /// by its limits either way.
+    /// With `false`, only checks with a policy that has a [ban](Policy::ban) enforce blocks, those of all their
+    /// identities, and [`block`](Self::block) is an error. In Redis, that spares a `GET` for each identity of a check,
+    /// and no round trip. A store that keeps no blocks decides by its limits either way.
     #[must_use]
     pub fn enforce_blocks(self, enforce: bool) -> Self {
         self.change(|inner| inner.enforces_blocks = enforce)
@@ -209,6 +212,11 @@ impl Limiter {
     #[must_use]
     pub fn observer(self, observer: impl Observer) -> Self {
         self.change(|inner| inner.observer = Some(Arc::new(observer)))
+    }
+
+    /// The limiter of a shadow layer, which rejects nothing that could not be decided.
+    pub(crate) fn pass_undecided(self) -> Self {
+        self.change(|inner| inner.passes_undecided = true)
     }
 
     /// What to do when the store cannot decide, under policies that do not say it themselves.

@@ -329,7 +329,8 @@ impl<R> RateLimitLayer<R> {
     /// [`or_skip`](KeyExtractor::or_skip). [`skip`](Self::skip) and [`skip_keys`](Self::skip_keys) apply. It denies in a
     /// [shadow layer](Self::shadow), too, and whatever [`enforce_blocks`](Self::enforce_blocks) says.
     /// Where the store cannot decide, the layer's [failure policy](Self::on_failure) applies to a request that no limit
-    /// applies to.
+    /// applies to; a shadow layer lets it pass, unless this process [knows](crate::block#when-the-store-cannot-decide)
+    /// the block.
     #[must_use]
     pub fn deny_blocked(self, extractor: impl KeyExtractor) -> Self {
         self.change(|shared| {
@@ -340,6 +341,10 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets whether [blocks](crate::block#blocks) of the identities that this layer limits deny them. The default is
     /// the limiter's, `true`. See [`Limiter::enforce_blocks`].
+    ///
+    /// One check enforces the blocks of all its identities or of none. With `false`, they still deny a request for which
+    /// the layer [looks up](Self::deny_blocked) an identity, or which it charges under a policy with a
+    /// [ban](crate::Policy::ban).
     #[must_use]
     pub fn enforce_blocks(self, enforce: bool) -> Self {
         self.change_limiter(|limiter| limiter.enforce_blocks(enforce))
@@ -453,7 +458,8 @@ impl<R> RateLimitLayer<R> {
     /// request, for whatever reason. Only what is [blocked](Self::block) is rejected: lists are no policies.
     #[must_use]
     pub fn shadow(self) -> Self {
-        self.change(|shared| shared.plan.shadow = true)
+        self.change_limiter(Limiter::pass_undecided)
+            .change(|shared| shared.plan.shadow = true)
     }
 
     /// Lets requests wait for room, up to this time; a request that would have to wait longer is denied at once. By
@@ -487,7 +493,8 @@ impl<R> RateLimitLayer<R> {
     /// whatever else is further out. It takes as long as the headers. By default they are in the extensions of the
     /// request, and of rejections.
     ///
-    /// Of layers around each other, it is enough that one does so.
+    /// Of layers around each other, it is enough that one does so that decides about the request. A layer that only
+    /// [looks up](Self::deny_blocked) blocks decides about none that passes.
     #[must_use]
     pub fn decisions_in_response(self) -> Self {
         self.change(|shared| shared.decisions_in_response = true)

@@ -494,9 +494,15 @@ async fn a_layer_may_leave_blocks_to_another_one() {
     assert_eq!(ask(&limiter, &layer).await.0, BLOCKED);
     let layer = layer.enforce_blocks(false);
     assert_eq!(ask(&limiter, &layer).await.0, OK);
-    // What it is to look up, it looks up.
-    let layer = layer.deny_blocked(alice());
-    assert_eq!(ask(&limiter, &layer).await.0, BLOCKED);
+    // What it is to look up, it looks up; and one check enforces the blocks of all its identities.
+    let banning = layer.clone().limit(login(), bob());
+    for layer in [
+        layer.clone().deny_blocked(alice()),
+        layer.deny_blocked(bob()),
+        banning,
+    ] {
+        assert_eq!(ask(&limiter, &layer).await.0, BLOCKED);
+    }
 }
 
 #[tokio::test]
@@ -585,6 +591,35 @@ async fn a_look_up_that_cannot_be_decided_follows_the_failure_policy() {
     ] {
         assert_eq!(ask(&limiter, &layer).await.0, expected, "{layer:?}");
     }
+}
+
+#[tokio::test]
+async fn an_observer_hears_that_a_shadow_layer_passes_what_cannot_be_decided() {
+    let (store, _) = Flaky::new();
+    store.is_now(State::Down);
+    let log = Log::default();
+    let limiter = Limiter::new(store).on_failure(FailurePolicy::Closed);
+    let looking = RateLimitLayer::new(limiter.clone().observer(log.clone()))
+        .deny_blocked(alice())
+        .shadow();
+    let limiting = looking.clone().limit(free(), bob());
+    for layer in [
+        &looking,
+        &limiting,
+        &limiting.clone().on_failure(FailurePolicy::Closed),
+    ] {
+        assert_eq!(ask(&limiter, layer).await.0, OK);
+    }
+    let lines = log.lines();
+    let lines = lines.iter().map(|line| line.split(" in ").next().unwrap());
+    assert_eq!(
+        lines.collect::<Vec<_>>(),
+        [
+            "check  unavailable passed",
+            "shadow check free unavailable passed",
+            "shadow check free unavailable passed",
+        ]
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -230,8 +230,11 @@ async fn a_challenge_of_the_users_own_response_stays() {
 
 /// What is warned of when a limit gets requests, of which so many in each hundred were not forwarded.
 fn forwarded(extractor: impl KeyExtractor, direct: usize, requests: usize) -> Vec<String> {
+    forwarded_to(&limit(extractor), direct, requests)
+}
+
+fn forwarded_to(layer: &RateLimitLayer, direct: usize, requests: usize) -> Vec<String> {
     traced(false, async {
-        let layer = limit(extractor);
         let inner = service_fn(async |_: Request<String>| {
             Ok::<_, Infallible>(Response::new(String::new()))
         });
@@ -256,7 +259,7 @@ fn limiting_proxies_by_their_address_is_warned_of_once() {
     for direct in [0, 10] {
         let lines = forwarded(PeerIp, direct, 500);
         assert_eq!(lines.len(), 1, "{lines:?}");
-        assert!(lines[0].starts_with("WARN misconfigured: a limit is by `PeerIp`"));
+        assert!(lines[0].starts_with("WARN misconfigured: a layer knows clients by `PeerIp`"));
         assert!(lines[0].contains("use `ForwardedIp`") && !lines[0].contains("198.51.100"));
     }
     let combined: [Box<dyn KeyExtractor>; 4] = [
@@ -268,6 +271,14 @@ fn limiting_proxies_by_their_address_is_warned_of_once() {
     for extractor in combined {
         assert_eq!(forwarded(extractor, 0, 100).len(), 1);
     }
+}
+
+#[test]
+fn looking_up_the_blocks_of_proxies_is_warned_of_in_words_that_are_true() {
+    let layer = RateLimitLayer::new(MemoryStore::new()).deny_blocked(PeerIp);
+    let lines = forwarded_to(&layer, 0, 100);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("use `ForwardedIp`") && !lines[0].contains("limit"));
 }
 
 #[test]

@@ -124,7 +124,6 @@ fn admission(plan: &Plan, resolution: Resolution) -> Admission {
         Resolution::Decided(Decision::Blocked(blocked)) => Err(Rejection::Blocked(blocked)),
         Resolution::Decided(decision) => Ok(Some(decision).filter(decides_something)),
         Resolution::Open(_) => Ok(None),
-        Resolution::Closed(_) if plan.shadow => Ok(None),
         Resolution::Closed(error) => Err(Rejection::Undecided(error)),
     }
 }
