@@ -166,6 +166,12 @@ impl ReloadablePolicies {
 }
 
 /// One policy of [`ReloadablePolicies`], read anew at each use.
+///
+/// A layer reads all handles of one set at once for each request, so that a reload gives a request either the old
+/// policies or the new ones. A closure that selects a policy, or a look-up of `charge_async`, may read
+/// [`ReloadablePolicies`] by itself, at another moment. When it charges the same key under a policy of the same name as
+/// a handle, the two can differ for a request that is decided during a reload, which is then rejected with status 500.
+/// Use handles only for policies of one name.
 #[derive(Clone)]
 pub struct PolicyHandle {
     first: Policy,
