@@ -23,6 +23,26 @@ pub(crate) fn behind_proxy() {
     );
 }
 
+/// Requests pass without a limit whose key, policy or cost could not be looked up.
+pub(crate) fn limit_left_out(policy: Option<&str>, error: &ExtractError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        policy,
+        %error,
+        "requests pass without a limit, since its look-up fails and its failure policy is open: make the look-up \
+         faster, raise `look_up_timeout`, or choose `FailurePolicy::Closed`"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = (policy, error);
+}
+
+/// No limit was left out for a while.
+pub(crate) fn limits_found_again() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "sluicegate", "look-ups have recovered: all limits apply again");
+}
+
 /// The store is not called any more.
 pub(crate) fn breaker_opened(error: &StoreError) {
     #[cfg(feature = "tracing")]

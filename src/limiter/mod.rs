@@ -40,7 +40,7 @@ pub(crate) use wait_queue::WhereOpen;
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A year: longer than anybody waits, and far from what an `Instant` cannot hold.
-const FOR_EVER: Duration = Duration::from_secs(31_536_000);
+pub(crate) const FOR_EVER: Duration = Duration::from_secs(31_536_000);
 
 /// As many as wait for a minute under a thousand in a minute.
 const DEFAULT_MAX_QUEUE: usize = 1_024;
@@ -290,11 +290,6 @@ impl Limiter {
     /// When a store that has failed may be back, at the earliest.
     pub(crate) fn retry_interval(&self) -> Duration {
         self.inner.breaker.interval()
-    }
-
-    /// How long one call may take.
-    pub(crate) fn timeout_of_calls(&self) -> Duration {
-        self.inner.timeout
     }
 
     /// Looks at what is left under these policies and keys, at no cost; the charges' own costs do not matter. What is

@@ -14,7 +14,7 @@ use crate::{
     extract::{AsyncKeyExtractor, ChargesFuture, IntoCharges, KeyExtractor},
     failure::FailurePolicy,
     key::Key,
-    limiter::Limiter,
+    limiter::{FOR_EVER, Limiter},
     observe::Observer,
 };
 
@@ -223,7 +223,7 @@ impl<R> RateLimitLayer<R> {
     /// ```
     ///
     /// All look-ups of one request run at the same time, those of [`limit_async`](Self::limit_async) too, under one
-    /// [timeout](Self::timeout) that is as long as the store's. One that takes longer, or answers
+    /// [timeout](Self::look_up_timeout). One that takes longer, or answers
     /// [`ExtractError::unavailable`](crate::error::ExtractError::unavailable), follows the failure policy of the layer,
     /// since the policy is not known. By default that is [`Open`](FailurePolicy::Open): **the request passes without
     /// this limit.** With [`on_failure(FailurePolicy::Closed)`](Self::on_failure) it is answered with a 503.
@@ -413,7 +413,8 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.settle.refunds_unanswered = true)
     }
 
-    /// Sets how long a decision may take; and, before it, all look-ups together. The default is the limiter's, 100 ms.
+    /// Sets how long a decision may take. The default is the limiter's, 100 ms. Look-ups, which come before it, have
+    /// [a timeout of their own](Self::look_up_timeout).
     ///
     /// # Panics
     ///
@@ -421,6 +422,25 @@ impl<R> RateLimitLayer<R> {
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
         self.change_limiter(|limiter| limiter.timeout(timeout))
+    }
+
+    /// Sets how long all look-ups of a request together may take: those of [`limit_async`](Self::limit_async) and of
+    /// [`charge_async`](Self::charge_async). The default is 1 s, and a year the most.
+    ///
+    /// It is longer than the [timeout](Self::timeout) of a decision, since a database is slower than the store: a
+    /// look-up that takes 150 ms must not mean no limit. A limit whose look-up takes longer follows the failure policy.
+    ///
+    /// # Panics
+    ///
+    /// When `timeout` is zero.
+    #[must_use]
+    pub fn look_up_timeout(self, timeout: Duration) -> Self {
+        assert!(
+            !timeout.is_zero(),
+            "a timeout of zero leaves no time to look up"
+        );
+        let timeout = timeout.min(FOR_EVER);
+        self.change(|shared| shared.plan.look_up_timeout = timeout)
     }
 
     /// Sets what to do with a request that could not be decided, for policies that do not

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::{log::Log, scripted::Scripted};
+use crate::common::{log::Log, scripted::Scripted, trace::traced};
 use futures::FutureExt;
 use http::{Request, Response, request::Parts};
 use sluicegate::{
@@ -147,15 +147,34 @@ async fn look_ups_of_keys_and_of_charges_run_at_the_same_time_under_one_timeout(
     assert_eq!(store.only_check(), expected);
 
     // One that is too late follows the failure policy; the others are charged.
-    let layer = layer.charge_async(charging(101, "never"));
+    let layer = layer.charge_async(charging(1001, "never"));
     let start = Instant::now();
     assert_eq!(status(&layer, "").await, 200);
-    assert_eq!(start.elapsed(), Duration::from_millis(100));
+    assert_eq!(start.elapsed(), Duration::from_secs(1));
     assert_eq!(store.checks()[1].charges().len(), 4);
     assert_eq!(log.lines()[1], "? unavailable passed");
     let layer = layer.on_failure(FailurePolicy::Closed);
     assert_eq!(status(&layer, "").await, 503);
     assert_eq!(store.checks().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_up_slower_than_the_store_may_be_limits_all_the_same() {
+    let slow = |_: &Parts| sleep(Duration::from_millis(150)).map(|()| charge("a", "x", 5));
+    let layer = RateLimitLayer::new(MemoryStore::new()).charge_async(slow);
+    assert_eq!(status(&layer, "").await, 200);
+    assert_eq!(status(&layer, "").await, 429);
+
+    let hurried = layer.look_up_timeout(Duration::from_millis(149));
+    assert_eq!(status(&hurried, "").await, 200);
+    let hurried = hurried.on_failure(FailurePolicy::Closed);
+    assert_eq!(status(&hurried, "").await, 503);
+}
+
+#[test]
+#[should_panic(expected = "no time to look up")]
+fn a_timeout_of_zero_for_look_ups_is_refused() {
+    let _ = RateLimitLayer::new(MemoryStore::new()).look_up_timeout(Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
@@ -238,4 +257,43 @@ async fn a_look_up_can_begin_with_the_key_of_another_extractor() {
     let response = layer.layer(inner).oneshot(request).await.unwrap();
     assert_eq!(response.status(), 200);
     assert_eq!(store.only_check(), ["tier ip 1"]);
+}
+
+/// A layer whose only limit is looked up in the time that `takes` says.
+fn looked_up_in(takes: Arc<Mutex<Duration>>) -> RateLimitLayer {
+    RateLimitLayer::new(MemoryStore::new()).charge_async(move |_| {
+        let takes = *takes.lock().unwrap();
+        async move {
+            sleep(takes).await;
+            Some(charge("tier", "alice", 0))
+        }
+    })
+}
+
+#[test]
+fn one_warning_says_that_look_ups_fail_and_another_that_they_have_recovered() {
+    let lines = traced(false, async {
+        let takes = Arc::new(Mutex::new(Duration::from_secs(60)));
+        let layer = looked_up_in(takes.clone());
+        for _ in 0..50 {
+            assert_eq!(status(&layer, "alice").await, 200);
+        }
+        *takes.lock().unwrap() = Duration::from_millis(150);
+        assert_eq!(status(&layer, "alice").await, 200);
+        tokio::time::advance(Duration::from_secs(10)).await;
+        for _ in 0..50 {
+            assert_eq!(status(&layer, "alice").await, 200);
+        }
+    });
+    let [begins, ends] = &lines[..] else {
+        panic!("{lines:?}");
+    };
+    for said in [
+        "WARN requests pass without a limit",
+        "look_up_timeout",
+        "Closed",
+    ] {
+        assert!(begins.contains(said), "{begins}");
+    }
+    assert!(ends.starts_with("WARN look-ups have recovered"), "{ends}");
 }

@@ -321,7 +321,7 @@ async fn look_ups_have_a_deadline_and_then_the_store_has_its_own() {
             Some(Key::new("team", "a"))
         }
     };
-    for (look_up_ms, waits_ms) in [(60, 160), (100_000, 100)] {
+    for (look_up_ms, waits_ms) in [(60, 160), (100_000, 1_000)] {
         let layer = layer(Scripted::silent())
             .limit_async(policy("team", "1/1s"), look_up_for(look_up_ms))
             .on_failure(FailurePolicy::Closed);
@@ -365,7 +365,7 @@ async fn of_look_ups_that_take_too_long_the_others_are_charged() {
         });
     let start = Instant::now();
     assert_eq!(ask(layer).await.status(), StatusCode::OK);
-    assert_eq!(start.elapsed(), Duration::from_millis(100));
+    assert_eq!(start.elapsed(), Duration::from_secs(1));
     assert_eq!(store.only_check(), ["user user 1"]);
 }
 

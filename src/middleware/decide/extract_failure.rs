@@ -26,6 +26,9 @@ impl Plan {
                 if error.kind() == ExtractErrorKind::Misconfigured {
                     self.warnings.misconfigured(policy, error);
                 }
+                if is_open && !shadow {
+                    self.warnings.left_out(policy, error);
+                }
                 let passes = shadow || is_open;
                 limiter.report_missing_key(policy, shadow, error, passes);
                 passes

@@ -98,4 +98,4 @@ impl<T> LookUp<T> {
     }
 }
 
-const TOO_LATE: ExtractError = ExtractError::unavailable("a look-up took longer than the timeout");
+const TOO_LATE: ExtractError = ExtractError::unavailable("a look-up took longer than its timeout");

@@ -25,6 +25,9 @@ use crate::{
 type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
 type LookUpCharges = dyn Fn(&Parts) -> ChargesFuture + Send + Sync;
 
+/// Longer than the store's: a database is slower.
+const DEFAULT_LOOK_UP_TIMEOUT: Duration = Duration::from_secs(1);
+
 #[derive(Clone)]
 pub(in crate::middleware) struct Plan {
     pub(in crate::middleware) limiter: Limiter,
@@ -36,6 +39,8 @@ pub(in crate::middleware) struct Plan {
     pub(in crate::middleware) deny_blocked: Vec<Arc<dyn KeyExtractor>>,
     /// Look-ups of policy, key and cost together.
     pub(in crate::middleware) charge_look_ups: Vec<Arc<LookUpCharges>>,
+    /// Of all look-ups of a request together.
+    pub(in crate::middleware) look_up_timeout: Duration,
     pub(in crate::middleware) cost: Option<Arc<Cost>>,
     pub(in crate::middleware) access_lists: AccessLists,
     /// Whether every policy is a shadow.
@@ -104,6 +109,7 @@ impl Plan {
             newest_is_look_up: false,
             deny_blocked: Vec::new(),
             charge_look_ups: Vec::new(),
+            look_up_timeout: DEFAULT_LOOK_UP_TIMEOUT,
             cost: None,
             access_lists: AccessLists::default(),
             shadow: false,
@@ -189,7 +195,7 @@ impl Plan {
         let keys = self.look_ups.iter();
         let keys = keys.map(|limit| limit.extractor.extract(head));
         let charges = self.charge_look_ups.iter().map(|look_up| look_up(head));
-        LookUps::new(keys, charges, self.limiter.timeout_of_calls())
+        LookUps::new(keys, charges, self.look_up_timeout)
     }
 
     /// Adds the charges of all limits that were looked up.

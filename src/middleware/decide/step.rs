@@ -87,6 +87,7 @@ impl Step {
     }
 
     fn submit(plan: &Plan, check: Option<Check>) -> Next {
+        plan.warnings.found_out();
         let Some(check) = check else {
             return Break(Ok(None));
         };
