@@ -151,7 +151,7 @@ mod memory {
         let decision = limiter.check(charge(&policy, 'a')).await.unwrap();
         let full = Charge::new(&policy, Key::new("user", "b"), 9);
         assert!(limiter.check([full]).await.unwrap().is_allowed());
-        let error = limiter.settle(decision.usage(), [3]).await.unwrap_err();
+        let error = limiter.settle(decision.usage(), |_| 3).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Full);
         assert_eq!(left(&limiter, &policy, 'b').await, 0);
     }
