@@ -93,7 +93,7 @@ type Counts = SmallVec<[Count; 4]>;
 /// slept, fixed windows begin as much too early or too late.
 ///
 /// **Memory.** No key is kept in clear: a hash of 128 bits stands for it, keyed anew in each process. A key of
-/// one rule takes some 200 to 300 bytes, as full as its part of the table is, some 150 for each further rule, and 16
+/// one rule takes some 180 to 280 bytes, as full as its part of the table is, some 150 for each further rule, and 16
 /// for each step that counts, of which a rule has at most `window / precision + 1`, and never more than its limit. Keys
 /// that count no more are dropped as new ones come.
 ///
