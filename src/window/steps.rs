@@ -290,6 +290,10 @@ impl StepQueue {
         }
         let index = self.position(end_ms);
         if !self.holds(index, end_ms) {
+            if self.steps.is_empty() {
+                // Many keys never have a second one, and room for four is what a queue makes by itself.
+                self.steps.reserve_exact(1);
+            }
             let total = self.base.wrapping_add(self.total(index));
             self.steps.insert(index, Step { end_ms, total });
         }
@@ -431,6 +435,15 @@ mod tests {
         queue.charge(11, 1);
         queue.settle(11, 12, -3);
         assert_eq!(queue.kept().used, 3);
+    }
+
+    #[test]
+    fn a_queue_of_one_step_has_room_for_no_more() {
+        let mut queue = StepQueue::new(MILLISECONDS);
+        for ms in [0, 5_000] {
+            queue.charge(ms, 1);
+            assert_eq!(queue.steps.capacity(), 1);
+        }
     }
 
     #[test]

@@ -92,9 +92,10 @@ type Counts = SmallVec<[Count; 4]>;
 /// never steps back and that a correction of the date does not reach. So after such a correction, or after the machine
 /// slept, fixed windows begin as much too early or too late.
 ///
-/// **Memory.** No key is kept in clear: a hash of 128 bits stands for it, keyed anew in each process. A key takes some
-/// 300 bytes and 16 for each step that counts, of which a rule has at most `window / precision + 1`, and never more
-/// than its limit. Keys that count no more are dropped as new ones come.
+/// **Memory.** No key is kept in clear: a hash of 128 bits stands for it, keyed anew in each process. A key of
+/// one rule takes some 180 to 280 bytes, as full as its part of the table is, some 150 for each further rule, and 16
+/// for each step that counts, of which a rule has at most `window / precision + 1`, and never more than its limit. Keys
+/// that count no more are dropped as new ones come.
 ///
 /// **When it is full**, a new key takes the place of one that counts no more, or else of one that has used the least
 /// share of its limits, as of its latest charge and to about a factor of two. A key at its limit, under which not one unit
