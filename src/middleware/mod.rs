@@ -198,6 +198,33 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
+//! If the other service answers 429 all the same, block its account for the time that its `Retry-After` names. With
+//! [`wait_for_blocks`](crate::Limiter::wait_for_blocks), requests through every replica then wait until the block ends,
+//! as far as `max_wait` allows; without it, they are denied at once.
+//!
+//! ```
+//! # use std::time::{Duration, Instant};
+//! # use http::{Response, StatusCode};
+//! # use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy};
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let limiter = Limiter::new(MemoryStore::new()).wait_for_blocks(true);   // also for `RateLimitLayer::new(limiter)`
+//! let account = Key::new("account", "ours");
+//! let theirs = Policy::parse("their-api", "100/1s")?;
+//!
+//! # let answer = Response::builder().status(429).header("retry-after", "1").body(())?;
+//! if answer.status() == StatusCode::TOO_MANY_REQUESTS {
+//!     let seconds: u64 = answer.headers()["retry-after"].to_str()?.parse()?;
+//!     limiter.block(&account, Duration::from_secs(seconds)).await?;
+//! }
+//! let start = Instant::now();
+//! let charge = Charge::new(&theirs, account, 1);
+//! assert!(limiter.acquire([charge], Duration::from_secs(10)).await?.is_allowed());
+//! assert!(start.elapsed() > Duration::from_millis(900));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
 //! - **Too long a wait is answered with a response, not an error.** The client's error type stays its own: a request
 //!   that would have to wait longer is answered by [`MakeRejection`], as a server's is, with a 429 that did not come
 //!   from the other side and has a [`Rejection`] in its extensions. The client's response body must be one that can be
