@@ -48,15 +48,15 @@
 //! | a layer with `deny_blocked(PeerIp)` alone, around layers with limits | one for each layer |
 //! | no `deny_blocked`: each layer limits by a key of that kind | one for each layer |
 //!
-//! In one layer, a key that is both limited and looked up is read once. Where an outer layer looks up every key that the
-//! inner ones limit, [`enforce_blocks(false)`](crate::RateLimitLayer::enforce_blocks) on the inner ones spares a second
-//! look-up.
+//! In one layer, a key that is both limited and looked up is read once. Where an outer layer looks up every key that
+//! the inner ones limit, [`enforce_blocks(false)`](crate::RateLimitLayer::enforce_blocks) on the inner ones spares a
+//! second look-up.
 //!
 //! # When the store cannot decide
 //!
 //! A block that this process knows holds on until it ends, whatever the [failure policy](crate::FailurePolicy): a 403
-//! stays a 403 while Redis is down. A process knows the blocks that one of its limiters made, by `block` or by a ban, and
-//! those that denied one of its checks. Clones of a limiter share what they know; other limiters do not. A process
+//! stays a 403 while Redis is down. A process knows the blocks that one of its limiters made, by `block` or by a ban,
+//! and those that denied one of its checks. Clones of a limiter share what they know; other limiters do not. A process
 //! forgets a block when you [`unblock`](crate::Limiter::unblock) the identity there, even if that call fails; and when
 //! the store answers a later check of the identity without a block.
 //!
@@ -84,15 +84,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A ban is one of the identity, not of the policy: it denies whatever the identity asks, wherever its blocks are looked up.
-//! A check with such a policy enforces the blocks of all its identities, whatever its limiter does.
-//! Strikes belong to the identity, too: those under other policies with a ban whose strikes have the same window count
-//! as well, and a denial by several of them is one strike. They are counted in the store by a task of its own, after
-//! the answer to the request: so a burst can be denied a few times more before the ban holds. A ban begins with the
-//! denial that was the last strike, forgets the strikes, and lasts exactly its time. What is denied by a block is no
-//! strike. Keys on an
-//! [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned. A ban that is being made while
-//! the identity is unblocked is not made, or is ended; strikes that are not counted yet count after that.
+//! A ban is one of the identity, not of the policy: it denies whatever the identity asks, wherever its blocks are
+//! looked up. A check with such a policy enforces the blocks of all its identities, whatever its limiter does. Strikes
+//! belong to the identity, too: those under other policies with a ban whose strikes have the same window count as well,
+//! and a denial by several of them is one strike. They are counted in the store by a task of its own, after the answer
+//! to the request: so a burst can be denied a few times more before the ban holds. A ban begins with the denial that
+//! was the last strike, forgets the strikes, and lasts exactly its time. What is denied by a block is no strike. Keys
+//! on an [allow list](crate::RateLimitLayer::skip_keys) are never denied, and so never banned. A ban that is being made
+//! while the identity is unblocked is not made, or is ended; strikes that are not counted yet count after that.
 //!
 //! To ban from one route alone, limit that route by keys of a kind of their own, such as
 //! `Key::new("login-ip", PeerIp.key(address).value())`: no other policy charges them.

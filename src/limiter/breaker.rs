@@ -56,8 +56,8 @@ pub(crate) struct Breaker {
     switches: AtomicU32,
     /// In a row, while it is closed.
     failures: AtomicU32,
-    /// Whether one of them was of callers who waited in vain to be sent. All of these count as one: the store is silent,
-    /// but which of the calls before them it owes is counted with those.
+    /// Whether one of them was of callers who waited in vain to be sent. All of these count as one: the store is
+    /// silent, but which of the calls before them it owes is counted with those.
     waited: AtomicBool,
     /// How often a call was answered that had begun after the last that is counted here: once in a round trip.
     answers: AtomicU32,

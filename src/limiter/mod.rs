@@ -187,8 +187,8 @@ impl Limiter {
         self.change(|inner| inner.max_queue = callers)
     }
 
-    /// Sets whether [`acquire`](Self::acquire), and a layer's [`max_wait`](crate::RateLimitLayer::max_wait), wait for the
-    /// end of a [block](crate::block) that ends in time. The default is `false`: a blocked identity is answered
+    /// Sets whether [`acquire`](Self::acquire), and a layer's [`max_wait`](crate::RateLimitLayer::max_wait), wait for
+    /// the end of a [block](crate::block) that ends in time. The default is `false`: a blocked identity is answered
     /// [`Decision::Blocked`] at once.
     ///
     /// With `true`, you can stay within another service's limits as that service states them: block its account for

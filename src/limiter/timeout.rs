@@ -23,8 +23,9 @@ const COARSENESS: Duration = Duration::from_millis(2);
 pin_project! {
     /// A timer that starts when it is first polled.
     ///
-    /// It is made then, and not before: what is known at once costs none, and needs no runtime. When it has run out, the
-    /// runtime first looks at its sockets: a busy process must not take an answer that has come for one that is late.
+    /// It is made then, and not before: what is known at once costs none, and needs no runtime. When it has run out,
+    /// the runtime first looks at its sockets: a busy process must not take an answer that has come for one that is
+    /// late.
     pub(crate) struct LazySleep {
         duration: Duration,
         last_looks: u8,

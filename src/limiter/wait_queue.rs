@@ -6,9 +6,9 @@
 //!                    └─ sleep ◀┘ until there should be room, at most RECHECK, or until something was given back
 //! ```
 //!
-//! Only callers that have a [turn](turns) ask the store. A caller that leaves passes its turn on, and with it the store's
-//! last denial. A caller that cannot be admitted in time, behind those that wait [ahead of it](forecast), is denied at
-//! once.
+//! Only callers that have a [turn](turns) ask the store. A caller that leaves passes its turn on, and with it the
+//! store's last denial. A caller that cannot be admitted in time, behind those that wait [ahead of it](forecast), is
+//! denied at once.
 //!
 //! A queue is for policies with their rules: a caller under a new limit does not wait behind one that sleeps under the
 //! old. Both have the same counts, and so compete, as processes do; the store's limit holds for all of them together.

@@ -41,14 +41,15 @@ impl RateLimitLayer {
 impl<R> RateLimitLayer<R> {
     /// Adds a limit: the keys that `extractor` finds are charged under `policy`.
     ///
-    /// A [`PolicySelector`] is a [`Policy`](crate::Policy), or says which policy it is for each request. A closure as either of them
-    /// needs the type of its argument, `|head: &http::request::Parts| …`, or [`from_fn`](crate::extract::from_fn).
+    /// A [`PolicySelector`] is a [`Policy`](crate::Policy), or says which policy it is for each request. A closure as
+    /// either of them needs the type of its argument, `|head: &http::request::Parts| …`, or
+    /// [`from_fn`](crate::extract::from_fn).
     ///
     /// # Panics
     ///
     /// When another limit of this layer has a policy of the same name that differs (rules, ban, failure policy or
-    /// shadow), or that could differ after a [reload](crate::policies::ReloadablePolicies): they would share counts. For policies that are not known before the service runs, use
-    /// [`try_limit`](Self::try_limit).
+    /// shadow), or that could differ after a [reload](crate::policies::ReloadablePolicies): they would share counts.
+    /// For policies that are not known before the service runs, use [`try_limit`](Self::try_limit).
     #[must_use]
     #[track_caller]
     pub fn limit(self, policy: impl Into<PolicySelector>, extractor: impl KeyExtractor) -> Self {
@@ -342,8 +343,8 @@ impl<R> RateLimitLayer<R> {
     /// Sets whether [blocks](crate::block#blocks) of the identities that this layer limits deny them. The default is
     /// the limiter's, `true`. See [`Limiter::enforce_blocks`].
     ///
-    /// One check enforces the blocks of all its identities or of none. With `false`, they still deny a request for which
-    /// the layer [looks up](Self::deny_blocked) an identity, or which it charges under a policy with a
+    /// One check enforces the blocks of all its identities or of none. With `false`, they still deny a request for
+    /// which the layer [looks up](Self::deny_blocked) an identity, or which it charges under a policy with a
     /// [ban](crate::Policy::ban).
     #[must_use]
     pub fn enforce_blocks(self, enforce: bool) -> Self {
@@ -386,9 +387,9 @@ impl<R> RateLimitLayer<R> {
     /// way may be denied.
     ///
     /// A response waits for its settlement, within the timeout, and its headers tell what is left afterwards; where
-    /// nothing differs, the store is not called. What [shadows](crate::Policy::shadow) charged is settled at the same time. If
-    /// the settlement fails, or takes too long, the response goes out as it is and **the charge stays**. If the client
-    /// goes away meanwhile, the settlement is carried on in the background.
+    /// nothing differs, the store is not called. What [shadows](crate::Policy::shadow) charged is settled at the same
+    /// time. If the settlement fails, or takes too long, the response goes out as it is and **the charge stays**. If
+    /// the client goes away meanwhile, the settlement is carried on in the background.
     ///
     /// What only the end of a streaming body can tell is for the handler to [settle](Limiter::settle), with the
     /// [`Decisions`](super::Decisions) in the request's extensions; a check is settled only once.
@@ -474,8 +475,8 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.limiter = limiter)
     }
 
-    /// Makes every policy of this layer a [shadow](crate::Policy::shadow): it decides, charges and reports, and rejects no
-    /// request, for whatever reason. Only what is [blocked](Self::block) is rejected: lists are no policies.
+    /// Makes every policy of this layer a [shadow](crate::Policy::shadow): it decides, charges and reports, and rejects
+    /// no request, for whatever reason. Only what is [blocked](Self::block) is rejected: lists are no policies.
     #[must_use]
     pub fn shadow(self) -> Self {
         self.change_limiter(Limiter::pass_undecided)
@@ -496,8 +497,8 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.plan.max_wait = Some(most))
     }
 
-    /// Sets how many requests wait at the same time under the same policies and keys. The default is the limiter's, 1 024.
-    /// See [`Limiter::max_queue`].
+    /// Sets how many requests wait at the same time under the same policies and keys. The default is the limiter's, 1
+    /// 024. See [`Limiter::max_queue`].
     #[must_use]
     pub fn max_queue(self, requests: usize) -> Self {
         self.change_limiter(|limiter| limiter.max_queue(requests))

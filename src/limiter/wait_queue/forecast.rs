@@ -17,8 +17,8 @@ use crate::{
 
 /// How long after the store's last denial a caller is admitted at the earliest.
 ///
-/// `units` are those that wait, for each charge of the check, with the check's own. `denied` is what the store said with
-/// the denial, and `wait_ms` the time for which it also denies this check; 0 if it does not.
+/// `units` are those that wait, for each charge of the check, with the check's own. `denied` is what the store said
+/// with the denial, and `wait_ms` the time for which it also denies this check; 0 if it does not.
 pub(super) fn earliest(check: &Check, units: &[u128], denied: &Usage, wait_ms: u64) -> Duration {
     let decided_at_ms = denied.decided_at_ms();
     let usages: Vec<&RuleUsage> = denied.rules().collect();

@@ -15,8 +15,8 @@ use crate::{error::ExtractError, policies::PoliciesRead};
 ///
 /// **Outside the router** the template is not known: on a tower stack around it, and around a `nest_service`. Entries
 /// without captures apply there, too. A request that could be meant by an entry *with* captures cannot be decided: it
-/// is answered with a 500, or passes where all policies of the table are [shadows](Policy::shadow), and a warning says
-/// so once.
+/// is answered with a 500, or passes where all policies of the table are [shadows](crate::Policy::shadow), and a
+/// warning says so once.
 ///
 /// An entry for the request's method takes precedence over one for any method. A `HEAD` request uses the entry for
 /// `GET`, as it is served, unless it has an entry of its own. A request without an entry is limited by the default of

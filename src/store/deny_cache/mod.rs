@@ -60,8 +60,8 @@ impl DenyCache {
     /// another one.
     ///
     /// Such a denial [tells less](crate::Denial::is_partial): only of the charge that does not fit, and its time to
-    /// retry is the least, since others may deny for longer. Of a block, too: another key of the check may be blocked for
-    /// longer. The default is no.
+    /// retry is the least, since others may deny for longer. Of a block, too: another key of the check may be blocked
+    /// for longer. The default is no.
     #[must_use]
     pub fn any_charge(self) -> Self {
         Self {

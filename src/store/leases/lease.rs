@@ -7,8 +7,8 @@
 //!    ├──────────────── (end − T0 − 1 ms) at most, by this process's clock ───┤
 //! ```
 //!
-//! The charge was decided after m0, and T0 is rounded down to a millisecond. So when `end − T0 − 1 ms` have passed since
-//! m0, the step has not ended, whatever the clocks show and however long the answer took.
+//! The charge was decided after m0, and T0 is rounded down to a millisecond. So when `end − T0 − 1 ms` have passed
+//! since m0, the step has not ended, whatever the clocks show and however long the answer took.
 
 use std::{mem, sync::Arc, time::Duration};
 

@@ -110,8 +110,8 @@ impl Leases {
     /// Ends all leases and returns what is unspent, before a process ends. Without it, that stays charged until it is
     /// released.
     ///
-    /// It waits for what is on its way, and for the store: ten seconds at most. What could not be returned by then stays
-    /// charged, too: nothing is tried again. Checks that are made meanwhile can lease units again.
+    /// It waits for what is on its way, and for the store: ten seconds at most. What could not be returned by then
+    /// stays charged, too: nothing is tried again. Checks that are made meanwhile can lease units again.
     pub async fn return_unspent(&self) {
         if self.inner.runtime().is_some() {
             let entries = self.inner.table.entries(|_| true);

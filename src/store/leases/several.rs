@@ -1,7 +1,7 @@
 //! [`Several`]: a check of several charges, of which some are leased.
 //!
-//! The store decides the others first, then leased units are spent. If the lease has ended by then, what was admitted so
-//! far is refunded, and the store decides the whole check.
+//! The store decides the others first, then leased units are spent. If the lease has ended by then, what was admitted
+//! so far is refunded, and the store decides the whole check.
 
 use std::{
     pin::Pin,

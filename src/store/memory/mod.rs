@@ -98,9 +98,9 @@ type Counts = SmallVec<[Count; 4]>;
 /// that count no more are dropped as new ones come.
 ///
 /// **When it is full**, a new key takes the place of one that counts no more, or else of one that has used the least
-/// share of its limits, as of its latest charge and to about a factor of two. A key at its limit, under which not one unit
-/// fits, is never forgotten. So a flood of made-up keys (spoofed addresses, random user names) lifts no limit of a key
-/// at its limit, and the store forgets units of another key only when all that it keeps have used about half as
+/// share of its limits, as of its latest charge and to about a factor of two. A key at its limit, under which not one
+/// unit fits, is never forgotten. So a flood of made-up keys (spoofed addresses, random user names) lifts no limit of a
+/// key at its limit, and the store forgets units of another key only when all that it keeps have used about half as
 /// great a share or more. It takes no more memory.
 ///
 /// If all other keys are at their limits, the store cannot decide about a new one: the check is a

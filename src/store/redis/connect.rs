@@ -32,8 +32,8 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 /// share, and replaces it by itself. A connection that has ended is noticed before the next command is sent. One over
 /// which nothing has come back for 500 ms although a reply is owed is given up; where replies take long, for as long as
 /// four of them. The timeouts of limiters do not matter. All callers share an attempt to connect for 500 ms; then the
-/// next caller starts another beside it, and the first to succeed, within 5 s, is used. Attempts are at least 5 ms apart.
-/// A command is sent once, whatever happens to it.
+/// next caller starts another beside it, and the first to succeed, within 5 s, is used. Attempts are at least 5 ms
+/// apart. A command is sent once, whatever happens to it.
 ///
 /// `TCP_NODELAY` is on, and keepalive after 30 s, so that firewalls and NATs do not forget an idle connection; a
 /// keepalive of your own in the `TcpSettings` of a `ConnectionInfo` is kept.

@@ -158,12 +158,12 @@ impl RedisStore {
     /// comes later waits until one of them returns, and goes in one call with the others who wait. The default is 4; 0
     /// turns sharing off.
     ///
-    /// Nobody waits for a timer. Calls grow with the backlog: each takes its part of the charges that wait, which is 1/4
-    /// with four in flight, but at least 8 and at most 256, or one operation with more. So a long round trip does not
-    /// limit how many checks are decided. Identical checks are decided as one and count once. An error of one operation is its own. Who leaves before the call is sent is left out of
-    /// it, and not charged. What a caller asks for after another of its operations was answered is done after it; of
-    /// those under way at the same time either may be first. [On a cluster](deployment#cluster) the calls to each slot
-    /// are counted and shared apart.
+    /// Nobody waits for a timer. Calls grow with the backlog: each takes its part of the charges that wait, which is
+    /// 1/4 with four in flight, but at least 8 and at most 256, or one operation with more. So a long round trip does
+    /// not limit how many checks are decided. Identical checks are decided as one and count once. An error of one
+    /// operation is its own. Who leaves before the call is sent is left out of it, and not charged. What a caller asks
+    /// for after another of its operations was answered is done after it; of those under way at the same time either
+    /// may be first. [On a cluster](deployment#cluster) the calls to each slot are counted and shared apart.
     ///
     /// A call then has keys of several identities, all of which must be on one server: turn sharing off behind
     /// [a proxy that spreads them](deployment#twemproxy). Over a connection of your own it is off unless the connection

@@ -102,8 +102,8 @@ impl<T: Clone + Send + Sync + 'static> SharedAttempt<T> {
         }
     }
 
-    /// Waits until there is an outcome; answers when that attempt was started as well. `None` when the newest attempt is
-    /// too old to be waited for.
+    /// Waits until there is an outcome; answers when that attempt was started as well. `None` when the newest attempt
+    /// is too old to be waited for.
     pub(in crate::store::redis) async fn outcome(&self) -> Option<(Instant, RedisResult<T>)> {
         let mut latest = self.latest.subscribe();
         let newest = latest.borrow().started?;

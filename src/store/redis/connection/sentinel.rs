@@ -28,8 +28,8 @@ use crate::store::redis::error::closed;
 /// them does not know that there is another.
 const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// For how long nothing may happen before sentinels that have not answered are no longer counted on, and another address
-/// is tried beside the one that hangs.
+/// For how long nothing may happen before sentinels that have not answered are no longer counted on, and another
+/// address is tried beside the one that hangs.
 const HEDGE: Duration = Duration::from_millis(200);
 
 /// A primary by the name that its sentinels know, and how to log in there.

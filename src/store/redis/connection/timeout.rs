@@ -11,8 +11,8 @@ use redis::RedisResult;
 /// A connection over which replies take long is given [more](super::health).
 pub(in crate::store::redis) const LOST_AFTER: Duration = Duration::from_millis(500);
 
-/// How long an attempt to connect goes on. TCP, TLS, login, database and PING take up to seven round trips, which has to
-/// do over a slow network, too. Nobody waits for an old attempt alone, so it can be long.
+/// How long an attempt to connect goes on. TCP, TLS, login, database and PING take up to seven round trips, which has
+/// to do over a slow network, too. Nobody waits for an old attempt alone, so it can be long.
 pub(in crate::store::redis) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long one part of what was asked of a cluster goes on when its caller has left: what was admitted late has to be

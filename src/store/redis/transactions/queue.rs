@@ -11,8 +11,8 @@ use tokio::time::Instant;
 /// How many jobs are done together at most.
 const MOST: usize = 1_024;
 
-/// Jobs of some kinds `K`, each about some identities, of which no two groups under way share one. An identity is a hash
-/// here.
+/// Jobs of some kinds `K`, each about some identities, of which no two groups under way share one. An identity is a
+/// hash here.
 ///
 /// Those of one kind that wait for the same identity are done together as soon as it is free, first come, first served.
 /// Nobody overtakes a job that waits for an identity of theirs, but for those who go in one group past another kind.
@@ -267,7 +267,8 @@ impl<J, K: Copy + Eq> State<J, K> {
     }
 }
 
-/// Where a group stands among those that are about to begin, from the number of the first on; nowhere if it is under way.
+/// Where a group stands among those that are about to begin, from the number of the first on; nowhere if it is under
+/// way.
 fn place_of(group: u64, first: u64) -> usize {
     usize::try_from(group.wrapping_sub(first)).unwrap_or(usize::MAX)
 }
