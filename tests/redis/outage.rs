@@ -162,8 +162,9 @@ async fn a_server_that_is_stopped_under_traffic_costs_one_deadline_each_interval
     let intervals = stopped.elapsed().as_millis() / INTERVAL.as_millis();
     server.cont();
 
-    // Those who were under way when it stopped, and one each interval; of many more.
-    let most = TASKS as u64 + u64::try_from(intervals).unwrap() + 1;
+    // Those under way when it stopped, and one each interval; of many more. In a process that is too busy to notice
+    // timeouts in time, all of the first round blame no call, and the second opens the breaker.
+    let most = 2 * TASKS as u64 + u64::try_from(intervals).unwrap() + 1;
     assert!((5..=most).contains(&waited), "{waited} of {most}");
     let spared = counts.0.circuit_open.load(SeqCst) - before;
     assert!(spared > 5 * most, "{spared}");
