@@ -11,7 +11,7 @@ use std::{
 use redis::{RedisResult, Value};
 use tokio::time::Instant;
 
-use super::timeout::LOST_AFTER;
+use super::timeout::{CONNECT_TIMEOUT, LOST_AFTER};
 use crate::store::redis::error::needs_another_connection;
 
 /// A reply this young proves that the connection is open: no server dies and comes back in less.
@@ -76,10 +76,13 @@ impl ConnectionHealth {
         self.stale.load(Relaxed) || (sent != 0 && self.is_past(sent, self.lost_after()))
     }
 
-    /// For how long nothing may come back while a reply is owed: longer where replies are known to take long.
+    /// For how long nothing may come back while a reply is owed: longer where replies are known to take long, but not
+    /// without end after one that came very late.
     pub(super) fn lost_after(&self) -> Duration {
         let round_trip = Duration::from_micros(self.round_trip.load(Relaxed));
-        LOST_AFTER.max(round_trip.saturating_mul(ROUND_TRIPS))
+        round_trip
+            .saturating_mul(ROUND_TRIPS)
+            .clamp(LOST_AFTER, CONNECT_TIMEOUT)
     }
 
     /// Each reply counts for an eighth. Of two at a time one may count for nothing.
@@ -106,5 +109,21 @@ impl ConnectionHealth {
         u64::try_from(self.created.elapsed().as_micros())
             .unwrap_or(u64::MAX)
             .max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn replies_that_take_long_are_waited_for_longer_within_a_bound() {
+        for (took_ms, lost_after_ms) in [(1, 500), (200, 800), (60_000, 5_000)] {
+            let health = ConnectionHealth::new();
+            let sent = health.sent();
+            tokio::time::advance(Duration::from_millis(took_ms)).await;
+            health.received(sent, Ok(Value::Okay)).unwrap();
+            assert_eq!(health.lost_after(), Duration::from_millis(lost_after_ms));
+        }
     }
 }
