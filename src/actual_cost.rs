@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::charge::Charge;
 
-/// What a request turned out to cost: a handler puts it into the extensions of its response, or
+/// The final cost of a request: a handler puts it into the extensions of its response, or
 /// [settles](crate::Limiter::settle) with it.
 ///
 /// A layer with several policies counts different things under them: name the policies that the cost is for, and the

@@ -115,7 +115,7 @@ use crate::rule::{DurationText, Rule, RuleError, millis, parse_duration};
 #[cfg(feature = "redis")]
 pub(crate) const BLOCKS: &str = "!block";
 pub(crate) const STRIKES: &str = "!strikes";
-/// Of identities whose blocks are looked up, and under which nothing is ever kept.
+/// The policy of identities whose blocks are looked up; nothing is ever kept under it.
 pub(crate) const LOOK_UPS: &str = "!look-ups";
 
 /// In ms since the Unix epoch: a block that ends then is one for ever. What six bytes can hold.

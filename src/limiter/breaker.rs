@@ -40,7 +40,7 @@ const FAILURES: u32 = 5;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permit {
     switches: u32,
-    /// Of a call that is waited for: how often answers were noted when it began.
+    /// For a call that has to be waited for: how often answers were noted when it began.
     answers: Option<u32>,
 }
 

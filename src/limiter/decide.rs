@@ -59,7 +59,7 @@ impl Limiter {
         Eventual::pending(async move { limiter.resolve_call(kind, &check, call.await, known) })
     }
 
-    /// As [`resolve`](Self::resolve); remembers the blocks that the store has told of.
+    /// As [`resolve`](Self::resolve); remembers the blocks in the store's answer.
     fn resolve_call(
         &self,
         kind: CallKind,

@@ -194,7 +194,7 @@ impl KnownBlock {
         (is_operators, self.ends.is_none(), self.ends, self.number)
     }
 
-    /// What the store's clock shows, as far as this process can tell.
+    /// The store's time, as far as this process knows it.
     fn store_now_ms(&self, now: Instant) -> u64 {
         match (self.block.until_ms(), self.ends) {
             (Some(until_ms), Some(ends)) => until_ms.saturating_sub(millis(ends - now)),

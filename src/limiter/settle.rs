@@ -50,7 +50,7 @@ impl Limiter {
         self.settle_parts(usage, parts).await
     }
 
-    /// What is to be settled where a cost has changed: the charges that count, and those of shadows, each once.
+    /// The settlements that a changed cost needs: of the charges that count, and of the shadows, each once.
     pub(crate) fn changed_parts(usage: &Usage, cost: impl Fn(&Charge) -> u64) -> Vec<Settlement> {
         let both = [Some(usage), admitted_shadow(usage)];
         let parts = both.into_iter().flatten();

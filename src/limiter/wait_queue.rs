@@ -54,7 +54,7 @@ const MIN_SLEEP: Duration = Duration::from_millis(1);
 /// The head of a queue asks at least this often, since it does not hear what other processes give back.
 const RECHECK: Duration = Duration::from_secs(2);
 
-/// What a caller does where the store cannot decide for now and the failure policy would let it pass.
+/// How a caller behaves while the store cannot decide and the failure policy would let it pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WhereOpen {
     /// It passes at once: an outage must not make each request slower by the longest wait.
@@ -110,7 +110,7 @@ struct Place {
     too_late: Option<Instant>,
 }
 
-/// What the store said to a caller with a turn, when, and until when it holds.
+/// The store's denial of a caller with a turn, when it came, and until when it holds.
 #[derive(Clone, Debug)]
 struct LastDenial {
     check: Check,
@@ -416,7 +416,7 @@ impl WaitQueue {
         parts(&self.check).eq(parts(check))
     }
 
-    /// What is known to deny this check, too.
+    /// The last denial, if it holds for this check, too.
     fn denial(&self, check: &Check) -> Option<LastDenial> {
         let line = self.line();
         let last = line.last_denial.as_ref()?;

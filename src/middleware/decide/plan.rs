@@ -35,11 +35,11 @@ pub(in crate::middleware) struct Plan {
     pub(in crate::middleware) look_ups: Vec<Limit<dyn AsyncKeyExtractor>>,
     /// Whether the limit that was added last is in `look_ups`.
     pub(in crate::middleware) newest_is_look_up: bool,
-    /// Of identities whose blocks deny, and that are charged nothing.
+    /// Extractors of identities whose blocks deny, and that are charged nothing.
     pub(in crate::middleware) deny_blocked: Vec<Arc<dyn KeyExtractor>>,
     /// Look-ups of policy, key and cost together.
     pub(in crate::middleware) charge_look_ups: Vec<Arc<LookUpCharges>>,
-    /// Of all look-ups of a request together.
+    /// The timeout of all look-ups of a request together.
     pub(in crate::middleware) look_up_timeout: Duration,
     pub(in crate::middleware) cost: Option<Arc<Cost>>,
     pub(in crate::middleware) access_lists: AccessLists,

@@ -20,7 +20,7 @@ const CLOSED: u64 = u64::MAX;
 pub(super) struct Balance(AtomicU64);
 
 impl Balance {
-    /// Of at most [`MOST`] units.
+    /// A balance of at most [`MOST`] units.
     pub(super) fn new(units: u64) -> Self {
         Self(AtomicU64::new(units))
     }

@@ -58,13 +58,13 @@ struct State {
     known: Option<Known>,
     /// Until when nothing is leased, since the last lease could not be had.
     pause: Option<(Moment, Duration)>,
-    /// What becomes of the lease that is being fetched.
+    /// The fate of the lease that is being fetched.
     fetching: Option<OnArrival>,
     /// Whether it was dropped from the table: checks that still know it lease nothing.
     is_dropped: bool,
 }
 
-/// What becomes of a lease that is being fetched; later ones prevail.
+/// The fate of a lease that is being fetched; later variants prevail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum OnArrival {
     Install,

@@ -41,7 +41,7 @@ pub(super) struct Lease {
 #[derive(Debug)]
 pub(super) struct LeasedUnits {
     lease: Arc<Lease>,
-    /// What is unspent of the lease then.
+    /// The units of the lease that are unspent then.
     unspent: u64,
     now: Moment,
 }
@@ -127,7 +127,7 @@ impl Claim {
         Some(LeasedUnits::new(&self.lease, unspent, now))
     }
 
-    /// What is left if the units are not spent.
+    /// The units that are left if these are not spent.
     pub(super) fn release(self, now: Moment) -> LeasedUnits {
         LeasedUnits::new(&self.lease, self.lease.unspent(), now)
     }

@@ -14,7 +14,7 @@ pub(super) struct Locked<'a> {
     /// Read under the locks, so that the time of a key never steps back.
     pub(super) now_ms: u64,
     count: usize,
-    /// Of all keys of the call: none of them makes room for another.
+    /// The hashes of all keys of the call: none of them makes room for another.
     tokens: &'a [Token],
     /// In the order of the shards.
     guards: SmallVec<[(usize, MutexGuard<'a, Shard>); 2]>,

@@ -18,12 +18,12 @@ pub(super) const CLASSES: usize = LIMITED as usize + 1;
 pub(super) struct Standing(NonZeroU64);
 
 impl Standing {
-    /// Of a key with room, whose last unit is released at this time.
+    /// The standing of a key with room, whose last unit is released at this time.
     pub(super) fn open(class: u8, release_ms: u64) -> Self {
         Self::new(class, class, release_ms)
     }
 
-    /// Of a key at its limit, under which a unit fits at this time.
+    /// The standing of a key at its limit, under which a unit fits at this time.
     pub(super) fn limited(fits_at_ms: u64, later: u8) -> Self {
         Self::new(LIMITED, later.min(LIMITED - 1), fits_at_ms)
     }
@@ -41,7 +41,7 @@ impl Standing {
         self.0.get() >> 8
     }
 
-    /// Of the same key when a unit fits again.
+    /// The standing of the same key when a unit fits again.
     pub(super) fn with_room(self, release_ms: u64) -> Self {
         Self::open((self.0.get() >> 4 & 15) as u8, release_ms)
     }

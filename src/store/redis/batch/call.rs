@@ -58,7 +58,7 @@ pub(super) struct SharedCall {
     pub(super) runtime: Handle,
 }
 
-/// Who waits for one operation: several for that of identical checks.
+/// The callers that wait for one operation: several for that of identical checks.
 type Waiters = SmallVec<[Waiter; 2]>;
 
 impl SharedCall {
@@ -162,7 +162,7 @@ impl SharedCall {
     }
 }
 
-/// What came of each operation of a call, and who waited for it.
+/// The outcome of each operation of a call, and the callers that wait for it.
 #[derive(Default)]
 pub(super) struct Returned {
     replies: Vec<Result<Reply, StoreError>>,

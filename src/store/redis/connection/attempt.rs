@@ -15,7 +15,7 @@ use crate::store::redis::error::closed;
 /// callers who leave at their timeout.
 ///
 /// That task is one of the runtime of the caller who started it, and this runtime may be parked, or the server silent.
-/// So an attempt that is older than [`LOST_AFTER`] is waited for by nobody, and the next caller starts another beside
+/// So no caller waits for an attempt that is older than [`LOST_AFTER`], and the next caller starts another beside
 /// it. If the older one succeeds first, that will do for all.
 pub(in crate::store::redis) struct SharedAttempt<T> {
     latest: watch::Sender<Latest<T>>,
@@ -123,7 +123,7 @@ struct Attempt<T> {
 }
 
 impl<T> Attempt<T> {
-    /// What an older attempt has found out is of use, too: a success, or an answer that is an error.
+    /// The outcome of an older attempt is of use, too: a success, or an answer that is an error.
     fn publish(&self, outcome: RedisResult<T>) {
         self.shared.latest.send_if_modified(|latest| {
             let has_succeeded = matches!(latest.outcome, Some(Ok(_)));
@@ -141,7 +141,7 @@ impl<T> Attempt<T> {
     }
 }
 
-/// Where its runtime was shut down.
+/// The result where its runtime was shut down.
 impl<T> Drop for Attempt<T> {
     fn drop(&mut self) {
         let is_under_way =

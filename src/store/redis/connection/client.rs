@@ -9,7 +9,7 @@ use redis::{
 
 use super::source::{Source, config};
 
-/// A connection that nobody uses is asked after this often whether it is still open. Firewalls and NATs forget
+/// The system asks this often whether an idle connection is still open. Firewalls and NATs forget
 /// connections that are idle for some minutes, and would say nothing about it.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 

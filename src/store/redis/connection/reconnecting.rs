@@ -116,7 +116,7 @@ impl ReconnectingConnection {
             self.attempt
                 .start_unless(will_do, || Arc::clone(self).connect());
             match self.attempt.outcome().await {
-                // What failed before this caller came says nothing: the server may be back since.
+                // A failure from before this caller came says nothing: the server may be back since.
                 Some((started, Err(error))) if started >= arrived => return Err(error),
                 Some((_, Ok(found))) if is_another(&found) => return Ok(found),
                 _ => {}

@@ -119,7 +119,7 @@ impl Source for Arc<Sentinels> {
     }
 }
 
-/// What has come of a question to a sentinel, or of a visit to an address.
+/// The outcome of a question to a sentinel, or of a visit to an address.
 enum Answer {
     Named(RedisResult<Address>),
     Visited(Address, RedisResult<MultiplexedConnection>),

@@ -30,7 +30,7 @@ pub(super) struct StoredKey {
 /// The places of the keys of one operation.
 #[derive(Default)]
 pub(super) struct Places {
-    /// Of the identities whose blocks are enforced, and of one that is blocked or unblocked.
+    /// The names of identities whose blocks are enforced, and of one that is blocked or unblocked.
     pub(super) blocks: Vec<usize>,
     /// Of the charges that count, or of what is forgotten.
     pub(super) charges: Vec<usize>,
