@@ -78,7 +78,9 @@ impl Transport {
     pub(super) fn patience(&self) -> Duration {
         match &self.route {
             Route::Server(connection) => connection.lost_after(),
-            _ => LOST_AFTER,
+            #[cfg(feature = "cluster")]
+            Route::Cluster(_) => LOST_AFTER,
+            Route::Custom { .. } => LOST_AFTER,
         }
     }
 
