@@ -44,7 +44,7 @@ pub(crate) struct Permit {
     answers: Option<u32>,
 }
 
-/// Who is told of a switch: nobody, where the clone of the limiter that opened it has no observer.
+/// The observer of a switch: `None` if the clone of the limiter that opened it has none.
 type Told = Option<Arc<dyn Observer>>;
 
 /// Shared by all clones of a limiter. While it is closed and nothing fails, a call costs two loads and writes nothing.

@@ -42,7 +42,7 @@ impl Limiter {
 
     /// Decides a check by the store, or by the failure policy. Begun at once, also where it has to be waited for.
     pub(super) fn decide_as(&self, kind: CallKind, check: Check) -> Eventual<Resolution> {
-        // Of nothing, there is nothing to ask or to tell.
+        // An empty check needs no store call and raises no event.
         if check.is_empty() {
             let result = Decision::new(&check, true, 0, &[]);
             let timing = None;

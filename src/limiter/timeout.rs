@@ -77,7 +77,7 @@ impl Future for LazySleep {
     }
 }
 
-/// What the work gives, or nothing if it takes longer. What is known at once needs no timer.
+/// What the work gives, or nothing if it takes longer. A result that is ready at once needs no timer.
 pub(super) async fn within<W: Future>(duration: Duration, work: W) -> Option<W::Output> {
     let (mut work, mut end) = (pin!(work), pin!(LazySleep::new(duration)));
     poll_fn(|cx| match work.as_mut().poll(cx) {

@@ -5,7 +5,8 @@
 //! prints a table, a row for each run. `bounds` holds what each fault may do to the figures.
 //!
 //! The short form runs with all other tests: each fault alone over a store's own connection and by transactions, and
-//! together with latency, leases, a second runtime and callers who leave. Two long forms do the rest, each by its name:
+//! together with latency, leases and callers who leave. Two long forms do the rest, a second runtime among it, each by
+//! its name:
 //!
 //! ```console
 //! cargo test --all-features --test faults -- --ignored --nocapture each_fault    # in all circumstances, half an hour
@@ -52,7 +53,7 @@ fn each_fault_alone() {
     runs(open.chain(local).chain(transactions).collect());
 }
 
-/// Each fault meets each circumstance, with leases and without.
+/// Each fault meets leases, alone and beside latency and callers who leave.
 #[test]
 fn each_fault_in_circumstances() {
     let url = Setup::over(Kind::Url);
