@@ -140,7 +140,7 @@ pub mod block;
 pub mod buckets {
     //! Buckets: rules of a burst and a refill. Which rule says what.
     //!
-    #![doc = include_str!("buckets.md")]
+    #![doc = include_str!("../docs/guide/buckets.md")]
 }
 pub mod charge;
 mod check;
@@ -158,7 +158,7 @@ pub mod observe;
 pub mod operating {
     //! Operating it: from the alarm to the cause, to what to do about it.
     //!
-    #![doc = include_str!("operating.md")]
+    #![doc = include_str!("../docs/guide/operating.md")]
 }
 mod operation;
 pub mod policies;
@@ -173,7 +173,7 @@ pub mod test_util;
 pub mod under_load {
     //! Under load and under attack: what makes a request cheaper, when to switch it on, and what it costs in accuracy.
     //!
-    #![doc = include_str!("under_load.md")]
+    #![doc = include_str!("../docs/guide/under_load.md")]
 }
 mod warning;
 mod window;

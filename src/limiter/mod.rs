@@ -1,6 +1,6 @@
 //! [`Limiter`]: decides checks over a store, within a timeout and by a failure policy. It does not need HTTP.
 //!
-#![doc = include_str!("limiter.md")]
+#![doc = include_str!("../../docs/guide/limiter.md")]
 
 mod bans;
 mod breaker;

@@ -1,4 +1,4 @@
-//! Runs the guide "Operating it", `src/operating.md`, from its first command to its last, and compares what is said.
+//! Runs the guide "Operating it", `docs/guide/operating.md`, from its first command to its last, and compares what is said.
 
 use std::{fs, path::Path};
 
@@ -97,7 +97,7 @@ async fn happens(server: &Server, policies: &Policies) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_command_of_the_guide_says_what_the_guide_says() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/operating.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide/operating.md");
     let page = fs::read_to_string(path).unwrap();
     let blocks = fenced(&page);
     let files: Vec<String> = blocks.iter().map(|block| block.1.join("\n")).collect();

@@ -35,7 +35,7 @@ mod subject;
 mod table;
 mod validity;
 
-#[doc = include_str!("deny_cache.md")]
+#[doc = include_str!("../../../docs/guide/deny_cache.md")]
 #[derive(Clone)]
 pub struct DenyCache {
     store: Arc<dyn Store>,

@@ -61,7 +61,7 @@ const MAX_TOGETHER: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A store around a store that answers most checks of hot identities without a call; cheap to clone.
-#[doc = include_str!("leases.md")]
+#[doc = include_str!("../../../docs/guide/leases.md")]
 #[derive(Clone)]
 pub struct Leases {
     inner: Arc<Inner>,

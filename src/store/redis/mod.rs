@@ -1,55 +1,4 @@
-//! [`RedisStore`]: keeps the counts in Redis or Valkey, for all replicas of a service.
-//!
-//! Each (policy, key) has one Redis key, and a check is one call of one script: one read, and at most one write, per
-//! key. A denied check writes nothing. The server's clock decides. Under load, callers [share
-//! calls](RedisStore::in_flight).
-//!
-//! ```
-//! use sluicegate::{Charge, FailurePolicy, Key, Limiter, Policy, RedisStore};
-//!
-//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-//! let store = RedisStore::connect_lazy("redis://127.0.0.1:1/")?.prefix("shop").secret("from your configuration");
-//! let limiter = Limiter::new(store);
-//! let policy = Policy::parse("api", "10/1s,120/1m")?;
-//! let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
-//!
-//! // Nobody listens at port 1, so the failure policy decides, at once.
-//! assert!(limiter.check(charge()).await.is_err());
-//! assert!(limiter.try_acquire(charge()).await);
-//! assert!(!limiter.on_failure(FailurePolicy::Closed).try_acquire(charge()).await);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! # }).unwrap();
-//! # Ok::<(), std::io::Error>(())
-//! ```
-//!
-//! [`deployment`] tells which rights the store needs, and how it works with TLS, Sentinel, a cluster or twemproxy.
-//! Where scripts are forbidden, a store by [`transactions`] keeps the same contract.
-//!
-//! # What is stored
-//!
-//! Names are `<prefix>:{<kind>=<token>}:<policy>`, for instance `sluicegate:{ip=203.0.113.7}:api`. The token is the
-//! key's value if that is short and plain; if it is long, has unusual characters or is [secret](Key::secret), a keyed
-//! hash of it.
-//!
-//! In the place of a policy, `!block` is a [block](crate::block#blocks) of the identity, and `!strikes` are the strikes
-//! that count towards a [ban](crate::block#bans).
-//!
-//! Who [contributes](crate::contributors) to an account is kept in up to seven sorted sets, one for each sixth of the
-//! window, beside its counts and in the same slot: `sluicegate:{account=acme}:api:by:<length>:<start>`, both in ms. A
-//! set holds 16 labels, `total`, and `total+error`, and takes about 1 KB. Only charges that name a contributor make
-//! any.
-//!
-//! Every key has a TTL that covers its longest live section. Give the limiter a server or database of its own, with
-//! `maxmemory-policy noeviction`: the limit of a key that is evicted starts from nothing, under `volatile-ttl` and the
-//! other policies alike. See [memory](deployment#memory).
-//!
-//! # Clocks
-//!
-//! The clocks of the services do not matter; the server's does. While it goes back, time stands still for a key. When
-//! it jumps forward, charges are released early by as much; a charge that then lies further ahead than its window and
-//! precision, since the clock was set right again, is dropped. After a failover the clock of the new primary decides:
-//! one that is ahead of its predecessor's releases charges early by the difference. So keep the clocks of all servers
-//! in step (NTP), by slewing and not by jumps.
+#![doc = include_str!("../../../docs/guide/redis.md")]
 
 use std::sync::Arc;
 
@@ -77,7 +26,7 @@ mod contributors;
 pub mod deployment {
     //! How to run the server: rights, TLS, Sentinel and replication, a cluster, twemproxy.
     //!
-    #![doc = include_str!("deployment.md")]
+    #![doc = include_str!("../../../docs/guide/servers.md")]
 }
 mod error;
 pub mod inspect;

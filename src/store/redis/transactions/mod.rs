@@ -1,6 +1,6 @@
 //! [`TransactionStore`]: decides by transactions instead of a script, for servers that allow or know no scripts.
 //!
-#![doc = include_str!("../transactions.md")]
+#![doc = include_str!("../../../../docs/guide/transactions.md")]
 
 use std::sync::Arc;
 
