@@ -15,23 +15,24 @@ use crate::charge::Charge;
 /// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::ActualCost};
 /// use tower::{ServiceBuilder, ServiceExt};
 ///
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # mod over_http { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/over_http.rs")); }
+/// # over_http::run(async |http| {
 /// let layer = RateLimitLayer::new(MemoryStore::new())
 ///     .limit(Policy::parse("requests", "100/1h")?, Key::new("user", "alice"))
 ///     .limit(Policy::parse("tokens", "10000/1h")?, Key::new("user", "alice"))
 ///     .settle(ActualCost::or_charged);
 ///
-/// let service = ServiceBuilder::new().layer(layer).service_fn(async |_: Request<()>| {
+/// let service = ServiceBuilder::new().layer(layer).service_fn(async |_: Request<String>| {
 ///     let mut response = Response::new("a long answer".to_owned());
 ///     response.extensions_mut().insert(ActualCost::of("tokens", 1_300));
 ///     Ok::<_, std::convert::Infallible>(response)
 /// });
-/// let response = service.oneshot(Request::new(())).await?;
+/// # let service = http.serve(service);
+/// let response = service.oneshot(Request::new(String::new())).await?;
 /// let left = response.headers()["ratelimit"].to_str()?;
 /// assert!(left.starts_with(r#""requests";r=99;"#) && left.contains(r#""tokens";r=8700;"#));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// # }).unwrap();
-/// # Ok::<(), std::io::Error>(())
+/// # Ok(())
+/// # });
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ActualCost {

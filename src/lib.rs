@@ -6,13 +6,13 @@
 //! With axum: `cargo add sluicegate --features axum`. The README has a complete `main`.
 //!
 //! ```
-//! use std::net::SocketAddr;
 //!
 //! use axum::{Router, body::Body, http::Request, routing::get};
 //! use sluicegate::{Header, KeyExtractor, MemoryStore, PeerIp, Policy, RateLimitLayer, Rule};
 //! use tower::ServiceExt;
 //!
-//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! # mod over_http { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/over_http.rs")); }
+//! # over_http::run(async |http| {
 //! let store = MemoryStore::new();                                     // or RedisStore::connect(url).await?
 //! let ip = Policy::parse("ip", "3/10s,100/1h")?;
 //! let user = Policy::new("user", [Rule::per_minute(600), Rule::per_day(100_000)])?;
@@ -21,16 +21,14 @@
 //!     .limit(ip, PeerIp)                                              // the rules, and whom they limit
 //!     .limit(user, Header::new("x-api-key").or_skip());               // both, in one atomic step
 //! let app: Router = Router::new().route("/", get(async || "hello")).layer(layer);
+//! # let app = http.serve(app);
 //!
 //! for status in [200, 200, 200, 429] {
-//!     let mut request = Request::get("/").body(Body::empty())?;
-//!     let address: SocketAddr = "203.0.113.7:50000".parse()?;
-//!     request.extensions_mut().insert(address);                       // the server does that: see `PeerIp`
+//!     let request = Request::get("/").body(Body::empty())?;
 //!     assert_eq!(app.clone().oneshot(request).await?.status(), status);
 //! }
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! # }).unwrap();
-//! # Ok::<(), std::io::Error>(())
+//! # Ok(())
+//! # });
 //! ```
 //!
 //! Over Redis, all replicas of a service share the limits:

@@ -17,7 +17,8 @@ use super::{MakeRejection, Rejection};
 /// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::{AxumRejection, Grpc}};
 /// use tower::ServiceExt;
 ///
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # mod over_http { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/over_http.rs")); }
+/// # over_http::run(async |http| {
 /// let layer = RateLimitLayer::new(MemoryStore::new())
 ///     .limit(Policy::parse("reports", "0/1h")?, Key::new("service", "reports"))
 ///     .rejection(Grpc::new().or(AxumRejection::new(|rejection, head| {
@@ -25,13 +26,13 @@ use super::{MakeRejection, Rejection};
 ///         (rejection.status(), Json(json!({ "error": error })))
 ///     })));
 /// let app: Router = Router::new().route("/reports", get(async || "a report")).layer(layer);
+/// # let app = http.serve(app);
 ///
 /// let response = app.oneshot(Request::get("/reports").body(Body::empty())?).await?;
 /// assert_eq!(response.status(), 413);
 /// assert_eq!(response.headers()["content-type"], "application/json");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// # }).unwrap();
-/// # Ok::<(), std::io::Error>(())
+/// # Ok(())
+/// # });
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct AxumRejection<F> {

@@ -44,23 +44,24 @@ const UNAUTHENTICATED: u16 = 16;
 /// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::{Grpc, Rejection}};
 /// use tower::{ServiceBuilder, ServiceExt};
 ///
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # mod over_http { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/over_http.rs")); }
+/// # over_http::run(async |http| {
 /// let teapot = |_: &Rejection, _: &Parts| Response::builder().status(418).body(String::new()).unwrap();
 /// let layer = RateLimitLayer::new(MemoryStore::new())
 ///     .limit(Policy::parse("calls", "0/1s")?, Key::new("service", "all"))
 ///     .rejection(Grpc::new().or(teapot));
-/// let service = ServiceBuilder::new().layer(layer).service_fn(async |_: Request<()>| {
+/// let service = ServiceBuilder::new().layer(layer).service_fn(async |_: Request<String>| {
 ///     Ok::<_, std::convert::Infallible>(Response::new(String::new()))
 /// });
-/// let call = Request::post("/greeter/hello").header("content-type", "application/grpc").body(())?;
+/// # let service = http.serve(service);
+/// let call = Request::post("/greeter/hello").header("content-type", "application/grpc").body(String::new())?;
 /// let response = service.clone().oneshot(call).await?;
 /// assert_eq!((response.status().as_u16(), &response.headers()["grpc-status"]), (200, &"8".parse()?));
 ///
-/// let response = service.oneshot(Request::get("/").body(())?).await?;
+/// let response = service.oneshot(Request::get("/").body(String::new())?).await?;
 /// assert_eq!(response.status(), 418);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// # }).unwrap();
-/// # Ok::<(), std::io::Error>(())
+/// # Ok(())
+/// # });
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Grpc<R = EmptyBody> {

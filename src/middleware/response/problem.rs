@@ -23,21 +23,22 @@ const ROOM: usize = 256;
 /// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer, middleware::ProblemJson};
 /// use tower::{ServiceBuilder, ServiceExt};
 ///
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # mod over_http { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/over_http.rs")); }
+/// # over_http::run(async |http| {
 /// let layer = RateLimitLayer::new(MemoryStore::new())
 ///     .limit(Policy::parse("exports", "10/1h")?, Key::new("service", "all"))
 ///     .cost(|_| 11)                                           // more than ever fits
 ///     .rejection(ProblemJson::default().status_if_never(StatusCode::FORBIDDEN));
-/// let service = ServiceBuilder::new().layer(layer).service_fn(async |_: Request<()>| {
+/// let service = ServiceBuilder::new().layer(layer).service_fn(async |_: Request<String>| {
 ///     Ok::<_, std::convert::Infallible>(Response::new(String::new()))
 /// });
-/// let response = service.oneshot(Request::new(())).await?;
+/// # let service = http.serve(service);
+/// let response = service.oneshot(Request::new(String::new())).await?;
 /// assert_eq!(response.status(), StatusCode::FORBIDDEN);       // by default 413
 /// assert!(!response.headers().contains_key("retry-after"));
 /// assert!(response.body().contains("It will never pass"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// # }).unwrap();
-/// # Ok::<(), std::io::Error>(())
+/// # Ok(())
+/// # });
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ProblemJson {
