@@ -129,6 +129,11 @@ impl Entry {
         Standing::limited(fits_at_ms, later.max().unwrap_or(0))
     }
 
+    /// Whether it holds nothing that can ever count.
+    pub(super) fn is_empty(&self) -> bool {
+        self.sections.iter().all(Section::is_empty)
+    }
+
     /// When the last unit of all is released; 0 when there is none.
     pub(in crate::store) fn release_ms(&self) -> u64 {
         let releases = self.sections.iter().map(Section::release_ms);

@@ -71,7 +71,7 @@ impl Shard {
 
     /// Gives up the place of a key that nothing was written to.
     pub(super) fn cancel(&mut self, token: Token) {
-        if self.entry(token).release_ms() == 0 {
+        if self.entry(token).is_empty() {
             self.remove(token);
         }
     }
@@ -82,7 +82,7 @@ impl Shard {
             return;
         };
         let new = change(&mut queued.entry);
-        if queued.entry.release_ms() == 0 {
+        if queued.entry.is_empty() {
             self.remove(token);
             return;
         }
