@@ -11,10 +11,10 @@
 //!     curl -i localhost:3000 -H 'x-api-key: alice'    # 429, retry-after, "violated-policies":["api-key"]
 //!     curl -i localhost:3000 -H 'x-api-key: bob'      # 200, "ip/1m";r=115, "api-key";r=2
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add axum tokio tracing-subscriber -F tokio/full
-//!     cargo add sluicegate -F axum
+//!     cargo add --path ../sluicegate -F axum
 
 use std::{env, error::Error, net::SocketAddr};
 

@@ -10,10 +10,10 @@
 //!     # mail 12 sent, 3 left
 //!     # a batch of three that sent one: 2 left
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add tokio -F tokio/full
-//!     cargo add sluicegate
+//!     cargo add --path ../sluicegate
 
 use std::{error::Error, time::Instant};
 

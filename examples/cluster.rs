@@ -12,10 +12,10 @@
 //! A second replica, `-- 127.0.0.1:3001`, answers as the first would. For one server instead of a cluster, write
 //! `RedisStore::connect(url)`.
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add axum tokio tracing-subscriber -F tokio/full
-//!     cargo add sluicegate -F axum,cluster
+//!     cargo add --path ../sluicegate -F axum,cluster
 
 use std::{env, error::Error};
 

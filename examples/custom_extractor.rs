@@ -11,10 +11,10 @@
 //!     # /acme/5  429 Too Many Requests
 //!     # /        400 Bad Request
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add http tokio tower -F tokio/full,tower/util
-//!     cargo add sluicegate
+//!     cargo add --path ../sluicegate
 
 use std::{convert::Infallible, error::Error};
 

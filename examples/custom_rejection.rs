@@ -10,10 +10,10 @@
 //!     curl -i 'localhost:3000/export?all' -H 'x-api-key: alice'      # 413, {"error":"too much at once"}
 //!     curl -i localhost:3000/export                                  # 400, {"error":"send your key in x-api-key"}
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add axum serde_json tokio -F tokio/full
-//!     cargo add sluicegate -F axum
+//!     cargo add --path ../sluicegate -F axum
 
 use std::{env, error::Error};
 

@@ -12,10 +12,10 @@
 //!     curl -i localhost:3000/limits -X PUT -d 'ip = "many"'           # 422, rule `many`
 //!     curl -i localhost:3000                                          # 200, "ip/1m";r=1, "ip/1h";r=96
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add axum tokio toml -F tokio/full
-//!     cargo add sluicegate -F axum,serde
+//!     cargo add --path ../sluicegate -F axum,serde
 
 use std::{env, error::Error, net::SocketAddr};
 

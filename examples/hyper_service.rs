@@ -8,11 +8,11 @@
 //!     curl -i localhost:3000    # 200, "ip";r=0
 //!     curl -i localhost:3000    # 429, retry-after, "violated-policies":["ip"]
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add http http-body-util hyper tokio tower -F hyper/server,tokio/full,tower/util
 //!     cargo add hyper-util -F http1,server,service,tokio
-//!     cargo add sluicegate
+//!     cargo add --path ../sluicegate
 
 use std::{convert::Infallible, env, error::Error};
 

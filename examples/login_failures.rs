@@ -12,10 +12,10 @@
 //!     curl -i localhost:3000/login -d guess     # 429, retry-after
 //!     curl -i localhost:3000/login -d sesame    # 429, retry-after
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add axum tokio -F tokio/full
-//!     cargo add sluicegate -F axum
+//!     cargo add --path ../sluicegate -F axum
 
 use std::{env, error::Error, net::SocketAddr};
 

@@ -9,11 +9,11 @@
 //!     # 200 OK after 2.
 //!     # served 14, too early 0
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add futures http http-body-util hyper tokio tower -F hyper/http1,hyper/server,tokio/full,tower/util
 //!     cargo add hyper-util -F client-legacy,http1,tokio
-//!     cargo add sluicegate
+//!     cargo add --path ../sluicegate
 
 use std::{
     convert::Infallible,

@@ -5,10 +5,10 @@
 //!     # allowed
 //!     # denied
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add tokio -F tokio/full
-//!     cargo add sluicegate
+//!     cargo add --path ../sluicegate
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,6 +1,6 @@
 //! Limits shared through a `bb8` pool that the service has anyway.
 //!
-//!     REDIS_URL=redis://127.0.0.1/ cargo run --example pool --features axum
+//!     REDIS_URL=redis://127.0.0.1/ cargo run --example pool --features axum,bb8
 //!
 //! Three requests in any ten minutes are served:
 //!
@@ -11,10 +11,10 @@
 //!
 //! Stop Redis and requests pass, unlimited; start it again and the next one is limited.
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add axum bb8 bb8-redis tokio tracing-subscriber -F tokio/full
-//!     cargo add sluicegate -F axum
+//!     cargo add --path ../sluicegate -F axum,bb8
 
 use std::{env, error::Error, net::SocketAddr};
 

@@ -11,10 +11,10 @@
 //!     curl -i localhost:3000/api/items/2            # 200, "general";r=88
 //!     curl -s localhost:3000/health                 # ok
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add axum tokio -F tokio/full
-//!     cargo add sluicegate -F axum
+//!     cargo add --path ../sluicegate -F axum
 
 use std::{env, error::Error, net::SocketAddr};
 

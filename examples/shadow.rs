@@ -12,10 +12,10 @@
 //!
 //!     would be denied: stricter, by its rule 2/1m
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add axum tokio -F tokio/full
-//!     cargo add sluicegate -F axum
+//!     cargo add --path ../sluicegate -F axum
 
 use std::{env, error::Error, net::SocketAddr};
 

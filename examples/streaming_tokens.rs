@@ -11,10 +11,10 @@
 //! The head of a stream goes out before its end: what is left without those 100 is told with the next request. A client
 //! that goes away early pays for what it was sent.
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add axum futures tokio -F tokio/full
-//!     cargo add sluicegate -F axum
+//!     cargo add --path ../sluicegate -F axum
 
 use std::{convert::Infallible, env, error::Error, net::SocketAddr};
 

@@ -9,10 +9,10 @@
 //!     curl -i localhost:3000 -H 'x-user: mallory'    # 400
 //!     curl -i localhost:3000                         # 401
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add axum tokio tracing-subscriber -F tokio/full
-//!     cargo add sluicegate -F axum
+//!     cargo add --path ../sluicegate -F axum
 
 use std::{env, error::Error};
 

@@ -1,4 +1,4 @@
-//! How exact the limits are, against an exact model: `cargo bench --bench accuracy --features cluster,sentinel`.
+//! How exact the limits are, against an exact model: `cargo bench --bench accuracy --features bb8,cluster,sentinel`.
 //!
 //! Starts Redis servers and worker processes that share limits through them, has them ask for more than they may, and
 //! judges every decision by the store's own clock. Prints the tables of `ACCURACY.md`, draws

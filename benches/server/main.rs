@@ -24,10 +24,10 @@ mod leases;
 mod load;
 mod settings;
 
-#[path = "../../examples/server/app.rs"]
+#[path = "../../examples/server/src/app.rs"]
 #[allow(dead_code, reason = "the example uses the rest")]
 mod app;
-#[path = "../../examples/server/report.rs"]
+#[path = "../../examples/server/src/report.rs"]
 #[allow(dead_code, reason = "the example uses the rest")]
 mod report;
 

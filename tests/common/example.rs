@@ -4,7 +4,7 @@ use std::{
     env,
     io::{BufRead, BufReader, Read},
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::OnceLock,
 };
@@ -98,8 +98,8 @@ impl Drop for Example {
     }
 }
 
-/// The features of this test, by which nothing has to be compiled anew for an example.
-fn features() -> String {
+/// The features of this test.
+pub(crate) fn features() -> Vec<&'static str> {
     let features = [
         cfg!(feature = "axum").then_some("axum"),
         cfg!(feature = "bb8").then_some("bb8"),
@@ -115,7 +115,24 @@ fn features() -> String {
         cfg!(feature = "tonic").then_some("tonic"),
         cfg!(feature = "tracing").then_some("tracing"),
     ];
-    features.into_iter().flatten().collect::<Vec<_>>().join(",")
+    features.into_iter().flatten().collect()
+}
+
+/// The source of an example: a file, or the program of a package of its own.
+pub(crate) fn source(example: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let file = folder.join(example).with_extension("rs");
+    if file.exists() {
+        file
+    } else {
+        folder.join(example).join("src/main.rs")
+    }
+}
+
+/// The package of an example, where it is not a file of this package.
+pub(crate) fn package(example: &str) -> Option<String> {
+    let is_package = source(example).ends_with("src/main.rs");
+    is_package.then(|| format!("example-{}", example.replace('_', "-")))
 }
 
 /// Builds an example unless it is up to date, with the profile and the features of this test. Where
@@ -123,14 +140,34 @@ fn features() -> String {
 pub(crate) fn build(example: &str) -> PathBuf {
     let test = env::current_exe().unwrap();
     let target = test.ancestors().nth(2).unwrap();
-    let program = target.join("examples").join(example);
+    let package = package(example);
+    let program = match &package {
+        Some(package) => target.join(package),
+        None => target.join("examples").join(example),
+    };
     if env::var_os("EXAMPLES_ARE_BUILT").is_some() {
         return program;
     }
+    let mut cargo = cargo(target);
+    match &package {
+        // With a test of the library, dependencies have the features that they have for this test, and are not
+        // compiled once more.
+        Some(package) => cargo.args(["-p", package, "--bin", package, "--test", "suites"]),
+        None => cargo.args(["--example", example]),
+    };
+    let is_built = cargo.status().unwrap().success();
+    assert!(is_built, "the example `{example}` does not build");
+    program
+}
+
+/// `cargo build`, as this test was built.
+fn cargo(target: &Path) -> Command {
     let profile = match target.file_name().unwrap().to_str().unwrap() {
         "debug" => "dev",
+        "release" => "bench",
         profile => profile,
     };
+    let features = features().into_iter().map(|it| format!("sluicegate/{it}"));
     let mut cargo = Command::new(env!("CARGO"));
     // What cargo tells a test of its package makes build scripts of dependencies run anew.
     for (name, _) in env::vars() {
@@ -138,15 +175,10 @@ pub(crate) fn build(example: &str) -> PathBuf {
             cargo.env_remove(name);
         }
     }
-    let status = cargo
+    cargo
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(["build", "--quiet", "--example", example])
-        .args(["--profile", profile, "--no-default-features"])
-        .args(["--features", &features()])
-        .status();
-    assert!(
-        status.unwrap().success(),
-        "the example `{example}` does not build"
-    );
-    program
+        .args(["build", "--quiet", "--profile", profile])
+        .args(["-p", "sluicegate", "--no-default-features", "--features"])
+        .arg(features.collect::<Vec<_>>().join(","));
+    cargo
 }

@@ -11,7 +11,7 @@ use crate::common::{
 };
 
 /// Those that another file tests.
-const ELSEWHERE: [&str; 1] = ["behind_a_proxy"];
+const ELSEWHERE: [&str; 2] = ["behind_a_proxy", "server"];
 
 macro_rules! guides {
     ($tests:ident, $list:ident, $follow:path: $($example:ident)*) => {
@@ -47,8 +47,7 @@ const OTHERS: [&str; 6] = [
 
 /// The comment at the head of an example, without its margin, and the rest.
 fn source(example: &str) -> (Vec<String>, String) {
-    let path = format!("{}/examples/{example}.rs", env!("CARGO_MANIFEST_DIR"));
-    let source = fs::read_to_string(path).unwrap();
+    let source = fs::read_to_string(example::source(example)).unwrap();
     let head = source.lines().map_while(|it| it.strip_prefix("//!"));
     let code = source.lines().filter(|it| !it.starts_with("//!"));
     (
@@ -181,10 +180,11 @@ fn a_stream_costs_what_was_sent_of_it() {
 
 #[test]
 fn every_example_is_tried() {
-    let files = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
-    let names = files.map(|it| it.unwrap().file_name().into_string().unwrap());
-    let names: BTreeSet<String> = names
-        .filter_map(|it| it.strip_suffix(".rs").map(str::to_owned))
+    let folder = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
+    let paths = folder.map(|it| it.unwrap().path());
+    let examples = paths.filter(|it| !it.is_dir() || it.join("Cargo.toml").exists());
+    let names: BTreeSet<String> = examples
+        .map(|it| it.file_stem().unwrap().to_str().unwrap().to_owned())
         .collect();
     let tried = [SERVERS, PROGRAMS, &OTHERS, &ELSEWHERE].concat();
     let tried: BTreeSet<String> = tried.into_iter().map(str::to_owned).collect();
@@ -202,7 +202,12 @@ fn every_head_says_how_to_run_it_and_what_it_needs() {
         let head = head.join("\n");
         let runs = head.lines().find(|it| it.contains("cargo run"));
         let runs = runs.expect(example);
-        assert!(runs.contains(&format!("--example {example}")), "{runs}");
+        let package = example::package(example);
+        let selected = match &package {
+            Some(package) => format!("-p {package}"),
+            None => format!("--example {example}"),
+        };
+        assert!(runs.contains(&selected), "{runs}");
 
         let head = head.replace('-', "_");
         let adds = head.lines().filter(|it| it.contains("cargo add"));
@@ -213,15 +218,25 @@ fn every_head_says_how_to_run_it_and_what_it_needs() {
             assert!(known, "{example}: cargo add {root}");
         }
 
-        let targets = manifest["example"].as_array().unwrap();
-        let target = targets
-            .iter()
-            .find(|it| it["name"].as_str() == Some(example));
-        for feature in target.map_or(Vec::new(), |it| words(&it["required-features"])) {
-            let told = runs.split([' ', ',']).any(|it| it == feature) && adds.contains(&&*feature);
+        for feature in needed(example, &manifest) {
+            let told = package.is_some() || runs.split([' ', ',']).any(|it| it == feature);
+            let told = told && adds.contains(&&*feature);
             assert!(told || default.contains(&feature), "{example}: {feature}");
         }
     }
+}
+
+/// The features of the library that an example needs, as the manifest of its package says.
+fn needed(example: &str, library: &toml::Table) -> Vec<String> {
+    if example::package(example).is_some() {
+        let source = example::source(example);
+        let manifest = source.ancestors().nth(2).unwrap().join("Cargo.toml");
+        let manifest: toml::Table = fs::read_to_string(manifest).unwrap().parse().unwrap();
+        return words(&manifest["dependencies"]["sluicegate"]["features"]);
+    }
+    let mut targets = library["example"].as_array().unwrap().iter();
+    let target = targets.find(|it| it["name"].as_str() == Some(example));
+    target.map_or(Vec::new(), |it| words(&it["required-features"]))
 }
 
 fn words(list: &toml::Value) -> Vec<String> {

@@ -867,11 +867,7 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
                 "--pool",
                 "2",
             ],
-            if cfg!(feature = "cluster") {
-                "--pool: not for a cluster"
-            } else {
-                "--redis: a cluster needs a server that was built with --features cluster"
-            },
+            "--pool: not for a cluster",
         ),
         (&["--sentinel", "mymaster"], "--sentinel: needs"),
         (

@@ -1,9 +1,11 @@
 //! `sluicegate block` and `unblock`.
 
-use std::{io::Write, time::Duration};
+use std::{
+    io::Write,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use clap::Args;
-use jiff::Timestamp;
 use serde::Serialize;
 use sluicegate::{
     block::{Block, BlockedBy, Until},
@@ -62,7 +64,7 @@ struct UntilArgs {
 
     /// Until when: 2026-12-01T08:00:00+01:00, or without an offset in UTC
     #[arg(long, value_name = "DATE", value_parser = parse_date)]
-    until: Option<Timestamp>,
+    until: Option<SystemTime>,
 
     /// Until it is unblocked
     #[arg(long = "forever", alias = "for-ever")]
@@ -157,14 +159,14 @@ impl UntilArgs {
     fn get(&self) -> Until {
         match (self.span, self.until) {
             (Some(span), _) => Until::After(span),
-            (None, Some(date)) => Until::At(date.into()),
+            (None, Some(date)) => Until::At(date),
             (None, None) => Until::ForEver,
         }
     }
 
     /// In ms since the Unix epoch; `None` for ever.
     fn ms(&self, now_ms: u64) -> Option<u64> {
-        let date = |date: Timestamp| u64::try_from(date.as_millisecond()).unwrap_or(0);
+        let date = |date: SystemTime| millis(date.duration_since(UNIX_EPOCH).unwrap_or_default());
         let span = |span| now_ms.saturating_add(millis(span));
         self.span.map(span).or(self.until.map(date))
     }
@@ -240,7 +242,7 @@ pub(crate) fn unblock(
     Ok(was_blocked.into())
 }
 
-fn parse_date(text: &str) -> Result<Timestamp, String> {
-    let date = text::parse_date(text);
+fn parse_date(text: &str) -> Result<SystemTime, String> {
+    let date = text::parse_date(text).and_then(|date| date.try_into().ok());
     date.ok_or_else(|| "write a date such as 2026-12-01T08:00:00+01:00".into())
 }

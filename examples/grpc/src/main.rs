@@ -1,18 +1,18 @@
 //! A tonic server whose calls are limited by address, and a client that is told when to call again.
 //!
-//!     cargo run --example grpc --features tonic
+//!     cargo run -p example-grpc
 //!
 //! The health service stands for yours. A denied call is `RESOURCE_EXHAUSTED`, with the time to wait in its details:
 //!
-//!     cargo run --example grpc --features tonic -- call http://127.0.0.1:3000
+//!     cargo run -p example-grpc -- call http://127.0.0.1:3000
 //!     # Serving
 //!     # Serving
 //!     # ResourceExhausted: too many requests, call again in
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add tokio tonic tonic-health tonic-types -F tokio/full
-//!     cargo add sluicegate -F tonic
+//!     cargo add --path ../sluicegate -F tonic
 
 use std::{env, error::Error};
 

@@ -1,6 +1,6 @@
 //! Tiers that are in a database, here SQLite, with a cache in front of it.
 //!
-//!     cargo run --example tiers_database --features axum
+//!     cargo run -p example-tiers-database
 //!
 //! Who has which plan is looked up by the API key, and remembered for a minute:
 //!
@@ -14,11 +14,11 @@
 //!     curl -i localhost:3000 -H 'x-api-key: key-of-alice'    # 200, "free";r=0
 //!     curl -i localhost:3000 -H 'x-api-key: 2nd-of-alice'    # 429, "violated-policies":["free"]
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add axum moka tokio tracing-subscriber -F moka/future,tokio/full
 //!     cargo add rusqlite --no-default-features -F bundled
-//!     cargo add sluicegate -F axum
+//!     cargo add --path ../sluicegate -F axum
 
 use std::{
     env,

@@ -1,6 +1,6 @@
 //! Limits by the user that a JSON Web Token names, and by address for everybody.
 //!
-//!     JWT_SECRET=sesame cargo run --example jwt --features axum
+//!     JWT_SECRET=sesame cargo run -p example-jwt
 //!
 //! Alice has a limit of her own; who has no token is limited by address alone, and so is who tries wrong ones:
 //!
@@ -11,10 +11,10 @@
 //!     curl -i localhost:3000 -H "authorization: Bearer $(curl -s localhost:3000/token/bob)"   # 200, "user";r=1
 //!     curl -i localhost:3000 -H 'authorization: Bearer made.up.token'                         # 401, Bearer
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add axum jsonwebtoken serde tokio tracing-subscriber -F jsonwebtoken/rust_crypto,serde/derive,tokio/full
-//!     cargo add sluicegate -F axum
+//!     cargo add --path ../sluicegate -F axum
 
 use std::{env, error::Error, net::SocketAddr};
 

@@ -1,6 +1,6 @@
 //! What an axum service limits, served to Prometheus, and one policy that is only tried out.
 //!
-//!     cargo run --example prometheus --features axum,metrics
+//!     cargo run -p example-prometheus
 //!
 //! Three requests a minute are served; the policy that is tried out would have denied the second and the third:
 //!
@@ -12,10 +12,10 @@
 //!
 //! `examples/grafana` has a dashboard of what is counted, and alert rules.
 //!
-//! In a crate of your own:
+//! In a crate of your own, beside a clone of this one:
 //!
 //!     cargo add axum metrics-exporter-prometheus tokio -F tokio/full
-//!     cargo add sluicegate -F axum,metrics
+//!     cargo add --path ../sluicegate -F axum,metrics
 
 use std::{env, error::Error, net::SocketAddr, time::Duration};
 

@@ -20,7 +20,7 @@ use super::config;
 pub(crate) const USAGE: &str = "\
 An axum server whose requests are limited by several rules at once.
 
-cargo run --release --example server -- [options]
+cargo run --release -p example-server -- [options]
 
   --listen ADDR            default 127.0.0.1:3000; port 0 picks one
   --limit KEY=RULES        repeatable; KEY is ip, header:NAME (a request without it skips this limit) or all (everybody
@@ -35,10 +35,10 @@ cargo run --release --example server -- [options]
   --trusted-proxy CIDR     repeatable; ip is what proxies in these networks wrote into X-Forwarded-For; default: none,
                            and ip is whoever connects
   --redis URL              share limits through this server; default: in this process's memory. Repeatable: these are
-                           nodes of one cluster (needs --features cluster)
+                           nodes of one cluster
   --cluster                --redis is a node of a cluster, whose others are found through it
-  --sentinel NAME          the --redis URLs, of which there may be several, are sentinels (needs --features sentinel),
-                           and NAME is the primary's, alone or as in redis://USER:PASSWORD@NAME
+  --sentinel NAME          the --redis URLs, of which there may be several, are sentinels, and NAME is the
+                           primary's, alone or as in redis://USER:PASSWORD@NAME
   --pool N                 use a bb8 pool of N connections instead of one managed connection
   --transactions           decide by transactions instead of a script, over a pool of --pool connections (default 8): for
                            a server that allows no scripts; shares no counts with servers that use one
@@ -227,11 +227,6 @@ impl Options {
         } else {
             self.cluster |= self.redis.len() > 1;
         }
-        if self.cluster && cfg!(not(feature = "cluster")) {
-            return Err(
-                "--redis: a cluster needs a server that was built with --features cluster".into(),
-            );
-        }
         if self.cluster && self.pool.is_some() {
             return Err(
                 "--pool: not for a cluster, which has a connection for each primary".into(),
@@ -273,9 +268,7 @@ impl Options {
     }
 
     fn check_sentinel(&self) -> Result<(), String> {
-        Err(if cfg!(not(feature = "sentinel")) {
-            "--sentinel: needs a server that was built with --features sentinel"
-        } else if self.redis.is_empty() {
+        Err(if self.redis.is_empty() {
             "--sentinel: needs --redis, once for each sentinel"
         } else if self.pool.is_some() {
             "--sentinel: leave out --pool, one connection follows the primary"

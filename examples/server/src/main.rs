@@ -1,9 +1,9 @@
 //! An axum server whose requests are limited by several rules at once; `--help` tells the options.
 //!
 //! ```text
-//! cargo run --release --example server
-//! cargo run --release --example server -- --limit header:x-api-key=600/1m --redis redis://127.0.0.1/
-//! cargo run --release --example server -- --redis redis://127.0.0.1/ --on-failure local --replicas 2
+//! cargo run --release -p example-server
+//! cargo run --release -p example-server -- --limit header:x-api-key=600/1m --redis redis://127.0.0.1/
+//! cargo run --release -p example-server -- --redis redis://127.0.0.1/ --on-failure local --replicas 2
 //! ```
 //!
 //! Open the address that it prints in a browser, or: `for i in $(seq 12); do curl -i http://127.0.0.1:3000/; done`: ten
@@ -222,27 +222,14 @@ fn pool(
     Ok(pool.test_on_check_out(false).build_unchecked(manager))
 }
 
-#[cfg(feature = "cluster")]
 fn cluster(nodes: &[ConnectionInfo]) -> Result<RedisStore, String> {
     RedisStore::connect_lazy_cluster(nodes.to_vec()).map_err(|error| format!("--redis: {error}"))
 }
 
-/// Options that cannot be used were rejected before.
-#[cfg(not(feature = "cluster"))]
-fn cluster(_: &[ConnectionInfo]) -> Result<RedisStore, String> {
-    Err("--redis: a cluster needs the feature `cluster`".into())
-}
-
 /// The store over the primary that these sentinels name.
-#[cfg(feature = "sentinel")]
 fn behind(sentinels: &[ConnectionInfo], name: &str) -> Result<RedisStore, String> {
     RedisStore::connect_lazy_sentinel(sentinels.to_vec(), name)
         .map_err(|error| format!("--sentinel: {error}"))
-}
-
-#[cfg(not(feature = "sentinel"))]
-fn behind(_: &[ConnectionInfo], _: &str) -> Result<RedisStore, String> {
-    Err("--sentinel: needs the feature `sentinel`".into())
 }
 
 /// Connects, or says that no server answers; until one does, the failure policy applies.
