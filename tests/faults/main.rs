@@ -129,13 +129,8 @@ fn runs(wanted: Vec<(Setup, Vec<Fault>)>) {
                     let Some((place, (setup, faults))) = next else {
                         break;
                     };
-                    let mut row = run::run(setup, &faults);
+                    let row = run::run(setup, &faults);
                     eprintln!("{row}");
-                    // A fault may meet no request at all, and a busy machine may blur when something was decided.
-                    if !row.complaints.is_empty() {
-                        row = run::run(setup, &faults);
-                        eprintln!("again: {row}");
-                    }
                     rows.lock().unwrap().push((place, row));
                 }
             });
