@@ -75,7 +75,7 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
             traffic.runs_on(PAUSE);
         }
     }
-    let recovery = runtime.block_on(recovery(&limiter));
+    let recovery = runtime.block_on(recovery(&limiter.timeout(bounds.timeout())));
     drop((parked, job));
     traffic.runs_on(PAUSE);
     let flows_again = traffic.flows_again();
