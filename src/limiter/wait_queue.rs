@@ -157,9 +157,9 @@ impl Limiter {
             Ok(ticket) => ticket,
             Err(queue) => return self.deny_behind(&queue, check).await,
         };
-        match ticket.take_turn(deadline).await {
-            Wait::Turn(_turn) => {
-                let resolution = self.ask_until(&ticket, deadline, where_open).await;
+        match ticket.take_turn(deadline, self.turn_patience()).await {
+            Wait::Turn(turn) => {
+                let resolution = self.ask_until(&ticket, &turn, deadline, where_open).await;
                 ticket.queue.turns.set_number(turns_after(&resolution));
                 resolution
             }
@@ -182,6 +182,7 @@ impl Limiter {
     async fn ask_until(
         &self,
         ticket: &Ticket<'_>,
+        turn: &Turn<'_>,
         deadline: Instant,
         where_open: WhereOpen,
     ) -> Resolution {
@@ -196,6 +197,7 @@ impl Limiter {
                 }
                 Some(denial) => denial.wake_at(),
                 None => {
+                    turn.works_until(Instant::now());
                     let given_back = queue.given_back.load(Relaxed); // before the store is asked
                     let resolution = self.decide(check.clone()).await;
                     match self.next_question(ticket, &resolution, given_back, deadline, where_open)
@@ -205,6 +207,7 @@ impl Limiter {
                     }
                 }
             };
+            turn.works_until(wake_at);
             let _ = timeout_at(wake_at, room).await;
             room = queue.room.notified();
         }
@@ -248,6 +251,11 @@ impl Limiter {
             .retry_after()
             .filter(|_| self.inner.waits_for_blocks)?;
         Some(rest.clamp(MIN_SLEEP, FOR_EVER))
+    }
+
+    /// How long a turn is kept by a caller that should have an answer or be awake: one whose runtime is parked.
+    fn turn_patience(&self) -> Duration {
+        self.inner.timeout.saturating_mul(2).min(FOR_EVER)
     }
 
     /// From half to one and a half of the breaker's interval, at random: callers of several processes do not come back
@@ -353,9 +361,9 @@ impl WaitQueues {
 
 impl Ticket<'_> {
     /// Waits for a turn, at most until the deadline, and only as long as the caller may still be admitted by then.
-    async fn take_turn(&self, deadline: Instant) -> Wait<'_> {
+    async fn take_turn(&self, deadline: Instant, patience: Duration) -> Wait<'_> {
         let queue = &*self.queue;
-        let mut turn = pin!(queue.turns.take());
+        let mut turn = pin!(queue.turns.take(patience));
         let rest = deadline.saturating_duration_since(Instant::now());
         let mut end = pin!(LazySleep::new(rest));
         loop {

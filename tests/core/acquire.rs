@@ -24,7 +24,10 @@ use sluicegate::{
     store::{Check, Settlement, StoreFuture},
     test_util::TestClock,
 };
-use tokio::time::Instant;
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::Instant,
+};
 use tower::{ServiceBuilder, ServiceExt};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -337,6 +340,50 @@ async fn who_leaves_passes_the_turn_on_and_what_the_store_said() {
     }
     assert_eq!(third.await, Some(1_001));
     assert_eq!(store.asked_ms(), [0, 0, 1_001]);
+}
+
+fn runtime(is_paused: bool) -> Runtime {
+    let mut runtime = Builder::new_current_thread();
+    runtime.enable_all().start_paused(is_paused);
+    runtime.build().unwrap()
+}
+
+#[test]
+fn a_caller_whose_runtime_parks_keeps_its_turn_for_two_timeouts_and_no_longer() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone()).timeout(ms(100));
+    let acquire = || {
+        let limiter = limiter.clone();
+        async move { limiter.acquire(calls("1/1s@exact", 1), LONG).await }
+    };
+    let parked = runtime(false);
+    parked.block_on(async {
+        assert!(acquire().await.unwrap().is_allowed());
+        tokio::spawn(acquire());
+        tokio::task::yield_now().await;
+    });
+    assert_eq!(store.asked_ms().len(), 2, "the second has the turn");
+
+    let decision = runtime(true).block_on(acquire());
+    assert!(decision.unwrap().is_allowed());
+    let admitted_ms = *store.asked_ms().last().unwrap();
+    assert!((1_200..1_300).contains(&admitted_ms), "{admitted_ms}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_is_given_to_a_caller_who_is_never_polled_again_is_overdue_as_well() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone()).timeout(ms(100));
+    let acquire = || limiter.acquire(calls("1/1s@exact", 1), LONG);
+    assert!(acquire().await.unwrap().is_allowed());
+    let mut comes_next = pin!(acquire());
+    {
+        let mut has_turn = pin!(acquire());
+        assert!(has_turn.as_mut().now_or_never().is_none());
+        assert!(comes_next.as_mut().now_or_never().is_none());
+    }
+    assert!(acquire().await.unwrap().is_allowed());
+    assert_eq!(store.now_ms(), 1_201);
 }
 
 #[tokio::test(start_paused = true)]

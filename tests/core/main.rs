@@ -20,5 +20,6 @@ mod leases;
 mod local;
 mod lua54;
 mod own_store;
+mod settle;
 mod shadow;
 mod vectors;

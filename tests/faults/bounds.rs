@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sluicegate::Rule;
 
-use super::{fault::Fault, proxy::Weather, setup::Setup, tally::window_ms};
+use super::{fault::Fault, proxy::Weather, setup::Setup, tally::window_ms, traffic::BUCKET_TASKS};
 
 /// Counts that a server may lose.
 pub(crate) struct Forgets {
@@ -84,6 +84,9 @@ const fn undecided(fault: Fault) -> Option<&'static str> {
 const PARKED: &str =
     "a connection whose runtime parks is replaced after 500 ms: the failure policy decides";
 
+/// Why a bucket may admit more than it promises, beside leases.
+const REFUNDED: &str = "a check whose lease ends is refunded, and a bucket that was full meanwhile gets its unit twice";
+
 /// What is allowed in one run.
 pub(crate) struct Bounds<'a> {
     setup: Setup,
@@ -113,10 +116,27 @@ impl<'a> Bounds<'a> {
             .map(|it| it + 1)
     }
 
+    /// The units that a bucket may get twice: by time, and as the refund of a check. One for each check that is under way
+    /// when the bucket is full, as it is after a jump of the clock. A check goes on without a caller that leaves, which
+    /// asks again meanwhile.
+    pub(crate) fn refunded_twice(&self, rule: &Rule) -> u64 {
+        let under_way = BUCKET_TASKS * if self.setup.with_leavers { 2 } else { 1 };
+        let is_refunded = rule.refill().is_some() && self.setup.with_leases_and_cache;
+        if is_refunded {
+            under_way.min(rule.limit())
+        } else {
+            0
+        }
+    }
+
     /// Why a rule may admit more than its limit.
     pub(crate) fn why_over(&self) -> Vec<&'static str> {
         let faults = self.faults.iter().filter_map(|&fault| forgets(fault));
-        faults.map(|it| it.why).collect()
+        let mut why: Vec<_> = faults.map(|it| it.why).collect();
+        if why.is_empty() && self.setup.with_leases_and_cache {
+            why.push(REFUNDED);
+        }
+        why
     }
 
     /// Why requests may be left undecided.

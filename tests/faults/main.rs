@@ -5,8 +5,7 @@
 //! prints a table, a row for each run. `bounds` holds what each fault may do to the figures.
 //!
 //! The short form runs with all other tests: each fault alone over a store's own connection and by transactions, and
-//! together with latency, leases and callers who leave. Two long forms do the rest, a second runtime among it, each by
-//! its name:
+//! together with leases, latency, callers who leave and a second runtime. Two long forms do the rest, each by its name:
 //!
 //! ```console
 //! cargo test --all-features --test faults -- --ignored --nocapture each_fault    # in all circumstances, half an hour
@@ -53,11 +52,12 @@ fn each_fault_alone() {
     runs(open.chain(local).chain(transactions).collect());
 }
 
-/// Each fault meets leases, alone and beside latency and callers who leave.
+/// Each fault meets leases: alone, beside latency and callers who leave, and beside a second runtime.
 #[test]
 fn each_fault_in_circumstances() {
     let url = Setup::over(Kind::Url);
-    let setups = [url.under_load(), url.under_load().far().with_leavers()];
+    let leased = url.under_load();
+    let setups = [leased, leased.far().with_leavers(), leased.beside_a_job()];
     runs(setups.into_iter().flat_map(in_circumstances).collect());
 }
 
@@ -129,13 +129,8 @@ fn runs(wanted: Vec<(Setup, Vec<Fault>)>) {
                     let Some((place, (setup, faults))) = next else {
                         break;
                     };
-                    let mut row = run::run(setup, &faults);
+                    let row = run::run(setup, &faults);
                     eprintln!("{row}");
-                    // A fault may meet no request at all, and a busy machine may blur when something was decided.
-                    if !row.complaints.is_empty() {
-                        row = run::run(setup, &faults);
-                        eprintln!("again: {row}");
-                    }
                     rows.lock().unwrap().push((place, row));
                 }
             });

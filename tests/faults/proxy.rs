@@ -28,9 +28,13 @@ pub(crate) enum Weather {
     HalfOpen,
     /// No connection lives.
     Reset,
-    /// The server gets each request; of the chunks it replies, every tenth ends the connection instead of arriving.
+    /// The server gets each request; of the chunks it replies, one of [`NO_REPLY`] ends the connection instead of
+    /// arriving.
     NoReply,
 }
+
+/// Odd: where replies to reads and writes alternate, both are struck.
+const NO_REPLY: u64 = 11;
 
 #[derive(Clone, Copy, Debug)]
 struct Wire {
@@ -151,7 +155,7 @@ async fn take_up(
         let weather = passes(&mut wire, is_mute).await.weather;
         let cut = replies
             && weather == Weather::NoReply
-            && REPLIES.fetch_add(1, Relaxed).is_multiple_of(10);
+            && REPLIES.fetch_add(1, Relaxed).is_multiple_of(NO_REPLY);
         if length == 0 || cut {
             return Ok(());
         }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::future::join_all;
-use sluicegate::{Charge, Key, Limiter, Policy};
+use sluicegate::{Charge, Key, Limiter, Policy, Rule};
 use tokio::runtime::{Builder, Runtime};
 
 use super::{
@@ -64,6 +64,9 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     for fault in faults {
         heals.push(fault.inflict(&mut site));
         disturb(job.as_ref(), &traffic);
+        if fault.silences() {
+            traffic.runs_on_until_undecided();
+        }
     }
     let parked = job.as_ref().map(Job::park);
     while let Some(heal) = heals.pop() {
@@ -72,7 +75,7 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
             traffic.runs_on(PAUSE);
         }
     }
-    let recovery = runtime.block_on(recovery(&limiter));
+    let recovery = runtime.block_on(recovery(&limiter.timeout(bounds.timeout())));
     drop((parked, job));
     traffic.runs_on(PAUSE);
     let flows_again = traffic.flows_again();
@@ -92,14 +95,14 @@ pub(crate) fn run(setup: Setup, faults: &[Fault]) -> Row {
     });
 
     let tally = traffic.tally();
-    let (over, _) = tally.over_admission(|_| 1);
-    let (too_many, whose) =
-        tally.over_admission(|rule| bounds.times(rule).unwrap_or(u64::from(u32::MAX)));
+    let (over, _) = tally.over_admission(|_| 1, |_| 0);
+    let times = |rule: &Rule| bounds.times(rule).unwrap_or(u64::from(u32::MAX));
+    let (too_many, whose) = tally.over_admission(times, |rule| bounds.refunded_twice(rule));
     let too_many_of = format!("{too_many} too many of {whose}");
     // A task is late when its timer fires late, and again when it is polled late; and the thread that polls it may be
     // held up while all who measure are in another.
     let allowed_wait = bounds.timeout() + 3 * tally.worst_lateness + Duration::from_millis(150);
-    let undecided = tally.local + tally.errors.values().sum::<u64>();
+    let undecided = tally.undecided();
     let count_is_wrong = miscounted(&bounds, &tally, used, &traffic.counted());
     let why_undecided = bounds.why_undecided();
     let complaints = [

@@ -93,8 +93,18 @@ impl Tally {
             .collect()
     }
 
-    /// The rule that admitted the most beyond `times(rule)` times its limit in a span of its window, and how much.
-    pub(crate) fn over_admission(&self, times: impl Fn(&Rule) -> u64) -> (u64, String) {
+    /// How many requests were left to the failure policy.
+    pub(crate) fn undecided(&self) -> u64 {
+        self.local + self.errors.values().sum::<u64>()
+    }
+
+    /// The rule that admitted the most beyond `times(rule)` times its limit and `more(rule)` units in a span of its
+    /// window, and how much.
+    pub(crate) fn over_admission(
+        &self,
+        times: impl Fn(&Rule) -> u64,
+        more: impl Fn(&Rule) -> u64,
+    ) -> (u64, String) {
         self.steps
             .iter()
             .map(
@@ -114,8 +124,9 @@ impl Tally {
                             most.saturating_sub(times * rule.limit())
                         }
                     };
+                    let more = if *local { 0 } else { more(rule) };
                     let whose = if *local { " of this process" } else { "" };
-                    (over, format!("{policy} {rule}{whose}"))
+                    (over.saturating_sub(more), format!("{policy} {rule}{whose}"))
                 },
             )
             .max()

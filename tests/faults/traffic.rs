@@ -29,6 +29,8 @@ const SMALL: &str = "4/200ms@exact,12/1500ms@exact";
 const BRIEF: &str = "4/200ms@exact";
 /// Full again after 300 ms.
 const BUCKET: &str = "6+20/1s@bucket";
+/// The tasks that are charged to it; where there are leases, each with another charge that is leased.
+pub(crate) const BUCKET_TASKS: u64 = (TASKS / KEYS) as u64;
 const HOT: &str = "15/200ms@exact,60/1500ms@exact";
 
 /// Where there are leases, every fourth task has it alone: so it is hot, and not only as often as others admit.
@@ -224,6 +226,11 @@ impl Traffic {
         let is_done =
             until(|| start.elapsed() >= span && self.tally().requests >= before + TASKS as u64);
         assert!(is_done, "no traffic: {:?}", self.tally());
+    }
+
+    /// Returns when a request could not be decided, or after a long time.
+    pub(crate) fn runs_on_until_undecided(&self) {
+        until(|| self.tally().undecided() > 0);
     }
 
     /// Whether something was admitted; waits for it.

@@ -10,6 +10,10 @@ use std::{
 
 use crate::common::{redis::Server, stores};
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+};
 
 /// Much more than any timeout here on a busy machine.
 const SOON: Duration = Duration::from_secs(1);
@@ -156,25 +160,27 @@ async fn one_attempt_to_connect_serves_all_and_outlives_the_request_that_started
 
 #[tokio::test]
 async fn an_attempt_to_connect_that_is_older_than_the_request_does_not_fail_it() {
-    let mut server = Server::start();
-    let limiter = patient(&RedisStore::connect_lazy(server.url()).unwrap());
+    let server = Server::start();
+    let address = server.address();
+    let door = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = format!("redis://{}", door.local_addr().unwrap());
+    let limiter = patient(&RedisStore::connect_lazy(url).unwrap());
     let request = || {
         let limiter = limiter.clone();
         tokio::spawn(async move { charge_one(&limiter).await })
     };
-    server.kill();
-    let impostor = tokio::net::TcpListener::bind(server.address())
-        .await
-        .unwrap();
     let early = request();
-    let (attempt, _) = impostor.accept().await.unwrap();
-    drop(impostor);
-    server.restart();
+    let (attempt, _) = door.accept().await.unwrap();
+    // The next one leads to the server.
+    tokio::spawn(async move {
+        let (mut client, _) = door.accept().await.unwrap();
+        let mut server = TcpStream::connect(address).await.unwrap();
+        copy_bidirectional(&mut client, &mut server).await
+    });
     let late = request();
     tokio::task::yield_now().await;
     drop(attempt);
-    // It fails with its attempt, unless the restart took so long that it has started another.
-    let _ = early.await.unwrap();
+    early.await.unwrap().unwrap_err();
     late.await.unwrap().unwrap();
 }
 
@@ -351,7 +357,7 @@ fn a_runtime_that_is_shut_down_while_it_connects_fails_nobody_of_another() {
 
 /// A proxy over which nothing comes back any more once `is_silent`, but over connections that are made later.
 async fn nat(server: &Server, is_silent: Arc<AtomicBool>) -> String {
-    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await;
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await;
     let listener = listener.unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
     let to = server.address();
@@ -366,13 +372,9 @@ async fn nat(server: &Server, is_silent: Arc<AtomicBool>) -> String {
     url
 }
 
-async fn carry(
-    client: tokio::net::TcpStream,
-    to: std::net::SocketAddr,
-    is_silent: Option<Arc<AtomicBool>>,
-) {
+async fn carry(client: TcpStream, to: std::net::SocketAddr, is_silent: Option<Arc<AtomicBool>>) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let server = tokio::net::TcpStream::connect(to).await.unwrap();
+    let server = TcpStream::connect(to).await.unwrap();
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
     let requests = tokio::io::copy(&mut from_client, &mut to_server);

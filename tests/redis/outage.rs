@@ -36,6 +36,9 @@ struct Counts(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     timeouts: AtomicU64,
+    /// Of the timeouts, those of requests that began while the breaker was open.
+    probes: AtomicU64,
+    opened: Mutex<Option<Instant>>,
     circuit_open: AtomicU64,
     local: AtomicU64,
     shared: AtomicU64,
@@ -52,14 +55,18 @@ impl Observer for Counts {
     }
 
     fn on_error(&self, failed: &ErrorEvent<'_>) {
-        let count = match failed.error().kind() {
-            StoreErrorKind::CircuitOpen => &self.0.circuit_open,
-            _ => &self.0.timeouts,
-        };
-        count.fetch_add(1, SeqCst);
+        if failed.error().kind() == StoreErrorKind::CircuitOpen {
+            self.0.circuit_open.fetch_add(1, SeqCst);
+            return;
+        }
+        let began = Instant::now() - failed.latency();
+        let is_probe = self.0.opened.lock().unwrap().is_some_and(|at| began > at);
+        self.0.probes.fetch_add(u64::from(is_probe), SeqCst);
+        self.0.timeouts.fetch_add(1, SeqCst);
     }
 
     fn on_breaker(&self, switched: &BreakerEvent<'_>) {
+        *self.0.opened.lock().unwrap() = switched.is_open().then(Instant::now);
         self.0.switches.lock().unwrap().push(switched.is_open());
     }
 }
@@ -67,6 +74,10 @@ impl Observer for Counts {
 impl Counts {
     fn timeouts(&self) -> u64 {
         self.0.timeouts.load(SeqCst)
+    }
+
+    fn probes(&self) -> u64 {
+        self.0.probes.load(SeqCst)
     }
 
     fn shared(&self) -> u64 {
@@ -153,18 +164,22 @@ async fn a_server_that_is_stopped_under_traffic_costs_one_deadline_each_interval
         counts.switches() == [true]
     })
     .await;
-    let (before, opened) = (counts.0.circuit_open.load(SeqCst), counts.timeouts());
+    let opened = Instant::now();
+    let before = counts.0.circuit_open.load(SeqCst);
     until("many are spared, some probe", 60 * SECOND, || {
-        counts.0.circuit_open.load(SeqCst) > before + 10_000 && counts.timeouts() > opened + 1
+        counts.0.circuit_open.load(SeqCst) > before + 10_000 && counts.probes() > 1
     })
     .await;
-    let waited = counts.timeouts();
-    let intervals = stopped.elapsed().as_millis() / INTERVAL.as_millis();
+    let (waited, probes) = (counts.timeouts(), counts.probes());
+    let whole = |span: Duration, part: Duration| u64::try_from(span.as_millis() / part.as_millis());
+    let intervals = whole(opened.elapsed(), INTERVAL).unwrap();
     server.cont();
 
-    // Those under way when it stopped, and one each interval; of many more. In a process that is too busy to notice
-    // timeouts in time, all of the first round blame no call, and the second opens the breaker.
-    let most = 2 * TASKS as u64 + u64::try_from(intervals).unwrap() + 1;
+    // One each interval since it has opened; before, one each timeout in each task. Of many more.
+    let most_probes = intervals + 1;
+    assert!(probes <= most_probes, "{probes} of {most_probes}");
+    let rounds = whole(opened - stopped, TIMEOUT).unwrap() + 1;
+    let most = rounds * TASKS as u64 + most_probes;
     assert!((5..=most).contains(&waited), "{waited} of {most}");
     let spared = counts.0.circuit_open.load(SeqCst) - before;
     assert!(spared > 5 * most, "{spared}");

@@ -1,0 +1,122 @@
+//! A settlement that was not sent can be made again, and goes to the charges that it names.
+
+use std::{collections::VecDeque, sync::Mutex};
+
+use sluicegate::{
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
+    error::StoreErrorKind,
+    limiter::ActualCost,
+    store::{Check, Settlement, StoreFuture},
+};
+
+/// A memory store that fails these settlements first: `true` stands for one that was not sent.
+#[derive(Debug)]
+struct Failing {
+    store: MemoryStore,
+    failures: Mutex<VecDeque<bool>>,
+}
+
+impl Failing {
+    fn limiter(failures: impl Into<VecDeque<bool>>) -> Limiter {
+        Limiter::new(Self {
+            store: MemoryStore::new(),
+            failures: Mutex::new(failures.into()),
+        })
+    }
+}
+
+impl Store for Failing {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.store.check(check)
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        let error = StoreError::new(StoreErrorKind::Unavailable, "down");
+        match self.failures.lock().unwrap().pop_front() {
+            None => self.store.settle(settlement),
+            Some(true) => StoreFuture::ready(Err(error.unsent())),
+            Some(false) => StoreFuture::ready(Err(error)),
+        }
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.store.reset(policy, key)
+    }
+}
+
+fn charge(policy: &Policy, cost: u64) -> Charge {
+    Charge::new(policy, Key::new("user", "alice"), cost)
+}
+
+fn left(usage: &Usage) -> Vec<u64> {
+    usage.rules().map(|rule| rule.remaining()).collect()
+}
+
+async fn settle_to_nothing(limiter: &Limiter, usage: &Usage) -> Result<Vec<u64>, StoreErrorKind> {
+    let settled = limiter.settle(usage, |_| 0).await;
+    settled.map(|it| left(&it)).map_err(|error| error.kind())
+}
+
+#[tokio::test]
+async fn a_settlement_that_was_not_sent_can_be_made_again() {
+    let limiter = Failing::limiter([true, true]);
+    let policy = Policy::parse("api", "10/1h").unwrap();
+    let decision = limiter.check([charge(&policy, 4)]).await.unwrap();
+    let usage = decision.usage();
+    for _ in 0..2 {
+        let failed = settle_to_nothing(&limiter, usage).await;
+        assert_eq!(failed, Err(StoreErrorKind::Unavailable));
+    }
+    assert_eq!(settle_to_nothing(&limiter, usage).await, Ok(vec![10]));
+    let again = settle_to_nothing(&limiter, usage).await;
+    assert_eq!(again, Err(StoreErrorKind::InvalidRequest));
+}
+
+#[tokio::test]
+async fn a_settlement_that_may_have_been_sent_is_not_made_again_whichever_part_that_was() {
+    let policy = Policy::parse("api", "10/1h").unwrap();
+    let shadow = Policy::parse("trial", "10/1h").unwrap().shadow();
+    for failures in [[false, true], [true, false], [false, false]] {
+        let limiter = Failing::limiter(failures);
+        let charges = [charge(&policy, 4), charge(&shadow, 4)];
+        let decision = limiter.check(charges).await.unwrap();
+        let failed = settle_to_nothing(&limiter, decision.usage()).await;
+        assert_eq!(failed, Err(StoreErrorKind::Unavailable));
+        let again = settle_to_nothing(&limiter, decision.usage()).await;
+        assert_eq!(again, Err(StoreErrorKind::InvalidRequest), "{failures:?}");
+    }
+}
+
+/// A limit that a request skips moves the places of the others.
+#[tokio::test]
+async fn a_settlement_goes_to_the_policies_it_names_whatever_else_was_charged() {
+    let [requests, tokens] =
+        ["requests", "tokens"].map(|name| Policy::parse(name, "1000/1h").unwrap());
+    let cost = ActualCost::of("tokens", 900);
+    for (charges, expected) in [
+        (
+            vec![charge(&requests, 1), charge(&tokens, 100)],
+            vec![999, 100],
+        ),
+        (
+            vec![charge(&tokens, 100), charge(&requests, 1)],
+            vec![100, 999],
+        ),
+        (vec![charge(&requests, 1)], vec![999]),
+        (
+            vec![
+                charge(&tokens, 60),
+                charge(&requests, 1),
+                charge(&tokens, 40),
+            ],
+            vec![100, 999],
+        ),
+    ] {
+        let limiter = Limiter::new(MemoryStore::new());
+        let decision = limiter.check(charges).await.unwrap();
+        let settled = limiter
+            .settle(decision.usage(), |charge| cost.under(charge))
+            .await;
+        assert_eq!(left(&settled.unwrap()), expected);
+    }
+}
