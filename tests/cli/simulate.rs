@@ -112,6 +112,11 @@ fn simulated(tool: &Tool, args: &str) -> Value {
     outcome(&said)
 }
 
+fn by_name<'a>(outcome: &'a Value, policy: &str) -> &'a Value {
+    let mut policies = outcome["policies"].as_array().unwrap().iter();
+    policies.find(|it| it["name"] == policy).unwrap()
+}
+
 fn decisions(tool: &Tool) -> Vec<Value> {
     let text = std::fs::read_to_string(tool.folder().join("d.jsonl")).unwrap();
     text.lines()
@@ -334,6 +339,148 @@ fn other_limits_tell_what_a_replay_with_them_would() {
             "{nobody:?}"
         );
     }
+}
+
+#[test]
+fn an_address_with_a_port_or_in_brackets_is_the_same_identity() {
+    let hits = hits(4);
+    let tool = tool(POLICIES, combined(&hits));
+    let expected = simulated(&tool, "access.log --factors 1");
+    let written: [fn(&str, usize) -> String; 2] = [
+        |ip, port| match ip.contains(':') {
+            true => format!("[{ip}]:{port}"),
+            false => format!("{ip}:{port}"),
+        },
+        |ip, _| match ip.contains(':') {
+            true => format!("[{ip}]"),
+            false => ip.to_owned(),
+        },
+    ];
+    for written in written {
+        let hits = hits.iter().enumerate().map(|(port, hit)| Hit {
+            ip: written(&hit.ip, port + 1),
+            user: hit.user.clone(),
+            ..*hit
+        });
+        let hits: Vec<Hit> = hits.collect();
+        tool.write("ports.log", combined(&hits));
+        assert_eq!(simulated(&tool, "ports.log --factors 1"), expected);
+        tool.write("ports.jsonl", format!("\u{feff}{}", json_lines(&hits)));
+        assert_eq!(simulated(&tool, "ports.jsonl --factors 1"), expected);
+    }
+}
+
+/// A policy of one rule whose window is longer than the log.
+#[derive(Clone, Copy)]
+struct Model {
+    name: &'static str,
+    limit: u64,
+    shadow: bool,
+    key: fn(&Hit) -> Option<String>,
+}
+
+impl Model {
+    fn toml(&self) -> String {
+        format!(
+            "{} = {{ rules = '{}/30d', shadow = {} }}\n",
+            self.name, self.limit, self.shadow
+        )
+    }
+}
+
+/// How many requests each policy refuses; a shadow is asked only where no other policy refuses, and shadows charge
+/// together or not at all.
+fn refused_by(policies: &[Model], hits: &[Hit]) -> Vec<u64> {
+    let mut used: BTreeMap<(usize, String), u64> = BTreeMap::new();
+    let mut refused = vec![0; policies.len()];
+    for hit in hits {
+        for shadow in [false, true] {
+            let those = (0..).zip(policies).filter(|(_, it)| it.shadow == shadow);
+            let keys: Vec<(usize, String)> = those
+                .filter_map(|(index, it)| Some((index, (it.key)(hit)?)))
+                .collect();
+            let is_full = |key: &&(usize, String)| used.get(key) == Some(&policies[key.0].limit);
+            let full: Vec<usize> = keys.iter().filter(is_full).map(|it| it.0).collect();
+            full.iter().for_each(|index| refused[*index] += 1);
+            if !full.is_empty() {
+                break;
+            }
+            keys.into_iter()
+                .for_each(|key| *used.entry(key).or_default() += 1);
+        }
+    }
+    refused
+}
+
+/// All of a policy's refusals under other limits, by the tool, and by the model.
+fn assert_other_limits(policies: &[Model], hits: &[Hit], tool: &Tool, args: &str) {
+    let toml: String = policies.iter().map(Model::toml).collect();
+    tool.write("p.toml", toml);
+    let outcome = simulated(tool, &format!("access.log {args}"));
+    let refused = refused_by(policies, hits);
+    for (index, policy) in policies.iter().enumerate() {
+        let told = by_name(&outcome, policy.name);
+        assert_eq!(told["refused"], refused[index], "{}", policy.name);
+        let others = told["rules"][0]["other_limits"].as_array().unwrap();
+        assert_eq!(others.len(), 4);
+        for other in others {
+            let mut changed = policies.to_vec();
+            changed[index].limit = other["limit"].as_u64().unwrap();
+            let expected = refused_by(&changed, hits)[index];
+            assert_eq!(other["refused"], expected, "{}: {other}", policy.name);
+        }
+    }
+}
+
+#[test]
+fn other_limits_of_several_shadows_are_what_a_model_says() {
+    let hits = hits(5);
+    let tool = tool("", combined(&hits));
+    let policy = |name, limit, shadow, key| Model {
+        name,
+        limit,
+        shadow,
+        key,
+    };
+    let ip: fn(&Hit) -> Option<String> = |hit| {
+        let network = hit
+            .ip
+            .starts_with("2001:db8::")
+            .then(|| "2001:db8::".into());
+        network.or_else(|| Some(hit.ip.clone()))
+    };
+    let policies = [
+        policy("ip", 900, false, ip),
+        policy("by-ip", 150, true, ip),
+        policy("by-user", 120, true, |hit| hit.user.clone()),
+        policy("by-path", 700, true, |hit| Some(hit.path.to_owned())),
+    ];
+    let args = "--key by-user=user";
+    assert_other_limits(&policies[..3], &hits, &tool, args);
+    assert_other_limits(
+        &policies,
+        &hits,
+        &tool,
+        &format!("{args} --key by-path=path"),
+    );
+}
+
+#[test]
+fn the_lowest_limit_that_refuses_nothing_does_not_depend_on_other_rules() {
+    let line = "203.0.113.7 - - [21/Nov/2026:22:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
+    for policies in [
+        "low = '1/1d'\nhigh = '2/1d'",
+        "low = { rules = '1/1d', shadow = true }\nhigh = { rules = '2/1d', shadow = true }",
+    ] {
+        let tool = tool(policies, line.repeat(150));
+        let outcome = simulated(&tool, "access.log");
+        let lowest =
+            ["low", "high"].map(|it| &by_name(&outcome, it)["rules"][0]["nobody_refused_at"]);
+        assert_eq!(lowest, [&Value::Null, &150.into()]);
+    }
+    let tool = tool("ip = '1/1h,2/1d'", line.repeat(150));
+    let outcome = simulated(&tool, "access.log");
+    assert_eq!(outcome["policies"][0]["rules"][1]["nobody_refused_at"], 150);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use sluicegate::Rule;
 use super::{
     super::{error::Result, text},
     jobs::Job,
-    others::Variant,
+    others::{Peak, Variant},
     reading::Counts,
     replay::PEAK_FACTOR,
     request::Mapping,
@@ -86,7 +86,7 @@ impl RuleOutcome {
     fn new<'a>(
         rule: &Rule,
         counts: RuleTally,
-        (peak, is_more): (u64, bool),
+        peak: &Peak,
         others: impl Iterator<Item = &'a Variant>,
     ) -> Self {
         let others = others.map(|it| OtherLimit {
@@ -97,7 +97,7 @@ impl RuleOutcome {
             rule: rule.to_string(),
             refused: counts.refused,
             alone: counts.alone,
-            nobody_refused_at: (!is_more).then_some(peak),
+            nobody_refused_at: (!peak.is_more).then_some(peak.units),
             limit: rule.limit(),
             other_limits: others.collect(),
         }
@@ -171,18 +171,19 @@ impl Outcome {
         lines: Counts,
         top: usize,
     ) -> Result<Self> {
-        let (mut tally, mut peaks, mut variants) = (None, None, Vec::new());
+        let (mut tally, mut peaks, mut variants) = (None, Vec::new(), Vec::new());
         for job in jobs {
             match job {
                 Job::Tally(it) => tally = Some(it),
-                Job::Peaks(it) => peaks = Some(it),
+                Job::Peak(it) => peaks.push(it),
                 Job::Variant(it) => variants.push(it),
             }
         }
-        let (Some(mut tally), Some(peaks)) = (tally, peaks) else {
-            unreachable!("both were among the jobs");
+        let Some(mut tally) = tally else {
+            unreachable!("it was among the jobs");
         };
         tally.finish()?;
+        peaks.sort_by_key(|it| it.rule);
         variants.sort_by_key(|it| (it.rule, it.limit));
         let policies = mapping.policies.iter().zip(&tally.policies);
         let policies = policies.map(|(mapped, counts)| {
@@ -190,7 +191,7 @@ impl Outcome {
             let rules = (mapped.first_rule..).zip(policy.rules());
             let rules = rules.map(|(place, rule)| {
                 let others = variants.iter().filter(|it| it.rule == place);
-                RuleOutcome::new(rule, tally.rules[place], peaks.peaks[place], others)
+                RuleOutcome::new(rule, tally.rules[place], &peaks[place], others)
             });
             PolicyOutcome {
                 name: policy.name().to_owned(),
