@@ -16,6 +16,7 @@ use sluicegate::{
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
 use crate::{
+    chromium::Page,
     common::served::Served,
     tool::{Said, Tool},
 };
@@ -551,6 +552,120 @@ fn the_page_has_nothing_of_a_log_as_html() {
     for elsewhere in ["http://", "https://", "url(", "@import", "src=\"", "href="] {
         let without = page.replace("http://www.w3.org/2000/svg", "");
         assert!(!without.contains(elsewhere), "{elsewhere}");
+    }
+}
+
+/// A page with a ban, a shadow that would refuse, and a rule that refuses.
+fn report(tool: &Tool) -> (Value, String) {
+    let policies = "\
+        ip = { rules = '4/1s,30/1m', strikes = '6/5m', ban = '20m' }\n\
+        trial = { rules = '3/1s', shadow = true }\n";
+    tool.write("p.toml", policies);
+    tool.write("access.log", combined(&hits(4)));
+    let outcome = simulated(tool, "access.log --report report.html");
+    let page = std::fs::read_to_string(tool.folder().join("report.html")).unwrap();
+    (outcome, page.replace('\u{202f}', ""))
+}
+
+/// The part of a page under a heading.
+fn section<'a>(page: &'a str, heading: &str) -> &'a str {
+    let (_, rest) = page.split_once(&format!("<h2>{heading}</h2>")).unwrap();
+    rest.split("<h2>").next().unwrap()
+}
+
+#[test]
+fn the_page_shows_bans_as_a_line_and_as_a_row() {
+    let (outcome, page) = report(&Tool::new());
+    let spans = outcome["over_time"]["spans"].as_array().unwrap().iter();
+    let banned: u64 = spans.map(|it| it["banned"].as_u64().unwrap()).sum();
+    assert!(banned > 100, "{banned}");
+    assert_eq!(outcome["banned"], banned);
+    let over_time = section(&page, "Refusals over time");
+    assert!(over_time.contains("<span class=\"key k6\"></span>bans"));
+    assert_eq!(
+        over_time.matches("stroke=\"#440006\"").count(),
+        2,
+        "in both sizes"
+    );
+    let row = format!(
+        "<td colspan=\"3\">bans<td class=\"number\">{}<td class=\"bar ban\">",
+        outcome["banned"]
+    );
+    assert!(section(&page, "Refusals by rule").contains(&row), "{row}");
+}
+
+#[test]
+fn the_page_tells_what_shadows_would_refuse_from_what_is_refused() {
+    let (_, page) = report(&Tool::new());
+    for heading in ["Refusals by rule", "Tighter and looser limits"] {
+        let section = section(&page, heading);
+        let mut rows = section.split("<tr").filter(|it| it.contains("trial"));
+        assert!(
+            rows.all(|it| it.contains("shadow: would refuse")),
+            "{heading}"
+        );
+        assert!(section.contains("bar shadow") && section.contains("bar real"));
+        let shadows = section.split_once("trial").unwrap().1;
+        assert!(!shadows.contains("bar real"), "{heading}");
+    }
+}
+
+#[test]
+fn the_page_groups_other_limits_by_rule_with_their_change() {
+    let (outcome, page) = report(&Tool::new());
+    let groups = section(&page, "Tighter and looser limits").split("<tbody>");
+    let groups: Vec<&str> = groups.skip(1).collect();
+    assert_eq!(groups.len(), 3);
+    let rules = &outcome["policies"][0]["rules"];
+    for (group, rule) in groups.iter().zip(rules.as_array().unwrap()) {
+        let heading = format!("ip <code>{}</code>", rule["rule"].as_str().unwrap());
+        assert!(group.contains(&heading), "{group}");
+        for other in rule["other_limits"].as_array().unwrap() {
+            let [now, then] = [&outcome, other].map(|it| it["refused"].as_i64().unwrap());
+            let change = match then - now {
+                0 => "=".to_owned(),
+                more @ 1.. => format!("+{more}"),
+                fewer => format!("−{}", -fewer),
+            };
+            assert!(
+                group.contains(&format!("<td class=\"number\">{change}</tr>")),
+                "{change}"
+            );
+        }
+        assert!(group.contains("<tr class=\"now\">"));
+    }
+}
+
+#[tokio::test]
+async fn the_page_can_be_read_on_a_phone() {
+    let tool = Tool::new();
+    let (_, html) = report(&tool);
+    assert!(html.contains("name=\"viewport\" content=\"width=device-width, initial-scale=1\""));
+    let Some(mut page) = Page::open().await else {
+        return;
+    };
+    let url = format!("file://{}", tool.folder().join("report.html").display());
+    page.call("Page.navigate", serde_json::json!({ "url": url }))
+        .await;
+    page.until("location.protocol === 'file:' && document.readyState === 'complete'")
+        .await;
+    for (width, height) in [(360, 740), (1280, 800)] {
+        page.resize(width, height).await;
+        page.until(&format!("innerWidth === {width}")).await;
+        // What is wider scrolls within itself.
+        let wide = page.eval("document.documentElement.scrollWidth").await;
+        assert_eq!(wide, width);
+        let tables = "[...document.querySelectorAll('table')].every(it => it.closest('.scroll'))";
+        assert_eq!(page.eval(tables).await, true);
+        let plots = page
+            .eval("[...document.querySelectorAll('svg')].filter(it => it.checkVisibility()).length")
+            .await;
+        assert_eq!(plots, 2);
+        let labels = "Math.min(...[...document.querySelectorAll('svg text')].filter(it => it.checkVisibility())
+            .map(it => it.getBoundingClientRect().height))";
+        let labels = page.eval(labels).await.as_f64().unwrap();
+        assert!(labels >= 10.0, "{labels} px high at {width}");
+        page.screenshot(&format!("report-{width}")).await;
     }
 }
 

@@ -102,6 +102,7 @@ impl Tally {
             Some(Decision::Blocked(blocked)) => {
                 self.banned += 1;
                 self.count_refusal(request.ms, &[]);
+                self.timeline.at(request.ms).banned += 1;
                 self.hit(blocked.key(), request.ms);
             }
             Some(Decision::Allowed(usage)) => {
