@@ -251,7 +251,7 @@ fn hardest_hit(page: &mut String, outcome: &Outcome) -> fmt::Result {
     for it in &outcome.hardest_hit {
         writeln!(
             page,
-            "<tr><td class=\"name\"><code>{}</code>{}<td class=\"number\">{}<td>{}<td>{}</tr>",
+            "<tr><td class=\"name\"><code>{}</code>{}<td class=\"number\">{}<td class=\"when\">{}<td class=\"when\">{}</tr>",
             escaped(&it.identity),
             refusals(it.refused, most, "real"),
             escaped(&share(it.refused, outcome.refused)),
