@@ -58,6 +58,15 @@ pub enum ExtractErrorKind {
 }
 
 impl ExtractErrorKind {
+    #[cfg(feature = "metrics")]
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Missing,
+        Self::Unauthenticated,
+        Self::Malformed,
+        Self::Unavailable,
+        Self::Misconfigured,
+    ];
+
     /// In one lower-case word, for labels and logs: `missing`, `unauthenticated`, `malformed`, `unavailable`,
     /// `misconfigured`.
     #[must_use]
@@ -205,6 +214,17 @@ pub enum StoreErrorKind {
 }
 
 impl StoreErrorKind {
+    #[cfg(feature = "metrics")]
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Timeout,
+        Self::Unavailable,
+        Self::CircuitOpen,
+        Self::AccessDenied,
+        Self::Protocol,
+        Self::Full,
+        Self::InvalidRequest,
+    ];
+
     /// In one lower-case word, for labels and logs: `timeout`, `unavailable`, `circuit_open`, `access_denied`,
     /// `protocol`, `full`, `invalid_request`.
     #[must_use]

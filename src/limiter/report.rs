@@ -109,6 +109,13 @@ impl Limiter {
         }
     }
 
+    /// Tells of a policy that a layer limits by.
+    pub(crate) fn report_policy(&self, policy: &Policy) {
+        if let Some(observer) = &self.inner.observer {
+            observer.on_policy(policy);
+        }
+    }
+
     /// Tells of a request on a deny list.
     pub(crate) fn report_blocked(&self, policy: Option<&Policy>) {
         if let Some(observer) = &self.inner.observer {

@@ -594,6 +594,7 @@ impl<S, R> Layer<S> for RateLimitLayer<R> {
     type Service = RateLimit<S, R>;
 
     fn layer(&self, inner: S) -> Self::Service {
+        self.shared.introduce_policies();
         RateLimit::new(inner, self.shared.clone())
     }
 }

@@ -1,4 +1,11 @@
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use http::{Extensions, HeaderValue, Response, StatusCode, header, request::Parts};
 
@@ -19,6 +26,8 @@ pub(super) struct Shared<R> {
     /// Whether all responses get the decisions, and not only rejections.
     pub(super) decisions_in_response: bool,
     pub(super) rejection: Arc<R>,
+    /// Whether the observer knows the policies.
+    introduced: AtomicBool,
 }
 
 /// In the extensions of a response for the next layer further out: what the headers tell, and by which decisions.
@@ -34,6 +43,7 @@ impl<R> Shared<R> {
             jitter: Duration::ZERO,
             decisions_in_response: false,
             rejection: Arc::new(rejection),
+            introduced: AtomicBool::new(false),
         }
     }
 
@@ -46,12 +56,22 @@ impl<R> Shared<R> {
             jitter: self.jitter,
             decisions_in_response: self.decisions_in_response,
             rejection: Arc::new(rejection),
+            introduced: AtomicBool::new(false),
         }
     }
 
     /// Prepares all that can be known before the first request: axum makes new services for each connection.
     pub(super) fn prepare(&mut self) {
         self.headers = headers(self.headers.style, &self.plan);
+        *self.introduced.get_mut() = false;
+    }
+
+    /// Tells the observer of the policies, once, however often a service is made.
+    pub(super) fn introduce_policies(&self) {
+        if !self.introduced.swap(true, Ordering::Relaxed) {
+            let policies = self.plan.known_policies();
+            policies.for_each(|it| self.plan.limiter.report_policy(&it));
+        }
     }
 
     /// Tells the handler of the decision.
@@ -176,6 +196,7 @@ impl<R> Clone for Shared<R> {
             jitter: self.jitter,
             decisions_in_response: self.decisions_in_response,
             rejection: self.rejection.clone(),
+            introduced: AtomicBool::new(false),
         }
     }
 }

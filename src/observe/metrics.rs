@@ -12,10 +12,14 @@ use smallvec::SmallVec;
 use tokio::time::{Duration, Instant};
 
 use super::{
-    BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
-    ErrorEvent, MissingKey, Observer, Timing, event::distinct,
+    BanEvent, BlockEvent, BlockSource, BreakerEvent, CallInfo, CallKind, CompletionEvent,
+    DecisionEvent, ErrorEvent, MissingKey, Observer, RequestOutcome, Timing, event::distinct,
 };
-use crate::{error::StoreErrorKind, policy::Policy, rule::Rule};
+use crate::{
+    error::{ExtractErrorKind, StoreErrorKind},
+    policy::Policy,
+    rule::Rule,
+};
 
 const DECISIONS: &str = "sluicegate_decisions_total";
 const LOCAL: &str = "sluicegate_local_decisions_total";
@@ -44,6 +48,10 @@ const LATENCY: &str = "sluicegate_store_seconds";
 /// | `sluicegate_blocked_total` | counter | `policy`, empty but for keys on a list; `by`: `list`, `operator`, `ban` | requests on a deny list, and of blocked identities |
 /// | `sluicegate_bans_total` | counter | `policy` | bans |
 /// | `sluicegate_store_seconds` | histogram | `call` | how long a call of the store took, answered or not |
+///
+/// Counters are there, at 0, before they count: where a recorder is installed before the observer is made, those for
+/// failed checks, blocks and the breaker; and those of a policy once a layer that limits by it is put around a service.
+/// So the first jump shows in a rate.
 ///
 /// The labels are bounded by the policies and the rules of the service: nothing that a client sends becomes one.
 /// A service that makes up policies for each of its callers should give them few names.
@@ -117,6 +125,7 @@ impl MetricsObserver {
             "Identities that were blocked, since they were denied too often"
         );
         describe_histogram!(LATENCY, Unit::Seconds, "How long the store took");
+        start_at_zero();
         Self {
             handles: Arc::new(RwLock::new(Handles::new(Instant::now()))),
         }
@@ -222,21 +231,18 @@ fn count(event: &DecisionEvent<'_>, of_policies: &[&PolicyHandles]) {
 
 impl PolicyHandles {
     fn count(&self, policy: &Policy, outcome: usize, local: bool) {
-        let counter = |name: &'static str| {
-            let policy = policy.name().to_owned();
-            counter!(name, "policy" => policy, "outcome" => OUTCOMES[outcome])
-        };
-        let decisions = &self.decisions[outcome];
-        decisions.get_or_init(|| counter(DECISIONS)).increment(1);
+        let counter = &self.decisions[outcome];
+        let counter = counter.get_or_init(|| decisions(DECISIONS, policy, outcome));
+        counter.increment(1);
         if local {
-            let local = &self.local[outcome];
-            local.get_or_init(|| counter(LOCAL)).increment(1);
+            let counter = &self.local[outcome];
+            let counter = counter.get_or_init(|| decisions(LOCAL, policy, outcome));
+            counter.increment(1);
         }
     }
 
     fn count_repeated(&self, policy: &Policy) {
-        let counter = || counter!(REPEATED, "policy" => policy.name().to_owned());
-        self.repeated.get_or_init(counter).increment(1);
+        self.repeated.get_or_init(|| repeated(policy)).increment(1);
     }
 
     fn count_denial(&self, policy: &Policy, rule: Rule, shadow: bool) {
@@ -246,16 +252,84 @@ impl PolicyHandles {
         }
         drop(known);
         let mut known = self.denials.write().unwrap_or_else(PoisonError::into_inner);
-        let new = || {
-            let (policy, rule) = (policy.name().to_owned(), rule.to_string());
-            let shadow = if shadow { "true" } else { "false" };
-            counter!(DENIALS, "policy" => policy, "rule" => rule, "shadow" => shadow)
-        };
-        known.entry((rule, shadow)).or_insert_with(new).increment(1);
+        let counter = known.entry((rule, shadow));
+        let counter = counter.or_insert_with(|| denials(policy, rule, shadow));
+        counter.increment(1);
     }
 }
 
+/// Makes the counters whose labels no policy is needed for: a rate misses the first jump of one that was absent.
+fn start_at_zero() {
+    gauge!(OPEN).increment(0.0);
+    for state in ["open", "closed"] {
+        counter!(SWITCHES, "state" => state).increment(0);
+    }
+    for by in [BlockSource::List, BlockSource::Operator, BlockSource::Ban] {
+        counter!(BLOCKED, "policy" => "", "by" => by.as_str()).increment(0);
+    }
+    for kind in StoreErrorKind::ALL {
+        for outcome in [
+            RequestOutcome::Passed,
+            RequestOutcome::Local,
+            RequestOutcome::Rejected,
+        ] {
+            failures(CallKind::Check, kind, outcome).increment(0);
+        }
+    }
+}
+
+fn failures(call: CallKind, kind: StoreErrorKind, outcome: RequestOutcome) -> Counter {
+    let (call, kind, outcome) = (call.as_str(), kind.as_str(), outcome.as_str());
+    counter!(FAILURES, "call" => call, "kind" => kind, "outcome" => outcome)
+}
+
+fn decisions(name: &'static str, policy: &Policy, outcome: usize) -> Counter {
+    counter!(name, "policy" => policy.name().to_owned(), "outcome" => OUTCOMES[outcome])
+}
+
+fn repeated(policy: &Policy) -> Counter {
+    counter!(REPEATED, "policy" => policy.name().to_owned())
+}
+
+fn denials(policy: &Policy, rule: Rule, shadow: bool) -> Counter {
+    let (policy, rule) = (policy.name().to_owned(), rule.to_string());
+    let shadow = if shadow { "true" } else { "false" };
+    counter!(DENIALS, "policy" => policy, "rule" => rule, "shadow" => shadow)
+}
+
+fn missing_keys(
+    policy: Option<&Policy>,
+    kind: ExtractErrorKind,
+    outcome: RequestOutcome,
+) -> Counter {
+    let policy = policy.map_or("", Policy::name).to_owned();
+    let (kind, outcome) = (kind.as_str(), outcome.as_str());
+    counter!(MISSING_KEYS, "policy" => policy, "kind" => kind, "outcome" => outcome)
+}
+
+fn bans(policy: &Policy) -> Counter {
+    counter!(BANS, "policy" => policy.name().to_owned())
+}
+
 impl Observer for MetricsObserver {
+    fn on_policy(&self, policy: &Policy) {
+        let shadow = policy.is_shadow();
+        for outcome in [0, if shadow { 2 } else { 1 }] {
+            decisions(DECISIONS, policy, outcome).increment(0);
+            decisions(LOCAL, policy, outcome).increment(0);
+        }
+        repeated(policy).increment(0);
+        for rule in policy.rules() {
+            denials(policy, *rule, shadow).increment(0);
+        }
+        for kind in ExtractErrorKind::ALL {
+            missing_keys(Some(policy), kind, RequestOutcome::of(shadow)).increment(0);
+        }
+        if policy.banned_by().is_some() {
+            bans(policy).increment(0);
+        }
+    }
+
     fn on_decision(&self, event: &DecisionEvent<'_>) {
         self.with_handles(
             event.timing.ended_at,
@@ -280,9 +354,7 @@ impl Observer for MetricsObserver {
         if kind != StoreErrorKind::CircuitOpen {
             self.record_latency(event.call(), event.timing);
         }
-        let (call, kind) = (event.call().kind().as_str(), kind.as_str());
-        let outcome = event.outcome().as_str();
-        counter!(FAILURES, "call" => call, "kind" => kind, "outcome" => outcome).increment(1);
+        failures(event.call().kind(), kind, event.outcome()).increment(1);
     }
 
     fn on_breaker(&self, event: &BreakerEvent<'_>) {
@@ -296,11 +368,7 @@ impl Observer for MetricsObserver {
     }
 
     fn on_missing_key(&self, missing: &MissingKey<'_>) {
-        let policy = missing.policy().map_or("", Policy::name).to_owned();
-        let kind = missing.error().kind().as_str();
-        let outcome = missing.outcome().as_str();
-        counter!(MISSING_KEYS, "policy" => policy, "kind" => kind, "outcome" => outcome)
-            .increment(1);
+        missing_keys(missing.policy(), missing.error().kind(), missing.outcome()).increment(1);
     }
 
     fn on_blocked(&self, event: &BlockEvent<'_>) {
@@ -309,7 +377,7 @@ impl Observer for MetricsObserver {
     }
 
     fn on_ban(&self, event: &BanEvent<'_>) {
-        counter!(BANS, "policy" => event.policy().name().to_owned()).increment(1);
+        bans(event.policy()).increment(1);
     }
 }
 

@@ -18,12 +18,21 @@ pub use event::{
 pub use self::metrics::MetricsObserver;
 #[cfg(feature = "tracing")]
 pub use self::tracing::TracingObserver;
+use crate::policy::Policy;
 
 /// Is notified of each decision and each failure.
 ///
 /// By default a method does nothing, and later versions may add methods. They are called in the path of requests: move
 /// what takes long or may block to another task. No argument gives access to a key.
 pub trait Observer: Send + Sync + 'static {
+    /// A [`RateLimitLayer`](crate::RateLimitLayer) that limits by this policy was put around a service.
+    ///
+    /// It is called before the first request, and once for each policy that the layer knows by then: not for those that
+    /// only a closure or a look-up knows, nor again after a reload.
+    fn on_policy(&self, policy: &Policy) {
+        let _ = policy;
+    }
+
     /// The store is about to be called. Every poll of its answer runs within the returned scope.
     fn on_call(&self, call: &CallInfo<'_>) -> Option<Box<dyn PollScope>> {
         let _ = call;
@@ -78,6 +87,10 @@ pub trait PollScope: Send {
 /// The methods that notify, each of which notifies all of these observers, one after the other.
 macro_rules! notify {
     ($self:ident => $($observer:expr),+) => {
+        fn on_policy(&$self, policy: &Policy) {
+            $($observer.on_policy(policy);)+
+        }
+
         fn on_decision(&$self, event: &DecisionEvent<'_>) {
             $($observer.on_decision(event);)+
         }

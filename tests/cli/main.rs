@@ -3,6 +3,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+#[path = "../examples/chromium.rs"]
+#[allow(dead_code, reason = "the tests of the examples use all of it")]
+mod chromium;
+
 mod block;
 mod blocks;
 mod check;

@@ -16,6 +16,7 @@ use sluicegate::{
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
 use crate::{
+    chromium::Page,
     common::served::Served,
     tool::{Said, Tool},
 };
@@ -110,6 +111,11 @@ fn simulated(tool: &Tool, args: &str) -> Value {
     let said = tool.run(&format!("simulate p.toml {args} --json"));
     assert_eq!(said.stderr, "");
     outcome(&said)
+}
+
+fn by_name<'a>(outcome: &'a Value, policy: &str) -> &'a Value {
+    let mut policies = outcome["policies"].as_array().unwrap().iter();
+    policies.find(|it| it["name"] == policy).unwrap()
 }
 
 fn decisions(tool: &Tool) -> Vec<Value> {
@@ -337,6 +343,148 @@ fn other_limits_tell_what_a_replay_with_them_would() {
 }
 
 #[test]
+fn an_address_with_a_port_or_in_brackets_is_the_same_identity() {
+    let hits = hits(4);
+    let tool = tool(POLICIES, combined(&hits));
+    let expected = simulated(&tool, "access.log --factors 1");
+    let written: [fn(&str, usize) -> String; 2] = [
+        |ip, port| match ip.contains(':') {
+            true => format!("[{ip}]:{port}"),
+            false => format!("{ip}:{port}"),
+        },
+        |ip, _| match ip.contains(':') {
+            true => format!("[{ip}]"),
+            false => ip.to_owned(),
+        },
+    ];
+    for written in written {
+        let hits = hits.iter().enumerate().map(|(port, hit)| Hit {
+            ip: written(&hit.ip, port + 1),
+            user: hit.user.clone(),
+            ..*hit
+        });
+        let hits: Vec<Hit> = hits.collect();
+        tool.write("ports.log", combined(&hits));
+        assert_eq!(simulated(&tool, "ports.log --factors 1"), expected);
+        tool.write("ports.jsonl", format!("\u{feff}{}", json_lines(&hits)));
+        assert_eq!(simulated(&tool, "ports.jsonl --factors 1"), expected);
+    }
+}
+
+/// A policy of one rule whose window is longer than the log.
+#[derive(Clone, Copy)]
+struct Model {
+    name: &'static str,
+    limit: u64,
+    shadow: bool,
+    key: fn(&Hit) -> Option<String>,
+}
+
+impl Model {
+    fn toml(&self) -> String {
+        format!(
+            "{} = {{ rules = '{}/30d', shadow = {} }}\n",
+            self.name, self.limit, self.shadow
+        )
+    }
+}
+
+/// How many requests each policy refuses; a shadow is asked only where no other policy refuses, and shadows charge
+/// together or not at all.
+fn refused_by(policies: &[Model], hits: &[Hit]) -> Vec<u64> {
+    let mut used: BTreeMap<(usize, String), u64> = BTreeMap::new();
+    let mut refused = vec![0; policies.len()];
+    for hit in hits {
+        for shadow in [false, true] {
+            let those = (0..).zip(policies).filter(|(_, it)| it.shadow == shadow);
+            let keys: Vec<(usize, String)> = those
+                .filter_map(|(index, it)| Some((index, (it.key)(hit)?)))
+                .collect();
+            let is_full = |key: &&(usize, String)| used.get(key) == Some(&policies[key.0].limit);
+            let full: Vec<usize> = keys.iter().filter(is_full).map(|it| it.0).collect();
+            full.iter().for_each(|index| refused[*index] += 1);
+            if !full.is_empty() {
+                break;
+            }
+            keys.into_iter()
+                .for_each(|key| *used.entry(key).or_default() += 1);
+        }
+    }
+    refused
+}
+
+/// All of a policy's refusals under other limits, by the tool, and by the model.
+fn assert_other_limits(policies: &[Model], hits: &[Hit], tool: &Tool, args: &str) {
+    let toml: String = policies.iter().map(Model::toml).collect();
+    tool.write("p.toml", toml);
+    let outcome = simulated(tool, &format!("access.log {args}"));
+    let refused = refused_by(policies, hits);
+    for (index, policy) in policies.iter().enumerate() {
+        let told = by_name(&outcome, policy.name);
+        assert_eq!(told["refused"], refused[index], "{}", policy.name);
+        let others = told["rules"][0]["other_limits"].as_array().unwrap();
+        assert_eq!(others.len(), 4);
+        for other in others {
+            let mut changed = policies.to_vec();
+            changed[index].limit = other["limit"].as_u64().unwrap();
+            let expected = refused_by(&changed, hits)[index];
+            assert_eq!(other["refused"], expected, "{}: {other}", policy.name);
+        }
+    }
+}
+
+#[test]
+fn other_limits_of_several_shadows_are_what_a_model_says() {
+    let hits = hits(5);
+    let tool = tool("", combined(&hits));
+    let policy = |name, limit, shadow, key| Model {
+        name,
+        limit,
+        shadow,
+        key,
+    };
+    let ip: fn(&Hit) -> Option<String> = |hit| {
+        let network = hit
+            .ip
+            .starts_with("2001:db8::")
+            .then(|| "2001:db8::".into());
+        network.or_else(|| Some(hit.ip.clone()))
+    };
+    let policies = [
+        policy("ip", 900, false, ip),
+        policy("by-ip", 150, true, ip),
+        policy("by-user", 120, true, |hit| hit.user.clone()),
+        policy("by-path", 700, true, |hit| Some(hit.path.to_owned())),
+    ];
+    let args = "--key by-user=user";
+    assert_other_limits(&policies[..3], &hits, &tool, args);
+    assert_other_limits(
+        &policies,
+        &hits,
+        &tool,
+        &format!("{args} --key by-path=path"),
+    );
+}
+
+#[test]
+fn the_lowest_limit_that_refuses_nothing_does_not_depend_on_other_rules() {
+    let line = "203.0.113.7 - - [21/Nov/2026:22:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
+    for policies in [
+        "low = '1/1d'\nhigh = '2/1d'",
+        "low = { rules = '1/1d', shadow = true }\nhigh = { rules = '2/1d', shadow = true }",
+    ] {
+        let tool = tool(policies, line.repeat(150));
+        let outcome = simulated(&tool, "access.log");
+        let lowest =
+            ["low", "high"].map(|it| &by_name(&outcome, it)["rules"][0]["nobody_refused_at"]);
+        assert_eq!(lowest, [&Value::Null, &150.into()]);
+    }
+    let tool = tool("ip = '1/1h,2/1d'", line.repeat(150));
+    let outcome = simulated(&tool, "access.log");
+    assert_eq!(outcome["policies"][0]["rules"][1]["nobody_refused_at"], 150);
+}
+
+#[test]
 fn lines_that_cannot_be_read_are_counted_and_shown() {
     let mut log = combined(&hits(6)[..10]).into_bytes();
     for line in [&b"\n\x1b[31mnonsense\n"[..], b"{\"ip\":\n", b"\xff\xfe\n"] {
@@ -404,6 +552,120 @@ fn the_page_has_nothing_of_a_log_as_html() {
     for elsewhere in ["http://", "https://", "url(", "@import", "src=\"", "href="] {
         let without = page.replace("http://www.w3.org/2000/svg", "");
         assert!(!without.contains(elsewhere), "{elsewhere}");
+    }
+}
+
+/// A page with a ban, a shadow that would refuse, and a rule that refuses.
+fn report(tool: &Tool) -> (Value, String) {
+    let policies = "\
+        ip = { rules = '4/1s,30/1m', strikes = '6/5m', ban = '20m' }\n\
+        trial = { rules = '3/1s', shadow = true }\n";
+    tool.write("p.toml", policies);
+    tool.write("access.log", combined(&hits(4)));
+    let outcome = simulated(tool, "access.log --report report.html");
+    let page = std::fs::read_to_string(tool.folder().join("report.html")).unwrap();
+    (outcome, page.replace('\u{202f}', ""))
+}
+
+/// The part of a page under a heading.
+fn section<'a>(page: &'a str, heading: &str) -> &'a str {
+    let (_, rest) = page.split_once(&format!("<h2>{heading}</h2>")).unwrap();
+    rest.split("<h2>").next().unwrap()
+}
+
+#[test]
+fn the_page_shows_bans_as_a_line_and_as_a_row() {
+    let (outcome, page) = report(&Tool::new());
+    let spans = outcome["over_time"]["spans"].as_array().unwrap().iter();
+    let banned: u64 = spans.map(|it| it["banned"].as_u64().unwrap()).sum();
+    assert!(banned > 100, "{banned}");
+    assert_eq!(outcome["banned"], banned);
+    let over_time = section(&page, "Refusals over time");
+    assert!(over_time.contains("<span class=\"key k6\"></span>bans"));
+    assert_eq!(
+        over_time.matches("stroke=\"#440006\"").count(),
+        2,
+        "in both sizes"
+    );
+    let row = format!(
+        "<td colspan=\"3\">bans<td class=\"number\">{}<td class=\"bar ban\">",
+        outcome["banned"]
+    );
+    assert!(section(&page, "Refusals by rule").contains(&row), "{row}");
+}
+
+#[test]
+fn the_page_tells_what_shadows_would_refuse_from_what_is_refused() {
+    let (_, page) = report(&Tool::new());
+    for heading in ["Refusals by rule", "Tighter and looser limits"] {
+        let section = section(&page, heading);
+        let mut rows = section.split("<tr").filter(|it| it.contains("trial"));
+        assert!(
+            rows.all(|it| it.contains("shadow: would refuse")),
+            "{heading}"
+        );
+        assert!(section.contains("bar shadow") && section.contains("bar real"));
+        let shadows = section.split_once("trial").unwrap().1;
+        assert!(!shadows.contains("bar real"), "{heading}");
+    }
+}
+
+#[test]
+fn the_page_groups_other_limits_by_rule_with_their_change() {
+    let (outcome, page) = report(&Tool::new());
+    let groups = section(&page, "Tighter and looser limits").split("<tbody>");
+    let groups: Vec<&str> = groups.skip(1).collect();
+    assert_eq!(groups.len(), 3);
+    let rules = &outcome["policies"][0]["rules"];
+    for (group, rule) in groups.iter().zip(rules.as_array().unwrap()) {
+        let heading = format!("ip <code>{}</code>", rule["rule"].as_str().unwrap());
+        assert!(group.contains(&heading), "{group}");
+        for other in rule["other_limits"].as_array().unwrap() {
+            let [now, then] = [&outcome, other].map(|it| it["refused"].as_i64().unwrap());
+            let change = match then - now {
+                0 => "=".to_owned(),
+                more @ 1.. => format!("+{more}"),
+                fewer => format!("−{}", -fewer),
+            };
+            assert!(
+                group.contains(&format!("<td class=\"number\">{change}</tr>")),
+                "{change}"
+            );
+        }
+        assert!(group.contains("<tr class=\"now\">"));
+    }
+}
+
+#[tokio::test]
+async fn the_page_can_be_read_on_a_phone() {
+    let tool = Tool::new();
+    let (_, html) = report(&tool);
+    assert!(html.contains("name=\"viewport\" content=\"width=device-width, initial-scale=1\""));
+    let Some(mut page) = Page::open().await else {
+        return;
+    };
+    let url = format!("file://{}", tool.folder().join("report.html").display());
+    page.call("Page.navigate", serde_json::json!({ "url": url }))
+        .await;
+    page.until("location.protocol === 'file:' && document.readyState === 'complete'")
+        .await;
+    for (width, height) in [(360, 740), (1280, 800)] {
+        page.resize(width, height).await;
+        page.until(&format!("innerWidth === {width}")).await;
+        // What is wider scrolls within itself.
+        let wide = page.eval("document.documentElement.scrollWidth").await;
+        assert_eq!(wide, width);
+        let tables = "[...document.querySelectorAll('table')].every(it => it.closest('.scroll'))";
+        assert_eq!(page.eval(tables).await, true);
+        let plots = page
+            .eval("[...document.querySelectorAll('svg')].filter(it => it.checkVisibility()).length")
+            .await;
+        assert_eq!(plots, 2);
+        let labels = "Math.min(...[...document.querySelectorAll('svg text')].filter(it => it.checkVisibility())
+            .map(it => it.getBoundingClientRect().height))";
+        let labels = page.eval(labels).await.as_f64().unwrap();
+        assert!(labels >= 10.0, "{labels} px high at {width}");
+        page.screenshot(&format!("report-{width}")).await;
     }
 }
 

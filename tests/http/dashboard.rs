@@ -16,6 +16,8 @@ use tower::{Layer, ServiceExt, service_fn};
 
 const DASHBOARD: &str = include_str!("../../examples/grafana/dashboard.json");
 const ALERTS: &str = include_str!("../../examples/grafana/alerts.yml");
+const GUIDE: &str = include_str!("../../docs/guide/operating.md");
+const PAGE: &str = "https://docs.rs/sluicegate/latest/sluicegate/operating/index.html";
 const SOURCE: &str = include_str!("../../src/observe/metrics.rs");
 
 fn policy(name: &str, rules: &str) -> Policy {
@@ -201,6 +203,21 @@ fn what_the_dashboard_and_the_alerts_ask_for_is_emitted() {
             let has = query.grouped().contains(label) || instance == Some(label);
             assert!(has || label == query.text, "{label}: {expression}");
         }
+    }
+}
+
+#[test]
+fn every_alert_links_to_its_paragraph_of_the_guide() {
+    let headings = GUIDE.lines().filter_map(|it| it.strip_prefix("## "));
+    let headings: Vec<String> = headings.map(str::to_lowercase).collect();
+    let alerts = ALERTS.split("- alert: ").skip(1);
+    let names = alerts
+        .clone()
+        .map(|it| it.lines().next().unwrap().to_lowercase());
+    assert!(names.eq(headings.clone()), "{headings:?}");
+    for (alert, name) in alerts.zip(headings) {
+        let link = format!("runbook_url: {PAGE}#{name}\n");
+        assert!(alert.contains(&link), "{link}: {alert}");
     }
 }
 

@@ -132,8 +132,18 @@ impl Plan {
 
     /// The policies that do not depend on the request, as they are charged.
     pub(in crate::middleware) fn fixed_policies(&self) -> impl Iterator<Item = Policy> {
-        let fixed = self.selectors().filter_map(PolicySelector::fixed).cloned();
-        fixed.map(|policy| if self.shadow { policy.shadow() } else { policy })
+        let fixed = self.selectors().filter_map(PolicySelector::fixed);
+        fixed.map(|policy| self.as_charged(policy.clone()))
+    }
+
+    /// All policies that are known before the first request, as they are charged.
+    pub(in crate::middleware) fn known_policies(&self) -> impl Iterator<Item = Policy> {
+        let known = self.selectors().flat_map(PolicySelector::known);
+        known.map(|policy| self.as_charged(policy))
+    }
+
+    fn as_charged(&self, policy: Policy) -> Policy {
+        if self.shadow { policy.shadow() } else { policy }
     }
 
     /// Whether no limit applies to the request: it is on a list.

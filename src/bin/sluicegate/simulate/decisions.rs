@@ -14,6 +14,7 @@ use super::{
         error::{Error, Result},
         text,
     },
+    replay,
     request::Request,
 };
 
@@ -60,7 +61,7 @@ impl Decisions {
         };
         let shadow = decision.and_then(|it| it.usage().shadow());
         let shadows = shadow.into_iter().flat_map(|it| it.usage().policies());
-        let shadows = shadows.filter(|it| it.rules().iter().any(|rule| rule.is_exceeded()));
+        let shadows = shadows.filter(replay::refuses);
         let line = Line {
             file: request.file,
             line: request.line,

@@ -13,7 +13,7 @@ use sluicegate::rule::MAX_UNITS;
 use super::{
     super::error::{Error, Result},
     options::SimulateArgs,
-    others::{Peaks, Variant},
+    others::{Peak, Variant},
     replay,
     request::{Mapping, Request},
     tally::Tally,
@@ -23,7 +23,7 @@ use super::{
 pub(super) enum Job {
     Tally(Box<Tally>),
     Variant(Variant),
-    Peaks(Peaks),
+    Peak(Peak),
 }
 
 impl Job {
@@ -31,7 +31,7 @@ impl Job {
         match self {
             Self::Tally(it) => it.take(request),
             Self::Variant(it) => Ok(it.take(request)?),
-            Self::Peaks(it) => Ok(it.take(request)?),
+            Self::Peak(it) => Ok(it.take(request)?),
         }
     }
 }
@@ -40,15 +40,13 @@ impl Job {
 pub(super) fn jobs(mapping: &Mapping, args: &SimulateArgs) -> Result<Vec<Job>> {
     let policies = &mapping.policies;
     let tally = Tally::new(policies.clone(), args.keys, args.decisions.as_deref())?;
-    let peaks = replay::peaks(policies).map_err(Error::usage)?;
-    let mut jobs = vec![
-        Job::Tally(Box::new(tally)),
-        Job::Peaks(Peaks::new(peaks, args.keys)?),
-    ];
+    let mut jobs = vec![Job::Tally(Box::new(tally))];
     for (index, mapped) in policies.iter().enumerate() {
-        let shadow = mapped.policy.is_shadow();
+        let shadow = mapped.policy.is_shadow().then_some(index);
         for (rule_index, rule) in mapped.policy.rules().iter().enumerate() {
             let place = mapped.first_rule + rule_index;
+            let peak = replay::peak(mapped, rule).map_err(Error::usage)?;
+            jobs.push(Job::Peak(Peak::new(peak, args.keys, place)?));
             for limit in other_limits(rule.limit(), &args.factors) {
                 let changed =
                     replay::with_limit(policies, index, rule_index, limit).map_err(Error::usage)?;

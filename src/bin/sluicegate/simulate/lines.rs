@@ -6,15 +6,20 @@ use std::{
     path::Path,
 };
 
-use flate2::bufread::MultiGzDecoder;
 use indicatif::ProgressBar;
 
-use super::super::error::{Error, Result};
+use super::{
+    super::error::{Error, Result},
+    gzip::Gzip,
+};
 
 /// A longer line is no request that a server would have read.
 const MAX_LINE: usize = 64 << 10;
 
 const BUFFER: usize = 128 << 10;
+
+/// Some editors write it at the start of UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 pub(super) struct Lines {
     reader: Box<dyn BufRead>,
@@ -48,10 +53,7 @@ impl Lines {
     pub(super) fn new(raw: impl Read + 'static) -> io::Result<Self> {
         let mut reader = BufReader::with_capacity(BUFFER, raw);
         let reader: Box<dyn BufRead> = match reader.fill_buf()? {
-            [0x1f, 0x8b, ..] => Box::new(BufReader::with_capacity(
-                BUFFER,
-                MultiGzDecoder::new(reader),
-            )),
+            [0x1f, 0x8b, ..] => Box::new(BufReader::with_capacity(BUFFER, Gzip::new(reader))),
             [0x28, 0xb5, 0x2f, 0xfd, ..] => return Err(packed_by("zstd")),
             [b'B', b'Z', b'h', ..] => return Err(packed_by("bz")),
             [0xfd, b'7', b'z', b'X', b'Z', ..] => return Err(packed_by("xz")),
@@ -78,6 +80,9 @@ impl Lines {
         } else if self.line.len() > MAX_LINE {
             self.reader.skip_until(b'\n')?;
             return Ok((self.number, Line::TooLong));
+        }
+        if self.number == 1 && self.line.starts_with(BYTE_ORDER_MARK) {
+            self.line.drain(..BYTE_ORDER_MARK.len());
         }
         Ok((self.number, Line::Text(&self.line)))
     }
@@ -130,8 +135,21 @@ mod tests {
     #[test]
     fn packed_parts_follow_one_another() {
         let raw = [packed(b"one\ntw"), packed(b"o\n")].concat();
-        assert_eq!(lengths(raw), [Some(3), Some(3)]);
+        assert_eq!(lengths(raw.clone()), [Some(3), Some(3)]);
+        let padded = [&raw[..], &[0; 1_000], &raw, &[0; 512]].concat();
+        assert_eq!(lengths(padded), [Some(3); 4]);
+        let followed = [&raw[..], &[0, 0, 7]].concat();
+        let mut lines = Lines::new(io::Cursor::new(followed)).unwrap();
+        assert!((0..3).any(|_| lines.next().is_err()));
         assert_eq!(lengths(Vec::new()), []);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_first_line() {
+        let raw = [BYTE_ORDER_MARK, b"one\n", BYTE_ORDER_MARK, b"two"].concat();
+        let expected = [Some(3), Some(6)];
+        assert_eq!(lengths(raw.clone()), expected);
+        assert_eq!(lengths(packed(&raw)), expected);
     }
 
     #[test]

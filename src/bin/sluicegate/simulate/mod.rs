@@ -6,6 +6,7 @@
 //! ```
 
 mod decisions;
+mod gzip;
 mod jobs;
 mod lines;
 mod options;

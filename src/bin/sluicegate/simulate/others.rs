@@ -1,10 +1,10 @@
-//! Replays under other policies: [`Variant`], and [`Peaks`].
+//! Replays under other policies: [`Variant`], and [`Peak`].
 
 use sluicegate::{Decision, StoreError};
 
 use super::{
     super::error::Result,
-    replay::Replay,
+    replay::{self, Replay},
     request::{Mapped, Request},
 };
 
@@ -14,7 +14,8 @@ pub(super) struct Variant {
     /// The place of the rule that is changed.
     pub(super) rule: usize,
     pub(super) limit: u64,
-    shadow: bool,
+    /// The place of the policy, if it is a shadow: other shadows' refusals are none of its own.
+    shadow: Option<usize>,
     pub(super) refused: u64,
 }
 
@@ -24,7 +25,7 @@ impl Variant {
         capacity: usize,
         rule: usize,
         limit: u64,
-        shadow: bool,
+        shadow: Option<usize>,
     ) -> Result<Self> {
         Ok(Self {
             replay: Replay::new(policies, capacity)?,
@@ -36,54 +37,51 @@ impl Variant {
     }
 
     pub(super) fn take(&mut self, request: &Request) -> Result<(), StoreError> {
-        let decision = self.replay.decide(request)?;
-        let told = if self.shadow {
-            decision.as_ref().and_then(|it| it.usage().shadow())
-        } else {
-            decision.as_ref()
-        };
-        self.refused += u64::from(told.is_some_and(|it| !it.is_allowed()));
+        if let Some(decision) = self.replay.decide(request)? {
+            self.refused += u64::from(self.is_refused(&decision));
+        }
         Ok(())
+    }
+
+    fn is_refused(&self, decision: &Decision) -> bool {
+        let Some(place) = self.shadow else {
+            return !decision.is_allowed();
+        };
+        let shadows = decision.usage().shadow();
+        let shadows = shadows.into_iter().flat_map(|it| it.usage().policies());
+        let mut refusing = shadows.filter(replay::refuses);
+        refusing.any(|it| self.replay.place(it.policy()) == Some(place))
     }
 }
 
-/// The highest use of each rule when the limits are so high that hardly anybody is refused: the lowest limits under
-/// which nobody would have been.
-pub(super) struct Peaks {
+/// The highest use of one rule, beside nothing that could refuse a request before it: its lowest limit that refuses
+/// none.
+pub(super) struct Peak {
     replay: Replay,
-    /// In the order of policies and rules: the highest use, and whether somebody would have used more.
-    pub(super) peaks: Vec<(u64, bool)>,
+    /// The place of the rule.
+    pub(super) rule: usize,
+    pub(super) units: u64,
+    /// Whether more would have been used: the limit of the replay was reached.
+    pub(super) is_more: bool,
 }
 
-impl Peaks {
-    pub(super) fn new(policies: Vec<Mapped>, capacity: usize) -> Result<Self> {
-        let rules = policies.iter().map(|it| it.policy.rules().len()).sum();
+impl Peak {
+    pub(super) fn new(policy: Mapped, capacity: usize, rule: usize) -> Result<Self> {
         Ok(Self {
-            replay: Replay::new(policies, capacity)?,
-            peaks: vec![(0, false); rules],
+            replay: Replay::new(vec![policy], capacity)?,
+            rule,
+            units: 0,
+            is_more: false,
         })
     }
 
     pub(super) fn take(&mut self, request: &Request) -> Result<(), StoreError> {
-        if let Some(decision) = self.replay.decide(request)? {
-            self.look(&decision);
-            if let Some(shadow) = decision.usage().shadow() {
-                self.look(shadow);
-            }
+        let decision = self.replay.decide(request)?;
+        let usage = decision.iter().flat_map(|it| it.usage().policies());
+        for rule in usage.flat_map(|it| it.rules()) {
+            self.units = self.units.max(rule.rule().limit() - rule.remaining());
+            self.is_more |= rule.is_exceeded();
         }
         Ok(())
-    }
-
-    fn look(&mut self, decision: &Decision) {
-        for policy in decision.usage().policies() {
-            let Some(place) = self.replay.place(policy.policy()) else {
-                continue;
-            };
-            let first = self.replay.policies[place].first_rule;
-            for (peak, rule) in self.peaks[first..].iter_mut().zip(policy.rules()) {
-                peak.0 = peak.0.max(rule.rule().limit() - rule.remaining());
-                peak.1 |= rule.is_exceeded();
-            }
-        }
     }
 }

@@ -13,7 +13,23 @@ use super::{
     result::OverTime,
 };
 
-const SIZE: (u32, u32) = (1_000, 260);
+/// How large a plot is drawn, and how many times there is room for below it.
+#[derive(Clone, Copy)]
+pub(super) struct Size {
+    pixels: (u32, u32),
+    times: u64,
+}
+
+pub(super) const WIDE: Size = Size {
+    pixels: (1_000, 260),
+    times: 10,
+};
+
+/// For a phone: the labels stay readable when it is shown at that width.
+pub(super) const NARROW: Size = Size {
+    pixels: (400, 240),
+    times: 3,
+};
 
 /// `report.css` replaces these.
 const LINE: RGBColor = RGBColor(0x11, 0x11, 0x11);
@@ -21,13 +37,22 @@ const REQUESTS: RGBColor = RGBColor(0x22, 0x22, 0x22);
 const REFUSED: RGBColor = RGBColor(0x33, 0x33, 0x33);
 
 /// As many rules have a colour of their own.
-pub(super) const COLOURS: usize = 6;
+pub(super) const COLOURS: u8 = 6;
 
-type Plot = Result<String, Box<dyn Error>>;
+/// The colour of bans, which follows those of rules.
+pub(super) const BANS: u8 = COLOURS;
+
+/// What a line shows: a count for each span.
+pub(super) struct Line {
+    pub(super) counts: Vec<u64>,
+    pub(super) colour: u8,
+}
+
+pub(super) type Plot = Result<String, Box<dyn Error>>;
 
 /// Requests, and in front of them those that were refused.
-pub(super) fn requests(over_time: &OverTime) -> Plot {
-    draw(over_time, over_time.most_requests(), |chart| {
+pub(super) fn requests(over_time: &OverTime, size: Size) -> Plot {
+    draw(over_time, size, over_time.most_requests(), |chart| {
         for (index, span) in over_time.spans.iter().enumerate() {
             for (count, colour) in [(span.requests, REQUESTS), (span.refused, REFUSED)] {
                 if count > 0 {
@@ -40,18 +65,14 @@ pub(super) fn requests(over_time: &OverTime) -> Plot {
     })
 }
 
-/// A line for each rule that refused somebody: its place, and its colour's.
-pub(super) fn refusals(over_time: &OverTime, rules: &[(usize, usize)]) -> Plot {
-    let counts = over_time
-        .spans
-        .iter()
-        .flat_map(|span| rules.iter().map(|(rule, _)| span.by_rule[*rule]));
-    draw(over_time, counts.max().unwrap_or(0), |chart| {
-        for (rule, colour) in rules {
-            let steps = over_time.spans.iter().enumerate();
-            let steps = steps
-                .flat_map(|(at, span)| [(at, span.by_rule[*rule]), (at + 1, span.by_rule[*rule])]);
-            let style = RGBColor(0x44, 0, u8::try_from(*colour).unwrap_or(0)).stroke_width(2);
+/// Lines that step from span to span.
+pub(super) fn lines(over_time: &OverTime, size: Size, lines: &[Line]) -> Plot {
+    let counts = lines.iter().flat_map(|it| it.counts.iter().copied());
+    draw(over_time, size, counts.max().unwrap_or(0), |chart| {
+        for line in lines {
+            let steps = line.counts.iter().enumerate();
+            let steps = steps.flat_map(|(at, count)| [(at, *count), (at + 1, *count)]);
+            let style = RGBColor(0x44, 0, line.colour).stroke_width(2);
             chart.draw_series(LineSeries::new(steps, style))?;
         }
         Ok(())
@@ -63,12 +84,13 @@ type Chart<'a, 'b> =
 
 fn draw(
     over_time: &OverTime,
+    size: Size,
     most: u64,
     series: impl FnOnce(&mut Chart<'_, '_>) -> Result<(), Box<dyn Error>>,
 ) -> Plot {
     let mut svg = String::new();
     {
-        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        let area = SVGBackend::with_string(&mut svg, size.pixels).into_drawing_area();
         let top = (most + most / 20).max(1);
         let mut chart = ChartBuilder::on(&area)
             .margin(6)
@@ -76,7 +98,7 @@ fn draw(
             .x_label_area_size(26)
             .y_label_area_size(70)
             .build_cartesian_2d(
-                (0..over_time.spans.len()).with_key_points(ticks(over_time)),
+                (0..over_time.spans.len()).with_key_points(ticks(over_time, size.times)),
                 0..top,
             )?;
         let label = |index: &usize| time(over_time, *index);
@@ -100,11 +122,11 @@ fn draw(
 }
 
 /// The spans whose beginnings are told: at round times, as many as there is room for.
-fn ticks(over_time: &OverTime) -> Vec<usize> {
+fn ticks(over_time: &OverTime, most: u64) -> Vec<usize> {
     let all = over_time.seconds * over_time.spans.len() as u64;
     let between = ROUND
         .iter()
-        .find(|it| all / **it <= 10)
+        .find(|it| all / **it <= most)
         .unwrap_or(&31_536_000);
     let starts = over_time.spans.iter().enumerate();
     let round = starts.filter(|(_, span)| span.from.is_multiple_of(*between));

@@ -7,11 +7,11 @@
 //! 203.0.113.7 - alice [10/Oct/2000:13:55:36 -0700] "GET /a HTTP/1.1" 200 2326 "referer" "agent" "extra1" …
 //! ```
 
-use std::{borrow::Cow, net::IpAddr, num::NonZeroUsize, str};
+use std::{borrow::Cow, net::SocketAddr, num::NonZeroUsize, str};
 
 use serde_json::Value;
 
-use super::stamp::Stamp;
+use super::{request::address, stamp::Stamp};
 
 const UNREADABLE_TIME: &str = "the time cannot be read";
 
@@ -226,17 +226,25 @@ impl<'a> Common<'a> {
         }
     }
 
-    /// The first field, or, where virtual hosts stand before the client, the first that is an address.
+    /// The first field, or, where virtual hosts stand before the client, the first that is an address; one with a port
+    /// before another address is a virtual host, too.
     fn client(&self) -> &'a [u8] {
         if self.time > 3 {
-            let is_address =
-                |field: &&&[u8]| str::from_utf8(field).is_ok_and(|it| it.parse::<IpAddr>().is_ok());
-            if let Some(address) = self.fields[..self.time - 2].iter().find(is_address) {
-                return address;
+            let is_address = |field: &[u8]| address(field).is_some();
+            let fields = &self.fields[..self.time - 2];
+            if let Some(place) = fields.iter().position(|it| is_address(it)) {
+                let next = fields.get(place + 1).filter(|it| is_address(it));
+                return next
+                    .filter(|_| has_port(fields[place]))
+                    .unwrap_or(&fields[place]);
             }
         }
         self.fields[0]
     }
+}
+
+fn has_port(field: &[u8]) -> bool {
+    str::from_utf8(field).is_ok_and(|it| it.parse::<SocketAddr>().is_ok())
 }
 
 /// Up to the quote that ends it; a quote after a backslash does not.
@@ -296,6 +304,23 @@ mod tests {
         let vhost = format!("example.org:443 {COMBINED}");
         assert_eq!(get(&vhost, "ip").as_deref(), Some("203.0.113.7"));
         assert_eq!(get(&vhost, "user").as_deref(), Some("alice"));
+        for (before, client) in [
+            ("example.org:443 ", "203.0.113.7:40001"),
+            ("198.51.100.1:443 ", "203.0.113.7"),
+            ("[2001:db8::1]:443 ", "[2001:db8::7]:40001"),
+            ("", "203.0.113.7:40001"),
+        ] {
+            let line = COMBINED.replacen("203.0.113.7", client, 1);
+            assert_eq!(
+                get(&format!("{before}{line}"), "ip").as_deref(),
+                Some(client)
+            );
+            let named = line.replace("alice", "alice of 198.51.100.9");
+            assert_eq!(
+                get(&format!("{before}{named}"), "ip").as_deref(),
+                Some(client)
+            );
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::{
 
 use sluicegate::{
     Charge, Decision, Limiter, MemoryStore, Policy, Rule, StoreError,
+    decision::{PolicyUsage, RuleUsage},
     error::{PolicyError, StoreErrorKind},
     rule::MAX_UNITS,
     test_util::TestClock,
@@ -106,17 +107,19 @@ pub(super) fn with_limit(
     Ok(policies)
 }
 
-/// The same policies with limits so high that hardly anybody is refused, and without bans.
-pub(super) fn peaks(policies: &[Mapped]) -> Result<Vec<Mapped>, PolicyError> {
-    let mut policies = policies.to_vec();
-    for Mapped { policy, .. } in &mut policies {
-        let rules = policy.rules().iter().map(|rule| {
-            let limit = rule.limit().max(1).saturating_mul(PEAK_FACTOR);
-            limited(rule, limit.min(MAX_UNITS))
-        });
-        *policy = with_rules(policy, rules.collect())?;
-    }
-    Ok(policies)
+/// The policy with this rule alone, whose limit is so high that it hardly refuses a request; no shadow, and without a ban.
+pub(super) fn peak(mapped: &Mapped, rule: &Rule) -> Result<Mapped, PolicyError> {
+    let limit = rule.limit().max(1).saturating_mul(PEAK_FACTOR);
+    let rule = limited(rule, limit.min(MAX_UNITS));
+    Ok(Mapped {
+        policy: Policy::new(mapped.policy.name(), [rule])?,
+        ..mapped.clone()
+    })
+}
+
+/// Whether a rule of this policy refuses the request.
+pub(super) fn refuses(policy: &PolicyUsage<'_>) -> bool {
+    policy.rules().iter().any(RuleUsage::is_exceeded)
 }
 
 fn limited(rule: &Rule, limit: u64) -> Rule {

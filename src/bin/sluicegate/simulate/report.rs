@@ -7,8 +7,8 @@ use super::{
         error::{Error, Result},
         text::{date, grouped},
     },
-    plot::{self, COLOURS},
-    result::Outcome,
+    plot::{self, COLOURS, Line, Plot, Size},
+    result::{Outcome, PolicyOutcome},
     write::{share, span},
 };
 
@@ -16,7 +16,7 @@ const HEAD: &str = "<!doctype html>
 <html lang=\"en\">
 <head>
 <meta charset=\"utf-8\">
-<meta name=\"viewport\" content=\"width=device-width\">
+<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">
 <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">
 <title>sluicegate simulate</title>
 <style>
@@ -43,52 +43,68 @@ fn escaped(text: &str) -> String {
         .replace('\'', "&#39;")
 }
 
-/// The rules that refused requests, each with its colour.
-fn coloured(outcome: &Outcome) -> Vec<(usize, usize)> {
-    let refusing = outcome
-        .rules()
-        .enumerate()
-        .filter(|(_, (policy, rule))| rule.refused > 0 && !policy.shadow);
-    refusing
-        .enumerate()
-        .map(|(index, (rule, _))| (rule, index % COLOURS))
-        .collect()
-}
-
 fn body(page: &mut String, outcome: &Outcome) -> Result<(), Box<dyn std::error::Error>> {
     summary(page, outcome)?;
-    let length = span(outcome.over_time.seconds);
-    writeln!(
-        page,
-        "<h2>Requests over time</h2>\n<p>In spans of {length}."
-    )?;
-    writeln!(
-        page,
-        "<span class=\"key requests\"></span>requests <span class=\"key refused\"></span>refused</p>"
-    )?;
-    writeln!(page, "{}", plot::requests(&outcome.over_time)?)?;
-    let coloured = coloured(outcome);
-    if !coloured.is_empty() {
-        writeln!(
-            page,
-            "<h2>Refusals by rule over time</h2>\n<p>In spans of {length}."
-        )?;
-        let all: Vec<_> = outcome.rules().collect();
-        for (rule, colour) in &coloured {
-            let (policy, rule) = all[*rule];
-            write!(
-                page,
-                "<span class=\"key k{colour}\"></span>{} <code>{}</code> ",
-                escaped(&policy.name),
-                escaped(&rule.rule)
-            )?;
-        }
-        let refusals = plot::refusals(&outcome.over_time, &coloured)?;
-        writeln!(page, "</p>\n{refusals}")?;
-    }
+    over_time(page, outcome)?;
+    refusals_over_time(page, outcome)?;
     by_rule(page, outcome)?;
     other_limits(page, outcome)?;
     Ok(hardest_hit(page, outcome)?)
+}
+
+/// A plot for a wide screen, and one for a phone, of which the style shows one.
+fn plots(page: &mut String, plot: impl Fn(Size) -> Plot) -> Result<(), Box<dyn std::error::Error>> {
+    for (class, size) in [("wide", plot::WIDE), ("narrow", plot::NARROW)] {
+        writeln!(page, "<div class=\"{class}\">{}</div>", plot(size)?)?;
+    }
+    Ok(())
+}
+
+fn over_time(page: &mut String, outcome: &Outcome) -> Result<(), Box<dyn std::error::Error>> {
+    writeln!(
+        page,
+        "<h2>Requests over time</h2>\n<p>In spans of {}.\n<span class=\"key requests\"></span>requests \
+         <span class=\"key refused\"></span>refused</p>",
+        span(outcome.over_time.seconds)
+    )?;
+    plots(page, |size| plot::requests(&outcome.over_time, size))
+}
+
+/// A line for each rule that refused requests, and one for bans.
+fn refusals_over_time(
+    page: &mut String,
+    outcome: &Outcome,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let spans = &outcome.over_time.spans;
+    let rules = outcome.rules().enumerate();
+    let refusing = rules.filter(|(_, (policy, rule))| rule.refused > 0 && !policy.shadow);
+    let mut lines: Vec<(String, Line)> = Vec::new();
+    for ((place, (policy, rule)), colour) in refusing.zip((0..COLOURS).cycle()) {
+        let (policy, rule) = (escaped(&policy.name), escaped(&rule.rule));
+        let counts = spans.iter().map(|it| it.by_rule[place]).collect();
+        let name = format!("{policy} <code>{rule}</code>");
+        lines.push((name, Line { counts, colour }));
+    }
+    if outcome.banned > 0 {
+        let counts = spans.iter().map(|it| it.banned).collect();
+        let colour = plot::BANS;
+        lines.push(("bans".to_owned(), Line { counts, colour }));
+    }
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let length = span(outcome.over_time.seconds);
+    writeln!(
+        page,
+        "<h2>Refusals over time</h2>\n<p>In spans of {length}."
+    )?;
+    for (name, line) in &lines {
+        let colour = line.colour;
+        writeln!(page, "<span class=\"key k{colour}\"></span>{name}")?;
+    }
+    writeln!(page, "</p>")?;
+    let lines: Vec<Line> = lines.into_iter().map(|(_, line)| line).collect();
+    plots(page, |size| plot::lines(&outcome.over_time, size, &lines))
 }
 
 fn summary(page: &mut String, outcome: &Outcome) -> fmt::Result {
@@ -130,33 +146,52 @@ fn summary(page: &mut String, outcome: &Outcome) -> fmt::Result {
 fn by_rule(page: &mut String, outcome: &Outcome) -> fmt::Result {
     writeln!(
         page,
-        "<h2>Refusals by rule</h2>\n<p>Alone: requests that no other rule refused. Nobody at: the limit under which nobody \
-         would have been refused, if no other rule refused anybody either.</p>\n<div class=\"scroll\"><table>\n\
-         <tr><th>policy<th>by<th>rule<th class=\"number\">refused<th><th class=\"number\">alone<th class=\"number\">nobody at</tr>"
+        "<h2>Refusals by rule</h2>\n<p>Alone: requests that no other rule refused. Min. limit: the lowest limit that \
+         refuses no request, if no other rule refuses one either.</p>\n<div class=\"scroll\"><table>\n\
+         <tr><th>policy<th>by<th>rule<th class=\"number\">refused<th class=\"bar\"><th class=\"number\">alone\
+         <th class=\"number\">min. limit</tr>"
     )?;
     let most = outcome.rules().map(|it| it.1.refused).max().unwrap_or(0);
+    let most = most.max(outcome.banned);
     for (policy, rule) in outcome.rules() {
-        let shadow = if policy.shadow { " (shadow)" } else { "" };
         writeln!(
             page,
-            "<tr><td>{}{shadow}<td>{}<td><code>{}</code><td class=\"number\">{}{}<td class=\"number\">{}<td class=\"number\">{}</tr>",
+            "<tr><td>{}{}<td>{}<td><code>{}</code>{}<td class=\"number\">{}<td class=\"number\">{}</tr>",
             escaped(&policy.name),
+            mark(policy),
             escaped(&policy.key),
             escaped(&rule.rule),
-            grouped(rule.refused),
-            bar(rule.refused, most),
+            refusals(rule.refused, most, kind(policy)),
             grouped(rule.alone),
-            escaped(&rule.nobody_at()),
+            escaped(&rule.min_limit()),
         )?;
+    }
+    if outcome.banned > 0 {
+        let banned = refusals(outcome.banned, most, "ban");
+        writeln!(page, "<tr><td colspan=\"3\">bans{banned}<td><td></tr>")?;
     }
     writeln!(page, "</table></div>")
 }
 
-/// A cell with a bar.
-fn bar(part: u64, most: u64) -> String {
+/// Whether a policy refuses or would refuse, as the class of its figures.
+fn kind(policy: &PolicyOutcome) -> &'static str {
+    if policy.shadow { "shadow" } else { "real" }
+}
+
+fn mark(policy: &PolicyOutcome) -> &'static str {
+    if policy.shadow {
+        " <span class=\"mark\">shadow: would refuse</span>"
+    } else {
+        ""
+    }
+}
+
+/// A cell with a number, and one with a bar.
+fn refusals(part: u64, most: u64, kind: &str) -> String {
     let permille = part * 1_000 / most.max(1);
     format!(
-        "<td class=\"bar\"><i style=\"width:{}.{}%\"></i>",
+        "<td class=\"number\">{}<td class=\"bar {kind}\"><i style=\"width:{}.{}%\"></i>",
+        grouped(part),
         permille / 10,
         permille % 10
     )
@@ -166,34 +201,34 @@ fn other_limits(page: &mut String, outcome: &Outcome) -> fmt::Result {
     writeln!(
         page,
         "<h2>Tighter and looser limits</h2>\n<p>All refusals if one rule had another limit and all else stayed: each was \
-         replayed.</p>\n<div class=\"scroll\"><table>\n\
-         <tr><th>policy<th>rule<th class=\"number\">limit<th class=\"number\">refused<th><th class=\"number\">of all</tr>"
+         replayed.</p>\n<div class=\"scroll\"><table class=\"groups\">\n\
+         <tr><th class=\"number\">limit<th class=\"number\">refused<th class=\"bar\"><th class=\"number\">of all\
+         <th class=\"number\">change</tr>"
     )?;
-    let most = outcome
-        .rules()
-        .flat_map(|it| &it.1.other_limits)
-        .map(|it| it.refused)
-        .max();
-    let most = most.unwrap_or(0).max(outcome.refused);
+    let others = outcome.rules().flat_map(|it| &it.1.other_limits);
+    let most = others.map(|it| it.refused).max().unwrap_or(0);
+    let most = most.max(outcome.refused);
     for (policy, rule) in outcome.rules() {
+        writeln!(
+            page,
+            "<tbody><tr><th colspan=\"5\">{} <code>{}</code>{}</tr>",
+            escaped(&policy.name),
+            escaped(&rule.rule),
+            mark(policy)
+        )?;
         let (now, whole) = outcome.counts_with(policy);
-        for (limit, refused) in rule.limits(now) {
-            let class = if limit == rule.limit {
-                "number now"
-            } else {
-                "number"
-            };
+        for tried in rule.limits(now) {
+            let class = if tried.limit == rule.limit { "now" } else { "" };
             writeln!(
                 page,
-                "<tr><td>{}<td><code>{}</code><td class=\"{class}\">{}<td class=\"{class}\">{}{}<td class=\"{class}\">{}</tr>",
-                escaped(&policy.name),
-                escaped(&rule.rule),
-                grouped(limit),
-                grouped(refused),
-                bar(refused, most),
-                escaped(&share(refused, whole)),
+                "<tr class=\"{class}\"><td class=\"number\">{}{}<td class=\"number\">{}<td class=\"number\">{}</tr>",
+                grouped(tried.limit),
+                refusals(tried.refused, most, kind(policy)),
+                escaped(&share(tried.refused, whole)),
+                rule.change(&tried, now),
             )?;
         }
+        writeln!(page, "</tbody>")?;
     }
     writeln!(page, "</table></div>")
 }
@@ -205,7 +240,7 @@ fn hardest_hit(page: &mut String, outcome: &Outcome) -> fmt::Result {
     writeln!(
         page,
         "<h2>Hit hardest</h2>\n<div class=\"scroll\"><table>\n\
-         <tr><th>identity<th class=\"number\">refused<th><th class=\"number\">of all<th>first<th>last</tr>"
+         <tr><th>identity<th class=\"number\">refused<th class=\"bar\"><th class=\"number\">of all<th>first<th>last</tr>"
     )?;
     let most = outcome
         .hardest_hit
@@ -216,10 +251,9 @@ fn hardest_hit(page: &mut String, outcome: &Outcome) -> fmt::Result {
     for it in &outcome.hardest_hit {
         writeln!(
             page,
-            "<tr><td class=\"name\"><code>{}</code><td class=\"number\">{}{}<td class=\"number\">{}<td>{}<td>{}</tr>",
+            "<tr><td class=\"name\"><code>{}</code>{}<td class=\"number\">{}<td class=\"when\">{}<td class=\"when\">{}</tr>",
             escaped(&it.identity),
-            grouped(it.refused),
-            bar(it.refused, most),
+            refusals(it.refused, most, "real"),
             escaped(&share(it.refused, outcome.refused)),
             date(it.first_ms),
             date(it.last_ms),

@@ -1,6 +1,9 @@
 //! [`Request`]: what is replayed of a log line; [`Mapping`]: whom each policy limits.
 
-use std::{net::IpAddr, str};
+use std::{
+    net::{IpAddr, SocketAddr},
+    str,
+};
 
 use sluicegate::{Key, PeerIp, Policy, policies::Policies};
 
@@ -59,7 +62,7 @@ impl Mapping {
             if let Some((name, field)) = key.split_once('=') {
                 if policies.get(name).is_none() {
                     return Err(Error::usage(format_args!(
-                        "--key {key}: there is no policy `{name}`"
+                        "--key {key}: no policy `{name}` is replayed"
                     )));
                 }
                 if field.is_empty() {
@@ -132,10 +135,7 @@ impl Mapping {
 
     /// An address becomes the key that `PeerIp` makes of it, but for the field `user`; anything else is taken as it is.
     fn key(&self, kind: &'static str, value: &[u8]) -> Key {
-        let address = str::from_utf8(value)
-            .ok()
-            .and_then(|it| it.parse::<IpAddr>().ok());
-        match address {
+        match address(value) {
             Some(address) if kind != "user" => {
                 let key = PeerIp.ipv6_prefix(self.ipv6_prefix).key(address);
                 if kind == "ip" {
@@ -147,6 +147,14 @@ impl Mapping {
             _ => Key::new(kind, value),
         }
     }
+}
+
+/// Reads an address, also with a port, and in brackets: `203.0.113.7:40001`, `[2001:db8::7]:443`.
+pub(super) fn address(text: &[u8]) -> Option<IpAddr> {
+    let text = str::from_utf8(text).ok()?;
+    let host = text.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+    let with_port = || Some(text.parse::<SocketAddr>().ok()?.ip());
+    host.unwrap_or(text).parse().ok().or_else(with_port)
 }
 
 #[cfg(test)]
@@ -186,8 +194,14 @@ mod tests {
         let mapping = Mapping::new(&policies, &[], 64).ok().unwrap();
         for (value, expected) in [
             ("203.0.113.7", "203.0.113.7"),
+            ("203.0.113.7:40001", "203.0.113.7"),
+            ("::ffff:203.0.113.7", "203.0.113.7"),
             ("2001:db8::7", "2001:db8::/64"),
+            ("[2001:db8::7]", "2001:db8::/64"),
+            ("[2001:db8::7]:443", "2001:db8::/64"),
             ("host.example", "host.example"),
+            ("host.example:443", "host.example:443"),
+            ("[203.0.113.7", "[203.0.113.7"),
         ] {
             assert_eq!(
                 mapping.key("ip", value.as_bytes()),

@@ -6,7 +6,7 @@ use sluicegate::Rule;
 use super::{
     super::{error::Result, text},
     jobs::Job,
-    others::Variant,
+    others::{Peak, Variant},
     reading::Counts,
     replay::PEAK_FACTOR,
     request::Mapping,
@@ -74,8 +74,8 @@ pub(super) struct RuleOutcome {
     pub(super) refused: u64,
     /// Requests that it refused alone.
     pub(super) alone: u64,
-    /// The lowest limit under which nobody would have been refused, if no other rule refused anybody either; null if it
-    /// is above a hundred times the limit.
+    /// The lowest limit that refuses no request, if no other rule refuses one either; null if it is above a hundred
+    /// times the limit.
     pub(super) nobody_refused_at: Option<u64>,
     pub(super) limit: u64,
     /// All refusals of requests if this rule had another limit; of a shadow, those that it would have refused.
@@ -86,7 +86,7 @@ impl RuleOutcome {
     fn new<'a>(
         rule: &Rule,
         counts: RuleTally,
-        (peak, is_more): (u64, bool),
+        peak: &Peak,
         others: impl Iterator<Item = &'a Variant>,
     ) -> Self {
         let others = others.map(|it| OtherLimit {
@@ -97,29 +97,43 @@ impl RuleOutcome {
             rule: rule.to_string(),
             refused: counts.refused,
             alone: counts.alone,
-            nobody_refused_at: (!is_more).then_some(peak),
+            nobody_refused_at: (!peak.is_more).then_some(peak.units),
             limit: rule.limit(),
             other_limits: others.collect(),
         }
     }
 
-    /// The limit under which nobody would have been refused, for a person.
-    pub(super) fn nobody_at(&self) -> String {
+    /// The lowest limit that refuses no request, for a person.
+    pub(super) fn min_limit(&self) -> String {
         let tried = self.limit.max(1).saturating_mul(PEAK_FACTOR);
         self.nobody_refused_at
             .map_or_else(|| format!("> {}", text::grouped(tried)), text::grouped)
     }
 
     /// The limit itself, with the refusals of now, among the others: each with the refusals that there would be.
-    pub(super) fn limits(&self, now: u64) -> Vec<(u64, u64)> {
-        let others = self.other_limits.iter().map(|it| (it.limit, it.refused));
-        let mut limits: Vec<_> = others.chain([(self.limit, now)]).collect();
-        limits.sort_unstable();
+    pub(super) fn limits(&self, now: u64) -> Vec<OtherLimit> {
+        let own = OtherLimit {
+            limit: self.limit,
+            refused: now,
+        };
+        let mut limits = self.other_limits.clone();
+        limits.push(own);
+        limits.sort_by_key(|it| it.limit);
         limits
+    }
+
+    /// How many requests more or fewer another limit refuses, for a person.
+    pub(super) fn change(&self, other: &OtherLimit, now: u64) -> String {
+        match other.refused.checked_sub(now) {
+            Some(_) if other.limit == self.limit => "now".to_owned(),
+            Some(0) => "=".to_owned(),
+            Some(more) => format!("+{}", text::grouped(more)),
+            None => format!("−{}", text::grouped(now - other.refused)),
+        }
     }
 }
 
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 pub(super) struct OtherLimit {
     pub(super) limit: u64,
     pub(super) refused: u64,
@@ -171,18 +185,19 @@ impl Outcome {
         lines: Counts,
         top: usize,
     ) -> Result<Self> {
-        let (mut tally, mut peaks, mut variants) = (None, None, Vec::new());
+        let (mut tally, mut peaks, mut variants) = (None, Vec::new(), Vec::new());
         for job in jobs {
             match job {
                 Job::Tally(it) => tally = Some(it),
-                Job::Peaks(it) => peaks = Some(it),
+                Job::Peak(it) => peaks.push(it),
                 Job::Variant(it) => variants.push(it),
             }
         }
-        let (Some(mut tally), Some(peaks)) = (tally, peaks) else {
-            unreachable!("both were among the jobs");
+        let Some(mut tally) = tally else {
+            unreachable!("it was among the jobs");
         };
         tally.finish()?;
+        peaks.sort_by_key(|it| it.rule);
         variants.sort_by_key(|it| (it.rule, it.limit));
         let policies = mapping.policies.iter().zip(&tally.policies);
         let policies = policies.map(|(mapped, counts)| {
@@ -190,7 +205,7 @@ impl Outcome {
             let rules = (mapped.first_rule..).zip(policy.rules());
             let rules = rules.map(|(place, rule)| {
                 let others = variants.iter().filter(|it| it.rule == place);
-                RuleOutcome::new(rule, tally.rules[place], peaks.peaks[place], others)
+                RuleOutcome::new(rule, tally.rules[place], &peaks[place], others)
             });
             PolicyOutcome {
                 name: policy.name().to_owned(),

@@ -7,7 +7,7 @@ use sluicegate::{Decision, Denial, Key};
 use super::{
     super::error::Result,
     decisions::Decisions,
-    replay::Replay,
+    replay::{self, Replay},
     request::{Mapped, Request},
     timeline::Timeline,
 };
@@ -102,6 +102,7 @@ impl Tally {
             Some(Decision::Blocked(blocked)) => {
                 self.banned += 1;
                 self.count_refusal(request.ms, &[]);
+                self.timeline.at(request.ms).banned += 1;
                 self.hit(blocked.key(), request.ms);
             }
             Some(Decision::Allowed(usage)) => {
@@ -122,11 +123,10 @@ impl Tally {
         let refusing = self.count_rules(denial);
         self.count_refusal(request.ms, &refusing);
         let mut told: Vec<&Key> = Vec::new();
-        for policy in denial.usage().policies() {
-            let refuses = policy.rules().iter().any(|it| it.is_exceeded());
+        for policy in denial.usage().policies().filter(replay::refuses) {
             let place = self.replay.place(policy.policy());
             let key = place.and_then(|it| request.keys[self.replay.policies[it].key].as_ref());
-            let Some(key) = key.filter(|key| refuses && !told.contains(key)) else {
+            let Some(key) = key.filter(|key| !told.contains(key)) else {
                 continue;
             };
             told.push(key);

@@ -37,6 +37,8 @@ pub(super) struct Span {
     pub(super) from: u64,
     pub(super) requests: u64,
     pub(super) refused: u64,
+    /// Of these, those of an identity that was banned.
+    pub(super) banned: u64,
     /// By rule, in the order of policies and rules.
     pub(super) by_rule: Vec<u64>,
 }
@@ -45,6 +47,7 @@ impl Span {
     fn add(&mut self, other: &Self) {
         self.requests += other.requests;
         self.refused += other.refused;
+        self.banned += other.banned;
         let len = self.by_rule.len().max(other.by_rule.len());
         self.by_rule.resize(len, 0);
         for (mine, others) in self.by_rule.iter_mut().zip(&other.by_rule) {

@@ -85,9 +85,13 @@ fn number(number: u64) -> Cell {
     right(grouped(number))
 }
 
-fn refusals(count: u64) -> Cell {
-    let cell = number(count);
-    if count > 0 { cell.fg(Color::Red) } else { cell }
+/// Red; of a shadow, which refuses nothing, yellow.
+fn refusals(policy: &PolicyOutcome, count: u64) -> Cell {
+    match (count, policy.shadow) {
+        (0, _) => number(0),
+        (_, true) => number(count).fg(Color::Yellow),
+        (_, false) => number(count).fg(Color::Red),
+    }
 }
 
 fn name(policy: &PolicyOutcome) -> String {
@@ -102,7 +106,7 @@ fn policies(outcome: &Outcome, output: &mut Output) -> Result<()> {
         "requests",
         "refused",
         "alone",
-        "nobody at",
+        "min. limit",
     ]);
     for policy in &outcome.policies {
         for (index, rule) in policy.rules.iter().enumerate() {
@@ -114,15 +118,15 @@ fn policies(outcome: &Outcome, output: &mut Output) -> Result<()> {
                 policy_name,
                 Cell::new(&rule.rule),
                 requests,
-                refusals(rule.refused),
+                refusals(policy, rule.refused),
                 number(rule.alone),
-                right(rule.nobody_at()),
+                right(rule.min_limit()),
             ]);
         }
     }
     writeln!(
         output,
-        "\n{BOLD}Refusals by rule{BOLD:#}; nobody at: the limit that would refuse nobody"
+        "\n{BOLD}Refusals by rule{BOLD:#}; min. limit: the lowest limit that refuses no request"
     )?;
     output.write_table(&table)
 }
@@ -144,21 +148,15 @@ fn other_limits(outcome: &Outcome, output: &mut Output) -> Result<()> {
     ]);
     for (policy, rule) in outcome.rules() {
         let (now, requests) = outcome.counts_with(policy);
-        for (index, (limit, refused)) in rule.limits(now).into_iter().enumerate() {
-            let change = match refused.checked_sub(now) {
-                Some(_) if limit == rule.limit => "now".to_owned(),
-                Some(0) => "=".to_owned(),
-                Some(more) => format!("+{}", grouped(more)),
-                None => format!("−{}", grouped(now - refused)),
-            };
+        for (index, tried) in rule.limits(now).iter().enumerate() {
             let first = |text: &str| Cell::new(if index == 0 { text } else { "" });
             table.add_row([
                 first(&policy.name),
                 first(&rule.rule),
-                number(limit),
-                refusals(refused),
-                right(share(refused, requests)),
-                right(change),
+                number(tried.limit),
+                refusals(policy, tried.refused),
+                right(share(tried.refused, requests)),
+                right(rule.change(tried, now)),
             ]);
         }
     }
@@ -215,7 +213,7 @@ fn hardest_hit(outcome: &Outcome, output: &mut Output) -> Result<()> {
     for it in &outcome.hardest_hit {
         table.add_row([
             Cell::new(&it.identity),
-            refusals(it.refused),
+            number(it.refused).fg(Color::Red),
             right(share(it.refused, outcome.refused)),
             Cell::new(short_date(it.first_ms)),
             Cell::new(short_date(it.last_ms)),
