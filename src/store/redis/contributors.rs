@@ -82,7 +82,7 @@ impl RedisStore {
     }
 
     /// The time of the server that keeps this key: asked by looking at it, which needs no other right than a check.
-    async fn now_ms(&self, policy: &Policy, key: &Key) -> Result<u64, StoreError> {
+    pub(super) async fn now_ms(&self, policy: &Policy, key: &Key) -> Result<u64, StoreError> {
         let look = Check::new([Charge::new(policy, key.clone(), 0)])?;
         let decision = self.check_one_slot(&look).await?;
         Ok(decision.usage().decided_at_ms())

@@ -22,6 +22,8 @@ use crate::{
     block::BLOCKS,
     denials::{DenialReport, Denials, KEPT_IDENTITIES, RequestCounts, Span},
     error::StoreError,
+    key::Key,
+    policy::Policy,
     store::StoreFuture,
 };
 
@@ -43,6 +45,15 @@ impl RedisStore {
                 reply.map_err(|error| store_error(&error))?;
             }
             Ok(())
+        })
+    }
+
+    /// By the time that a look tells, as proxies pass no `TIME` on.
+    pub(super) fn read_denials(&self) -> StoreFuture<Denials> {
+        let (store, nobody) = (self.clone(), Key::new("", ""));
+        StoreFuture::pending(async move {
+            let now_ms = store.now_ms(Policy::of_look_ups(), &nobody).await?;
+            Inspector::over(&store).denials(now_ms).await
         })
     }
 

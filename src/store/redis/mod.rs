@@ -206,11 +206,7 @@ impl Store for RedisStore {
     }
 
     fn denials(&self) -> StoreFuture<Denials> {
-        let inspector = Inspector::over(self);
-        StoreFuture::pending(async move {
-            let now_ms = inspector.denials_now_ms().await?;
-            inspector.denials(now_ms).await
-        })
+        self.read_denials()
     }
 
     fn single_failure_domain(&self) -> bool {
