@@ -96,7 +96,8 @@ pub(crate) fn contributors_lost(error: &StoreError) {
     let _ = error;
 }
 
-/// The store was not told who is denied; it is told again with the next denials, and the warning is then new.
+/// The store did not take a report of denials. The next report is tried all the same; once one succeeds, the warning is
+/// new.
 pub(crate) fn denials_lost(error: &StoreError) {
     #[cfg(feature = "tracing")]
     tracing::warn!(

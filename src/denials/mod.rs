@@ -1,7 +1,7 @@
-//! Who is denied how often: [`Denials`], the identities that were denied within the last hour.
+//! [`Denials`]: how often identities were denied within the last minute and hour.
 //!
-//! A metric says that a policy denies, but not whom. Each process counts the denials of each identity under each
-//! policy, and reports them to the store about once a second. [`Limiter::denials`] answers what all processes have
+//! Metrics count the denials of a policy, and name no identities. So each process counts the denials of each identity
+//! under each policy, and reports them to the store about once a second. [`Limiter::denials`] answers what all processes have
 //! reported, and so do the [operators' tool](crate::operating)'s `top --denied`, `explain` and `inspect`:
 //!
 //! ```

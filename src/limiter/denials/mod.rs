@@ -112,7 +112,8 @@ impl Counter for Shared {
     }
 
     async fn flush(&self) {
-        match self.report().await {
+        let report = timeout(TIMEOUT, self.report()).await;
+        match report.unwrap_or(Err(TOO_LATE)) {
             Ok(()) => self.flusher.has_failed.store(false, Relaxed),
             Err(error) => self.failed(&error),
         }
@@ -137,8 +138,7 @@ impl Shared {
             return Ok(());
         }
         self.idle.store(0, Relaxed);
-        let report = self.store.report_denials(&reports);
-        timeout(TIMEOUT, report).await.unwrap_or(Err(TOO_LATE))
+        self.store.report_denials(&reports).await
     }
 
     /// An outage has warnings of its own.

@@ -1,4 +1,4 @@
-//! `sluicegate top --denied`: who is denied most.
+//! `sluicegate top --denied`: the identities that are denied most.
 
 use std::{collections::HashSet, io::Write};
 
@@ -127,7 +127,7 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
         many => format!("{} identities", grouped(many as u64)),
     };
     let minute = of(report.identities_last_minute);
-    let hour = of(report.identities_last_hour);
+    let hour = grouped(report.identities_last_hour as u64);
     writeln!(
         output,
         "{BAD}{minute}{BAD:#} denied in the last minute, {hour} in the last hour"

@@ -1,4 +1,4 @@
-//! `sluicegate top`: who uses most, or is denied most.
+//! `sluicegate top`: the identities that use most, or are denied most.
 
 mod denied;
 mod ranking;
@@ -44,10 +44,10 @@ With the service's policies, by the share of a limit that is used, whatever
 the rule; and it says who would be denied a request that costs 1. Without
 them, by units: limits are not stored.
 
-With --denied, whom the service has denied in the last minute and hour, and
-which share of their requests, blocked identities among them. It reads a few
-keys, however many there are, and needs no policies: the service counts this
-and reports it once a second.
+--denied lists the identities that the service denied most in the last minute
+and hour, with the share of their requests, blocked identities among them. It
+reads a few keys, however many there are, and needs no policies: the service
+counts denials and reports them once a second.
 
 --sample reads so many of the keys, chosen by chance: for shares and numbers
 as a whole. It misses most single users.
@@ -61,7 +61,7 @@ const MAX_ROWS: u16 = 1_000;
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TopArgs {
-    /// Who is denied most, in the last minute and hour
+    /// The identities that were denied most in the last minute and hour
     #[arg(long, conflicts_with_all = ["policies", "sample", "load"])]
     denied: bool,
 
