@@ -52,6 +52,7 @@
 //! | how limits are changed while the service runs, or read from a file | [`policies`] |
 //! | when a rule should be a bucket, with a burst and a refill | [`buckets`] |
 //! | who uses a shared limit up | [`contributors`] |
+//! | which identities are denied, and how often | [`denials`] |
 //! | what is stored in Redis, and how the server is set up | [`store::redis`], [`store::redis::deployment`] |
 //! | what a service reports, as logs and metrics | [`observe`] |
 //! | what makes requests cheaper under load and under attack | [`under_load`] |
@@ -147,6 +148,7 @@ pub mod charge;
 mod check;
 pub mod contributors;
 pub mod decision;
+pub mod denials;
 pub mod error;
 mod eventual;
 pub mod extract;

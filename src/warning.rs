@@ -95,3 +95,19 @@ pub(crate) fn contributors_lost(error: &StoreError) {
     #[cfg(not(feature = "tracing"))]
     let _ = error;
 }
+
+/// The store did not take a report of denials. The next report is tried all the same; once one succeeds, the warning is
+/// new.
+pub(crate) fn denials_lost(error: &StoreError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        kind = error.kind().as_str(),
+        %error,
+        code = error.code(),
+        "the store does not keep which identities are denied, so that operators cannot see them; checks are not \
+         affected: give its user the rights, or switch it off by `count_denials(false)`"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = error;
+}

@@ -2,7 +2,8 @@
 //!
 //! It prints a table, and fails when three rules add a microsecond or more, or when an observer adds more than 0.3 µs
 //! to them: a `TracingObserver` without a subscriber, or a `MetricsObserver` with the Prometheus exporter as its
-//! recorder. So it does when counting who contributes adds more than that, with the extraction of the label.
+//! recorder. So it does when counting who contributes adds more than that, with the extraction of the label; and when
+//! counting denials adds more than 100 ns to a denial, or 30 ns to an admission of a client that was denied.
 //! Allocations are not counted while time is taken.
 //!
 //! Beside it stands `tower_governor`, with its headers and by the same address: one rule is to add no more than that,
@@ -41,6 +42,8 @@ const UPKEEP: usize = 50;
 const BUDGET_NS: f64 = 1_000.0;
 const OBSERVER_BUDGET_NS: f64 = 300.0;
 const CONTRIBUTORS_BUDGET_NS: f64 = 300.0;
+const DENIAL_BUDGET_NS: f64 = 100.0;
+const ADMISSION_BUDGET_NS: f64 = 30.0;
 const THREE_TO_ONE: f64 = 1.5;
 
 pub(crate) const ONE: &str = "1000000000/1m";
@@ -187,6 +190,26 @@ fn contributed() -> [Row; 2] {
     ]
 }
 
+/// Three rules that deny, and one rule that admits clients that were denied a moment ago: each without counting denials,
+/// and with it.
+fn denied(clients: &[Client]) -> [Row; 4] {
+    let limiter = |counts| Limiter::new(MemoryStore::new()).count_denials(counts);
+    let once_denied = |counts| {
+        let limiter = limiter(counts);
+        let mut full = limited_by(limiter.clone(), FULL, 1);
+        for client in clients {
+            serve(&mut full, client);
+        }
+        limited_by(limiter, ONE, 1)
+    };
+    [
+        Row::new("3 rules, denied", limited_by(limiter(false), FULL, 1)),
+        Row::new("  denials", limited_by(limiter(true), FULL, 1)),
+        Row::new("1 rule, admitted", once_denied(false)),
+        Row::new("  once denied", once_denied(true)),
+    ]
+}
+
 /// Three rules with each of the observers.
 fn observed() -> Vec<Row> {
     vec![
@@ -233,8 +256,9 @@ pub(crate) fn run() -> ExitCode {
     rows.extend([
         Row::new("1 rule, 2 keys", limited(ONE, 2)),
         Row::new("3 rules, 2 keys", limited(THREE, 2)),
-        Row::new("3 rules, denied", limited(FULL, 1)),
     ]);
+    let denials = rows.len();
+    rows.extend(denied(&clients));
     let shared = rows.len();
     rows.extend(contributed());
     let clients: Vec<&[Client]> = clients.chunks(REQUESTS.into()).collect();
@@ -272,6 +296,10 @@ pub(crate) fn run() -> ExitCode {
     }
     let more = rows[shared + 1].exceeds(&rows[shared]);
     is_met &= within("contributors", more, CONTRIBUTORS_BUDGET_NS);
+    let more = rows[denials + 1].exceeds(&rows[denials]);
+    is_met &= within("denials, to a denial", more, DENIAL_BUDGET_NS);
+    let more = rows[denials + 3].exceeds(&rows[denials + 2]);
+    is_met &= within("denials, to an admission", more, ADMISSION_BUDGET_NS);
     if is_met {
         ExitCode::SUCCESS
     } else {

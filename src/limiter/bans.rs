@@ -59,7 +59,7 @@ struct Strikes {
 
 impl Limiter {
     /// Counts a strike for each identity that a policy with a ban denies.
-    pub(crate) fn count_strikes(&self, decision: &Decision) {
+    pub(super) fn count_strikes(&self, decision: &Decision) {
         if let Decision::Denied(denial) = decision
             && !denial.usage().is_local()
             && self.inner.strikes.add(denial)

@@ -13,6 +13,7 @@ use crate::{
     block::Block,
     contributors::Contributors,
     decision::Decision,
+    denials::Denials,
     error::{StoreError, StoreErrorKind},
     eventual::Eventual,
     observe::{CallInfo, PollScope, Timing},
@@ -128,6 +129,7 @@ impl StoreAnswer for Decision {
 impl StoreAnswer for () {}
 impl StoreAnswer for Block {}
 impl StoreAnswer for Contributors {}
+impl StoreAnswer for Denials {}
 impl<T: Send + 'static> StoreAnswer for Vec<T> {}
 
 impl<T: StoreAnswer> Future for Call<T> {

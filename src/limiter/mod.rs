@@ -7,7 +7,9 @@ mod breaker;
 mod call;
 mod contributors;
 mod decide;
+mod denials;
 mod fallback;
+mod flusher;
 mod known_blocks;
 mod report;
 mod settle;
@@ -74,6 +76,7 @@ struct Inner {
     enforces_blocks: bool,
     known_blocks: Arc<known_blocks::KnownBlocks>,
     contributors: Arc<contributors::Tracker>,
+    denials: Option<Arc<denials::Tracker>>,
     strikes: Arc<bans::StrikeQueue>,
 }
 
@@ -89,6 +92,7 @@ impl Limiter {
         let store: Arc<dyn Store> = Arc::new(store);
         let inner = Inner {
             contributors: Arc::new(contributors::Tracker::new(store.clone())),
+            denials: Some(Arc::new(denials::Tracker::new(store.clone()))),
             store,
             breaker: Arc::new(Breaker::new(interval)),
             local: ScaledStore {
@@ -239,7 +243,7 @@ impl Limiter {
     ) -> Result<Decision, StoreError> {
         let check = Check::new(charges)?;
         let decision = self.decide(check).await.into_result()?;
-        self.count_strikes(&decision);
+        self.count_outcome(&decision);
         Ok(decision)
     }
 
@@ -254,7 +258,7 @@ impl Limiter {
         };
         match self.decide(check).await {
             Resolution::Decided(decision) => {
-                self.count_strikes(&decision);
+                self.count_outcome(&decision);
                 decision.is_allowed()
             }
             Resolution::Open(_) => true,
@@ -283,7 +287,7 @@ impl Limiter {
         let check = Check::new(charges)?;
         let decision = self.wait(&check, max_wait, WhereOpen::AskAgain).await;
         let decision = decision.into_result()?;
-        self.count_strikes(&decision);
+        self.count_outcome(&decision);
         Ok(decision)
     }
 

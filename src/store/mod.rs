@@ -18,6 +18,7 @@ use crate::{
     block::{Block, BlockedBy, BlockedIdentity, Until},
     contributors::{Contribution, Contributors, Kept},
     decision::{Decision, Usage},
+    denials::{DenialReport, Denials},
     error::StoreError,
     eventual::Eventual,
     key::Key,
@@ -48,6 +49,7 @@ mod sync {
 pub use deny_cache::DenyCache;
 pub use leases::Leases;
 pub use memory::MemoryStore;
+pub(crate) use memory::Tokens;
 pub(crate) use scaled::ScaledStore;
 #[cfg(feature = "redis")]
 pub(crate) use sent_call::SentCall;
@@ -156,6 +158,20 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         StoreFuture::ready(Err(NO_CONTRIBUTORS))
     }
 
+    /// Adds what a process has counted of [denied identities](crate::denials), a report for each span of ten seconds.
+    ///
+    /// What cannot be added is lost, and no check waits for it. The default is an error: the store keeps no denials.
+    /// Then the limiter counts none.
+    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
+        let _ = reports;
+        StoreFuture::ready(Err(NO_DENIALS))
+    }
+
+    /// Lists the identities that were denied within the last hour. The default is an error: the store keeps no denials.
+    fn denials(&self) -> StoreFuture<Denials> {
+        StoreFuture::ready(Err(NO_DENIALS))
+    }
+
     /// Tells how long a [`Limiter`](crate::Limiter) over this store waits for one call, so that timeouts of the store's
     /// own are no shorter. The default does nothing.
     fn set_timeout(&self, timeout: Duration) {
@@ -165,6 +181,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
 const NO_BLOCKS: StoreError = StoreError::invalid_request("the store keeps no blocks");
 const NO_CONTRIBUTORS: StoreError = StoreError::invalid_request("this store keeps no contributors");
+const NO_DENIALS: StoreError = StoreError::invalid_request("this store keeps no denials");
 
 /// One operation by the method for it.
 fn call_one(store: &(impl Store + ?Sized), operation: &Operation) -> StoreFuture<Reply> {
@@ -232,6 +249,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
         (**self).contributors(policy, key)
+    }
+
+    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
+        (**self).report_denials(reports)
+    }
+
+    fn denials(&self) -> StoreFuture<Denials> {
+        (**self).denials()
     }
 
     fn single_failure_domain(&self) -> bool {

@@ -79,6 +79,10 @@ async fn happens(server: &Server, policies: &Policies) {
         let charges = [of_account.by(Key::new("user", user)), of_user];
         assert!(limiter.check(charges).await.unwrap().is_allowed());
     }
+    for _ in 0..36 {
+        let charge = Charge::new(&policy("account"), Key::new("account", "acme"), 1);
+        assert!(!limiter.check([charge]).await.unwrap().is_allowed());
+    }
     // Answers when what was contributed is stored.
     limiter
         .contributors(&policy("account"), &Key::new("account", "acme"))
@@ -93,6 +97,8 @@ async fn happens(server: &Server, policies: &Policies) {
         limiter.check([login()]).await,
         Ok(Decision::Blocked(_))
     ));
+    // Answers when the denials are stored.
+    limiter.denials().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,6 +12,7 @@ mod blocks;
 mod check;
 mod connect;
 mod contributors;
+mod denied;
 mod explain;
 mod guide;
 mod inspect;

@@ -1,16 +1,17 @@
 //! The rights that the tool's page names are enough for each verb, and none of them can be left out.
 
-use sluicegate::{Key, block::Until};
+use sluicegate::{Charge, Key, block::Until};
 
 use crate::{common::served::limited, site::Site};
 
 /// A verb, the rights that it needs, and the exit code with them.
-const NEEDS: [(&str, &[&str], i32); 11] = [
+const NEEDS: [(&str, &[&str], i32); 12] = [
     ("inspect user=alice --policies policies.toml", &READ, 0),
     ("inspect user=alice", &SCAN, 0),
     ("explain user=alice --policies policies.toml", &READ, 0),
     ("top", &SCAN, 0),
     ("top --policies policies.toml", &SCAN, 0),
+    ("top --denied", &DENIED, 0),
     ("reset user=alice --policy api --yes", &RESET, 0),
     ("reset user=alice --yes", &RESET_FOUND, 0),
     ("blocks", &SCAN, 0),
@@ -25,6 +26,7 @@ const NEEDS: [(&str, &[&str], i32); 11] = [
 
 const READ: [&str; 3] = ["~sluicegate:*", "+get", "+time"];
 const SCAN: [&str; 5] = ["~sluicegate:*", "+get", "+time", "+scan", "+dbsize"];
+const DENIED: [&str; 4] = ["~sluicegate:*", "+get", "+time", "+zrange"];
 const RESET: [&str; 6] = [
     "~sluicegate:*",
     "+get",
@@ -75,6 +77,9 @@ async fn each_verb_does_with_its_rights_and_with_no_fewer() {
             site.charge("api", "alice", 1).await;
             let bob = Key::new("user", "bob");
             site.limiter.block(&bob, Until::ForEver).await.unwrap();
+            let charge = Charge::new(&crate::site::policy("api"), bob, 1);
+            site.limiter.check([charge]).await.unwrap();
+            site.limiter.denials().await.unwrap();
             let () = site.server.run("SCRIPT FLUSH");
             let said = site.tool.run(&format!("{verb} --redis {url}"));
             let code = if missing.is_none() { code } else { 3 };
@@ -125,6 +130,7 @@ fn the_page_names_these() {
     for rights in [
         &READ[..],
         &SCAN,
+        &DENIED,
         &RESET,
         &RESET_FOUND,
         &BLOCK,
@@ -147,6 +153,7 @@ async fn verbs_that_read_write_nothing_and_run_no_script() {
         "explain user=alice --policies policies.toml",
         "top --policies policies.toml",
         "blocks",
+        "top --denied",
         "reset user=bob --yes",
     ] {
         site.text(verb);
@@ -157,7 +164,7 @@ async fn verbs_that_read_write_nothing_and_run_no_script() {
         .filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next());
     let mut called: Vec<&str> = called.filter(|it| !it.starts_with("config")).collect();
     called.sort_unstable();
-    assert_eq!(called, ["dbsize", "get", "ping", "scan", "time"]);
+    assert_eq!(called, ["dbsize", "get", "ping", "scan", "time", "zrange"]);
     let after: Vec<u8> = site.server.run("GET sluicegate:{user=alice}:api");
     assert_eq!(before, after);
 }

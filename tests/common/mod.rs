@@ -11,6 +11,8 @@ pub(crate) mod cluster;
 pub(crate) mod contract;
 #[cfg(feature = "test-util")]
 pub(crate) mod contributors;
+#[cfg(feature = "test-util")]
+pub(crate) mod denials;
 pub(crate) mod example;
 #[cfg(feature = "test-util")]
 pub(crate) mod flaky;

@@ -12,6 +12,7 @@ use sluicegate::{
     Decision, Key, Policy, RedisStore, Rule, Store, Usage,
     block::{Block, BlockedBy, Until},
     contributors::{Contribution, Contributors},
+    denials::{DenialReport, Denials},
     store::{CallFuture, Check, ContributeFuture, Operation, Settlement, StoreFuture},
     test_util::TestClock,
 };
@@ -163,5 +164,13 @@ impl<T: fmt::Debug + Send + Sync + 'static, S: Store> Store for Served<T, S> {
 
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
         self.store.contributors(policy, key)
+    }
+
+    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
+        self.store.report_denials(reports)
+    }
+
+    fn denials(&self) -> StoreFuture<Denials> {
+        self.store.denials()
     }
 }

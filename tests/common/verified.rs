@@ -9,6 +9,7 @@ use sluicegate::{
     Decision, Key, Policy, Rule, Store, StoreError, Usage,
     block::{Block, BlockedBy, BlockedIdentity, Until},
     contributors::{Contribution, Contributors},
+    denials::{DenialReport, Denials},
     store::{
         CallFuture, Check, ContributeFuture, DenyCache, Operation, Reply, Settlement, StoreFuture,
     },
@@ -158,5 +159,13 @@ impl<S: Store> Store for Verified<S> {
 
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
         self.cache.contributors(policy, key)
+    }
+
+    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
+        self.cache.report_denials(reports)
+    }
+
+    fn denials(&self) -> StoreFuture<Denials> {
+        self.cache.denials()
     }
 }

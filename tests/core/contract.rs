@@ -13,6 +13,7 @@ mod memory {
     crate::contract!(new);
     crate::calls!(new);
     crate::contributors!(new);
+    crate::denials!(new);
     crate::blocks!(new);
 
     async fn new() -> (MemoryStore, TestClock) {

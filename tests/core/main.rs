@@ -10,6 +10,7 @@ mod chart;
 mod composed;
 mod contract;
 mod contributors;
+mod denials;
 mod deny_cache;
 mod fuzzed;
 mod histories;

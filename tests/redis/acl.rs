@@ -3,6 +3,7 @@
 mod least_rights {
     crate::contract!(crate::common::served::Served::start_with_least_rights);
     crate::contributors!(crate::common::served::Served::start_with_contributors_rights);
+    crate::denials!(crate::common::served::Served::start_with_contributors_rights);
     crate::blocks!(crate::common::served::Served::start_with_least_rights);
 }
 

@@ -100,6 +100,7 @@ mod contract {
     crate::contract!(apart fresh);
     crate::calls!(fresh);
     crate::contributors!(fresh);
+    crate::denials!(fresh);
     crate::blocks!(fresh);
 
     /// A store that has counted nothing yet, and its clock.

@@ -3,6 +3,7 @@
 crate::contract!(crate::common::served::Served::start);
 crate::calls!(crate::common::served::Served::start);
 crate::contributors!(crate::common::served::Served::start);
+crate::denials!(crate::common::served::Served::start);
 crate::blocks!(crate::common::served::Served::start);
 
 mod without_sharing {

@@ -20,6 +20,7 @@ use sluicegate::test_util::TestClock;
 crate::contract!(new);
 crate::calls!(new);
 crate::contributors!(new);
+crate::denials!(new);
 crate::blocks!(new);
 
 async fn new() -> (Verified<Served>, TestClock) {

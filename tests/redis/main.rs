@@ -10,6 +10,7 @@ mod composed;
 mod connections;
 mod contract;
 mod contributors;
+mod denials;
 mod deny_cache;
 mod footprint;
 mod foreign;

@@ -25,6 +25,7 @@ use sluicegate::{
 mod contract {
     crate::contract!(super::together);
     crate::contributors!(super::together);
+    crate::denials!(super::together);
     crate::blocks!(super::together);
 }
 

@@ -17,6 +17,7 @@ use sluicegate::{
 use super::{
     Answer,
     block::BlockReport,
+    denied::{self, DenialReport},
     error::{Error, Result},
     identity::IdentityArgs,
     inspect::StepReport,
@@ -41,7 +42,11 @@ each.
 
 Exit codes: 0 the request would pass, 1 it would be denied.
 
-Rights: GET of the keys `PREFIX:*`, and TIME. Nothing is written.";
+Also says how often the service has denied the identity in the last minute
+and hour under these policies, as `top --denied` does.
+
+Rights: GET of the keys `PREFIX:*`, and TIME; ZRANGE for past denials.
+Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -71,6 +76,8 @@ struct Report {
     passes_ms: Option<u64>,
     /// What denies it for longest; null when it passes.
     denied_by: Option<DeniedBy>,
+    /// How often the service has denied it lately, by policy; null without the right to know.
+    denied: Option<Vec<DenialReport>>,
     policies: Vec<PolicyReport>,
 }
 
@@ -125,6 +132,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         blocked: None,
         passes_ms: None,
         denied_by: None,
+        denied: reading.denied.clone(),
         policies: Vec::new(),
     };
     let mut longest = 0;
@@ -293,6 +301,7 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
     if used.is_empty() && report.blocked.is_none() {
         output.hint(&settings.prefix_hint())?;
     }
+    denied::write(report.denied.as_deref(), output)?;
     write_verdict(report, output)
 }
 

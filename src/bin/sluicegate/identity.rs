@@ -94,6 +94,15 @@ fn is_hash(value: &str) -> bool {
     hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
+/// The key of an identity as the store lists it: `user=alice`, or a hash. `None` if it is none.
+pub(crate) fn listed(text: &str) -> Option<Key> {
+    let (kind, token) = text.split_once('=')?;
+    if is_hash(token) {
+        return hashed_key(leaked(kind), token);
+    }
+    Some(Key::new(leaked(kind), token))
+}
+
 /// The key of a header or a cookie, whose names are made of the same characters.
 fn named(kind: &str, name: &str, value: &str) -> Result<Key> {
     let valid = http::HeaderName::from_bytes(name.as_bytes());

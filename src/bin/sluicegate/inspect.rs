@@ -13,6 +13,7 @@ use sluicegate::{
 use super::{
     Answer,
     block::BlockReport,
+    denied::{self, DenialReport},
     error::Result,
     identity::IdentityArgs,
     output::{BAD, BOLD, DIM, Output, align_right},
@@ -39,8 +40,11 @@ The picture shows the window of the rule, the newest units at the right; its
 highest bar is full. A `?` stands for a limit that the file does not tell:
 of a process with other rules, or from before they were changed.
 
+The last lines say how often the service has denied the identity, as
+`top --denied` does.
+
 Rights: GET of the keys `PREFIX:*`, and TIME; without named policies SCAN
-and DBSIZE too. Nothing is written.";
+and DBSIZE too; ZRANGE for past denials. Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -60,6 +64,8 @@ pub(crate) struct Report {
     pub(crate) now_ms: u64,
     /// The block that holds now; null when none does.
     pub(crate) blocked: Option<BlockReport>,
+    /// How often the service has denied it lately, by policy; null where that was not read, as by `watch`.
+    pub(crate) denied: Option<Vec<DenialReport>>,
     pub(crate) policies: Vec<PolicyReport>,
 }
 
@@ -106,7 +112,10 @@ pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) 
     let key = args.identity.key(settings.ipv6_prefix())?;
     let reading = args.read.read(settings, key)?;
     let report = Report::of(&reading)?;
-    output.report(&report, |report, output| report.write(settings, output))?;
+    output.report(&report, |report, output| {
+        report.write(settings, output)?;
+        denied::write(report.denied.as_deref(), output)
+    })?;
     Ok(Answer::Yes)
 }
 
@@ -117,6 +126,7 @@ impl Report {
             identity: reading.identity.clone(),
             now_ms: reading.now_ms,
             blocked: BlockReport::of(reading.block, reading.now_ms)?,
+            denied: reading.denied.clone(),
             policies: policies
                 .map(|entry| PolicyReport::of(entry, reading.now_ms))
                 .collect(),

@@ -6,6 +6,7 @@ mod blocks;
 mod check;
 mod completions;
 mod contributors;
+mod denied;
 mod error;
 mod explain;
 mod identity;

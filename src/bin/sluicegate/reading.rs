@@ -13,6 +13,7 @@ use sluicegate::{
 };
 
 use super::{
+    denied::DenialReport,
     error::Result,
     policies_file,
     scan::{DEFAULT_LOAD, Scan},
@@ -47,6 +48,8 @@ pub(crate) struct Reading {
     /// Whether the identity is blocked, whatever it has used.
     pub(crate) block: StoredBlock,
     pub(crate) entries: Vec<Entry>,
+    /// How often the identity was denied; `None` where that was not read.
+    pub(crate) denied: Option<Vec<DenialReport>>,
 }
 
 /// What is stored under one policy.
@@ -72,7 +75,9 @@ impl ReadArgs {
         server::block_on(settings, async {
             let (_, inspector) = server::connect(settings).await?;
             let reader = self.reader(settings, inspector, key).await?;
-            reader.read().await
+            let mut reading = reader.read().await?;
+            reading.denied = reader.denied(&reading).await?;
+            Ok(reading)
         })
     }
 
@@ -135,7 +140,23 @@ impl Reader {
             now_ms,
             block: self.inspector.block(&self.key).await?,
             entries,
+            denied: None,
         })
+    }
+
+    /// How often the identity was denied lately, under the policies that were read or by a block. `None` without the
+    /// right to know.
+    async fn denied(&self, reading: &Reading) -> Result<Option<Vec<DenialReport>>> {
+        let denials = match self.inspector.denials(reading.now_ms).await {
+            Ok(denials) => denials,
+            Err(error) if error.code() == Some("NOPERM") => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let is_read = |policy: &str| reading.entries.iter().any(|it| it.name == policy);
+        let denied = denials
+            .iter()
+            .filter(|it| it.identity() == reading.identity && it.policy().is_none_or(is_read));
+        Ok(Some(denied.map(DenialReport::of).collect()))
     }
 }
 

@@ -20,7 +20,7 @@ use std::{
     },
 };
 
-use super::Limiter;
+use super::{Limiter, flusher::Flusher};
 use crate::{
     charge::Charge,
     check::Check,
@@ -34,7 +34,6 @@ use crate::{
     store::Store,
 };
 use account::Account;
-use flush::Flusher;
 use sketch::Label;
 
 /// Enough for threads to seldom meet.

@@ -118,7 +118,7 @@ impl Step {
 
 fn admission(plan: &Plan, resolution: Resolution) -> Admission {
     if let Resolution::Decided(decision) = &resolution {
-        plan.limiter.count_strikes(decision);
+        plan.limiter.count_outcome(decision);
     }
     match resolution {
         Resolution::Decided(Decision::Denied(denial)) => Err(Rejection::Denied(denial)),

@@ -23,6 +23,7 @@ use crate::{
     check::Check,
     contributors::{Contribution, Contributors},
     decision::{Decision, Usage},
+    denials::{DenialReport, Denials},
     error::StoreError,
     key::Key,
     policy::Policy,
@@ -238,6 +239,14 @@ impl Store for DenyCache {
 
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
         self.store.contributors(policy, key)
+    }
+
+    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
+        self.store.report_denials(reports)
+    }
+
+    fn denials(&self) -> StoreFuture<Denials> {
+        self.store.denials()
     }
 
     fn set_timeout(&self, timeout: Duration) {

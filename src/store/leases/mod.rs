@@ -31,6 +31,7 @@ use crate::{
     check::Check,
     contributors::{Contribution, Contributors},
     decision::{Decision, Usage},
+    denials::{DenialReport, Denials},
     error::{StoreError, StoreErrorKind},
     key::Key,
     operation::{Operation, Reply},
@@ -469,6 +470,14 @@ impl Store for Leases {
 
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
         self.inner.store.contributors(policy, key)
+    }
+
+    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
+        self.inner.store.report_denials(reports)
+    }
+
+    fn denials(&self) -> StoreFuture<Denials> {
+        self.inner.store.denials()
     }
 
     fn set_timeout(&self, timeout: Duration) {

@@ -20,10 +20,11 @@ use self::{
     blocks::Blocks,
     clock::Clock,
     contributors::ContributorTables,
+    denials::DenialTables,
     entry::by_charge,
     locked::{Full, Locked},
     shard::Shard,
-    token::{Token, Tokens},
+    token::Token,
 };
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
@@ -33,6 +34,7 @@ use crate::{
     check::Check,
     contributors::{Contribution, Contributors},
     decision::{Count, Decision, Filled, RuleUsage, Usage},
+    denials::{DenialReport, Denials},
     error::{StoreError, StoreErrorKind},
     key::Key,
     operation::{Operation, Reply},
@@ -46,11 +48,14 @@ use crate::{
 mod blocks;
 mod clock;
 mod contributors;
+mod denials;
 pub(super) mod entry;
 mod locked;
 mod shard;
 mod standing;
 mod token;
+
+pub(crate) use token::Tokens;
 
 const DEFAULT_CAPACITY: usize = 100_000;
 
@@ -124,6 +129,7 @@ struct Inner {
     /// Held by a ban from its look at the strikes on, and by what ends blocks and strikes.
     bans: Mutex<()>,
     contributors: ContributorTables,
+    denials: DenialTables,
     /// When there was last no place for a key.
     full_at_ms: AtomicU64,
 }
@@ -187,6 +193,7 @@ impl MemoryStore {
                 blocks: Blocks::new(keys),
                 bans: Mutex::default(),
                 contributors: ContributorTables::default(),
+                denials: DenialTables::default(),
                 full_at_ms: AtomicU64::new(u64::MAX),
             }),
         }
@@ -422,6 +429,20 @@ impl Store for MemoryStore {
         let now_ms = self.inner.clock.now_ms();
         let contributors = self.inner.contributors.contributors(policy, key, now_ms);
         StoreFuture::ready(Ok(contributors))
+    }
+
+    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
+        let now_ms = self.inner.clock.now_ms();
+        let tables = &self.inner.denials;
+        reports
+            .iter()
+            .for_each(|report| tables.report(report, now_ms));
+        StoreFuture::ready(Ok(()))
+    }
+
+    fn denials(&self) -> StoreFuture<Denials> {
+        let now_ms = self.inner.clock.now_ms();
+        StoreFuture::ready(Ok(self.inner.denials.denials(now_ms)))
     }
 }
 

@@ -42,7 +42,7 @@ const MEMBERS: usize = KEPT_LABELS + 2;
 type Reply<'a> = Pin<Box<dyn Future<Output = RedisResult<Value>> + Send + 'a>>;
 
 /// Adds and sets the TTL in one step: a connection that ends in between would leave a set that never expires.
-const SCRIPT: &str = include_str!("contributors.lua");
+pub(super) const SCRIPT: &str = include_str!("contributors.lua");
 
 impl RedisStore {
     pub(super) fn add_contributions(&self, contributions: &[Contribution]) -> ContributeFuture {
@@ -82,7 +82,7 @@ impl RedisStore {
     }
 
     /// The time of the server that keeps this key: asked by looking at it, which needs no other right than a check.
-    async fn now_ms(&self, policy: &Policy, key: &Key) -> Result<u64, StoreError> {
+    pub(super) async fn now_ms(&self, policy: &Policy, key: &Key) -> Result<u64, StoreError> {
         let look = Check::new([Charge::new(policy, key.clone(), 0)])?;
         let decision = self.check_one_slot(&look).await?;
         Ok(decision.usage().decided_at_ms())
@@ -179,7 +179,7 @@ const fn units(score: f64) -> u64 {
 }
 
 /// Sends all at once, in this order, and answers when all are answered.
-async fn send_all<'a>(
+pub(super) async fn send_all<'a>(
     transport: &'a Transport,
     commands: Vec<(&'a Cmd, &'a [u8])>,
 ) -> Vec<RedisResult<Value>> {

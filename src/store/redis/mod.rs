@@ -9,6 +9,7 @@ use crate::{
     check::Check,
     contributors::{Contribution, Contributors},
     decision::{Decision, Usage},
+    denials::{DenialReport, Denials},
     key::Key,
     policy::Policy,
     rule::Rule,
@@ -23,6 +24,7 @@ mod cluster;
 mod connect;
 mod connection;
 mod contributors;
+mod denials;
 pub mod deployment {
     //! How to run the server: rights, TLS, Sentinel and replication, a cluster, twemproxy.
     //!
@@ -197,6 +199,14 @@ impl Store for RedisStore {
 
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
         self.read_contributors(policy, key)
+    }
+
+    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
+        self.add_denials(reports)
+    }
+
+    fn denials(&self) -> StoreFuture<Denials> {
+        self.read_denials()
     }
 
     fn single_failure_domain(&self) -> bool {

@@ -59,9 +59,16 @@ impl Names {
 
     /// Writes the name of the key that holds the counts of `key` under the policy of this name.
     pub(super) fn write(&self, name: &mut Vec<u8>, policy: &str, key: &Key) {
-        let (kind, value) = (key.kind(), key.value());
         name.extend_from_slice(self.prefix.as_bytes());
         name.extend_from_slice(b":{");
+        self.write_identity(name, key);
+        name.extend_from_slice(b"}:");
+        name.extend_from_slice(policy.as_bytes());
+    }
+
+    /// Writes what stands in the braces: `<kind>=<token>`.
+    pub(super) fn write_identity(&self, name: &mut Vec<u8>, key: &Key) {
+        let (kind, value) = (key.kind(), key.value());
         if is_plain_kind(kind) {
             name.extend_from_slice(kind.as_bytes());
         }
@@ -72,8 +79,6 @@ impl Names {
             name.push(b'#');
             name.extend_from_slice(&self.hash(key).to_hex().as_bytes()[..32]);
         }
-        name.extend_from_slice(b"}:");
-        name.extend_from_slice(policy.as_bytes());
     }
 
     /// What all names begin with.
@@ -110,6 +115,14 @@ impl Names {
         let end = format!(":by:{}:{}", span.length_ms, span.start_ms);
         name.extend_from_slice(end.as_bytes());
         name
+    }
+
+    /// The name of the set of the identities that were denied in one span.
+    ///
+    /// No identity is without a `=`, so it is no name of a count.
+    pub(super) fn denials(&self, span: crate::denials::Span) -> Vec<u8> {
+        let (prefix, length_ms, start_ms) = (&self.prefix, span.length_ms, span.start_ms);
+        format!("{prefix}:{{!denied}}:{length_ms}:{start_ms}").into_bytes()
     }
 
     /// What stands for a contributor.

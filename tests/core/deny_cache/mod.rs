@@ -12,6 +12,7 @@ mod contract {
     crate::contract!(new);
     crate::calls!(new);
     crate::contributors!(new);
+    crate::denials!(new);
     crate::blocks!(new);
 
     async fn new() -> (Verified<MemoryStore>, TestClock) {

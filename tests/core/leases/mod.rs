@@ -10,6 +10,7 @@ mod contract {
     crate::contract!(apart new);
     crate::calls!(new);
     crate::contributors!(new);
+    crate::denials!(new);
     crate::blocks!(new);
 
     pub(super) async fn new() -> (Leases, TestClock) {

@@ -1,5 +1,6 @@
-//! `sluicegate top`: who uses most.
+//! `sluicegate top`: the identities that use most, or are denied most.
 
+mod denied;
 mod ranking;
 
 use std::{io::Write, path::PathBuf};
@@ -28,6 +29,7 @@ use super::{
 
 const EXAMPLES: &str = "\
 Examples:
+  sluicegate top --denied                   who is denied most
   sluicegate top --policies policies.toml   who is nearest to a limit
   sluicegate top --policy api -n 50         who has the most units
   sluicegate top --policies policies.toml --sample 1% --load 1%
@@ -42,11 +44,16 @@ With the service's policies, by the share of a limit that is used, whatever
 the rule; and it says who would be denied a request that costs 1. Without
 them, by units: limits are not stored.
 
+--denied lists the identities that the service denied most in the last minute
+and hour, with the share of their requests, blocked identities among them. It
+reads a few keys, however many there are, and needs no policies: the service
+counts denials and reports them once a second.
+
 --sample reads so many of the keys, chosen by chance: for shares and numbers
 as a whole. It misses most single users.
 
-Rights: GET of the keys `PREFIX:*`, SCAN, DBSIZE and TIME. Nothing is
-written.";
+Rights: GET of the keys `PREFIX:*`, SCAN, DBSIZE and TIME; with --denied
+GET, ZRANGE and TIME. Nothing is written.";
 
 /// More rows are nobody's top.
 const MAX_ROWS: u16 = 1_000;
@@ -54,6 +61,10 @@ const MAX_ROWS: u16 = 1_000;
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TopArgs {
+    /// The identities that were denied most in the last minute and hour
+    #[arg(long, conflicts_with_all = ["policies", "sample", "load"])]
+    denied: bool,
+
     /// The service's policies: their limits are not stored [default: `policies` of the configuration file]
     #[arg(long, value_name = "FILE")]
     policies: Option<PathBuf>,
@@ -112,6 +123,9 @@ struct Row {
 }
 
 pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
+    if args.denied {
+        return denied::run(args, settings, output);
+    }
     let file = settings.policies_or(args.policies.as_deref());
     let policies = file.map(policies_file::load).transpose()?;
     let report = server::block_on(settings, async {

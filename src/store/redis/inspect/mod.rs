@@ -1,6 +1,6 @@
 //! Reads what a [`RedisStore`] has stored, without writing anything: for operators' tools.
 //!
-//! Once it has logged in, no command but `GET`, `TIME`, `SCAN`, `DBSIZE` and `PING` is sent; on a cluster also
+//! Once it has logged in, no command but `GET`, `TIME`, `SCAN`, `DBSIZE`, `ZRANGE` and `PING` is sent; on a cluster also
 //! `CLUSTER SLOTS` and `ASKING`, and behind sentinels `ROLE`. No script is run.
 //!
 //! ```no_run
@@ -36,6 +36,7 @@ use super::{
     milliseconds, names,
 };
 use crate::{
+    denials::Span,
     error::{StoreError, StoreErrorKind},
     key::Key,
 };
@@ -64,8 +65,8 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Reads what a store has stored. Cheap to clone; made by [`RedisStore::inspector`].
 #[derive(Clone, Debug)]
 pub struct Inspector {
-    store: RedisStore,
-    timeout: Duration,
+    pub(super) store: RedisStore,
+    pub(super) timeout: Duration,
 }
 
 impl RedisStore {
@@ -107,14 +108,7 @@ impl Inspector {
     ///
     /// When the server does not answer in time, or with an error. A proxy such as twemproxy hangs up.
     pub async fn now_ms(&self, key: &Key) -> Result<u64, StoreError> {
-        #[cfg(feature = "test-util")]
-        if let Some(clock) = &self.store.clock {
-            return Ok(clock.now_ms());
-        }
-        let name = self.store.names.name("", key);
-        let time = self.send(&redis::cmd("TIME"), &name).await;
-        let now_ms = time.and_then(milliseconds);
-        now_ms.map_err(|error| not_of_a_proxy(&error))
+        self.now_ms_at(&self.store.names.name("", key)).await
     }
 
     /// The name of the key that holds the counts of an identity under the policy of this name.
@@ -144,6 +138,26 @@ impl Inspector {
         let servers = within(self.timeout, self.store.transport.servers()).await;
         let servers = servers.map_err(|error| store_error(&error))?.into_iter();
         Ok(servers.map(|to| Server::new(self, to)).collect())
+    }
+
+    /// The time of the server that keeps the [denials](Self::denials), as [`now_ms`](Self::now_ms) has it.
+    ///
+    /// # Errors
+    ///
+    /// As [`now_ms`](Self::now_ms).
+    pub async fn denials_now_ms(&self) -> Result<u64, StoreError> {
+        self.now_ms_at(&self.store.names.denials(Span::both(0)[0]))
+            .await
+    }
+
+    async fn now_ms_at(&self, name: &[u8]) -> Result<u64, StoreError> {
+        #[cfg(feature = "test-util")]
+        if let Some(clock) = &self.store.clock {
+            return Ok(clock.now_ms());
+        }
+        let time = self.send(&redis::cmd("TIME"), name).await;
+        let now_ms = time.and_then(milliseconds);
+        now_ms.map_err(|error| not_of_a_proxy(&error))
     }
 
     async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {

@@ -1,0 +1,124 @@
+//! How often an identity was denied, as `top --denied`, `explain` and `inspect` tell it.
+
+use std::io::Write;
+
+use serde::Serialize;
+use sluicegate::denials::{DeniedIdentity, RequestCounts};
+
+use super::{
+    error::Result,
+    output::Output,
+    text::{grouped, printable},
+};
+
+/// The denials of one identity as JSON; fields are only ever added.
+#[derive(Clone, Serialize)]
+pub(crate) struct DenialReport {
+    /// Null: denied by a block or a ban.
+    pub(crate) policy: Option<String>,
+    pub(crate) last_minute: CountsReport,
+    pub(crate) last_hour: CountsReport,
+}
+
+#[derive(Clone, Serialize)]
+pub(crate) struct CountsReport {
+    pub(crate) denied: u64,
+    /// Denied and admitted; null under a block, which admits none.
+    pub(crate) requests: Option<u64>,
+    /// Denied of the requests; null without any.
+    pub(crate) share: Option<f64>,
+}
+
+impl DenialReport {
+    pub(crate) fn of(denied: &DeniedIdentity) -> Self {
+        let policy = denied.policy().map(|it| printable(it.as_bytes()));
+        let counts = |it| CountsReport::of(it, policy.is_some());
+        Self {
+            last_minute: counts(denied.last_minute()),
+            last_hour: counts(denied.last_hour()),
+            policy,
+        }
+    }
+
+    /// `api: denied 48% of the last minute (212 of 441), 12% of the last hour (1 204 of 10 034)`
+    pub(crate) fn text(&self) -> String {
+        let minute = self.last_minute.text("the last minute");
+        let hour = self.last_hour.text("the last hour");
+        let by = self.policy.as_deref().unwrap_or("blocked");
+        format!("{by}: denied {minute}, {hour}")
+    }
+}
+
+impl CountsReport {
+    #[expect(clippy::cast_precision_loss, reason = "for a share")]
+    fn of(counts: RequestCounts, has_requests: bool) -> Self {
+        let requests = has_requests.then_some(counts.total());
+        let some = requests.filter(|it| *it > 0);
+        Self {
+            denied: counts.denied(),
+            requests,
+            share: some.map(|it| counts.denied() as f64 / it as f64),
+        }
+    }
+
+    /// `212 of 441`, or `90` under a block.
+    pub(crate) fn counts(&self) -> String {
+        let denied = grouped(self.denied);
+        match self.requests {
+            Some(requests) => format!("{denied} of {}", grouped(requests)),
+            None => denied,
+        }
+    }
+
+    /// `48%`, or nothing under a block and without requests.
+    pub(crate) fn percent(&self) -> String {
+        let percent = self.share.map(|it| format!("{:.0}%", it * 100.0));
+        percent.unwrap_or_default()
+    }
+
+    fn text(&self, period: &str) -> String {
+        match self.share {
+            Some(_) => format!("{} of {period} ({})", self.percent(), self.counts()),
+            None => format!("{} in {period}", grouped(self.denied)),
+        }
+    }
+}
+
+/// Writes what is known of an identity's denials; `None` where the tool has no right to know.
+pub(crate) fn write(denied: Option<&[DenialReport]>, output: &mut Output) -> Result<()> {
+    let Some(denied) = denied else {
+        return output
+            .hint("how often it was denied cannot be read: the right `+zrange` is missing");
+    };
+    for report in denied {
+        writeln!(output, "{}", report.text())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn denials_are_told_as_counts_and_as_a_share() {
+        let report = |policy: Option<&str>, minute, hour| DenialReport {
+            policy: policy.map(str::to_owned),
+            last_minute: CountsReport::of(minute, policy.is_some()),
+            last_hour: CountsReport::of(hour, policy.is_some()),
+        };
+        let counts = RequestCounts::new;
+        assert_eq!(
+            report(Some("api"), counts(212, 229), counts(300, 700)).text(),
+            "api: denied 48% of the last minute (212 of 441), 30% of the last hour (300 of 1\u{202f}000)"
+        );
+        assert_eq!(
+            report(Some("api"), counts(0, 0), counts(1, 2)).text(),
+            "api: denied 0 in the last minute, 33% of the last hour (1 of 3)"
+        );
+        assert_eq!(
+            report(None, counts(9, 0), counts(90, 0)).text(),
+            "blocked: denied 9 in the last minute, 90 in the last hour"
+        );
+    }
+}

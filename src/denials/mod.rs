@@ -1,0 +1,254 @@
+//! [`Denials`]: how often identities were denied within the last minute and hour.
+//!
+//! Metrics count the denials of a policy, and name no identities. So each process counts the denials of each identity
+//! under each policy, and reports them to the store about once a second. [`Limiter::denials`] answers what all processes have
+//! reported, and so do the [operators' tool](crate::operating)'s `top --denied`, `explain` and `inspect`:
+//!
+//! ```
+//! use sluicegate::{Key, Charge, Limiter, MemoryStore, Policy};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let limiter = Limiter::new(MemoryStore::new());
+//! let policy = Policy::parse("api", "2/1h")?;
+//! for _ in 0..5 {
+//!     limiter.check([Charge::new(&policy, Key::new("user", "alice"), 1)]).await?;
+//! }
+//! let denials = limiter.denials().await?;
+//! let alice = denials.iter().next().unwrap();
+//! assert_eq!((alice.policy(), alice.identity()), (Some("api"), "user=alice"));
+//! assert_eq!((alice.last_minute().denied(), alice.last_minute().total()), (3, 3));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! # What is counted
+//!
+//! - A request that a policy denies, for each policy and identity that it exceeds; whether the store has decided it, a
+//!   [`DenyCache`](crate::store::DenyCache) has repeated it, or this process has decided it
+//!   [locally](crate::Usage::is_local).
+//! - A request that a [block](crate::block) or a ban denies, for the identity and under no policy. Not those that a
+//!   layer's own deny list denies.
+//! - A request that is admitted, under a policy that has denied the identity within the hour before, in the same
+//!   process: so that there is a share.
+//! - Not what a [shadow](Policy::shadow) would have denied: observers count those. Not looks, and not the tries of a
+//!   caller that waits, only how its wait ends.
+//!
+//! The last minute is that minute and up to 10 s before it, and the last hour that hour and up to 10 minutes before it.
+//! The newest second of *other* processes is missing.
+//!
+//! # How exact it is, and what it costs
+//!
+//! A process counts 4 096 identities and is exact for about a thousand; of more, it forgets those that were denied
+//! least. A store keeps the 512 that were denied most in each sixth of a minute and of an hour: in Redis in at most 14
+//! sorted sets that expire by themselves, together below 2 MB, however many processes and policies there are. What was
+//! reported to a store that did not answer is lost. A key of more than 2 KB is not counted.
+//!
+//! No request waits for a report. As long as a process has denied no request within the hour, an admission costs one
+//! load from memory; afterwards a look into a table, and a denial some tens of nanoseconds. A task of tokio's reports,
+//! and ends when there has been nothing to report for ten seconds; outside of a runtime there is none.
+//! [`Limiter::count_denials`] switches all of it off. Stores that keep no denials, such as
+//! [transactions](crate::store::redis::transactions), switch it off by themselves.
+//!
+//! In Redis it needs [rights](crate::store::redis::deployment#the-least-rights) of its own.
+
+use std::{cmp::Reverse, collections::HashMap, fmt};
+
+#[cfg(doc)]
+use crate::{limiter::Limiter, policy::Policy};
+
+mod report;
+
+pub use report::DenialReport;
+pub(crate) use report::{DenialCount, Span};
+
+/// How many identities a store keeps for each [`Span`].
+pub(crate) const KEPT_IDENTITIES: usize = 512;
+
+/// The identities that were denied within the last hour, those first that were denied most in the last minute: what
+/// [`Limiter::denials`] answers.
+#[derive(Clone, Debug, Default)]
+pub struct Denials {
+    list: Vec<DeniedIdentity>,
+}
+
+/// An identity that was denied, under one policy or by a block. `Debug` does not show who it is.
+#[derive(Clone, PartialEq, Eq)]
+pub struct DeniedIdentity {
+    policy: Option<String>,
+    identity: String,
+    last_minute: RequestCounts,
+    last_hour: RequestCounts,
+}
+
+/// How many requests were denied and admitted in some time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestCounts {
+    denied: u64,
+    admitted: u64,
+}
+
+impl Denials {
+    /// Creates the answer from what was counted in the last minute and in the last hour, for each policy and identity;
+    /// of several with the same, the counts are added up. For stores.
+    ///
+    /// A policy of `None` stands for blocks. Identities read as [`DeniedIdentity::identity`] has them.
+    #[must_use]
+    pub fn new(
+        last_minute: impl IntoIterator<Item = (Option<String>, String, RequestCounts)>,
+        last_hour: impl IntoIterator<Item = (Option<String>, String, RequestCounts)>,
+    ) -> Self {
+        let mut by_identity = HashMap::<_, [RequestCounts; 2]>::new();
+        for (policy, identity, counts) in last_minute {
+            let sums = by_identity.entry((policy, identity)).or_default();
+            sums[0] = sums[0].plus(counts);
+        }
+        for (policy, identity, counts) in last_hour {
+            let sums = by_identity.entry((policy, identity)).or_default();
+            sums[1] = sums[1].plus(counts);
+        }
+        let list = by_identity.into_iter();
+        let list = list.map(
+            |((policy, identity), [last_minute, last_hour])| DeniedIdentity {
+                policy,
+                identity,
+                last_minute,
+                last_hour,
+            },
+        );
+        let mut list: Vec<_> = list.filter(|it| it.last_hour.denied > 0).collect();
+        list.sort_unstable_by(|a, b| a.order().cmp(&b.order()));
+        Self { list }
+    }
+
+    /// The identities, those first that were denied most in the last minute, and then in the last hour.
+    #[must_use]
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &DeniedIdentity> {
+        self.list.iter()
+    }
+}
+
+impl DeniedIdentity {
+    /// The name of the policy that denied it; `None` where a [block](crate::block) or a ban did.
+    #[must_use]
+    pub fn policy(&self) -> Option<&str> {
+        self.policy.as_deref()
+    }
+
+    /// Who it is: `user=alice`, or `api-key=#` and a hash where the value is long, unusual or secret. Over Redis it is
+    /// what names the identity in the store's keys, and for the operators' tool.
+    ///
+    /// Data of a client: do not log it, or use it in metrics, where that is not allowed.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    /// The requests of the last 60 to 70 s.
+    #[must_use]
+    pub const fn last_minute(&self) -> RequestCounts {
+        self.last_minute
+    }
+
+    /// The requests of the last 60 to 70 minutes.
+    #[must_use]
+    pub const fn last_hour(&self) -> RequestCounts {
+        self.last_hour
+    }
+
+    fn order(&self) -> impl Ord {
+        (
+            Reverse((self.last_minute.denied, self.last_hour.denied)),
+            &self.identity,
+            &self.policy,
+        )
+    }
+}
+
+impl RequestCounts {
+    /// So many were denied, and so many admitted. For stores.
+    #[must_use]
+    pub const fn new(denied: u64, admitted: u64) -> Self {
+        Self { denied, admitted }
+    }
+
+    /// How many were denied.
+    #[must_use]
+    pub const fn denied(&self) -> u64 {
+        self.denied
+    }
+
+    /// How many were admitted. Of requests before the first denial none is known, and under a block none is counted.
+    #[must_use]
+    pub const fn admitted(&self) -> u64 {
+        self.admitted
+    }
+
+    /// How many were denied or admitted.
+    #[must_use]
+    pub const fn total(&self) -> u64 {
+        self.denied.saturating_add(self.admitted)
+    }
+
+    pub(crate) const fn plus(self, other: Self) -> Self {
+        Self {
+            denied: self.denied.saturating_add(other.denied),
+            admitted: self.admitted.saturating_add(other.admitted),
+        }
+    }
+}
+
+/// Without the keys of clients.
+impl fmt::Debug for DeniedIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.identity.split('=').next().unwrap_or_default();
+        f.debug_struct("DeniedIdentity")
+            .field("policy", &self.policy)
+            .field("identity", &format_args!("{kind}=…"))
+            .field("last_minute", &self.last_minute)
+            .field("last_hour", &self.last_hour)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(user: &str, denied: u64, admitted: u64) -> (Option<String>, String, RequestCounts) {
+        let identity = format!("user={user}");
+        let counts = RequestCounts::new(denied, admitted);
+        (Some("api".into()), identity, counts)
+    }
+
+    #[test]
+    fn spans_are_added_up_and_those_denied_most_in_the_last_minute_come_first() {
+        let minute = [counted("a", 1, 0), counted("b", 2, 9), counted("a", 4, 1)];
+        let hour = [
+            counted("a", 5, 1),
+            counted("b", 2, 9),
+            counted("c", 70, 1),
+            counted("d", 0, 5),
+            counted("b", 1, 0),
+        ];
+        let denials = Denials::new(minute, hour);
+        let list = denials.iter().map(|it| {
+            let (minute, hour) = (it.last_minute(), it.last_hour());
+            (
+                &it.identity()[5..],
+                minute.denied(),
+                minute.total(),
+                hour.total(),
+            )
+        });
+        let list: Vec<_> = list.collect();
+        assert_eq!(list, [("a", 5, 6, 6), ("b", 2, 11, 12), ("c", 0, 0, 71)]);
+    }
+
+    #[test]
+    fn debug_shows_no_identity() {
+        let denials = Denials::new([], [counted("alice", 1, 0)]);
+        let text = format!("{denials:?}");
+        assert!(text.contains("user=…") && !text.contains("alice"), "{text}");
+    }
+}

@@ -1,0 +1,116 @@
+//! What the limiter reports to a store, and the spans that stores add it up in.
+
+use std::fmt;
+
+use super::RequestCounts;
+use crate::{key::Key, policy::Policy};
+
+/// So many, and the one that is under way, make up the last minute or the last hour.
+const SPANS: u64 = 6;
+
+/// What a process has counted in one span of ten seconds since its last report: to be added to what others report. For
+/// stores; see [`Store::report_denials`](crate::Store::report_denials).
+#[derive(Clone)]
+pub struct DenialReport {
+    pub(crate) start_ms: u64,
+    pub(crate) counts: Vec<DenialCount>,
+}
+
+/// What was counted of one identity, under one policy or for its blocks.
+#[derive(Clone)]
+pub(crate) struct DenialCount {
+    pub(crate) policy: Option<Policy>,
+    pub(crate) key: Key,
+    pub(crate) counts: RequestCounts,
+}
+
+impl DenialReport {
+    /// When the span begins, in ms since the Unix epoch, by the store's clock.
+    #[must_use]
+    pub const fn start_ms(&self) -> u64 {
+        self.start_ms
+    }
+
+    /// The counts to add, for each policy and key; a policy of `None` stands for blocks. At most 512.
+    #[must_use]
+    pub fn counts(&self) -> impl ExactSizeIterator<Item = (Option<&Policy>, &Key, RequestCounts)> {
+        let counts = self.counts.iter();
+        counts.map(|it| (it.policy.as_ref(), &it.key, it.counts))
+    }
+}
+
+/// Without the keys of clients.
+impl fmt::Debug for DenialReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DenialReport")
+            .field("start_ms", &self.start_ms)
+            .field("identities", &self.counts.len())
+            .finish()
+    }
+}
+
+/// A sixth of a minute or of an hour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Span {
+    pub(crate) length_ms: u64,
+    pub(crate) start_ms: u64,
+}
+
+impl Span {
+    pub(crate) const OF_MINUTE_MS: u64 = 10_000;
+    pub(crate) const OF_HOUR_MS: u64 = 600_000;
+
+    /// The spans, of both lengths, that a time falls into.
+    pub(crate) fn both(at_ms: u64) -> [Self; 2] {
+        [Self::OF_MINUTE_MS, Self::OF_HOUR_MS].map(|length_ms| Self {
+            length_ms,
+            start_ms: at_ms - at_ms % length_ms,
+        })
+    }
+
+    /// The spans of this length that make up the last minute or hour, the newest first.
+    pub(crate) fn last(length_ms: u64, now_ms: u64) -> impl Iterator<Item = Self> {
+        let newest_ms = now_ms - now_ms % length_ms;
+        let starts = (0..=SPANS).map_while(move |back| newest_ms.checked_sub(back * length_ms));
+        starts.map(move |start_ms| Self {
+            length_ms,
+            start_ms,
+        })
+    }
+
+    /// Whether it is part of the last minute or hour.
+    pub(crate) const fn counts_at(self, now_ms: u64) -> bool {
+        self.start_ms <= now_ms && now_ms < self.start_ms.saturating_add(self.lasts_ms())
+    }
+
+    /// For how long after its beginning it is needed.
+    pub(crate) const fn lasts_ms(self) -> u64 {
+        (SPANS + 1) * self.length_ms
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seven_spans_cover_the_last_minute_and_hour_at_every_time() {
+        for length_ms in [Span::OF_MINUTE_MS, Span::OF_HOUR_MS] {
+            for now_ms in (7_000_000..7_700_000).step_by(777) {
+                let spans: Vec<_> = Span::last(length_ms, now_ms).collect();
+                assert_eq!(spans.len(), 7);
+                for back_ms in [0, 1, length_ms, 6 * length_ms] {
+                    let then = Span::both(now_ms - back_ms);
+                    assert!(
+                        then.iter().any(|it| spans.contains(it)),
+                        "{now_ms} {back_ms}"
+                    );
+                }
+                assert!(spans.iter().all(|it| it.counts_at(now_ms)));
+                let older = Span::both(now_ms - 7 * length_ms);
+                assert!(!older.iter().any(|it| spans.contains(it)));
+            }
+        }
+        assert_eq!(Span::last(Span::OF_HOUR_MS, 5).count(), 1);
+    }
+}

@@ -1,0 +1,68 @@
+//! Which identities were denied, as the Redis store keeps it: a table for each sixth of a minute and of an hour.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasher, RandomState},
+    sync::{Mutex, PoisonError},
+};
+
+use crate::{
+    contributors::label,
+    denials::{DenialReport, Denials, KEPT_IDENTITIES, RequestCounts, Span},
+    key::Key,
+};
+
+#[derive(Default)]
+pub(super) struct DenialTables {
+    by_span: Mutex<BTreeMap<Span, Table>>,
+    /// For the hashes of identities that cannot be shown.
+    hasher: RandomState,
+}
+
+/// By the policy's name, or `None` for blocks, and the identity.
+type Table = HashMap<(Option<String>, String), RequestCounts>;
+
+impl DenialTables {
+    pub(super) fn report(&self, report: &DenialReport, now_ms: u64) {
+        let mut by_span = self.by_span.lock().unwrap_or_else(PoisonError::into_inner);
+        by_span.retain(|span, _| span.counts_at(now_ms));
+        let spans = Span::both(report.start_ms()).into_iter();
+        for span in spans.filter(|it| it.counts_at(now_ms)) {
+            let table = by_span.entry(span).or_default();
+            for (policy, key, counts) in report.counts() {
+                let identity = label::text(key, |key| self.hash(key));
+                let policy = policy.map(|it| it.name().to_owned());
+                let sum = table.entry((policy, identity)).or_default();
+                *sum = sum.plus(counts);
+            }
+            trim(table);
+        }
+    }
+
+    pub(super) fn denials(&self, now_ms: u64) -> Denials {
+        let by_span = self.by_span.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = |length_ms| {
+            let spans = Span::last(length_ms, now_ms);
+            let tables = spans.filter_map(|span| by_span.get(&span));
+            let rows = tables.flatten();
+            rows.map(|((policy, identity), counts)| (policy.clone(), identity.clone(), *counts))
+        };
+        Denials::new(last(Span::OF_MINUTE_MS), last(Span::OF_HOUR_MS))
+    }
+
+    /// Useless outside of this process.
+    fn hash(&self, key: &Key) -> String {
+        let [first, second] = [0, 1].map(|half| self.hasher.hash_one((half, key)));
+        format!("{first:016x}{second:016x}")
+    }
+}
+
+/// Keeps those that were denied most.
+fn trim(table: &mut Table) {
+    if table.len() > KEPT_IDENTITIES {
+        let mut rows: Vec<_> = table.drain().collect();
+        rows.sort_unstable_by_key(|(_, it)| Reverse((it.denied(), it.admitted())));
+        table.extend(rows.into_iter().take(KEPT_IDENTITIES));
+    }
+}

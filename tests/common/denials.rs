@@ -1,0 +1,221 @@
+//! What every store has to do that keeps denials: tests made by [`denials!`](crate::denials).
+
+use std::{sync::Arc, time::Duration};
+
+use sluicegate::{
+    Charge, Decision, Key, Limiter, Policy, Store, block::Until, denials::DeniedIdentity,
+    test_util::TestClock,
+};
+
+use super::{contract::patient, history::START_MS};
+
+/// Makes one test of each sentence; `$new` is an `async fn() -> (impl Store, TestClock)`.
+#[macro_export]
+macro_rules! denials {
+    ($new:path) => {
+        $crate::denials! { @each $new:
+            an_identity_that_is_denied_48_percent_of_its_requests_is_listed_so
+            the_one_that_is_denied_most_comes_first
+            admissions_before_the_first_denial_do_not_count
+            a_blocked_identity_is_listed_under_no_policy
+            each_policy_that_denies_is_listed
+            what_shadows_and_peeks_deny_is_not_listed
+            the_reports_of_two_processes_add_up
+            a_minute_and_an_hour_later_denials_have_left
+            an_identity_is_short_and_hides_what_is_secret
+            of_many_identities_those_that_were_denied_most_are_kept
+        }
+    };
+    (@each $new:path: $($sentence:ident)*) => {
+        $(
+            #[test]
+            fn $sentence() {
+                $crate::common::sentence::about_a_store($new, |store, clock| {
+                    Box::pin($crate::common::denials::$sentence(store.clone(), clock))
+                });
+            }
+        )*
+    };
+}
+
+fn policy(name: &str, rules: &str) -> Policy {
+    Policy::parse(name, rules).unwrap()
+}
+
+async fn check(limiter: &Limiter, policy: &Policy, user: &str, cost: u64) -> Decision {
+    let charge = Charge::new(policy, Key::new("user", user), cost);
+    limiter.check([charge]).await.unwrap()
+}
+
+/// `api user=alice 4/7 5/9`: denied of all, of the last minute and of the last hour.
+fn text(it: &DeniedIdentity) -> String {
+    let (policy, identity) = (it.policy().unwrap_or("(blocked)"), it.identity());
+    let (minute, hour) = (it.last_minute(), it.last_hour());
+    let [minute, hour] = [minute, hour].map(|it| format!("{}/{}", it.denied(), it.total()));
+    format!("{policy} {identity} {minute} {hour}")
+}
+
+async fn listed(limiter: &Limiter) -> Vec<String> {
+    let denials = limiter.denials().await.unwrap();
+    denials.iter().map(text).collect()
+}
+
+pub(crate) async fn an_identity_that_is_denied_48_percent_of_its_requests_is_listed_so(
+    store: Arc<dyn Store>,
+    _: TestClock,
+) {
+    let (limiter, api) = (patient(store), policy("api", "0/1m"));
+    let spacious = policy("api", "1000/1h");
+    assert_eq!(listed(&limiter).await, [""; 0]);
+    for request in 0..100 {
+        // The first is denied, so that the admissions after it count.
+        let policy = if request % 25 < 12 { &api } else { &spacious };
+        check(&limiter, policy, "office", 1).await;
+        check(&limiter, &spacious, "alice", 1).await;
+    }
+    assert_eq!(listed(&limiter).await, ["api user=office 48/100 48/100"]);
+}
+
+pub(crate) async fn the_one_that_is_denied_most_comes_first(store: Arc<dyn Store>, _: TestClock) {
+    let (limiter, api) = (patient(store), policy("api", "2/1h"));
+    for (user, requests) in [("alice", 3), ("bob", 7), ("carol", 5), ("dave", 2)] {
+        for _ in 0..requests {
+            check(&limiter, &api, user, 1).await;
+        }
+    }
+    let expected = ["bob 5/5 5/5", "carol 3/3 3/3", "alice 1/1 1/1"];
+    let expected = expected.map(|it| format!("api user={it}"));
+    assert_eq!(listed(&limiter).await, expected);
+}
+
+pub(crate) async fn admissions_before_the_first_denial_do_not_count(
+    store: Arc<dyn Store>,
+    clock: TestClock,
+) {
+    let (limiter, api) = (patient(store), policy("api", "3/1s"));
+    for _ in 0..4 {
+        check(&limiter, &api, "alice", 1).await;
+    }
+    clock.advance(Duration::from_secs(2));
+    for _ in 0..3 {
+        check(&limiter, &api, "alice", 1).await;
+    }
+    assert_eq!(listed(&limiter).await, ["api user=alice 1/4 1/4"]);
+}
+
+pub(crate) async fn a_blocked_identity_is_listed_under_no_policy(
+    store: Arc<dyn Store>,
+    _: TestClock,
+) {
+    let (limiter, api) = (patient(store), policy("api", "1/1h"));
+    check(&limiter, &api, "mallory", 1).await;
+    check(&limiter, &api, "mallory", 1).await;
+    let mallory = Key::new("user", "mallory");
+    limiter.block(&mallory, Until::ForEver).await.unwrap();
+    for _ in 0..3 {
+        check(&limiter, &api, "mallory", 1).await;
+    }
+    let expected = ["(blocked) user=mallory 3/3 3/3", "api user=mallory 1/1 1/1"];
+    assert_eq!(listed(&limiter).await, expected);
+}
+
+pub(crate) async fn each_policy_that_denies_is_listed(store: Arc<dyn Store>, _: TestClock) {
+    let limiter = patient(store);
+    let key = || Key::new("user", "alice");
+    let [tight, tighter, loose] = [("a", 2), ("b", 1), ("c", 9)]
+        .map(|(name, limit)| Charge::new(&policy(name, &format!("{limit}/1h")), key(), 1));
+    for _ in 0..2 {
+        let charges = [tight.clone(), tighter.clone(), loose.clone()];
+        limiter.check(charges).await.unwrap();
+        limiter.check([tight.clone()]).await.unwrap();
+    }
+    let expected = ["a user=alice 2/2 2/2", "b user=alice 1/1 1/1"];
+    assert_eq!(listed(&limiter).await, expected);
+}
+
+pub(crate) async fn what_shadows_and_peeks_deny_is_not_listed(store: Arc<dyn Store>, _: TestClock) {
+    let limiter = patient(store);
+    let (shadow, full) = (policy("trial", "0/1h").shadow(), policy("full", "0/1h"));
+    check(&limiter, &shadow, "alice", 1).await;
+    let charge = Charge::new(&full, Key::new("user", "alice"), 1);
+    limiter.peek([charge]).await.unwrap();
+    assert_eq!(listed(&limiter).await, [""; 0]);
+}
+
+pub(crate) async fn the_reports_of_two_processes_add_up(store: Arc<dyn Store>, _: TestClock) {
+    let (first, second) = (patient(store.clone()), patient(store));
+    let api = policy("api", "1/1h");
+    for (limiter, requests) in [(&first, 4), (&second, 7)] {
+        for _ in 0..requests {
+            check(limiter, &api, "alice", 1).await;
+        }
+    }
+    assert_eq!(listed(&first).await, ["api user=alice 3/3 3/3"]);
+    assert_eq!(listed(&second).await, ["api user=alice 10/10 10/10"]);
+    check(&first, &api, "alice", 1).await;
+    assert_eq!(listed(&first).await, ["api user=alice 11/11 11/11"]);
+}
+
+pub(crate) async fn a_minute_and_an_hour_later_denials_have_left(
+    store: Arc<dyn Store>,
+    clock: TestClock,
+) {
+    let (limiter, api) = (patient(store), policy("api", "0/1m"));
+    let start_ms = START_MS - START_MS % 600_000;
+    for (at_ms, expected) in [
+        (0, "1/1 1/1"),
+        (60_000, "2/2 2/2"),
+        (70_000, "2/2 3/3"),
+        (200_000, "1/1 4/4"),
+        (4_199_999, "1/1 5/5"),
+        (4_200_000, "2/2 2/2"),
+    ] {
+        clock.set(start_ms + at_ms);
+        check(&limiter, &api, "alice", 1).await;
+        let expected = format!("api user=alice {expected}");
+        assert_eq!(listed(&limiter).await, [expected], "{at_ms}");
+    }
+    clock.set(start_ms + 5_000_000);
+    assert_eq!(listed(&limiter).await, ["api user=alice 0/0 2/2"]);
+    clock.set(start_ms + 9_000_000);
+    assert_eq!(listed(&limiter).await, [""; 0]);
+}
+
+pub(crate) async fn an_identity_is_short_and_hides_what_is_secret(
+    store: Arc<dyn Store>,
+    _: TestClock,
+) {
+    let (limiter, api) = (patient(store), policy("api", "0/1h"));
+    for key in [
+        Key::secret("api-key", "s3cret"),
+        Key::new("user", "x".repeat(1_000)),
+        Key::new("user", "a\r\nb"),
+    ] {
+        limiter.check([Charge::new(&api, key, 1)]).await.unwrap();
+    }
+    let denials = limiter.denials().await.unwrap();
+    assert_eq!(denials.iter().len(), 3);
+    for it in denials.iter() {
+        let (kind, token) = it.identity().split_once('=').unwrap();
+        assert!(kind == "user" || kind == "api-key", "{kind}");
+        assert!(token.starts_with('#') && token.len() == 33, "{token}");
+    }
+    assert!(!format!("{denials:?}").contains('#'));
+}
+
+pub(crate) async fn of_many_identities_those_that_were_denied_most_are_kept(
+    store: Arc<dyn Store>,
+    _: TestClock,
+) {
+    let (limiter, api) = (patient(store), policy("api", "0/1h"));
+    for user in 0..600 {
+        let requests = if user % 100 == 7 { 3 } else { 1 };
+        for _ in 0..requests {
+            check(&limiter, &api, &user.to_string(), 1).await;
+        }
+    }
+    let denials = limiter.denials().await.unwrap();
+    assert_eq!(denials.iter().len(), 512);
+    let first = denials.iter().take(7).map(|it| it.last_minute().denied());
+    assert_eq!(first.collect::<Vec<_>>(), [3, 3, 3, 3, 3, 3, 1]);
+}
