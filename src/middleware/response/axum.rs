@@ -27,7 +27,7 @@ use super::{MakeRejection, Rejection};
 /// let app: Router = Router::new().route("/reports", get(async || "a report")).layer(layer);
 ///
 /// let response = app.oneshot(Request::get("/reports").body(Body::empty())?).await?;
-/// assert_eq!(response.status(), 413);
+/// assert_eq!(response.status(), 429);
 /// assert_eq!(response.headers()["content-type"], "application/json");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # }).unwrap();
