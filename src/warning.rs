@@ -5,8 +5,6 @@
 
 use std::net::IpAddr;
 
-use http::HeaderName;
-
 use crate::error::{ExtractError, StoreError};
 
 /// A limit that can find no key for any request.
@@ -41,12 +39,12 @@ pub(crate) enum ProxyMistake {
 }
 
 /// A `ForwardedIp` that gives all clients one key, or none of them any.
-pub(crate) fn about_proxies(header: &HeaderName, mistake: ProxyMistake) {
+pub(crate) fn about_proxies(header: &str, mistake: ProxyMistake) {
     #[cfg(feature = "tracing")]
     match mistake {
         ProxyMistake::Untrusted { peer } => tracing::warn!(
             target: "sluicegate",
-            %header,
+            header,
             peer = peer.map(|peer| peer.to_string()),
             "misconfigured: `ForwardedIp` does not read the header of forwarded requests, since their peers are outside \
              of its trusted networks, and their clients share one key: if the peers are your proxies, add their \
@@ -54,19 +52,19 @@ pub(crate) fn about_proxies(header: &HeaderName, mistake: ProxyMistake) {
         ),
         ProxyMistake::NoHeader => tracing::warn!(
             target: "sluicegate",
-            %header,
+            header,
             "misconfigured: `ForwardedIp` finds no key, since none of the first requests of trusted proxies has the \
              header: let the proxy add it, or read the header that it does add; let the layer `skip` health checks"
         ),
         ProxyMistake::TooFew => tracing::warn!(
             target: "sluicegate",
-            %header,
+            header,
             "misconfigured: `ForwardedIp` finds no key, since the header has fewer addresses than proxies: lower \
              `TrustedProxies::count_including_peer` to how many of your proxies add to it"
         ),
         ProxyMistake::ProxyIsClient => tracing::warn!(
             target: "sluicegate",
-            %header,
+            header,
             "misconfigured: `ForwardedIp` takes one address for the client of nine tenths of the requests, though the \
              header names others beyond it: if it is a proxy of yours, raise `TrustedProxies::count_including_peer`, \
              or add its network to `TrustedProxies::networks`"

@@ -20,6 +20,8 @@ use crate::{
 
 /// Layer that applies the [`RateLimit`] middleware, which limits how often a client may call a service.
 ///
+/// In axum, add it *after* the routes: `Router::layer` covers those that the router has by then, and no others.
+///
 /// See the [module docs](super) for an example. `R` makes the responses to requests that are not passed on.
 pub struct RateLimitLayer<R = ProblemJson> {
     shared: Arc<Shared<R>>,

@@ -107,7 +107,10 @@ fn trusted_networks_without_the_proxy_are_warned_of() {
     // Another header than the one that the service reads shows that they are proxies, too.
     let ip = ForwardedIp::forwarded(networks(&["10.0.0.0/8"]));
     let lines = warned(ip, forwarded(DOCKER, |client| client, 100));
-    assert_warned(&lines, &["header=forwarded", "`TrustedProxies::networks`"]);
+    assert_warned(
+        &lines,
+        &["header=\"forwarded\"", "`TrustedProxies::networks`"],
+    );
 }
 
 #[test]
@@ -132,7 +135,7 @@ fn a_proxy_that_is_taken_for_the_client_is_warned_of() {
     };
     let ip = ForwardedIp::header("x-real-ip", networks(&["10.0.0.0/8"]));
     let lines = warned(ip, (0..200).map(|number| (PROXY, both(number))));
-    assert_warned(&lines, &["header=x-real-ip", "add its network"]);
+    assert_warned(&lines, &["header=\"x-real-ip\"", "add its network"]);
 }
 
 #[test]

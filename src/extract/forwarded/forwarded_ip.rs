@@ -140,7 +140,7 @@ impl ForwardedIp {
         let found = source.find(head);
         let note = |evidence: &mut Evidence, _| evidence.add(&source.seen(head, &found)?);
         if let Some(mistake) = source.watch.note(note) {
-            warning::about_proxies(&source.header, mistake);
+            warning::about_proxies(source.header.as_str(), mistake);
         }
         match found? {
             Found::Peer(ip) | Found::Header(ip) => Ok(ip),
