@@ -73,6 +73,10 @@ fn client(header: &str, proxies: TrustedProxies) -> ForwardedIp {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // A warning says what is wrong about the proxies: networks that do not match, a header that is not sent.
+    let warnings = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN);
+    warnings.with_writer(std::io::stderr).init();
+
     let mut args = env::args().skip(1);
     let address = args.next().unwrap_or_else(|| "127.0.0.1:3000".to_owned());
     let header = args.next().unwrap_or_else(|| "x-forwarded-for".to_owned());

@@ -8,7 +8,8 @@ use crate::charge::Charge;
 /// [settles](crate::Limiter::settle) with it.
 ///
 /// A layer with several policies counts different things under them: name the policies that the cost is for, and the
-/// others keep what they were charged.
+/// others keep what they were charged. A name that no policy has settles nothing: a warning says so once, unless a
+/// policy of the layer is only known when it is chosen, by a closure or a look-up.
 ///
 /// ```
 /// use http::{Request, Response};
@@ -67,6 +68,11 @@ impl ActualCost {
         self.named.retain(|(name, _)| *name != policy);
         self.named.push((policy, cost));
         self
+    }
+
+    /// The names of policies that have a cost of their own.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.named.iter().map(|(name, _)| &**name)
     }
 
     /// The final cost of this charge: what was set for its policy, or else what was charged. For

@@ -76,6 +76,12 @@ impl Charge {
         self.label.as_deref()
     }
 
+    /// The same with this label, if it has none.
+    pub(crate) fn or_label(mut self, label: impl FnOnce() -> Option<Arc<Key>>) -> Self {
+        self.label = self.label.or_else(label);
+        self
+    }
+
     pub(crate) const fn label(&self) -> Option<&Arc<Key>> {
         self.label.as_ref()
     }

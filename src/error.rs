@@ -21,7 +21,8 @@ pub use crate::{policy::PolicyError, rule::RuleError};
 
 /// Why no key could be extracted from a request.
 ///
-/// The message is for the service's own logs and must not hold what the client sent.
+/// The message is for the service's own logs, and must not hold what the client sent. Where the client is the cause,
+/// [`ProblemJson`](crate::middleware::ProblemJson) sends it the message, too: a name of a header, say, and no internals.
 ///
 /// ```
 /// use sluicegate::{KeyExtractor, PeerIp, error::ExtractErrorKind};
@@ -38,6 +39,8 @@ pub struct ExtractError {
     message: &'static str,
     /// The challenge of `Unauthenticated`, or the type that is missing for `Misconfigured`.
     detail: Option<&'static str>,
+    /// The name of the header or cookie that the error is about.
+    name: Option<Arc<str>>,
 }
 
 /// What kind of [`ExtractError`] it is.
@@ -87,6 +90,7 @@ impl ExtractError {
             kind,
             message,
             detail: None,
+            name: None,
         }
     }
 
@@ -115,11 +119,10 @@ impl ExtractError {
     #[must_use]
     pub const fn unauthenticated(challenge: &'static str) -> Self {
         Self {
+            kind: ExtractErrorKind::Unauthenticated,
+            message: "the client has to authenticate",
             detail: Some(challenge),
-            ..Self::new(
-                ExtractErrorKind::Unauthenticated,
-                "the client has to authenticate",
-            )
+            name: None,
         }
     }
 
@@ -133,6 +136,12 @@ impl ExtractError {
     /// The same about the type of this name.
     pub(crate) const fn of_type(mut self, name: &'static str) -> Self {
         self.detail = Some(name);
+        self
+    }
+
+    /// The same about the header or cookie of this name.
+    pub(crate) fn about(mut self, name: &Arc<str>) -> Self {
+        self.name = Some(Arc::clone(name));
         self
     }
 
@@ -154,10 +163,11 @@ impl ExtractError {
 
 impl fmt::Display for ExtractError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.kind, self.detail) {
-            (ExtractErrorKind::Misconfigured, Some(name)) => {
+        match (self.kind, self.detail, &self.name) {
+            (ExtractErrorKind::Misconfigured, Some(name), _) => {
                 write!(f, "`{name}`: {}", self.message)
             }
+            (.., Some(name)) => write!(f, "{}: `{name}`", self.message),
             _ => f.write_str(self.message),
         }
     }

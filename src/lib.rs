@@ -179,6 +179,7 @@ pub mod under_load {
     #![doc = include_str!("../docs/guide/under_load.md")]
 }
 mod warning;
+mod watch;
 mod window;
 
 pub use charge::Charge;

@@ -3,6 +3,8 @@
 //! Each is written once for its cause, and none holds a key or anything else that a client has sent. Without the
 //! feature `tracing`, nothing is written.
 
+use std::net::IpAddr;
+
 use crate::error::{ExtractError, StoreError};
 
 /// A limit that can find no key for any request.
@@ -21,6 +23,83 @@ pub(crate) fn behind_proxy() {
         "misconfigured: a layer knows clients by `PeerIp`, but the requests have been forwarded by a proxy, whose \
          address they all share: use `ForwardedIp` with the proxy's networks, so that each has its own"
     );
+}
+
+/// How a service is wrong about its proxies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ProxyMistake {
+    /// The requests come from peers outside of the trusted networks, such as this one.
+    Untrusted { peer: Option<IpAddr> },
+    /// Trusted proxies do not send the header.
+    NoHeader,
+    /// The header has fewer entries than proxies were counted.
+    TooFew,
+    /// What counts as the client is a proxy, too.
+    ProxyIsClient,
+}
+
+/// A `ForwardedIp` that gives all clients one key, or none of them any.
+pub(crate) fn about_proxies(header: &str, mistake: ProxyMistake) {
+    #[cfg(feature = "tracing")]
+    match mistake {
+        ProxyMistake::Untrusted { peer } => tracing::warn!(
+            target: "sluicegate",
+            header,
+            peer = peer.map(|peer| peer.to_string()),
+            "misconfigured: `ForwardedIp` does not read the header of forwarded requests, since their peers are outside \
+             of its trusted networks, and their clients share one key: if the peers are your proxies, add their \
+             networks to `TrustedProxies::networks`"
+        ),
+        ProxyMistake::NoHeader => tracing::warn!(
+            target: "sluicegate",
+            header,
+            "misconfigured: `ForwardedIp` finds no key, since none of the first requests of trusted proxies has the \
+             header: let the proxy add it, or read the header that it does add; let the layer `skip` health checks"
+        ),
+        ProxyMistake::TooFew => tracing::warn!(
+            target: "sluicegate",
+            header,
+            "misconfigured: `ForwardedIp` finds no key, since the header has fewer addresses than proxies: lower \
+             `TrustedProxies::count_including_peer` to how many of your proxies add to it"
+        ),
+        ProxyMistake::ProxyIsClient => tracing::warn!(
+            target: "sluicegate",
+            header,
+            "misconfigured: `ForwardedIp` takes one address for the client of nine tenths of the requests, though the \
+             header names others beyond it: if it is a proxy of yours, raise `TrustedProxies::count_including_peer`, \
+             or add its network to `TrustedProxies::networks`"
+        ),
+    }
+    #[cfg(not(feature = "tracing"))]
+    let _ = (header, mistake);
+}
+
+/// A response's `ActualCost` names a policy that does not exist.
+pub(crate) fn unknown_policy(name: &str, similar: Option<&str>) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        policy = name,
+        similar,
+        "misconfigured: a response has its `ActualCost` under a policy that does not exist, so that it keeps what was \
+         charged: name a policy of the layer"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = (name, similar);
+}
+
+/// Entries of a table of routes that may be written wrongly, after so many requests.
+pub(crate) fn unmet_routes(entries: &[String], requests: u32) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        requests,
+        entries = entries.join(", "),
+        "no request has met these entries of `Routes`: write each path as the router has it, with the names of its \
+         captures and the prefix of a nested router; leave those as they are that are seldom asked for"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = (entries, requests);
 }
 
 /// Requests pass without a limit whose key, policy or cost could not be looked up.

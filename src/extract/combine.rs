@@ -31,8 +31,8 @@ impl<E: KeyExtractor> KeyExtractor for OnMissing<E> {
         }
     }
 
-    fn reads_peer(&self) -> bool {
-        self.extractor.reads_peer()
+    fn reads_peer(&self, head: &Parts) -> bool {
+        self.extractor.reads_peer(head)
     }
 }
 
@@ -57,8 +57,12 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
         }
     }
 
-    fn reads_peer(&self) -> bool {
-        self.first.reads_peer() || self.second.reads_peer()
+    fn reads_peer(&self, head: &Parts) -> bool {
+        let is_first_missing = || {
+            let found = self.first.extract(head);
+            found.is_err_and(|error| error.kind() == ExtractErrorKind::Missing)
+        };
+        self.first.reads_peer(head) || (self.second.reads_peer(head) && is_first_missing())
     }
 }
 
@@ -107,8 +111,8 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
         Ok(pairs.collect())
     }
 
-    fn reads_peer(&self) -> bool {
-        self.first.reads_peer() || self.second.reads_peer()
+    fn reads_peer(&self, head: &Parts) -> bool {
+        self.first.reads_peer(head) || self.second.reads_peer(head)
     }
 }
 
@@ -158,8 +162,8 @@ where
         }
     }
 
-    fn reads_peer(&self) -> bool {
-        self.extractor.reads_peer()
+    fn reads_peer(&self, head: &Parts) -> bool {
+        self.extractor.reads_peer(head) && (self.condition)(head)
     }
 }
 

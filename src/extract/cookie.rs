@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use http::{HeaderName, header::COOKIE, request::Parts};
 
 use super::{KeyExtractor, Keys, header::named};
@@ -26,7 +28,7 @@ use crate::{error::ExtractError, key::Key};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Cookie {
-    name: Box<str>,
+    name: Arc<str>,
     repeated: RepeatedCookie,
 }
 
@@ -124,17 +126,22 @@ impl KeyExtractor for Cookie {
         let value = match (values.next_back(), self.repeated) {
             (None, _) | (Some(_), RepeatedCookie::First) => first,
             (Some(last), RepeatedCookie::Last) => last,
-            (Some(_), RepeatedCookie::Missing) => return Err(ExtractError::missing(TWICE)),
-            (Some(_), RepeatedCookie::Malformed) => return Err(ExtractError::malformed(TWICE)),
+            (Some(_), RepeatedCookie::Missing) => {
+                return Err(ExtractError::missing(TWICE).about(&self.name));
+            }
+            (Some(_), RepeatedCookie::Malformed) => {
+                return Err(ExtractError::malformed(TWICE).about(&self.name));
+            }
         };
         if value.is_empty() {
-            return Err(ExtractError::missing(
-                "the cookie that identifies the client is absent or empty",
-            ));
+            return Err(ABSENT.about(&self.name));
         }
         // Without quotes already, of which the value may have had two pairs.
         Ok(named("cookie", &self.name, value).into())
     }
 }
+
+const ABSENT: ExtractError =
+    ExtractError::missing("the cookie that identifies the client is absent or empty");
 
 const TWICE: &str = "the cookie that identifies the client was sent twice";

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use http::{HeaderName, request::Parts};
 
 use super::{KeyExtractor, Keys};
@@ -16,6 +18,9 @@ const SHORT: usize = 192;
 /// each request is never limited: use it together with [`PeerIp`](struct@super::PeerIp), or limit by an
 /// [`Extension`](super::Extension) that authentication has inserted.
 ///
+/// For bearer tokens, take [`BearerToken`](super::BearerToken): the whole value of `authorization` can be written in
+/// many ways for one credential, and each way would have a quota of its own.
+///
 /// ```
 /// use sluicegate::{Header, KeyExtractor, extract::Keys};
 ///
@@ -28,6 +33,8 @@ const SHORT: usize = 192;
 #[derive(Clone, Debug)]
 pub struct Header {
     name: HeaderName,
+    /// For errors.
+    shown: Arc<str>,
 }
 
 impl Header {
@@ -39,7 +46,10 @@ impl Header {
     #[must_use]
     pub fn new(name: &str) -> Self {
         match HeaderName::from_bytes(name.as_bytes()) {
-            Ok(name) => Self { name },
+            Ok(name) => Self {
+                shown: name.as_str().into(),
+                name,
+            },
             Err(_) => panic!("`{name}` cannot be the name of a header"),
         }
     }
@@ -71,18 +81,20 @@ impl KeyExtractor for Header {
         let mut lines = head.headers.get_all(&self.name).iter();
         let value = lines.next().map_or(&b""[..], |line| line.as_bytes());
         if lines.next().is_some() {
-            return Err(ExtractError::malformed(
-                "the header that identifies the client was sent twice",
-            ));
+            return Err(TWICE.about(&self.shown));
         }
         match value.trim_ascii() {
-            b"" => Err(ExtractError::missing(
-                "the header that identifies the client is absent or empty",
-            )),
+            b"" => Err(ABSENT.about(&self.shown)),
             value => Ok(self.key(value).into()),
         }
     }
 }
+
+const ABSENT: ExtractError =
+    ExtractError::missing("the header that identifies the client is absent or empty");
+
+const TWICE: ExtractError =
+    ExtractError::malformed("the header that identifies the client was sent twice");
 
 /// A secret key of a name and a value. A colon ends the name, which cannot contain one.
 pub(super) fn named(kind: &'static str, name: &str, value: &[u8]) -> Key {

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use http::Extensions;
+use http::{Extensions, HeaderMap, HeaderName, header::FORWARDED};
 
 use crate::{error::ExtractError, key::Key};
 
@@ -14,6 +14,13 @@ const MAX_TEXT: usize = 39 + 4;
 
 /// How many leading bits of an IPv6 address identify a client: the smallest network that a household is given.
 pub(super) const DEFAULT_IPV6_PREFIX: u8 = 64;
+
+pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// Whether a request has a header that most proxies add.
+pub(crate) fn is_forwarded(headers: &HeaderMap) -> bool {
+    headers.contains_key(X_FORWARDED_FOR) || headers.contains_key(FORWARDED)
+}
 
 pub(super) const fn checked_ipv6_prefix(bits: u8) -> u8 {
     assert!(
@@ -54,17 +61,16 @@ const UNSPECIFIED: ExtractError = ExtractError::misconfigured(
 const DISCONNECTED: ExtractError =
     ExtractError::malformed("the connection was closed before its peer was known");
 
+/// A plain address comes first: whatever inserts one, such as an acceptor of the PROXY protocol, knows better than
+/// axum, which has the address of the load balancer.
 #[cfg(feature = "axum")]
 fn socket(extensions: &Extensions) -> Option<SocketAddr> {
     use axum::extract::{ConnectInfo, connect_info::MockConnectInfo};
 
-    let real = extensions.get::<ConnectInfo<SocketAddr>>().map(|it| it.0);
-    real.or_else(|| extensions.get::<SocketAddr>().copied())
-        .or_else(|| {
-            extensions
-                .get::<MockConnectInfo<SocketAddr>>()
-                .map(|it| it.0)
-        })
+    let inserted = extensions.get::<SocketAddr>().copied();
+    let real = || Some(extensions.get::<ConnectInfo<SocketAddr>>()?.0);
+    let mock = || Some(extensions.get::<MockConnectInfo<SocketAddr>>()?.0);
+    inserted.or_else(real).or_else(mock)
 }
 
 #[cfg(not(feature = "axum"))]

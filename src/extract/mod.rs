@@ -6,6 +6,7 @@ use http::{HeaderValue, request::Parts};
 
 use crate::{error::ExtractError, key::Key};
 
+mod bearer_token;
 mod charges;
 mod cidr;
 mod combine;
@@ -13,11 +14,13 @@ mod cookie;
 mod extension;
 pub mod forwarded;
 mod header;
-mod ip;
+mod host;
+pub(crate) mod ip;
 mod keys;
 mod keys_future;
 mod peer_ip;
 
+pub use bearer_token::BearerToken;
 pub(crate) use charges::ChargesFuture;
 pub use charges::IntoCharges;
 pub use cidr::{Cidr, CidrError};
@@ -26,6 +29,7 @@ pub use cookie::{Cookie, RepeatedCookie};
 pub use extension::Extension;
 pub use forwarded::{ForwardedIp, TrustedProxies};
 pub use header::Header;
+pub use host::Host;
 pub use keys::{IntoKeys, Keys};
 pub use keys_future::{AsyncKeyExtractor, KeysFuture};
 pub use peer_ip::PeerIp;
@@ -49,10 +53,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// find out now.
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError>;
 
-    /// Whether the keys are of the address at the other end of the connection, as those of
-    /// [`PeerIp`](struct@PeerIp) are. The layer warns once if such a limit is behind a proxy, where that is the proxy's
-    /// address.
-    fn reads_peer(&self) -> bool {
+    /// Whether the keys of this request are of the address at the other end of the connection, as those of
+    /// [`PeerIp`](struct@PeerIp) are. The layer asks for its first 10 000 requests, and warns once if such a limit is
+    /// behind a proxy, where that is the proxy's address.
+    fn reads_peer(&self, _head: &Parts) -> bool {
         false
     }
 
@@ -178,7 +182,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
 /// let [reads, writes] = [Policy::parse("reads", "600/1m")?, Policy::parse("writes", "60/1m")?];
 /// let layer = RateLimitLayer::new(MemoryStore::new()).limit(
 ///     from_fn(move |head| if head.method.is_safe() { reads.clone() } else { writes.clone() }),
-///     from_fn(|head| Some(Key::new("host", head.uri.host()?))),
+///     from_fn(|head| Some(Key::new("app", head.headers.get("x-app")?))),
 /// );
 /// # assert!(format!("{layer:?}").contains("Closure"));
 /// # Ok::<(), sluicegate::error::PolicyError>(())
@@ -212,8 +216,8 @@ impl KeyExtractor for Box<dyn KeyExtractor> {
         (**self).extract(head)
     }
 
-    fn reads_peer(&self) -> bool {
-        (**self).reads_peer()
+    fn reads_peer(&self, head: &Parts) -> bool {
+        (**self).reads_peer(head)
     }
 }
 
@@ -222,7 +226,7 @@ impl KeyExtractor for Arc<dyn KeyExtractor> {
         (**self).extract(head)
     }
 
-    fn reads_peer(&self) -> bool {
-        (**self).reads_peer()
+    fn reads_peer(&self, head: &Parts) -> bool {
+        (**self).reads_peer(head)
     }
 }

@@ -18,6 +18,9 @@ use crate::{error::ExtractError, key::Key};
 /// | axum, in a test without a server | the feature `axum`, and a layer `MockConnectInfo(SocketAddr)` around the router |
 /// | tonic, with its TLS or without | the feature `tonic`, and a TCP listener |
 /// | another, or tonic over streams of your own | a plain [`SocketAddr`](std::net::SocketAddr) in the extensions of each request |
+/// | any, behind the PROXY protocol | the same, inserted by what reads the protocol |
+///
+/// A plain `SocketAddr` comes before `ConnectInfo`, which has the load balancer's address behind the PROXY protocol.
 ///
 /// With none of them, or with an unspecified address, the service is
 /// [misconfigured](crate::error::ExtractErrorKind::Misconfigured): each request is answered with a 500, and a warning
@@ -27,8 +30,8 @@ use crate::{error::ExtractError, key::Key};
 /// household or machine has at least that many addresses, and could use a new one for each request.
 ///
 /// **Behind a proxy** this is the proxy's address, and all clients share one limit: there, use
-/// [`ForwardedIp`](super::ForwardedIp). A warning says so once if nine tenths of a layer's first hundred requests have
-/// been forwarded.
+/// [`ForwardedIp`](super::ForwardedIp). A warning says so once if nine tenths of a hundred requests in a row, among the
+/// first 10 000 of a layer, have been forwarded.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -81,6 +84,17 @@ impl PeerIp {
     pub fn key(&self, address: IpAddr) -> Key {
         ip::key(ip::canonical(address), self.ipv6_prefix)
     }
+
+    /// The peer's address itself; an IPv4 address that is mapped into IPv6 is returned as IPv4. It is personal data: do
+    /// not keep it in logs.
+    ///
+    /// # Errors
+    ///
+    /// As [`extract`](KeyExtractor::extract).
+    #[allow(clippy::unused_self, reason = "as of every extractor of addresses")]
+    pub fn address(&self, head: &Parts) -> Result<IpAddr, ExtractError> {
+        ip::peer(&head.extensions)
+    }
 }
 
 impl Default for PeerIp {
@@ -95,7 +109,7 @@ impl KeyExtractor for PeerIp {
         Ok(ip::key(peer, self.ipv6_prefix).into())
     }
 
-    fn reads_peer(&self) -> bool {
+    fn reads_peer(&self, _head: &Parts) -> bool {
         true
     }
 }

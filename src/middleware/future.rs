@@ -160,18 +160,18 @@ where
                     None => panic!("polled after completion"),
                 },
                 StateProj::Serving { response, admitted } => {
-                    let response = ready!(response.poll(cx));
+                    let mut response = ready!(response.poll(cx));
+                    let shared = &this.shared;
+                    // Still in the state: if the user's closure panics, there will be no response.
+                    let settling = match (&mut response, admitted.as_ref()) {
+                        (Ok(response), Some(admitted)) => shared.settle(response, admitted),
+                        _ => None,
+                    };
                     let Some(admitted) = admitted.take() else {
                         return Poll::Ready(response);
                     };
-                    let shared = &this.shared;
                     let unanswered = |_: &_| shared.unanswered(admitted.innermost());
                     let mut response = response.inspect_err(unanswered)?;
-                    let settling = shared.settle.of_response(
-                        &shared.plan.limiter,
-                        &mut response,
-                        admitted.innermost(),
-                    );
                     let Some(settling) = settling else {
                         shared.complete(&mut response, &admitted, None);
                         return Poll::Ready(Ok(response));

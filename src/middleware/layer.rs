@@ -5,7 +5,7 @@ use tower_layer::Layer;
 
 use super::{
     HeaderStyle, PolicySelector, ProblemJson, RateLimit,
-    decide::{AccessLists, Limit},
+    decide::{AccessLists, ChargeLookUp, Limit, Newest},
     shared::Shared,
 };
 use crate::{
@@ -19,6 +19,8 @@ use crate::{
 };
 
 /// Layer that applies the [`RateLimit`] middleware, which limits how often a client may call a service.
+///
+/// In axum, add it *after* the routes: `Router::layer` covers those that the router has by then, and no others.
 ///
 /// See the [module docs](super) for an example. `R` makes the responses to requests that are not passed on.
 pub struct RateLimitLayer<R = ProblemJson> {
@@ -78,10 +80,9 @@ impl<R> RateLimitLayer<R> {
     ) -> Result<Self, PolicyError> {
         let policy = self.without_twin(policy.into())?;
         Ok(self.change(|shared| {
-            shared.plan.reads_peer |= extractor.reads_peer();
             let limit = Limit::new(policy, Arc::new(extractor) as _);
             shared.plan.limits.push(limit);
-            shared.plan.newest_is_look_up = false;
+            shared.plan.newest = Newest::Limits;
         }))
     }
 
@@ -114,7 +115,7 @@ impl<R> RateLimitLayer<R> {
         Ok(self.change(|shared| {
             let limit = Limit::new(policy, Arc::new(extractor) as _);
             shared.plan.look_ups.push(limit);
-            shared.plan.newest_is_look_up = true;
+            shared.plan.newest = Newest::LookUps;
         }))
     }
 
@@ -123,9 +124,8 @@ impl<R> RateLimitLayer<R> {
     ///
     /// The label is the first key that `extractor` finds; a request without one is counted without a label. It changes
     /// no decision, and clients are told nothing of it. Of a [`Header`](crate::Header) or a cookie, which are
-    /// [secret](Key::secret), a hash is told: where operators may read the value, take a closure. What is looked up
-    /// with
-    /// [`charge_async`](Self::charge_async) names contributors by [`Charge::by`].
+    /// [secret](Key::secret), a hash is told: where operators may read the value, take a closure. A charge that
+    /// [`charge_async`](Self::charge_async) has looked up keeps the contributor that [`Charge::by`] names.
     ///
     /// ```
     /// use http::{Request, Response, request::Parts};
@@ -162,21 +162,15 @@ impl<R> RateLimitLayer<R> {
     #[must_use]
     #[track_caller]
     pub fn contributors(self, extractor: impl KeyExtractor) -> Self {
+        let mut is_set = false;
+        let layer = self.change(|shared| {
+            is_set = shared.plan.set_contributor(Arc::new(extractor));
+        });
         assert!(
-            self.shared.plan.selectors().next().is_some(),
+            is_set,
             "`contributors` is about the limit before it, and there is none"
         );
-        self.change(|shared| {
-            let plan = &mut shared.plan;
-            let newest = if plan.newest_is_look_up {
-                plan.look_ups.last_mut().map(|it| &mut it.contributor)
-            } else {
-                plan.limits.last_mut().map(|it| &mut it.contributor)
-            };
-            if let Some(contributor) = newest {
-                *contributor = Some(Arc::new(extractor));
-            }
-        })
+        layer
     }
 
     /// Adds a limit whose policy, key and cost have to be looked up, such as the tier of a user that is in a database.
@@ -231,6 +225,10 @@ impl<R> RateLimitLayer<R> {
     /// since the policy is not known. By default that is [`Open`](FailurePolicy::Open): **the request passes without
     /// this limit.** With [`on_failure(FailurePolicy::Closed)`](Self::on_failure) it is answered with a 503.
     ///
+    /// Look-ups come first: the request of a client that one of the layer's other limits denies is looked up all the
+    /// same. To spare the database those, put the other limits into a
+    /// [layer around this one](super#two-layers-one-store).
+    ///
     /// Nothing is remembered from one request to the next: where a look-up is slow, keep what it has found in a cache.
     ///
     /// Policies of one name share their counts; two of one name that differ (rules, ban, failure policy or shadow) must
@@ -245,7 +243,10 @@ impl<R> RateLimitLayer<R> {
             let answer = look_up(head);
             Box::pin(async { answer.await.into_charges() })
         };
-        self.change(|shared| shared.plan.charge_look_ups.push(Arc::new(look_up)))
+        self.change(|shared| {
+            shared.plan.charge_look_ups.push(ChargeLookUp::new(look_up));
+            shared.plan.newest = Newest::ChargeLookUps;
+        })
     }
 
     /// The selector, unless one of its policies has the name of another one and differs.
@@ -335,10 +336,7 @@ impl<R> RateLimitLayer<R> {
     /// the block.
     #[must_use]
     pub fn deny_blocked(self, extractor: impl KeyExtractor) -> Self {
-        self.change(|shared| {
-            shared.plan.reads_peer |= extractor.reads_peer();
-            shared.plan.deny_blocked.push(Arc::new(extractor));
-        })
+        self.change(|shared| shared.plan.deny_blocked.push(Arc::new(extractor)))
     }
 
     /// Sets whether [blocks](crate::block#blocks) of the identities that this layer limits deny them. The default is
@@ -358,8 +356,9 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets what a request costs under each of its limits. The default is 1; 0 looks without charging.
     ///
-    /// A cost above a limit can never fit, nor any cost under a limit of 0: the request is answered with a 413 and
-    /// without a `Retry-After`. [`ProblemJson::status_if_never`] sets another status.
+    /// A cost above a limit can never fit: the request is answered with a 413 and without a `Retry-After`. A limit of 0
+    /// denies every cost above 0, with a 429 and without a `Retry-After`. [`ProblemJson::status_if_never`] sets another
+    /// status for both.
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))

@@ -57,12 +57,11 @@ pub(super) struct Unsettled<T> {
 impl Settle {
     /// The settlement that a response requires; `None` when it costs what was charged.
     pub(super) fn of_response<B>(
-        &self,
+        cost_of: &CostOf,
         limiter: &Limiter,
         response: &mut Response<B>,
         decision: &Decision,
     ) -> Option<Settling> {
-        let cost_of = self.cost_of.as_ref()?;
         let Decision::Allowed(usage) = decision else {
             return None;
         };

@@ -13,9 +13,9 @@ use super::{
     Decisions, HeaderStyle, MakeRejection, Rejection,
     decide::Plan,
     response::{self, Headers, Told},
-    settle::Settle,
+    settle::{Settle, Settling},
 };
-use crate::{decision::Decision, jitter, limiter::Limiter};
+use crate::{actual_cost::ActualCost, decision::Decision, jitter, limiter::Limiter};
 
 /// What all services of a layer share.
 pub(super) struct Shared<R> {
@@ -32,6 +32,10 @@ pub(super) struct Shared<R> {
 
 /// In the extensions of a response for the next layer further out: what the headers tell, and by which decisions.
 type ToldBy = (Told, Decisions);
+
+/// In the extensions of a response for the layers further out: a layer has looked at its `ActualCost`.
+#[derive(Clone)]
+struct CostIsChecked;
 
 impl<R> Shared<R> {
     pub(super) fn new(limiter: Limiter, rejection: R) -> Self {
@@ -82,6 +86,39 @@ impl<R> Shared<R> {
         admitted
     }
 
+    /// The settlement that a response requires; `None` when it costs what was charged.
+    pub(super) fn settle<B>(
+        &self,
+        response: &mut Response<B>,
+        admitted: &Decisions,
+    ) -> Option<Settling> {
+        let cost_of = self.settle.cost_of.as_ref()?;
+        self.check_names(response.extensions_mut(), admitted);
+        Settle::of_response(
+            &**cost_of,
+            &self.plan.limiter,
+            response,
+            admitted.innermost(),
+        )
+    }
+
+    /// Looks for a cost under a policy that was not checked. The innermost layer that settles does, which knows the
+    /// decisions of those around it.
+    fn check_names(&self, extensions: &mut Extensions, admitted: &Decisions) {
+        let Some(cost) = extensions.get::<ActualCost>() else {
+            return;
+        };
+        let unknown = cost.names().find(|name| admitted.by_policy(name).is_none());
+        if let Some(unknown) = unknown
+            && extensions.get::<CostIsChecked>().is_none()
+        {
+            self.plan.warn_of_unknown(unknown, admitted);
+        }
+        if admitted.have_outer() {
+            extensions.insert(CostIsChecked);
+        }
+    }
+
     /// There will be no response to a request that was admitted.
     pub(super) fn unanswered(&self, decision: &Decision) {
         self.settle.unanswered(&self.plan.limiter, decision);
@@ -98,12 +135,15 @@ impl<R> Shared<R> {
         // The service may have passed on the response of a client that is limited, too: what it was told says nothing
         // about this request.
         let is_own = |decisions: &Decisions| decisions.has(admitted.innermost());
-        let inner = extensions.remove::<Decisions>().filter(is_own);
+        let within = extensions.remove::<Decisions>();
+        let is_foreign = within.is_some();
+        let inner = within.filter(is_own);
         let told = extensions.remove::<ToldBy>();
         let told = told.filter(|(_, by)| is_own(by)).map(|(told, _)| told);
-        let denied = inner
-            .as_ref()
-            .is_some_and(|it| !it.innermost().is_allowed());
+        let denied = match &inner {
+            Some(inner) => !inner.innermost().is_allowed(),
+            None => !is_foreign && response::is_denial(response),
+        };
         // The headers of a denial must not be mixed with what is left here.
         if !denied {
             let now = settled.as_ref().unwrap_or_else(|| admitted.innermost());

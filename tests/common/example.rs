@@ -70,6 +70,16 @@ impl Example {
         assert!(kill.unwrap().success());
     }
 
+    /// Ends it; answers all that it said on stderr.
+    pub(crate) fn end(&mut self) -> String {
+        let _ = self.child.kill();
+        let mut stderr = String::new();
+        if let Some(mut pipe) = self.child.stderr.take() {
+            let _ = pipe.read_to_string(&mut stderr);
+        }
+        stderr
+    }
+
     /// The next line that it says on stderr.
     pub(crate) fn complaint(&mut self) -> String {
         let pipe = self.child.stderr.as_mut().unwrap();

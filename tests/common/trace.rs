@@ -12,7 +12,7 @@ use tracing::{
     Dispatch, Event, Id, Level, Metadata, Subscriber,
     field::{Field, Visit},
     span,
-    subscriber::{NoSubscriber, with_default},
+    subscriber::{DefaultGuard, NoSubscriber, set_default, with_default},
 };
 
 /// Writes down spans and events as `level target name field=value …`, and what was entered.
@@ -50,12 +50,21 @@ pub(crate) fn traced(below_warn: bool, run: impl Future<Output = ()>) -> Vec<Str
     lines.clone()
 }
 
+/// Writes down the warnings of this thread until the guard is dropped.
+pub(crate) fn traced_here() -> (Trace, DefaultGuard) {
+    LazyLock::force(&ANOTHER);
+    let trace = Trace::default();
+    let guard = set_default(trace.clone());
+    (trace, guard)
+}
+
+/// While there is one subscriber alone, tracing asks the thread that first comes to an event whether a subscriber wants
+/// it; a thread of another test says no, for all.
+static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
+
 impl Trace {
     /// Runs with this as the subscriber of the thread.
     pub(crate) fn during(&self, run: impl FnOnce()) {
-        // While there is one subscriber alone, tracing asks the thread that first comes to an event whether a
-        // subscriber wants it; a thread of another test says no, for all.
-        static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
         LazyLock::force(&ANOTHER);
         with_default(self.clone(), run);
     }

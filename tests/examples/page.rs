@@ -121,7 +121,7 @@ async fn a_browser_that_is_denied_gets_the_page_and_sees_why() {
     let mut page = open!(server);
     let status = "performance.getEntriesByType('navigation')[0].responseStatus";
     // Nothing fits a limit of 0, however long it waits.
-    assert_eq!(page.eval(status).await, 413);
+    assert_eq!(page.eval(status).await, 429);
     page.until(&format!(
         "{} === '0 left · denies a cost of 1 always'",
         left(0)

@@ -14,8 +14,10 @@ use futures::future::BoxFuture;
 use http::{Request, Response, header::RETRY_AFTER, request::Parts};
 use http_body_util::BodyExt;
 use sluicegate::{
-    Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    Charge, Decision, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy,
+    RateLimitLayer,
     error::ExtractError,
+    extract::{BearerToken, Cookie},
     middleware::{
         ActualCost, AxumRejection, Decisions, EmptyBody, Grpc, HeaderStyle, MakeRejection,
         ProblemJson, Rejection,
@@ -321,6 +323,42 @@ async fn a_rejection_that_was_passed_on_does_not_hide_the_servers_own_headers() 
     }
 }
 
+/// A service whose responses have lost their extensions, as behind a connection, or a middleware that makes new ones.
+fn without_extensions(inner: Service) -> Service {
+    let service = inner.map_response(|mut response| {
+        response.extensions_mut().clear();
+        response
+    });
+    BoxCloneSyncService::new(service)
+}
+
+#[tokio::test]
+async fn a_denial_whose_extensions_are_lost_is_not_mixed_with_what_is_left_further_out() {
+    let style = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
+    let inner = around(layer("inner", "1/1d").headers(style), hello());
+    let both = around(
+        layer("outer", "90/1d").headers(style),
+        without_extensions(inner),
+    );
+    assert_eq!(lines(ask(&both).await.headers(), "ratelimit").len(), 2);
+    let response = ask(&both).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    let items = lines(response.headers(), "ratelimit");
+    assert!(
+        matches!(items[..], [item] if item.starts_with(r#""inner";r=0;t="#)),
+        "{items:?}"
+    );
+    assert_eq!(
+        single(HeaderStyle::X_RATE_LIMIT, &response),
+        "limit=1, remaining=0"
+    );
+
+    // A 429 of the handler's own tells nothing about quotas.
+    let own = answering(|_| Response::builder().status(429).body(String::new()).unwrap());
+    let response = ask(&around(layer("outer", "90/1d"), own)).await;
+    assert!(told(&response, "ratelimit").starts_with(r#""outer";r=89;"#));
+}
+
 // Older header styles
 
 /// Nine of ten are left for 60 s, and 99 of 100 for an hour.
@@ -465,6 +503,97 @@ async fn a_cost_that_can_never_fit_has_a_status_of_its_own_and_nothing_to_wait_f
 }
 
 // Actual costs
+
+#[tokio::test]
+async fn a_limit_of_0_is_a_switch_and_no_request_is_too_large_for_it() {
+    let problems = ProblemJson::default().status_if_never(StatusCode::FORBIDDEN);
+    for (service, expected) in [
+        (around(layer("all", "0/1d"), hello()), 429),
+        (around(layer("all", "0/1d").cost(|_| 11), hello()), 429),
+        (
+            around(layer("all", "0/1d").rejection(EmptyBody), hello()),
+            429,
+        ),
+        (
+            around(layer("all", "0/1d").rejection(problems), hello()),
+            403,
+        ),
+    ] {
+        let response = ask(&service).await;
+        assert_eq!(response.status(), expected);
+        assert!(!response.headers().contains_key(RETRY_AFTER));
+        assert_eq!(lines(response.headers(), "ratelimit"), [r#""all";r=0"#]);
+        if !response.body().is_empty() {
+            let problem: serde_json::Value = serde_json::from_str(response.body()).unwrap();
+            assert_eq!(
+                problem["detail"],
+                "A limit of 0 denies all requests at present."
+            );
+            assert_eq!(problem["violated-policies"], serde_json::json!(["all"]));
+        }
+    }
+    let looks = around(layer("all", "0/1d").cost(|_| 0), hello());
+    assert_eq!(ask(&looks).await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_request_without_a_key_is_told_what_is_missing_and_never_a_value() {
+    let by = |extractor: Box<dyn KeyExtractor>| {
+        let limits = RateLimitLayer::new(MemoryStore::new());
+        around(limits.limit(policy("api", "9/1d"), extractor), hello())
+    };
+    let ask = async |service: &Service, headers: &[(&str, &str)]| {
+        let request = headers
+            .iter()
+            .fold(Request::get("/"), |request, (name, value)| {
+                request.header(*name, *value)
+            });
+        let request = request.body(String::new()).unwrap();
+        let response = service.clone().oneshot(request).await.unwrap();
+        assert!(!response.body().contains("s3cret"), "{}", response.body());
+        let problem: serde_json::Value = serde_json::from_str(response.body()).unwrap();
+        (
+            response.status().as_u16(),
+            problem["detail"].as_str().map(str::to_owned),
+        )
+    };
+    let header = by(Box::new(Header::new("X-Api-Key")));
+    let absent = "the header that identifies the client is absent or empty: `x-api-key`";
+    assert_eq!(ask(&header, &[]).await, (400, Some(absent.to_owned())));
+    let twice = [("x-api-key", "s3cret"), ("x-api-key", "s3cret2")];
+    let expected = "the header that identifies the client was sent twice: `x-api-key`";
+    assert_eq!(ask(&header, &twice).await, (400, Some(expected.to_owned())));
+
+    let cookie = by(Box::new(Cookie::new("SID")));
+    let absent = "the cookie that identifies the client is absent or empty: `SID`";
+    assert_eq!(
+        ask(&cookie, &[("cookie", "other=s3cret")]).await,
+        (400, Some(absent.to_owned()))
+    );
+    let twice = [("cookie", "SID=s3cret; SID=s3cret2")];
+    let expected = "the cookie that identifies the client was sent twice: `SID`";
+    assert_eq!(ask(&cookie, &twice).await, (400, Some(expected.to_owned())));
+
+    let token = by(Box::new(BearerToken.or_unauthorized("Bearer")));
+    let expected = "the client has to authenticate";
+    assert_eq!(ask(&token, &[]).await, (401, Some(expected.to_owned())));
+
+    // A message may hold any characters; what is the service's own business stays there.
+    let own = |error: fn(&'static str) -> ExtractError| {
+        by(Box::new(move |_: &Parts| {
+            Err::<Key, _>(error("a \"key\" \\ is\nmissing"))
+        }))
+    };
+    let expected = "a \"key\" \\ is missing";
+    assert_eq!(
+        ask(&own(ExtractError::missing), &[]).await,
+        (400, Some(expected.to_owned()))
+    );
+    assert_eq!(
+        ask(&own(ExtractError::misconfigured), &[]).await,
+        (500, None)
+    );
+}
 
 #[tokio::test]
 async fn an_actual_cost_may_be_for_some_policies_only() {

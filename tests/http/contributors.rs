@@ -82,7 +82,10 @@ async fn contributors_are_about_the_limit_before_them() {
         .charge_async(|head| {
             let user = user(head);
             ready(user.map(|user| Charge::new(&policy("fifth"), acme(), 3).by(user)))
-        });
+        })
+        .contributors(|_: &Parts| Key::new("user", "nobody"))
+        .charge_async(|_| ready(Charge::new(&policy("sixth"), acme(), 1)))
+        .contributors(user);
     ask(&layer, Some("alice"), 200).await;
     let labels = async |name| told(&limiter, &policy(name)).await.0;
     assert_eq!(labels("first").await, []);
@@ -90,6 +93,7 @@ async fn contributors_are_about_the_limit_before_them() {
     assert!(labels("third").await[0].0.starts_with("header=#"));
     assert_eq!(labels("fourth").await, []);
     assert_eq!(labels("fifth").await, list(&[("user=alice", 3)]));
+    assert_eq!(labels("sixth").await, list(&[("user=alice", 1)]));
 }
 
 #[tokio::test]

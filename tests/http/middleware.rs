@@ -215,7 +215,7 @@ async fn a_request_without_identity_is_rejected_before_the_store_is_asked() {
     assert!(!response.headers().contains_key("ratelimit"));
     assert_eq!(
         response.body(),
-        r#"{"type":"about:blank","title":"Bad Request","status":400}"#
+        r#"{"type":"about:blank","title":"Bad Request","status":400,"detail":"the header that identifies the client is absent or empty: `x-api-key`"}"#
     );
     assert!(matches!(
         response.extensions().get(),

@@ -672,7 +672,7 @@ fn spans_and_events_have_the_documented_fields() {
             r#"TRACE allowed policies=trial shadow=true local=false"#,
             r#"DEBUG blocked by="list""#,
             r#"DEBUG blocked policy="api" by="list""#,
-            r#"DEBUG missing key policy="who" shadow=false kind="missing" error=the header that identifies the client is absent or empty outcome="rejected""#,
+            r#"DEBUG missing key policy="who" shadow=false kind="missing" error=the header that identifies the client is absent or empty: `absent` outcome="rejected""#,
             r#"DEBUG call="check" policies=trial shadow=true"#,
             r#"DEBUG call="peek" policies=api shadow=false"#,
             r#"DEBUG call="reset" policies=api shadow=false"#,

@@ -90,6 +90,32 @@ async fn an_axum_server_limits_its_clients() {
 }
 
 #[tokio::test]
+#[cfg(feature = "axum")]
+async fn an_address_that_the_proxy_protocol_tells_comes_before_the_load_balancers() {
+    use axum::{Extension, Router, routing::get};
+
+    // As inserted by an acceptor that reads the protocol, while axum knows the connection's own peer.
+    let client: SocketAddr = "203.0.113.7:50000".parse().unwrap();
+    let store = once();
+    let router = Router::new()
+        .route("/", get(async || "hello"))
+        .layer(layer(store.clone()))
+        .layer(Extension(client));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = router.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async { axum::serve(listener, service).await });
+    let request = Request::get(format!("http://{address}/")).body(Empty::<Bytes>::new());
+    let sender = Client::builder(TokioExecutor::new()).build_http();
+    let response = sender.request(request.unwrap()).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(
+        store.checks()[0].charges()[0].key(),
+        &PeerIp.key(client.ip())
+    );
+}
+
+#[tokio::test]
 async fn a_plain_hyper_server_limits_its_clients() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

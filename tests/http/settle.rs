@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::site::Site;
+use crate::common::{site::Site, trace::traced};
 use axum::{
     Extension, Router,
     http::{HeaderMap, Method, StatusCode, request::Parts, response},
@@ -20,9 +20,9 @@ use axum::{
 use futures::FutureExt;
 use http::{Request, Response};
 use sluicegate::{
-    Charge, Decision, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer, Store, StoreError,
-    Usage,
-    error::StoreErrorKind,
+    Charge, Decision, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    Store, StoreError, Usage,
+    error::{ExtractError, StoreErrorKind},
     middleware::{ActualCost, Decisions, HeaderStyle},
     observe::{CallInfo, CallKind, CompletionEvent, ErrorEvent, Observer},
     store::{Check, Settlement, StoreFuture},
@@ -632,6 +632,77 @@ async fn a_service_that_panics_is_as_one_that_fails_without_a_response() {
         tokio::task::yield_now().await;
         assert_eq!(store.left(&all).await, 9, "in call: {panics_in_call}");
     }
+}
+
+#[tokio::test]
+async fn a_settlement_whose_closure_panics_is_as_a_service_that_fails_without_a_response() {
+    let (store, all) = (Watched::new(|answer| answer), policy("all", "9/1d"));
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(all.clone(), everybody())
+        .settle(|_, _| panic!("told to panic"))
+        .refund_unanswered();
+    let service = layer.layer(service_fn(async |_: Request<String>| {
+        Ok::<_, Infallible>(Response::new(String::new()))
+    }));
+    let answer = AssertUnwindSafe(service.oneshot(Request::default())).catch_unwind();
+    assert!(answer.await.is_err());
+    tokio::task::yield_now().await;
+    assert_eq!(store.left(&all).await, 9);
+}
+
+/// What is warned of when a handler within these layers says what its answer has cost.
+fn warned_of_cost(layers: &[RateLimitLayer], cost: &ActualCost) -> Vec<String> {
+    traced(false, async {
+        let cost = cost.clone();
+        let handler = async move || (Extension(cost), "hello");
+        let mut app = Router::new().route("/", get(handler));
+        for layer in layers {
+            app = app.layer(layer.clone());
+        }
+        for _ in 0..3 {
+            let request = Request::get("/").body(axum::body::Body::empty()).unwrap();
+            assert_eq!(app.clone().oneshot(request).await.unwrap().status(), OK);
+        }
+    })
+}
+
+#[test]
+fn a_cost_for_a_policy_that_does_not_exist_is_warned_of_once() {
+    let limits = || RateLimitLayer::new(MemoryStore::new());
+    let tokens = || limits().limit(policy("tokens", "900/1d"), everybody());
+    let settled = |layer: RateLimitLayer| layer.settle(ActualCost::or_charged);
+    for (name, similar) in [("token", r#"similar="tokens""#), ("units", "")] {
+        let lines = warned_of_cost(&[settled(tokens())], &ActualCost::of(name, 5));
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        let named = format!("policy=\"{name}\"");
+        assert!(lines[0].starts_with("WARN misconfigured: a response has its `ActualCost`"));
+        assert!(
+            lines[0].contains(&named) && lines[0].contains(similar),
+            "{lines:?}"
+        );
+    }
+
+    let requests = || limits().limit(policy("requests", "9/1d"), everybody());
+    let nobody = |_: &Parts| Err::<Key, _>(ExtractError::missing("nobody"));
+    let absent = requests().limit(policy("tokens", "900/1d"), nobody.or_skip());
+    let chosen = |_: &Parts| policy("chosen", "900/1d");
+    let cost = ActualCost::of("tokens", 5).and("requests", 1);
+    for layers in [
+        // Right, of another layer, of a limit that does not apply, and of one that may be chosen for another request.
+        vec![settled(
+            requests().limit(policy("tokens", "900/1d"), everybody()),
+        )],
+        vec![settled(tokens()), settled(requests())],
+        vec![settled(requests()), settled(tokens())],
+        vec![settled(absent)],
+        vec![settled(requests().limit(chosen, everybody()))],
+    ] {
+        assert_eq!(warned_of_cost(&layers, &cost), [""; 0]);
+    }
+    assert_eq!(
+        warned_of_cost(&[settled(tokens())], &ActualCost::new(5)),
+        [""; 0]
+    );
 }
 
 #[tokio::test]

@@ -1,9 +1,10 @@
 use std::{net::IpAddr, sync::Arc};
 
-use http::{HeaderName, header::FORWARDED, request::Parts};
+use http::{HeaderName, HeaderValue, header::FORWARDED, request::Parts};
 
 use super::{
     entries::{Entries, Form},
+    evidence::{Evidence, Seen, hash_of},
     parse,
     trusted::{Trust, TrustedProxies},
 };
@@ -11,9 +12,11 @@ use crate::{
     error::ExtractError,
     extract::{
         KeyExtractor, Keys,
-        ip::{self, DEFAULT_IPV6_PREFIX},
+        ip::{self, DEFAULT_IPV6_PREFIX, X_FORWARDED_FOR},
     },
     key::Key,
+    warning,
+    watch::Watch,
 };
 
 const ABSENT: ExtractError = ExtractError::missing(
@@ -42,6 +45,9 @@ const TWICE: ExtractError =
 /// - An entry that is needed and cannot be read, is `unknown`, or is hidden: malformed. No other entry is used
 ///   instead.
 /// - More than 64 entries or 4 KiB would have to be read: malformed.
+///
+/// **Wrong about the proxies?** A warning says so, once for an extractor and its clones, if the first 10 000 requests
+/// show it: see [what goes wrong](super#what-goes-wrong).
 #[derive(Clone, Debug)]
 pub struct ForwardedIp {
     source: Arc<Source>,
@@ -53,14 +59,21 @@ struct Source {
     header: HeaderName,
     form: Form,
     trusted: TrustedProxies,
+    watch: Watch<Evidence>,
+}
+
+/// Where the client's address was found.
+enum Found {
+    /// The peer is the client: it is no trusted proxy.
+    Peer(IpAddr),
+    Header(IpAddr),
 }
 
 impl ForwardedIp {
     /// Reads `X-Forwarded-For`: a list of addresses, to which each proxy appends the one that called it.
     #[must_use]
     pub fn x_forwarded_for(trusted: TrustedProxies) -> Self {
-        let header = HeaderName::from_static("x-forwarded-for");
-        Self::new(header, Form::XForwardedFor, trusted)
+        Self::new(X_FORWARDED_FOR, Form::XForwardedFor, trusted)
     }
 
     /// Reads `Forwarded` (RFC 7239): a list of elements like `for="[2001:db8::7]:50000";proto=https`.
@@ -92,6 +105,7 @@ impl ForwardedIp {
                 header,
                 form,
                 trusted,
+                watch: Watch::default(),
             }),
             ipv6_prefix: DEFAULT_IPV6_PREFIX,
         }
@@ -122,16 +136,14 @@ impl ForwardedIp {
     ///
     /// As [`extract`](KeyExtractor::extract).
     pub fn address(&self, head: &Parts) -> Result<IpAddr, ExtractError> {
-        match &self.source.trusted.trust {
-            Trust::Count(proxies) => self.source.nth_from_right(head, *proxies),
-            Trust::Networks(networks) => {
-                let trusted = |ip| networks.iter().any(|it| it.contains_canonical(ip));
-                let peer = ip::peer(&head.extensions)?;
-                if !trusted(peer) {
-                    return Ok(peer);
-                }
-                self.source.first_from_right(head, trusted)
-            }
+        let source = &*self.source;
+        let found = source.find(head);
+        let note = |evidence: &mut Evidence, _| evidence.add(&source.seen(head, &found)?);
+        if let Some(mistake) = source.watch.note(note) {
+            warning::about_proxies(source.header.as_str(), mistake);
+        }
+        match found? {
+            Found::Peer(ip) | Found::Header(ip) => Ok(ip),
         }
     }
 }
@@ -143,6 +155,52 @@ impl KeyExtractor for ForwardedIp {
 }
 
 impl Source {
+    fn find(&self, head: &Parts) -> Result<Found, ExtractError> {
+        let ip = match &self.trusted.trust {
+            Trust::Count(proxies) => self.nth_from_right(head, *proxies)?,
+            Trust::Networks(networks) => {
+                let trusted = |ip| networks.iter().any(|it| it.contains_canonical(ip));
+                let peer = ip::peer(&head.extensions)?;
+                if !trusted(peer) {
+                    return Ok(Found::Peer(peer));
+                }
+                self.first_from_right(head, trusted)?
+            }
+        };
+        Ok(Found::Header(ip))
+    }
+
+    /// What the request shows about the proxies; `None` for one that did not come through any.
+    fn seen(&self, head: &Parts, found: &Result<Found, ExtractError>) -> Option<Seen> {
+        match found {
+            Ok(Found::Peer(peer)) => self.is_forwarded(head).then_some(Seen::Untrusted(*peer)),
+            Ok(Found::Header(ip)) => Some(Seen::Client(*ip, self.beyond(head).map(hash_of))),
+            Err(error) if *error == ABSENT => Some(Seen::NoHeader),
+            Err(error) if *error == TOO_FEW => Some(Seen::TooFew),
+            Err(_) => Some(Seen::Unreadable),
+        }
+    }
+
+    fn is_forwarded(&self, head: &Parts) -> bool {
+        head.headers.contains_key(&self.header) || ip::is_forwarded(&head.headers)
+    }
+
+    /// The entry to the left of the client's. Beside a single value, that is the list which most proxies write, too.
+    fn beyond<'a>(&self, head: &'a Parts) -> Option<&'a [u8]> {
+        if self.form == Form::Single {
+            return head.headers.get(X_FORWARDED_FOR).map(HeaderValue::as_bytes);
+        }
+        let mut entries = self.entries(head).ok()?.map_while(Result::ok);
+        match &self.trusted.trust {
+            Trust::Count(proxies) => entries.nth(*proxies),
+            Trust::Networks(networks) => {
+                let trusted = |ip| networks.iter().any(|it| it.contains_canonical(ip));
+                entries.find(|entry| !self.parse(entry).is_ok_and(trusted))?;
+                entries.next()
+            }
+        }
+    }
+
     /// What is left of the entry that is used is never read.
     fn first_from_right(
         &self,

@@ -1,6 +1,7 @@
 #![doc = include_str!("../../../docs/guide/proxies.md")]
 
 mod entries;
+mod evidence;
 mod forwarded_ip;
 mod parse;
 mod trusted;

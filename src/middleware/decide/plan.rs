@@ -17,7 +17,7 @@ use crate::{
     extract::{AsyncKeyExtractor, ChargesFuture, KeyExtractor, Keys},
     key::Key,
     limiter::Limiter,
-    middleware::Rejection,
+    middleware::{Decisions, Rejection},
     policies::PoliciesRead,
     policy::Policy,
 };
@@ -33,12 +33,11 @@ pub(in crate::middleware) struct Plan {
     pub(in crate::middleware) limiter: Limiter,
     pub(in crate::middleware) limits: Vec<Limit<dyn KeyExtractor>>,
     pub(in crate::middleware) look_ups: Vec<Limit<dyn AsyncKeyExtractor>>,
-    /// Whether the limit that was added last is in `look_ups`.
-    pub(in crate::middleware) newest_is_look_up: bool,
+    pub(in crate::middleware) newest: Newest,
     /// Extractors of identities whose blocks deny, and that are charged nothing.
     pub(in crate::middleware) deny_blocked: Vec<Arc<dyn KeyExtractor>>,
     /// Look-ups of policy, key and cost together.
-    pub(in crate::middleware) charge_look_ups: Vec<Arc<LookUpCharges>>,
+    pub(in crate::middleware) charge_look_ups: Vec<ChargeLookUp>,
     /// The timeout of all look-ups of a request together.
     pub(in crate::middleware) look_up_timeout: Duration,
     pub(in crate::middleware) cost: Option<Arc<Cost>>,
@@ -46,16 +45,47 @@ pub(in crate::middleware) struct Plan {
     /// Whether every policy is a shadow.
     pub(in crate::middleware) shadow: bool,
     pub(in crate::middleware) max_wait: Option<Duration>,
-    /// Whether a limit is by the peer's address.
-    pub(in crate::middleware) reads_peer: bool,
     pub(super) warnings: Warnings,
+}
+
+/// The list that the limit which was added last is in.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::middleware) enum Newest {
+    #[default]
+    Limits,
+    LookUps,
+    ChargeLookUps,
+}
+
+/// A look-up of policy, key and cost, and who contributes where its charges do not say so.
+#[derive(Clone)]
+pub(in crate::middleware) struct ChargeLookUp {
+    look_up: Arc<LookUpCharges>,
+    contributor: Option<Arc<dyn KeyExtractor>>,
+}
+
+impl ChargeLookUp {
+    pub(in crate::middleware) fn new(
+        look_up: impl Fn(&Parts) -> ChargesFuture + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            look_up: Arc::new(look_up),
+            contributor: None,
+        }
+    }
 }
 
 /// One limit: the policy, who is limited, and who contributes to it, if that is to be told.
 pub(in crate::middleware) struct Limit<E: ?Sized> {
     selector: PolicySelector,
     extractor: Arc<E>,
-    pub(in crate::middleware) contributor: Option<Arc<dyn KeyExtractor>>,
+    contributor: Option<Arc<dyn KeyExtractor>>,
+}
+
+/// Who contributes by this request; nobody where the extractor finds no key.
+fn contributor(extractor: Option<&Arc<dyn KeyExtractor>>, head: &Parts) -> Option<Arc<Key>> {
+    let keys = extractor?.extract(head).ok()?;
+    keys.into_iter().next().map(label::bounded)
 }
 
 impl<E: ?Sized> Limit<E> {
@@ -65,12 +95,6 @@ impl<E: ?Sized> Limit<E> {
             extractor,
             contributor: None,
         }
-    }
-
-    /// Who contributes to the limit by this request; nobody where the extractor finds no key.
-    fn contributor(&self, head: &Parts) -> Option<Arc<Key>> {
-        let keys = self.contributor.as_ref()?.extract(head).ok()?;
-        keys.into_iter().next().map(label::bounded)
     }
 }
 
@@ -106,7 +130,7 @@ impl Plan {
             limiter,
             limits: Vec::new(),
             look_ups: Vec::new(),
-            newest_is_look_up: false,
+            newest: Newest::default(),
             deny_blocked: Vec::new(),
             charge_look_ups: Vec::new(),
             look_up_timeout: DEFAULT_LOOK_UP_TIMEOUT,
@@ -114,8 +138,41 @@ impl Plan {
             access_lists: AccessLists::default(),
             shadow: false,
             max_wait: None,
-            reads_peer: false,
             warnings: Warnings::default(),
+        }
+    }
+
+    /// Names who contributes to the limit that was added last; `false` where there is none.
+    pub(in crate::middleware) fn set_contributor(
+        &mut self,
+        extractor: Arc<dyn KeyExtractor>,
+    ) -> bool {
+        let newest = match self.newest {
+            Newest::Limits => self.limits.last_mut().map(|it| &mut it.contributor),
+            Newest::LookUps => self.look_ups.last_mut().map(|it| &mut it.contributor),
+            Newest::ChargeLookUps => self
+                .charge_look_ups
+                .last_mut()
+                .map(|it| &mut it.contributor),
+        };
+        newest.is_some_and(|newest| {
+            *newest = Some(extractor);
+            true
+        })
+    }
+
+    /// Warns of a final cost for a policy that was not checked, if there is no such policy.
+    #[cold]
+    pub(in crate::middleware) fn warn_of_unknown(&self, name: &str, checked: &Decisions) {
+        // Another layer may have the policy, and no limit of it applied to this request.
+        let knows_all = self.charge_look_ups.is_empty() && !checked.have_outer();
+        if !knows_all || !self.selectors().all(PolicySelector::is_known) {
+            return;
+        }
+        let known: Vec<Policy> = self.selectors().flat_map(PolicySelector::known).collect();
+        if !known.iter().any(|policy| policy.name() == name) {
+            self.warnings
+                .unknown_policy(name, known.iter().map(Policy::name));
         }
     }
 
@@ -162,9 +219,7 @@ impl Plan {
 
     /// Adds the charges of all limits whose keys are known from the head alone.
     pub(super) fn charge_known(&self, draft: &mut Draft, head: &Parts) -> Result<(), Rejection> {
-        if self.reads_peer {
-            self.warnings.watch(head);
-        }
+        self.warnings.watch(head, || self.reads_peer(head));
         for limit in &self.limits {
             let found = limit.extractor.extract(head);
             self.charge(draft, limit, found, head)?;
@@ -173,6 +228,13 @@ impl Plan {
             self.look_up_blocks(draft, extractor.extract(head))?;
         }
         Ok(())
+    }
+
+    /// Whether the request is limited, or denied, by the address of its peer.
+    fn reads_peer(&self, head: &Parts) -> bool {
+        let limits = self.limits.iter().map(|limit| &limit.extractor);
+        let mut extractors = limits.chain(&self.deny_blocked);
+        extractors.any(|extractor| extractor.reads_peer(head))
     }
 
     /// Adds the identities whose blocks deny the request.
@@ -204,7 +266,8 @@ impl Plan {
     pub(super) fn look_up(&self, head: &Parts) -> LookUps {
         let keys = self.look_ups.iter();
         let keys = keys.map(|limit| limit.extractor.extract(head));
-        let charges = self.charge_look_ups.iter().map(|look_up| look_up(head));
+        let charges = self.charge_look_ups.iter();
+        let charges = charges.map(|limit| (limit.look_up)(head));
         LookUps::new(keys, charges, self.look_up_timeout)
     }
 
@@ -218,8 +281,9 @@ impl Plan {
         for (limit, keys) in self.look_ups.iter().zip(found.keys) {
             self.charge(draft, limit, keys, head)?;
         }
-        for charges in found.charges {
-            self.charge_as_found(draft, charges)?;
+        for (limit, charges) in self.charge_look_ups.iter().zip(found.charges) {
+            let contributor = || contributor(limit.contributor.as_ref(), head);
+            self.charge_as_found(draft, charges, contributor)?;
         }
         Ok(())
     }
@@ -259,7 +323,7 @@ impl Plan {
             policy
         };
         let cost = draft.cost.saturating_mul(weight);
-        let contributor = limit.contributor(head);
+        let contributor = contributor(limit.contributor.as_ref(), head);
         for key in keys {
             let charge = Charge::labelled(&policy, key, cost, contributor.clone());
             self.add(draft, &policy, charge)?;
@@ -272,6 +336,7 @@ impl Plan {
         &self,
         draft: &mut Draft,
         found: Result<Vec<Charge>, ExtractError>,
+        contributor: impl Fn() -> Option<Arc<Key>>,
     ) -> Result<(), Rejection> {
         let charges = match found {
             Ok(charges) => charges,
@@ -283,6 +348,7 @@ impl Plan {
                 Ok(false) => continue,
                 Err(rejection) => return self.fail(Some(charge.policy()), rejection),
             }
+            let charge = charge.or_label(&contributor);
             let charge = if self.shadow {
                 charge.with_policy(&charge.policy().clone().shadow())
             } else {

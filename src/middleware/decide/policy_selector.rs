@@ -93,6 +93,15 @@ impl PolicySelector {
         sources.map(KnownPolicy::load).collect()
     }
 
+    /// Whether no request is charged under another policy than those that are known.
+    pub(super) fn is_known(&self) -> bool {
+        match &self.source {
+            Source::Fixed(_) | Source::Live(_) => true,
+            Source::Closure(_) => false,
+            Source::Routes(routes) => routes.is_known(),
+        }
+    }
+
     /// Fails where a request could be charged two policies of one name that differ, now or after a reload.
     pub(in crate::middleware) fn agrees_with(&self, other: &Self) -> Result<(), PolicyError> {
         let others = other.known_sources();

@@ -1,17 +1,40 @@
-use std::{collections::HashMap, fmt};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use http::{Method, request::Parts};
 
-use super::policy_selector::{Choice, KnownPolicy, PolicySelector};
-use crate::{error::ExtractError, policies::PoliciesRead};
+use super::{
+    normal_path::normal_form,
+    other_routes::{OtherRoutes, described},
+    policy_selector::{Choice, KnownPolicy, PolicySelector},
+};
+use crate::{
+    error::ExtractError,
+    policies::PoliciesRead,
+    warning,
+    watch::{WATCHED, Watch},
+};
 
 /// A policy for each route, by method and path: the first argument of a [`limit`](crate::RateLimitLayer::limit).
 ///
 /// A route is written as its path, or as a method and a path. The path is the *template* that the router has matched,
 /// with the prefixes of all nested routers: `/api/items/{id}`. So one entry is for all items, and a client cannot
 /// choose among entries by how it writes a path. This needs the feature `axum` and a layer *inside* the router
-/// (`Router::layer`, `Router::route_layer`). Where no router has matched, as in a fallback, the path that the client
-/// sent is compared as it is; without the feature, what nested routers have left of it.
+/// (`Router::layer`, `Router::route_layer`).
+///
+/// Where no router has matched, as in a fallback, the path that the client sent is compared; without the feature, what
+/// nested routers have left of it. A path without an entry is compared once more in its normal form: `/%6Cogin`,
+/// `//login`, `/./login` and `/login/` are limited as `/login`. Only an entry that [skips](Route::skip) is for the path
+/// as it is written: a client must not be free of a limit by how it writes a path. Upper and lower case differ, as for
+/// most services: a service behind a fallback that ignores case needs a default that limits.
+///
+/// **An entry that no request meets** is written wrongly, or seldom asked for. A warning says so once: at once where a
+/// route differs in the names of its captures alone (`/items/{id}` beside the router's `/items/{item_id}`); after 1 000
+/// requests where a route without an entry differs by a prefix or a slash (`/health` beside `/api/health`); of all
+/// others after 10 000 requests.
 ///
 /// **Outside the router** the template is not known: on a tower stack around it, and around a `nest_service`. Entries
 /// without captures apply there, too. A request that could be meant by an entry *with* captures cannot be decided: it
@@ -39,8 +62,21 @@ use crate::{error::ExtractError, policies::PoliciesRead};
 /// ```
 pub struct Routes {
     default: Route,
-    by_path: HashMap<Box<str>, Vec<(Option<Method>, Route)>>,
+    by_path: HashMap<Box<str>, Vec<Entry>>,
+    watch: Watch<OtherRoutes>,
 }
+
+#[derive(Debug)]
+struct Entry {
+    /// `None` for any method.
+    method: Option<Method>,
+    route: Route,
+    /// Whether a request has met it, or a warning has named it.
+    is_settled: AtomicBool,
+}
+
+/// After so many requests, a prefix that is missing is probable.
+const PROBABLE: u32 = 1_000;
 
 /// How one route is limited.
 #[derive(Clone, Debug)]
@@ -100,6 +136,7 @@ impl Routes {
         Self {
             default: default.into(),
             by_path: HashMap::new(),
+            watch: Watch::default(),
         }
     }
 
@@ -115,10 +152,14 @@ impl Routes {
             read(name).unwrap_or_else(|why| panic!("`{name}` is not a route: {why}"));
         let entries = self.by_path.entry(path.into()).or_default();
         assert!(
-            entries.iter().all(|(twin, _)| *twin != method),
+            entries.iter().all(|twin| twin.method != method),
             "the route `{name}` has an entry already"
         );
-        entries.push((method, route.into()));
+        entries.push(Entry {
+            method,
+            route: route.into(),
+            is_settled: AtomicBool::new(false),
+        });
         self
     }
 
@@ -127,35 +168,92 @@ impl Routes {
         head: &Parts,
         read: &mut PoliciesRead,
     ) -> Result<Choice<'_>, ExtractError> {
-        let found = match matched_path(head) {
+        let matched = matched_path(head);
+        let found = match matched {
             Some(path) => self.find(&head.method, path),
             None => self.find_unmatched(&head.method, sent_path(head))?,
         };
-        found.unwrap_or(&self.default).choose(head, read)
+        self.note(found, matched);
+        let route = found.map_or(&self.default, |entry| &entry.route);
+        route.choose(head, read)
+    }
+
+    /// Whether all policies are known before the first request.
+    pub(super) fn is_known(&self) -> bool {
+        let entries = self.by_path.values().flatten().map(|entry| &entry.route);
+        let selectors = entries
+            .chain([&self.default])
+            .filter_map(|it| it.limit.as_ref());
+        selectors
+            .into_iter()
+            .all(|(selector, _)| selector.is_known())
+    }
+
+    /// Warns of entries that no request meets, while the first requests are watched.
+    fn note(&self, found: Option<&Entry>, matched: Option<&str>) {
+        let suspects = self.watch.note(|others, requests| {
+            let is_new = match (found, matched) {
+                (Some(entry), _) => {
+                    entry.is_settled.store(true, Relaxed);
+                    false
+                }
+                (None, Some(route)) => others.add(route),
+                (None, None) => false,
+            };
+            let suspects = self.suspects(others, is_new, requests);
+            (!suspects.is_empty()).then_some((suspects, requests))
+        });
+        if let Some((suspects, requests)) = suspects {
+            warning::unmet_routes(&suspects, requests);
+        }
+    }
+
+    /// The entries that no request has met, each once, with the route that is probably meant.
+    fn suspects(&self, others: &OtherRoutes, is_new: bool, requests: u32) -> Vec<String> {
+        let ends = requests == WATCHED;
+        if !is_new && requests != PROBABLE && !ends {
+            return Vec::new();
+        }
+        let mut suspects = Vec::new();
+        for (path, entries) in &self.by_path {
+            let meant = others.with_other_captures(path).or_else(|| {
+                (requests >= PROBABLE)
+                    .then(|| others.with_other_prefix(path))
+                    .flatten()
+            });
+            if meant.is_none() && !ends {
+                continue;
+            }
+            for entry in entries
+                .iter()
+                .filter(|it| !it.is_settled.swap(true, Relaxed))
+            {
+                suspects.push(described(entry.method.as_ref(), path, meant));
+            }
+        }
+        suspects.sort_unstable();
+        suspects
     }
 
     /// All policies that are known before the first request.
     pub(super) fn known_sources(&self) -> Vec<KnownPolicy<'_>> {
-        let entries = self.by_path.values().flatten().map(|(_, route)| route);
+        let entries = self.by_path.values().flatten().map(|entry| &entry.route);
         entries
             .chain([&self.default])
             .flat_map(Route::known_sources)
             .collect()
     }
 
-    fn find(&self, method: &Method, path: &str) -> Option<&Route> {
+    fn find(&self, method: &Method, path: &str) -> Option<&Entry> {
         let entries = self.by_path.get(path)?;
-        let of = |method: Option<&Method>| {
-            let entry = entries.iter().find(|(it, _)| it.as_ref() == method);
-            entry.map(|(_, route)| route)
-        };
+        let of = |method: Option<&Method>| entries.iter().find(|it| it.method.as_ref() == method);
         of(Some(method))
             .or_else(|| of(Some(&Method::GET)).filter(|_| method == Method::HEAD))
             .or_else(|| of(None))
     }
 
     /// The entry for a request whose path no router has matched.
-    fn find_unmatched(&self, method: &Method, path: &str) -> Result<Option<&Route>, ExtractError> {
+    fn find_unmatched(&self, method: &Method, path: &str) -> Result<Option<&Entry>, ExtractError> {
         let found = self.find(method, path);
         let mut templates = self.by_path.keys().filter(|it| it.contains('{'));
         let is_meant =
@@ -163,7 +261,14 @@ impl Routes {
         if found.is_none() && templates.any(|template| is_meant(template)) {
             return Err(NOT_MATCHED);
         }
-        Ok(found)
+        Ok(found.or_else(|| self.find_normal(method, path)))
+    }
+
+    /// The entry for another way to write the path.
+    fn find_normal(&self, method: &Method, path: &str) -> Option<&Entry> {
+        let normal = normal_form(path)?;
+        let entry = self.find(method, &normal)?;
+        entry.route.limit.is_some().then_some(entry)
     }
 }
 

@@ -1,22 +1,22 @@
 //! What a layer warns of: each mistake once, however many requests meet it.
 
 use std::{
+    mem,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use http::{HeaderName, header::FORWARDED, request::Parts};
+use http::request::Parts;
 use tokio::time::Instant;
 
-use crate::{error::ExtractError, policy::Policy, warning};
+use super::similar::most_similar;
+use crate::{error::ExtractError, extract::ip, policy::Policy, warning, watch::Watch};
 
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-
-/// How many requests are looked at, so that those after them cost one load.
-const WATCHED: u32 = 100;
+/// How many requests that are limited by their peer's address are compared with each other.
+const WINDOW: u32 = 100;
 
 /// Not all: a health check of the proxy itself has no such header.
 const MOST_OF_THEM: u32 = 90;
@@ -31,12 +31,21 @@ const MAX_TOLD: usize = 16;
 #[derive(Default)]
 pub(in crate::middleware) struct Warnings {
     told: Mutex<Vec<ExtractError>>,
-    watched: AtomicU32,
-    forwarded: AtomicU32,
+    peers: Watch<Peers>,
     /// Whether limits have been left out lately, so that other requests cost one load.
     leaves_out: AtomicBool,
+    /// Whether a cost has named a policy that does not exist.
+    misnames: AtomicBool,
     /// When one was left out last.
     left_out_at: Mutex<Option<Instant>>,
+}
+
+/// The last requests that were limited by their peer's address.
+#[derive(Default)]
+struct Peers {
+    requests: u32,
+    forwarded: u32,
+    are_proxies: bool,
 }
 
 impl Clone for Warnings {
@@ -91,23 +100,34 @@ impl Warnings {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes whether a request that is limited by its peer's address was forwarded.
-    pub(super) fn watch(&self, head: &Parts) {
-        if self.watched.load(Relaxed) < WATCHED {
-            self.note(head);
+    /// A response has named its cost under a policy that does not exist.
+    pub(super) fn unknown_policy<'a>(&self, name: &str, known: impl Iterator<Item = &'a str>) {
+        if !self.misnames.swap(true, Relaxed) {
+            warning::unknown_policy(name, most_similar(name, known));
         }
     }
 
-    #[cold]
-    fn note(&self, head: &Parts) {
-        let headers = &head.headers;
-        if headers.contains_key(X_FORWARDED_FOR) || headers.contains_key(FORWARDED) {
-            self.forwarded.fetch_add(1, Relaxed);
-        }
-        // One request alone is the last of them.
-        let is_last = self.watched.fetch_add(1, Relaxed) + 1 == WATCHED;
-        if is_last && self.forwarded.load(Relaxed) >= MOST_OF_THEM {
+    /// Notes whether a request that is limited by its peer's address was forwarded.
+    pub(super) fn watch(&self, head: &Parts, reads_peer: impl FnOnce() -> bool) {
+        let note =
+            |peers: &mut Peers, _| reads_peer().then(|| peers.add(ip::is_forwarded(&head.headers)));
+        if self.peers.note(note) == Some(true) {
             warning::behind_proxy();
         }
+    }
+}
+
+impl Peers {
+    /// Whether this request shows, and is the first to show, that the peers are proxies. A window without enough
+    /// forwarded requests, as while there are only health checks, says nothing about the next one.
+    fn add(&mut self, is_forwarded: bool) -> bool {
+        self.requests += 1;
+        self.forwarded += u32::from(is_forwarded);
+        if self.requests < WINDOW {
+            return false;
+        }
+        let are_proxies = self.forwarded >= MOST_OF_THEM;
+        (self.requests, self.forwarded) = (0, 0);
+        are_proxies && !mem::replace(&mut self.are_proxies, true)
     }
 }

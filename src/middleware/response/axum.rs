@@ -29,7 +29,7 @@ use super::{MakeRejection, Rejection};
 /// # let app = http.serve(app);
 ///
 /// let response = app.oneshot(Request::get("/reports").body(Body::empty())?).await?;
-/// assert_eq!(response.status(), 413);
+/// assert_eq!(response.status(), 429);
 /// assert_eq!(response.headers()["content-type"], "application/json");
 /// # Ok(())
 /// # });

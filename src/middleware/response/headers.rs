@@ -24,6 +24,20 @@ pub const EXPOSED_HEADERS: [HeaderName; 9] = [
     single_rule::X_RESET,
 ];
 
+/// Whether the response looks like a denial of its own: by a layer further in whose extensions some middleware has
+/// dropped, or by a service behind this one. Its quota headers tell why it was denied.
+pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
+    let denies = matches!(
+        response.status(),
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::PAYLOAD_TOO_LARGE
+    );
+    let [_, quota @ ..] = EXPOSED_HEADERS;
+    denies
+        && quota
+            .iter()
+            .any(|name| response.headers().contains_key(name))
+}
+
 /// Which headers tell clients their quota.
 ///
 /// By default they are in every response to a request that was charged, except redirections; a 304 has them.

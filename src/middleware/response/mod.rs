@@ -13,8 +13,8 @@ mod single_rule;
 #[cfg(feature = "axum")]
 pub use self::axum::AxumRejection;
 pub use grpc::Grpc;
-pub(super) use headers::Headers;
 pub use headers::{EXPOSED_HEADERS, HeaderStyle};
+pub(super) use headers::{Headers, is_denial};
 pub use problem::ProblemJson;
 pub use rejection::{EmptyBody, MakeRejection, Rejection};
 pub(super) use seconds::retry_after;

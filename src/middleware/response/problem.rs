@@ -1,6 +1,6 @@
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
 
-use super::{MakeRejection, Rejection, draft11::item_name, grpc};
+use super::{MakeRejection, Rejection, draft11::item_name, grpc, rejection::is_too_large};
 use crate::decision::Denial;
 
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
@@ -11,7 +11,8 @@ const ROOM: usize = 256;
 /// Answers with `application/problem+json` (RFC 9457), in the problem types of the `RateLimit` draft.
 ///
 /// For a denial, it names the violated quotas as `RateLimit-Policy` does, and says so when the request can never pass.
-/// It never contains a key. `HEAD` gets no body, but the length of the one that `GET` would get. gRPC calls are
+/// For a 400 or a 401, `detail` is the [error](crate::error::ExtractError)'s message, which names the header or cookie
+/// that is missing. It never contains a key. `HEAD` gets no body, but the length of the one that `GET` would get. gRPC calls are
 /// answered as [`Grpc`](super::Grpc) does.
 ///
 /// ```json
@@ -67,8 +68,8 @@ impl ProblemJson {
         self
     }
 
-    /// Sets the status for a request whose cost can never fit a limit, so that no time to retry can be told. The default
-    /// is [413](Rejection::status).
+    /// Sets the status for a request that can never pass, so that no time to retry can be told: its cost is above a
+    /// limit, or the limit is 0. The default is [413, or 429](Rejection::status) under a limit of 0.
     #[must_use]
     pub const fn status_if_never(mut self, status: StatusCode) -> Self {
         self.status_if_never = Some(status);
@@ -116,7 +117,7 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
     }
 }
 
-/// Nothing in here needs escaping: policy names are `[A-Za-z0-9._-]`, and URIs were checked.
+/// Nothing else in here needs escaping: policy names are `[A-Za-z0-9._-]`, and URIs were checked.
 ///
 /// Without `write!`, which would take most of the time of a rejection.
 fn problem(rejection: &Rejection, status: StatusCode, uris: &str) -> String {
@@ -137,15 +138,35 @@ fn problem(rejection: &Rejection, status: StatusCode, uris: &str) -> String {
     {
         json.push_str(r#","detail":"Blocked for a time, after too many requests were denied.""#);
     }
+    if let Rejection::MissingKey(error) = rejection
+        && status.is_client_error()
+    {
+        push_detail(&mut json, &error.to_string());
+    }
     json.push('}');
     json
 }
 
+/// The message of an error may be of the service's own, with any characters.
+fn push_detail(json: &mut String, message: &str) {
+    json.push_str(r#","detail":""#);
+    for character in message.chars() {
+        match character {
+            '"' | '\\' => json.extend(['\\', character]),
+            '\0'..='\x1f' => json.push(' '),
+            _ => json.push(character),
+        }
+    }
+    json.push('"');
+}
+
 fn push_violated(json: &mut String, denial: &Denial) {
-    if denial.retry_after().is_none() {
+    if is_too_large(denial) {
         json.push_str(
             r#","detail":"This request costs more than a limit allows. It will never pass.""#,
         );
+    } else if denial.retry_after().is_none() {
+        json.push_str(r#","detail":"A limit of 0 denies all requests at present.""#);
     }
     let mut names: Vec<String> = Vec::new();
     for of_policy in denial.usage().policies() {

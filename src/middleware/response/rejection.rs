@@ -30,17 +30,17 @@ pub enum Rejection {
 
 impl Rejection {
     /// 429 when a limit or a ban denied it, 413 when its cost can never fit a limit, 403 when a deny list or an
-    /// operator's block did, 400 when it does
-    /// not identify its client, 401 when the client has to authenticate for that, 503 when the service cannot identify
+    /// operator's block did, 400 when it does not identify its client, 401 when the client has to authenticate for that, 503 when the service cannot identify
     /// the client or decide, 500 when the service is [misconfigured](ExtractErrorKind::Misconfigured), or the layer
     /// made a check that no store can decide.
     ///
     /// A cost that can never fit is not a 429: without a `Retry-After`, clients would send the same request again at
-    /// once.
+    /// once. A limit of 0 is a switch that denies every request, however small: a 429 without a `Retry-After`, since
+    /// no request is too large for it, and only you know when it ends.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Denied(denial) if denial.retry_after().is_none() => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Denied(denial) if is_too_large(denial) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Denied(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Blocked(blocked) if blocked.is_ban() => StatusCode::TOO_MANY_REQUESTS,
             Self::Blocked(_) | Self::OnDenyList => StatusCode::FORBIDDEN,
@@ -56,6 +56,11 @@ impl Rejection {
             Self::Undecided(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
+}
+
+/// Whether a smaller request could pass.
+pub(super) fn is_too_large(denial: &Denial) -> bool {
+    denial.retry_after().is_none() && denial.rule().rule().limit() > 0
 }
 
 /// Makes the response to a request that is not passed on, in the body type of the inner service.

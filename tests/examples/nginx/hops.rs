@@ -6,8 +6,10 @@ use axum::{Router, routing::get};
 use sluicegate::{ForwardedIp, MemoryStore, Policy, RateLimitLayer, extract::TrustedProxies};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
+use crate::common::trace::traced_here;
+
 use super::{
-    FIRST, LISTEN, LISTS, PROXIES, SERVED, SPELLINGS, Site, Spelling, Two, ask, ask_as, exchange,
+    FIRST, LISTEN, LISTS, PROXIES, SERVED, SPELLINGS, Spelling, Two, ask, ask_as, exchange,
     newcomer,
 };
 
@@ -47,7 +49,8 @@ const BALANCED: &str = "listen 127.0.0.1:PORT proxy_protocol; set_real_ip_from 1
 #[tokio::test]
 async fn a_new_ipv6_address_for_each_request_is_the_same_client() {
     for spelling in SPELLINGS {
-        let Site { nginx, .. } = &spelling.site_with(BALANCED);
+        let site = spelling.site_with(BALANCED);
+        let nginx = &site.nginx;
         let lie = spelling.line(&spelling.claim("2001:db8:9::7"));
         for (nth, expected) in SERVED.into_iter().enumerate() {
             let client = format!("2001:db8:1:2::{nth}");
@@ -65,7 +68,8 @@ async fn a_new_ipv6_address_for_each_request_is_the_same_client() {
 #[tokio::test]
 async fn one_ipv4_client_is_the_same_through_translators_and_sockets_of_both_protocols() {
     for spelling in SPELLINGS {
-        let Site { nginx, .. } = &spelling.site_with(BALANCED);
+        let site = spelling.site_with(BALANCED);
+        let nginx = &site.nginx;
         let same = ["9.9.9.9", "::ffff:9.9.9.9", "64:ff9b::9.9.9.9"];
         for (client, expected) in same.into_iter().cycle().zip(SERVED) {
             let answer = ask_as(nginx, client, "").await;
@@ -80,7 +84,8 @@ async fn one_ipv4_client_is_the_same_through_translators_and_sockets_of_both_pro
 #[tokio::test]
 async fn a_client_whose_address_translates_to_that_of_a_proxy_is_no_proxy() {
     for spelling in LISTS {
-        let Site { nginx, .. } = &spelling.site_with(BALANCED);
+        let site = spelling.site_with(BALANCED);
+        let nginx = &site.nginx;
         for expected in SERVED {
             let lie = spelling.line(&spelling.claim(&newcomer()));
             let answer = ask_as(nginx, "64:ff9b::127.0.1.1", &lie).await;
@@ -150,26 +155,32 @@ async fn behind_two_proxies_in_a_row_nobody_is_believed_but_them() {
 }
 
 /// A service that trusts a number of proxies.
-fn counting(spelling: &Spelling, proxies: usize) -> Router {
-    let proxies = TrustedProxies::count_including_peer(proxies);
+pub(super) fn counting(spelling: &Spelling, proxies: usize) -> Router {
+    trusting(spelling, TrustedProxies::count_including_peer(proxies))
+}
+
+pub(super) fn trusting(spelling: &Spelling, proxies: TrustedProxies) -> Router {
     let ip = match spelling.header {
         "forwarded" => ForwardedIp::forwarded(proxies),
-        _ => ForwardedIp::x_forwarded_for(proxies),
+        "x-forwarded-for" => ForwardedIp::x_forwarded_for(proxies),
+        one_address => ForwardedIp::header(one_address, proxies),
     };
     let policy = Policy::parse("ip-64", "5/1m").unwrap();
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(policy, ip);
     Router::new().route("/", get(async || "hello")).layer(layer)
 }
 
-async fn serve(app: Router) -> SocketAddr {
+pub(super) async fn serve(app: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
     tokio::spawn(async { axum::serve(listener, app).await });
     address
 }
 
 #[tokio::test]
 async fn two_proxies_are_counted_as_two() {
+    let (trace, _tracing) = traced_here();
     for spelling in LISTS {
         let service = serve(counting(spelling, 2)).await;
         let two = spelling.two(&service.to_string());
@@ -187,6 +198,7 @@ async fn two_proxies_are_counted_as_two() {
             );
         }
     }
+    assert_eq!(*trace.lines.lock().unwrap(), [""; 0]);
 }
 
 /// Why networks are better than a count.
@@ -214,6 +226,7 @@ async fn a_count_that_is_wrong_shares_one_limit_or_believes_clients() {
 
 #[tokio::test]
 async fn behind_a_unix_socket_one_proxy_is_counted() {
+    let (trace, _tracing) = traced_here();
     for spelling in LISTS {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("service");
@@ -229,4 +242,5 @@ async fn behind_a_unix_socket_one_proxy_is_counted() {
         }
         assert_eq!(ask(nginx.address(), &victim, "").await, FIRST);
     }
+    assert_eq!(*trace.lines.lock().unwrap(), [""; 0]);
 }

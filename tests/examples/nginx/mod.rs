@@ -2,6 +2,7 @@
 
 mod claims;
 mod hops;
+mod mistakes;
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -11,6 +12,7 @@ use std::{
         OnceLock,
         atomic::{AtomicU16, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -141,6 +143,16 @@ struct Site {
     spelling: &'static Spelling,
     service: Example,
     nginx: Nginx,
+}
+
+/// Whatever clients send, a service that is right about its proxies is warned of nothing.
+impl Drop for Site {
+    fn drop(&mut self) {
+        let said = self.service.end();
+        if !thread::panicking() {
+            assert_eq!(said, "", "a service that is right about its proxies");
+        }
+    }
 }
 
 /// An nginx, and one behind it.

@@ -1,0 +1,95 @@
+use http::{header::AUTHORIZATION, request::Parts};
+
+use super::{KeyExtractor, Keys};
+use crate::{error::ExtractError, key::Key};
+
+/// The bearer token of a request (RFC 6750), as in `Authorization: Bearer mF_9.B5f-4.1JqM`: a secret, of which stores
+/// keep only a hash.
+///
+/// One token is one key, however a client writes the header: the name of the scheme is case-insensitive, and any white
+/// space may be around the token. A [`Header`](super::Header) with the name `authorization` would give `Bearer abc`,
+/// `bearer abc` and `Bearer  abc` a quota each.
+///
+/// - No header, another scheme, or nothing after the scheme: the key is missing.
+/// - Two headers, or characters that no token has: malformed.
+///
+/// **The token is not verified**, as with `Header`: a client that makes up a new token for each request is never
+/// limited, unless an outer layer rejects unknown ones. Where the token names a user, limit by the user, with an
+/// [`Extension`](super::Extension): a user can have many tokens.
+///
+/// ```
+/// use sluicegate::{KeyExtractor, extract::{BearerToken, Keys}};
+///
+/// let with = |value: &str| http::Request::get("/").header("authorization", value).body(()).unwrap().into_parts().0;
+/// for value in ["Bearer mF_9.B5f-4.1JqM", "bearer  mF_9.B5f-4.1JqM"] {
+///     assert_eq!(BearerToken.extract(&with(value))?, Keys::from(BearerToken.key("mF_9.B5f-4.1JqM")));
+/// }
+/// assert!(BearerToken.extract(&with("Basic YWxpY2U6")).is_err());
+/// # Ok::<(), sluicegate::error::ExtractError>(())
+/// ```
+///
+/// With [`or_unauthorized`](KeyExtractor::or_unauthorized), a request without a token gets a 401 instead of a 400:
+/// `BearerToken.or_unauthorized("Bearer")`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BearerToken;
+
+const ABSENT: ExtractError = ExtractError::missing("the request has no bearer token");
+
+const UNREADABLE: ExtractError = ExtractError::malformed("the bearer token cannot be read");
+
+const TWICE: ExtractError = ExtractError::malformed("the header `authorization` was sent twice");
+
+impl BearerToken {
+    /// The key of the requests with this token: to reset, peek or block it from code.
+    #[must_use]
+    #[allow(clippy::unused_self, reason = "as of every extractor that has a key")]
+    pub fn key(&self, token: impl AsRef<[u8]>) -> Key {
+        Key::secret("bearer", token.as_ref().trim_ascii())
+    }
+}
+
+impl KeyExtractor for BearerToken {
+    fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
+        let mut lines = head.headers.get_all(AUTHORIZATION).iter();
+        let value = lines.next().ok_or(ABSENT)?.as_bytes().trim_ascii();
+        if lines.next().is_some() {
+            return Err(TWICE);
+        }
+        match credentials(value).ok_or(ABSENT)? {
+            b"" => Err(ABSENT),
+            token if is_token(token) => Ok(self.key(token).into()),
+            _ => Err(UNREADABLE),
+        }
+    }
+}
+
+/// What follows the scheme; `None` for another scheme. A tab separates, too, as for most services.
+fn credentials(value: &[u8]) -> Option<&[u8]> {
+    let end = value.iter().position(u8::is_ascii_whitespace);
+    let (scheme, token) = value.split_at(end.unwrap_or(value.len()));
+    let is_bearer = scheme.eq_ignore_ascii_case(b"bearer");
+    is_bearer.then(|| token.trim_ascii_start())
+}
+
+/// The `b64token` of RFC 6750, 2.1.
+fn is_token(token: &[u8]) -> bool {
+    let padding = token.iter().rev().take_while(|byte| **byte == b'=').count();
+    let body = &token[..token.len() - padding];
+    let is_of_body = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(byte);
+    !body.is_empty() && body.iter().all(is_of_body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_has_the_characters_of_the_standard() {
+        for good in ["a", "mF_9.B5f-4.1JqM", "a~+/==", "eyJh.eyJz.c2ln"] {
+            assert!(is_token(good.as_bytes()), "{good}");
+        }
+        for bad in ["", "=", "a=b", "a b", "a,b", "\"a\"", "\u{e4}"] {
+            assert!(!is_token(bad.as_bytes()), "{bad}");
+        }
+    }
+}

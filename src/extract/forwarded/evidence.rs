@@ -1,0 +1,131 @@
+//! What the first requests show about the proxies in front of a service. One request alone shows none of these
+//! mistakes: a client may write any header.
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    mem,
+    net::IpAddr,
+};
+
+use crate::warning::ProxyMistake;
+
+/// How many forwarded requests are compared with each other.
+const WINDOW: u32 = 100;
+
+/// Not all: some requests may be made up.
+const MOST_OF_THEM: u32 = 90;
+
+/// So often the entries beyond the address differ where it is a proxy's: those behind it are its clients.
+const MANY_CHANGES: u32 = 10;
+
+/// What one request shows.
+pub(super) enum Seen {
+    /// This peer, which is not trusted, sent a forwarded request.
+    Untrusted(IpAddr),
+    /// A trusted proxy sent no header.
+    NoHeader,
+    /// The header has fewer entries than there are proxies.
+    TooFew,
+    /// The header names this client. Beyond it, the header has another entry, of which this is a hash.
+    Client(IpAddr, Option<u64>),
+    /// The header cannot be read.
+    Unreadable,
+}
+
+/// A hash of an entry, so that the notes keep nothing that a client has sent.
+pub(super) fn hash_of(entry: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    entry.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Notes about the requests so far.
+#[derive(Debug, Default)]
+pub(super) struct Evidence {
+    /// Requests of trusted proxies without the header: health checks, or a proxy that does not add it.
+    without_header: u32,
+    has_seen_header: bool,
+    window: Window,
+    found: Vec<mem::Discriminant<ProxyMistake>>,
+}
+
+/// The last forwarded requests.
+#[derive(Debug, Default)]
+struct Window {
+    requests: u32,
+    untrusted: u32,
+    too_few: u32,
+    /// The first client of the window, and how many requests were its, with other entries beyond it.
+    client: Option<IpAddr>,
+    of_client: u32,
+    beyond: u64,
+    changes: u32,
+}
+
+impl Evidence {
+    /// Adds a request; answers the mistake that is certain now, each once.
+    pub(super) fn add(&mut self, seen: &Seen) -> Option<ProxyMistake> {
+        let mistake = self.judge(seen)?;
+        let kind = mem::discriminant(&mistake);
+        if self.found.contains(&kind) {
+            return None;
+        }
+        self.found.push(kind);
+        Some(mistake)
+    }
+
+    fn judge(&mut self, seen: &Seen) -> Option<ProxyMistake> {
+        if matches!(seen, Seen::NoHeader) {
+            self.without_header += 1;
+            let is_never_there = !self.has_seen_header && self.without_header >= WINDOW;
+            return is_never_there.then_some(ProxyMistake::NoHeader);
+        }
+        self.has_seen_header |= !matches!(seen, Seen::Untrusted(_));
+        self.window.add(seen);
+        if self.window.requests < WINDOW {
+            return None;
+        }
+        mem::take(&mut self.window).mistake(seen)
+    }
+}
+
+impl Window {
+    fn add(&mut self, seen: &Seen) {
+        self.requests += 1;
+        match seen {
+            Seen::Untrusted(_) => self.untrusted += 1,
+            Seen::TooFew => self.too_few += 1,
+            Seen::Client(ip, Some(beyond)) if *self.client.get_or_insert(*ip) == *ip => {
+                self.of_client += 1;
+                let last = mem::replace(&mut self.beyond, *beyond);
+                self.changes += u32::from(last != *beyond);
+            }
+            Seen::Client(..) | Seen::NoHeader | Seen::Unreadable => {}
+        }
+    }
+
+    fn mistake(&self, last: &Seen) -> Option<ProxyMistake> {
+        if self.untrusted >= MOST_OF_THEM {
+            let peer = match last {
+                Seen::Untrusted(peer) => Some(*peer),
+                _ => None,
+            };
+            return Some(ProxyMistake::Untrusted {
+                peer: peer.filter(is_internal),
+            });
+        }
+        if self.too_few >= MOST_OF_THEM {
+            return Some(ProxyMistake::TooFew);
+        }
+        let is_proxy = self.of_client >= MOST_OF_THEM && self.changes >= MANY_CHANGES;
+        is_proxy.then_some(ProxyMistake::ProxyIsClient)
+    }
+}
+
+/// Whether a log may show the address: no client of the public internet has it.
+fn is_internal(ip: &IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_private() || ip.is_loopback() || ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unique_local() || ip.is_loopback(),
+    }
+}

@@ -1,0 +1,188 @@
+//! `Host` and `BearerToken`, as servers of HTTP/1.1 and HTTP/2 hand their requests on.
+
+use std::{convert::Infallible, future::ready, net::SocketAddr};
+
+use http::{Request, Response, request::Parts};
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper_util::{
+    client::legacy::Client,
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use sluicegate::{
+    Key, KeyExtractor,
+    error::ExtractErrorKind,
+    extract::{BearerToken, Host, Keys},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+use tower::service_fn;
+
+/// What the extractor finds in a request: a key, or why there is none.
+fn found(extractor: &impl KeyExtractor, head: &Parts) -> String {
+    match extractor.extract(head) {
+        Ok(keys) => {
+            let key = keys.iter().next().unwrap();
+            format!("{}={}", key.kind(), String::from_utf8_lossy(key.value()))
+        }
+        Err(error) => error.kind().as_str().to_owned(),
+    }
+}
+
+/// Serves HTTP/1.1 and HTTP/2; answers what the extractor finds.
+async fn serve(extractor: impl KeyExtractor + Copy) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = service_fn(move |request: Request<Incoming>| {
+                let found = found(&extractor, &request.into_parts().0);
+                ready(Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(
+                    found,
+                )))))
+            });
+            let connection = async move {
+                let service = TowerToHyperService::new(service);
+                let builder = auto::Builder::new(TokioExecutor::new());
+                let _ = builder
+                    .serve_connection(TokioIo::new(stream), service)
+                    .await;
+            };
+            tokio::spawn(connection);
+        }
+    });
+    address
+}
+
+/// Sends these lines over HTTP/1.1, and answers the body.
+async fn ask(server: SocketAddr, lines: &str) -> String {
+    let mut stream = TcpStream::connect(server).await.unwrap();
+    let request = format!("{lines}connection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    response.rsplit("\r\n\r\n").next().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_host_is_found_over_http_1_and_http_2() {
+    let server = serve(Host).await;
+    for (lines, expected) in [
+        (
+            "GET / HTTP/1.1\r\nhost: Acme.example.com\r\n",
+            "host=acme.example.com",
+        ),
+        (
+            "GET / HTTP/1.1\r\nhost: acme.example.com.:8080\r\n",
+            "host=acme.example.com",
+        ),
+        (
+            "GET / HTTP/1.1\r\nHOST: [2001:DB8::7]:80\r\n",
+            "host=[2001:db8::7]",
+        ),
+        (
+            "GET http://acme.example.com/ HTTP/1.1\r\nhost: acme.example.com:80\r\n",
+            "host=acme.example.com",
+        ),
+        (
+            "GET http://acme.example.com/ HTTP/1.1\r\nhost: other.example.com\r\n",
+            "malformed",
+        ),
+        (
+            "GET / HTTP/1.1\r\nhost: a.example\r\nhost: b.example\r\n",
+            "malformed",
+        ),
+        (
+            "GET / HTTP/1.1\r\nhost: user@acme.example.com\r\n",
+            "malformed",
+        ),
+        ("GET / HTTP/1.1\r\nhost:\r\n", "missing"),
+        ("GET / HTTP/1.0\r\n", "missing"),
+    ] {
+        assert_eq!(ask(server, lines).await, expected, "{lines}");
+    }
+
+    let client = Client::builder(TokioExecutor::new())
+        .http2_only(true)
+        .build_http::<Empty<Bytes>>();
+    let request = Request::get(format!("http://{server}/"));
+    let response = client
+        .request(request.body(Empty::new()).unwrap())
+        .await
+        .unwrap();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(body, "host=127.0.0.1");
+}
+
+#[test]
+fn the_key_of_a_host_is_that_of_its_requests() {
+    let head = |host: &str| {
+        Request::get("/")
+            .header("host", host)
+            .body(())
+            .unwrap()
+            .into_parts()
+            .0
+    };
+    for written in [
+        "acme.example.com",
+        "ACME.example.com:443",
+        "acme.example.com.",
+    ] {
+        let expected = Keys::from(Key::new("host", "acme.example.com"));
+        assert_eq!(Host.extract(&head(written)).unwrap(), expected);
+        assert_eq!(Keys::from(Host.key(written)), expected);
+    }
+}
+
+#[tokio::test]
+async fn a_bearer_token_is_one_key_however_it_is_written() {
+    let server = serve(BearerToken).await;
+    let with = |value: &str| format!("GET / HTTP/1.1\r\nhost: a\r\nauthorization:{value}\r\n");
+    for value in [
+        " Bearer abc.d-e_f~g+h/i==",
+        "Bearer abc.d-e_f~g+h/i==",
+        " bearer abc.d-e_f~g+h/i==",
+        " BEARER   abc.d-e_f~g+h/i==  ",
+        " Bearer\tabc.d-e_f~g+h/i==",
+    ] {
+        let expected = "bearer=abc.d-e_f~g+h/i==";
+        assert_eq!(ask(server, &with(value)).await, expected, "{value}");
+    }
+    for (value, expected) in [
+        (" Basic YWxpY2U6", "missing"),
+        (" abc", "missing"),
+        (" Bearerabc", "missing"),
+        (" Bearer", "missing"),
+        (" Bearer  ", "missing"),
+        ("", "missing"),
+        (" Bearer a b", "malformed"),
+        (" Bearer a,b", "malformed"),
+        (" Bearer ==", "malformed"),
+        (" Bearer a\r\nauthorization: Bearer a", "malformed"),
+    ] {
+        assert_eq!(ask(server, &with(value)).await, expected, "{value}");
+    }
+    assert_eq!(
+        ask(server, "GET / HTTP/1.1\r\nhost: a\r\n").await,
+        "missing"
+    );
+}
+
+#[test]
+fn a_bearer_token_is_a_secret_and_its_absence_can_ask_for_one() {
+    let key = BearerToken.key(" abc ");
+    assert!(key.is_secret());
+    assert_eq!(key, Key::secret("bearer", "abc"));
+    let head = Request::get("/").body(()).unwrap().into_parts().0;
+    let error = BearerToken
+        .or_unauthorized("Bearer")
+        .extract(&head)
+        .unwrap_err();
+    assert_eq!(error.kind(), ExtractErrorKind::Unauthenticated);
+    assert_eq!(error.challenge(), Some("Bearer"));
+}

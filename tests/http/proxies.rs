@@ -1,0 +1,278 @@
+//! Wrong about the proxies in front of it: a service is warned of each such mistake once, in words that name the mend.
+
+use std::{convert::Infallible, net::SocketAddr};
+
+use http::{Request, Response, request::Parts};
+use sluicegate::{
+    ForwardedIp, Header, Key, KeyExtractor, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    extract::TrustedProxies,
+};
+use tower::{Layer, ServiceExt, service_fn};
+
+use crate::common::trace::traced;
+
+const XFF: &str = "x-forwarded-for";
+
+/// A request: the peer's address, and headers.
+type Sent = (&'static str, Vec<(&'static str, String)>);
+
+/// What is warned of when a limit by this extractor gets these requests.
+fn warned(extractor: impl KeyExtractor, requests: impl IntoIterator<Item = Sent>) -> Vec<String> {
+    warned_of(
+        &RateLimitLayer::new(MemoryStore::new())
+            .limit(Policy::parse("ip", "99999/1m").unwrap(), extractor),
+        requests,
+    )
+}
+
+fn warned_of(layer: &RateLimitLayer, requests: impl IntoIterator<Item = Sent>) -> Vec<String> {
+    traced(false, async {
+        let inner = service_fn(async |_: Request<String>| {
+            Ok::<_, Infallible>(Response::new(String::new()))
+        });
+        let service = layer.layer(inner);
+        for (peer, headers) in requests {
+            let request = headers
+                .into_iter()
+                .fold(Request::get("/"), |request, (name, value)| {
+                    request.header(name, value)
+                });
+            let mut request = request.body(String::new()).unwrap();
+            let peer: SocketAddr = format!("{peer}:50000").parse().unwrap();
+            request.extensions_mut().insert(peer);
+            service.clone().oneshot(request).await.unwrap();
+        }
+    })
+}
+
+fn networks(networks: &[&str]) -> TrustedProxies {
+    TrustedProxies::networks(networks.iter().map(|it| it.parse().unwrap()))
+}
+
+fn count(proxies: usize) -> TrustedProxies {
+    TrustedProxies::count_including_peer(proxies)
+}
+
+/// The address of a client: 200 different ones.
+fn client(number: usize) -> String {
+    format!("198.51.100.{}", number % 200)
+}
+
+/// Requests of many clients from one peer, in which `value` of the client's address is in the header.
+fn forwarded(
+    peer: &'static str,
+    value: impl Fn(String) -> String,
+    requests: usize,
+) -> impl Iterator<Item = Sent> {
+    (0..requests).map(move |number| (peer, vec![(XFF, value(client(number)))]))
+}
+
+/// Requests without any header that proxies add.
+fn bare(peer: &'static str, requests: usize) -> impl Iterator<Item = Sent> {
+    (0..requests).map(move |_| (peer, vec![]))
+}
+
+/// One warning, which has all of these words and no client's address.
+fn assert_warned(lines: &[String], words: &[&str]) {
+    let [line] = lines else {
+        panic!("{lines:?}");
+    };
+    assert!(line.starts_with("WARN misconfigured: "), "{line}");
+    for word in words {
+        assert!(line.contains(word), "{word}: {line}");
+    }
+    assert!(!line.contains("198.51.100."), "{line}");
+}
+
+const DOCKER: &str = "172.18.0.5";
+const PROXY: &str = "10.0.0.1";
+
+#[test]
+fn trusted_networks_without_the_proxy_are_warned_of() {
+    for requests in [100, 500] {
+        let ip = ForwardedIp::x_forwarded_for(networks(&["10.0.0.0/8"]));
+        let lines = warned(ip, forwarded(DOCKER, |client| client, requests));
+        let words = [
+            "x-forwarded-for",
+            "`TrustedProxies::networks`",
+            "peer=\"172.18.0.5\"",
+        ];
+        assert_warned(&lines, &words);
+    }
+    // The peer may be a client: then it is personal data.
+    let ip = ForwardedIp::x_forwarded_for(networks(&[]));
+    let lines = warned(ip, forwarded("203.0.113.9", |client| client, 100));
+    assert_warned(&lines, &["`TrustedProxies::networks`"]);
+    assert!(!lines[0].contains("203.0.113.9"), "{lines:?}");
+    // Another header than the one that the service reads shows that they are proxies, too.
+    let ip = ForwardedIp::forwarded(networks(&["10.0.0.0/8"]));
+    let lines = warned(ip, forwarded(DOCKER, |client| client, 100));
+    assert_warned(
+        &lines,
+        &["header=\"forwarded\"", "`TrustedProxies::networks`"],
+    );
+}
+
+#[test]
+fn a_proxy_that_is_taken_for_the_client_is_warned_of() {
+    let chain = |client| format!("6.6.6.6, {client}, 203.0.113.9");
+    for ip in [
+        ForwardedIp::x_forwarded_for(count(1)),
+        ForwardedIp::x_forwarded_for(networks(&["10.0.0.0/8"])),
+    ] {
+        let lines = warned(ip, forwarded(PROXY, chain, 500));
+        assert_warned(
+            &lines,
+            &["raise", "count_including_peer", "add its network"],
+        );
+    }
+    // As nginx behind another proxy sends both.
+    let both = |number| {
+        vec![
+            (XFF, client(number)),
+            ("x-real-ip", "203.0.113.9".to_owned()),
+        ]
+    };
+    let ip = ForwardedIp::header("x-real-ip", networks(&["10.0.0.0/8"]));
+    let lines = warned(ip, (0..200).map(|number| (PROXY, both(number))));
+    assert_warned(&lines, &["header=\"x-real-ip\"", "add its network"]);
+}
+
+#[test]
+fn trusted_proxies_that_send_no_header_are_warned_of() {
+    for trusted in [networks(&["10.0.0.0/8"]), count(1)] {
+        let ip = ForwardedIp::x_forwarded_for(trusted);
+        let lines = warned(ip, bare(PROXY, 200));
+        assert_warned(
+            &lines,
+            &[
+                "x-forwarded-for",
+                "let the proxy add it",
+                "`skip` health checks",
+            ],
+        );
+    }
+}
+
+#[test]
+fn a_count_that_is_too_high_is_warned_of() {
+    let ip = ForwardedIp::x_forwarded_for(count(2));
+    let lines = warned(ip, forwarded(PROXY, |client| client, 200));
+    assert_warned(&lines, &["fewer addresses than proxies", "lower"]);
+}
+
+#[test]
+fn health_checks_before_the_first_clients_hide_no_mistake() {
+    let chain = |client| format!("{client}, 203.0.113.9");
+    let trusted = || networks(&["10.0.0.0/8"]);
+    let checked = |peer, checks| bare(peer, checks);
+    let one = |client| client;
+    for checks in [11, 50] {
+        let requests = || checked(DOCKER, checks).chain(forwarded(DOCKER, one, 200));
+        let untrusted = ForwardedIp::x_forwarded_for(trusted());
+        assert_warned(&warned(untrusted, requests()), &["networks"]);
+        assert_warned(&warned(PeerIp, requests()), &["use `ForwardedIp`"]);
+
+        let requests = checked(PROXY, checks).chain(forwarded(PROXY, chain, 200));
+        let too_low = ForwardedIp::x_forwarded_for(count(1));
+        assert_warned(&warned(too_low, requests), &["raise"]);
+
+        let requests = checked(PROXY, checks).chain(forwarded(PROXY, one, 200));
+        let too_high = ForwardedIp::x_forwarded_for(count(2));
+        assert_warned(&warned(too_high, requests), &["lower"]);
+    }
+}
+
+#[test]
+fn an_extractor_and_its_clones_are_warned_of_once() {
+    let ip = ForwardedIp::x_forwarded_for(count(2));
+    let policy = |name| Policy::parse(name, "99999/1m").unwrap().shadow();
+    let layer = RateLimitLayer::new(MemoryStore::new())
+        .limit(policy("ip-64"), ip.clone())
+        .limit(policy("ip-48"), ip.ipv6_prefix(48));
+    let lines = warned_of(&layer, forwarded(PROXY, |client| client, 500));
+    assert_warned(&lines, &["lower"]);
+}
+
+#[test]
+fn services_that_are_right_about_their_proxies_are_not_warned() {
+    type Chain = fn(String) -> String;
+    let right: [(ForwardedIp, Chain); 4] = [
+        (
+            ForwardedIp::x_forwarded_for(networks(&["10.0.0.0/8"])),
+            |client| client,
+        ),
+        (
+            ForwardedIp::x_forwarded_for(networks(&["10.0.0.0/8"])),
+            |client| format!("6.6.6.6, {client}, 10.0.0.2"),
+        ),
+        (ForwardedIp::x_forwarded_for(count(1)), |client| {
+            format!("6.6.6.6, {client}")
+        }),
+        (ForwardedIp::x_forwarded_for(count(2)), |client| {
+            format!("{client}, 203.0.113.9")
+        }),
+    ];
+    for (ip, value) in right {
+        let checks = bare(PROXY, 99).chain(forwarded(PROXY, value, 300));
+        let lines = warned(ip.or_skip(), checks.chain(bare(PROXY, 300)));
+        assert!(lines.is_empty(), "{lines:?}");
+    }
+}
+
+#[test]
+fn what_clients_make_up_is_no_mistake_of_the_service() {
+    let trusted = || networks(&["10.0.0.0/8"]);
+    // Some clients go around the proxy, and claim to be others.
+    let direct = forwarded("203.0.113.7", |client| client, 89);
+    let mixed = direct
+        .chain(forwarded(PROXY, |client| client, 11))
+        .collect::<Vec<_>>();
+    let mixed = std::iter::repeat_n(mixed, 5).flatten();
+    let lines = warned(ForwardedIp::x_forwarded_for(trusted()), mixed);
+    assert!(lines.is_empty(), "{lines:?}");
+
+    // One client alone, behind a proxy of its own.
+    let alone = |_| "192.168.0.7, 203.0.113.7".to_owned();
+    let lines = warned(
+        ForwardedIp::x_forwarded_for(count(1)),
+        forwarded(PROXY, alone, 500),
+    );
+    assert!(lines.is_empty(), "{lines:?}");
+
+    // Each of many clients claims to be many others.
+    let liars = (0..500).map(|number| {
+        let value = format!("{}, 203.0.113.{}", client(number), number / 80);
+        (PROXY, vec![(XFF, value)])
+    });
+    let lines = warned(ForwardedIp::x_forwarded_for(count(1)), liars);
+    assert!(lines.is_empty(), "{lines:?}");
+}
+
+#[test]
+fn a_limit_that_falls_back_to_the_peer_is_warned_of_only_where_it_does() {
+    let trusted = || networks(&["10.0.0.0/8"]);
+    let forwarded = || forwarded(PROXY, |client| client, 300);
+    let lines = warned(
+        ForwardedIp::x_forwarded_for(trusted()).or(PeerIp),
+        forwarded(),
+    );
+    assert!(lines.is_empty(), "{lines:?}");
+
+    let lines = warned(Header::new("x-api-key").or(PeerIp), forwarded());
+    assert_warned(&lines, &["use `ForwardedIp`"]);
+
+    let never = PeerIp
+        .only_when(|_: &Parts| false)
+        .or(Key::new("service", "all"));
+    let lines = warned(never, forwarded());
+    assert!(lines.is_empty(), "{lines:?}");
+}
+
+#[test]
+fn requests_after_the_first_ten_thousand_are_not_looked_at() {
+    let ip = ForwardedIp::x_forwarded_for(networks(&["10.0.0.0/8"]));
+    let right = forwarded(PROXY, |client| client, 10_000);
+    let lines = warned(ip, right.chain(forwarded(DOCKER, |client| client, 500)));
+    assert!(lines.is_empty(), "{lines:?}");
+}
