@@ -359,6 +359,71 @@ async fn a_denial_whose_extensions_are_lost_is_not_mixed_with_what_is_left_furth
     assert!(told(&response, "ratelimit").starts_with(r#""outer";r=89;"#));
 }
 
+#[tokio::test]
+async fn the_response_of_the_service_says_by_itself_whether_caches_may_keep_it() {
+    let public = || {
+        answering(|_| {
+            let response = Response::builder().header("cache-control", "public, max-age=60");
+            response.body(String::new()).unwrap()
+        })
+    };
+    for (style, told) in [
+        (HeaderStyle::default(), true),
+        (HeaderStyle::default().only_on_denial(), false),
+    ] {
+        let service = around(layer("all", "1/1d").headers(style), public());
+        let response = ask(&service).await;
+        assert_eq!(
+            lines(response.headers(), "cache-control"),
+            ["public, max-age=60"]
+        );
+        assert_eq!(response.headers().contains_key("ratelimit"), told);
+        let denied = ask(&service).await;
+        assert_eq!(lines(denied.headers(), "cache-control"), ["no-store"]);
+    }
+}
+
+#[tokio::test]
+async fn many_rules_make_no_headers_that_a_proxy_has_no_room_for() {
+    let rules = |limit: u64| format!("{limit}/1s,{limit}/1m,{limit}/1h,{limit}/1d");
+    let many = |count: u64| {
+        let limits = RateLimitLayer::new(MemoryStore::new());
+        (1..=count).rev().fold(limits, |layer, number| {
+            let name = format!("a-policy-with-a-name-{number}");
+            layer.limit(policy(&name, &rules(number)), everybody())
+        })
+    };
+    let items = |response: &Response<String>, name| -> Vec<String> {
+        let [field] = lines(response.headers(), name)[..] else {
+            panic!("one field");
+        };
+        assert!(field.len() <= 1_024, "{}", field.len());
+        let items = field
+            .split(", ")
+            .map(|item| item.split(';').next().unwrap().to_owned());
+        items.collect()
+    };
+    // As configured, while there is room.
+    let few = ask(&around(many(4), hello())).await;
+    assert_eq!(items(&few, "ratelimit").len(), 16);
+    assert_eq!(
+        items(&few, "ratelimit")[0],
+        r#""a-policy-with-a-name-4/1s""#
+    );
+
+    let service = around(many(12), hello());
+    let response = ask(&service).await;
+    let listed = items(&response, "ratelimit");
+    assert_eq!(listed, items(&response, "ratelimit-policy"));
+    assert!((16..48).contains(&listed.len()), "{listed:?}");
+    for (item, window) in listed.iter().zip(["1s", "1m", "1h", "1d"]) {
+        assert_eq!(*item, format!(r#""a-policy-with-a-name-1/{window}""#));
+    }
+    let denied = ask(&service).await;
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(items(&denied, "ratelimit"), listed[..4]);
+}
+
 // Older header styles
 
 /// Nine of ten are left for 60 s, and 99 of 100 for an hour.

@@ -14,6 +14,10 @@ use crate::{
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
+/// The longest list of a layer, in bytes. Proxies have little room for all headers of a response, nginx 4 KiB, and
+/// answer with an error of their own where that is too small.
+const MAX_FIELD: usize = 1_024;
+
 /// The largest integer of a structured field.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
@@ -26,6 +30,8 @@ thread_local! {
 #[derive(Clone)]
 pub(super) struct Draft11 {
     policy_field: Option<HeaderValue>,
+    /// Whether there are too many rules to list them all.
+    is_long: bool,
     policies: Vec<(Policy, Vec<Item>)>,
     all_known: bool,
     /// Whether shadows are listed.
@@ -57,6 +63,7 @@ impl Draft11 {
         }
         Self {
             policy_field: value(&field),
+            is_long: field.len() > MAX_FIELD,
             policies: distinct,
             all_known,
             shadows,
@@ -95,6 +102,9 @@ impl Draft11 {
     }
 
     fn append_known(&self, headers: &mut HeaderMap, decision: &Decision) {
+        if self.is_long {
+            return self.append_tightest(headers, decision);
+        }
         if let Some(field) = self.field(decision) {
             headers.append(RATELIMIT, field);
         }
@@ -112,6 +122,46 @@ impl Draft11 {
     }
 
     fn write(&self, field: &mut Vec<u8>, decision: &Decision) {
+        self.each(decision, |policy, item, usage| {
+            push_item(field, item, usage);
+            push_shadow(field, policy);
+        });
+    }
+
+    /// Both lists of as many rules as there is room for, the tightest first.
+    #[cold]
+    fn append_tightest(&self, headers: &mut HeaderMap, decision: &Decision) {
+        let mut rules = Vec::new();
+        self.each(decision, |policy, item, usage| {
+            rules.push((policy, item, usage))
+        });
+        rules.sort_by_key(|(_, _, usage)| (!usage.is_exceeded(), share_left(usage)));
+        let (mut usages, mut quotas) = (Vec::new(), Vec::new());
+        for (policy, item, usage) in rules {
+            let ends = (usages.len(), quotas.len());
+            let rule = usage.rule();
+            push_item(&mut usages, item, usage);
+            push_shadow(&mut usages, policy);
+            push_policy_item(&mut quotas, &item_name(policy, &rule), &rule, policy);
+            if usages.len().max(quotas.len()) > MAX_FIELD {
+                usages.truncate(ends.0);
+                quotas.truncate(ends.1);
+                break;
+            }
+        }
+        for (name, field) in [(RATELIMIT, usages), (RATELIMIT_POLICY, quotas)] {
+            if let Some(field) = value(&field) {
+                headers.append(name, field);
+            }
+        }
+    }
+
+    /// Calls back with each rule that is to be listed, in the order of the policies.
+    fn each<'a>(
+        &'a self,
+        decision: &'a Decision,
+        mut list: impl FnMut(&'a Policy, &'a Item, &'a RuleUsage),
+    ) {
         for (policy, items) in &self.policies {
             let Some(decision) = decision_of(policy, decision) else {
                 continue;
@@ -125,12 +175,17 @@ impl Draft11 {
                 let others = keys.clone().filter_map(|it| it.rules().get(index));
                 let tightest = others.fold(rule, tighter);
                 if decision.is_allowed() || tightest.is_exceeded() {
-                    push_item(field, item, tightest);
-                    push_shadow(field, policy);
+                    list(policy, item, tightest);
                 }
             }
         }
     }
+}
+
+/// What is left of a limit, as a part of 2^53, the greatest limit.
+fn share_left(usage: &RuleUsage) -> u128 {
+    let limit = usage.rule().limit().max(1);
+    (u128::from(usage.remaining()) << 53) / u128::from(limit)
 }
 
 /// A field without items is not sent.

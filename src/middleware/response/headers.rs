@@ -103,6 +103,8 @@ impl HeaderStyle {
     ///
     /// `RateLimit-Policy` lists all policies of the layer, also those whose limit does not apply to the request, such
     /// as of an extractor that skips it; `RateLimit` lists those that were checked. Several layers each add their items.
+    /// Of a layer whose rules would make a list longer than 1 KiB, both fields list the tightest of the rules that were
+    /// checked, as many as fit.
     /// [Shadows](crate::Policy::shadow) are left out, unless asked for
     /// [`with_shadows`](Self::with_shadows).
     pub const DRAFT_11: Self = Self {
