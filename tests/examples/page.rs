@@ -302,6 +302,22 @@ async fn a_header_that_the_page_sends_is_limited_by_its_value() {
 }
 
 #[tokio::test]
+async fn contributors_are_shown_under_the_rule_whose_window_they_are_counted_over() {
+    let limits = ["--limit", "ip=50/10s,90/1h", "--limit", "header:x-key=9/1d"];
+    let server = Example::start(&[&limits[..], &["--contributors", "header:x-user"]].concat());
+    let mut page = open!(server);
+    page.until("rules.size === 3").await;
+    page.eval("$('header').value = 'x-user: alice'; $('burst').click()")
+        .await;
+    let shown = "[...document.querySelectorAll('.by')].map(it => it.checkVisibility() ? it.textContent : '')";
+    page.until(&format!(
+        "/^,Used in 1 h by: alice \\d+,$/.test({shown}.join())"
+    ))
+    .await;
+    assert!(page.errors().is_empty(), "{:?}", page.errors());
+}
+
+#[tokio::test]
 async fn the_page_is_as_wide_as_a_phone() {
     let limits = [
         "--limit",

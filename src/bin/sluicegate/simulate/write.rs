@@ -95,8 +95,8 @@ fn refusals(policy: &PolicyOutcome, count: u64) -> Cell {
 }
 
 fn name(policy: &PolicyOutcome) -> String {
-    let shadow = if policy.shadow { ", shadow" } else { "" };
-    format!("{} (by {}{shadow})", policy.name, policy.key)
+    let shadow = if policy.shadow { "shadow " } else { "" };
+    format!("{} ({shadow}by {})", policy.name, policy.key)
 }
 
 fn policies(outcome: &Outcome, output: &mut Output) -> Result<()> {
