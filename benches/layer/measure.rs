@@ -238,6 +238,10 @@ fn recorder() -> impl Fn() {
 }
 
 pub(crate) fn run() -> ExitCode {
+    // What is counted is told to the store by tasks, which are spawned and never run.
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_time().build().unwrap();
+    let _entered = runtime.enter();
     let clients = clients();
     let upkeep = recorder();
     let mut rows = vec![

@@ -49,7 +49,6 @@ mod sync {
 pub use deny_cache::DenyCache;
 pub use leases::Leases;
 pub use memory::MemoryStore;
-pub(crate) use memory::Tokens;
 pub(crate) use scaled::ScaledStore;
 #[cfg(feature = "redis")]
 pub(crate) use sent_call::SentCall;

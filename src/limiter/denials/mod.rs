@@ -6,6 +6,7 @@
 //!             flush, once a second ──▶ Store::report_denials
 //! ```
 
+mod hash;
 mod table;
 
 use std::{
@@ -113,9 +114,8 @@ impl Counter for Shared {
 
     async fn flush(&self) {
         let report = timeout(TIMEOUT, self.report()).await;
-        match report.unwrap_or(Err(TOO_LATE)) {
-            Ok(()) => self.flusher.has_failed.store(false, Relaxed),
-            Err(error) => self.failed(&error),
+        if let Err(error) = report.unwrap_or(Err(TOO_LATE)) {
+            self.failed(&error);
         }
     }
 
@@ -138,7 +138,9 @@ impl Shared {
             return Ok(());
         }
         self.idle.store(0, Relaxed);
-        self.store.report_denials(&reports).await
+        self.store.report_denials(&reports).await?;
+        self.flusher.has_failed.store(false, Relaxed);
+        Ok(())
     }
 
     /// An outage has warnings of its own.

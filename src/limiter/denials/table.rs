@@ -1,8 +1,9 @@
 //! [`Table`]: how often identities were denied and admitted, in bounded memory and almost without locks.
 //!
 //! ```text
-//!  token of (policy, key) ──▶ set ──▶ one of 16 slots     tag, span, counts     read and added to without a lock
-//!                              └────▶ a lock: who is in the slots, when they were denied, spans that are over
+//!  hash of (policy, key) ──▶ set ──▶ marks ──▶ one of 16 slots     read and added to without a lock
+//!                             └────▶ a lock: which identities are in the slots, when they were denied,
+//!                                    and counts of spans that are over
 //! ```
 //!
 //! A denial enters its identity, in the place of the one in its set that was denied least lately, and takes the lock;
@@ -16,12 +17,11 @@ use std::{
     },
 };
 
+use super::hash::IdentityHasher;
 use crate::{
-    block::BLOCKS,
     denials::{DenialCount, RequestCounts, Span},
     key::Key,
     policy::Policy,
-    store::Tokens,
 };
 
 const SETS: usize = 256;
@@ -38,23 +38,33 @@ const MAX_VALUE: usize = 2_048;
 
 #[derive(Default)]
 pub(super) struct Table {
-    tokens: Tokens,
+    hasher: IdentityHasher,
     /// The span of the newest denial; 0 while none is remembered.
     newest: AtomicU64,
     /// Made by the first denial.
     sets: OnceLock<Box<[Set]>>,
 }
 
-/// The numbers of a slot are read without the lock, and may be those of the identity that was in it a moment ago.
+/// Aligned to lines of the processor's cache: an identity that is not in it is missed in one, and another is found in
+/// two.
 #[derive(Default)]
+#[repr(align(64))]
 struct Set {
-    /// 0 where the slot is free.
-    tags: [AtomicU64; WAYS],
-    /// The span that the counts belong to.
-    spans: [AtomicU64; WAYS],
-    /// Denied · 2^32 + admitted, since they were reported.
-    counts: [AtomicU64; WAYS],
+    /// A byte of each slot's hash, and 0 where it is free.
+    marks: [AtomicU64; WAYS / 8],
     held: Mutex<Held>,
+    slots: [Slot; WAYS],
+}
+
+/// Read without the lock: the numbers may be those of the identity that was in it a moment ago.
+#[derive(Default)]
+#[repr(align(32))]
+struct Slot {
+    hash: AtomicU64,
+    /// The span that the counts belong to.
+    span: AtomicU64,
+    /// Denied · 2^32 + admitted, since they were reported.
+    counts: AtomicU64,
 }
 
 #[derive(Default)]
@@ -106,18 +116,19 @@ impl Table {
         let sets = self
             .sets
             .get_or_init(|| (0..SETS).map(|_| Set::default()).collect());
-        let (set, tag) = self.place(sets, policy, key);
+        let hash = self.hasher.hash(policy, key);
+        let set = set_of(sets, hash);
         let mut held = set.lock();
-        let way = match set.find(tag) {
+        let way = match set.find(hash) {
             Some(way) => way,
-            None => set.enter(&mut held, tag, policy, key, span),
+            None => set.enter(&mut held, hash, policy, key, span),
         };
         if let Some(identity) = &mut held.identities[way] {
             identity.weight = identity.weight_at(span).saturating_add(1);
             identity.denied_in = span;
         }
         set.begin(&mut held, way, span);
-        set.counts[way].fetch_add(DENIED, Relaxed);
+        set.slots[way].counts.fetch_add(DENIED, Relaxed);
     }
 
     /// Counts an admission, if this policy has denied the identity within the hour. Answers whether it has.
@@ -130,14 +141,16 @@ impl Table {
             self.forget_all(sets);
             return false;
         }
-        let (set, tag) = self.place(sets, Some(policy), key);
-        let Some(way) = set.find(tag) else {
+        let hash = self.hasher.hash(Some(policy), key);
+        let set = set_of(sets, hash);
+        let Some(way) = set.find(hash) else {
             return false;
         };
-        if set.spans[way].load(Relaxed) != span && !set.remember(way, tag, span) {
+        let slot = &set.slots[way];
+        if slot.span.load(Relaxed) != span && !set.remember(way, hash, span) {
             return false;
         }
-        set.counts[way].fetch_add(ADMITTED, Relaxed);
+        slot.counts.fetch_add(ADMITTED, Relaxed);
         true
     }
 
@@ -161,15 +174,9 @@ impl Table {
     pub(super) fn has_counts(&self) -> bool {
         let mut sets = self.sets.get().into_iter().flatten();
         sets.any(|set| {
-            let mut counts = set.counts.iter();
-            counts.any(|it| it.load(Relaxed) > 0) || !set.lock().late.is_empty()
+            let mut slots = set.slots.iter();
+            slots.any(|it| it.counts.load(Relaxed) > 0) || !set.lock().late.is_empty()
         })
-    }
-
-    fn place<'a>(&self, sets: &'a [Set], policy: Option<&Policy>, key: &Key) -> (&'a Set, u64) {
-        let (first, second) = self.tokens.token(policy.map_or(BLOCKS, Policy::name), key);
-        // An index below the number of sets, whatever the width of a pointer.
-        (&sets[(second & 0xFFFF) as usize % SETS], first.max(1))
     }
 
     /// No denial is younger than an hour.
@@ -185,20 +192,50 @@ impl Table {
     }
 }
 
+fn set_of(sets: &[Set], hash: u64) -> &Set {
+    &sets[(hash & 0xFFFF) as usize % SETS]
+}
+
+/// The byte that marks an identity: not 0.
+fn mark(hash: u64) -> u64 {
+    (hash >> 56).max(1)
+}
+
 impl Set {
     fn lock(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find(&self, tag: u64) -> Option<usize> {
-        self.tags.iter().position(|it| it.load(Relaxed) == tag)
+    #[inline]
+    fn find(&self, hash: u64) -> Option<usize> {
+        const ONES: u64 = u64::MAX / 255;
+        for (word, marks) in self.marks.iter().enumerate() {
+            // Zero where a byte is the mark. The borrow may report another one above it, which has another hash.
+            let other = marks.load(Relaxed) ^ (mark(hash) * ONES);
+            let mut same = other.wrapping_sub(ONES) & !other & (ONES << 7);
+            while same != 0 {
+                let way = word * 8 + same.trailing_zeros() as usize / 8;
+                if self.slots[way].hash.load(Relaxed) == hash {
+                    return Some(way);
+                }
+                same &= same - 1;
+            }
+        }
+        None
+    }
+
+    /// Under the lock.
+    fn set_mark(&self, way: usize, mark: u64) {
+        let (marks, shift) = (&self.marks[way / 8], way % 8 * 8);
+        let others = marks.load(Relaxed) & !(0xFF << shift);
+        marks.store(others | mark << shift, Relaxed);
     }
 
     /// Puts an identity into a free slot, or in the place of the one that was denied least lately.
     fn enter(
         &self,
         held: &mut Held,
-        tag: u64,
+        hash: u64,
         policy: Option<&Policy>,
         key: &Key,
         span: u64,
@@ -216,20 +253,21 @@ impl Set {
             denied_in: span,
             weight: 0,
         });
-        self.spans[way].store(span, Relaxed);
-        self.tags[way].store(tag, Relaxed);
+        self.slots[way].span.store(span, Relaxed);
+        self.slots[way].hash.store(hash, Relaxed);
+        self.set_mark(way, mark(hash));
         way
     }
 
     /// Begins another span of an admitted identity, or forgets it if it was not denied within the hour. Answers whether
     /// it is still known.
     #[cold]
-    fn remember(&self, way: usize, tag: u64, span: u64) -> bool {
+    fn remember(&self, way: usize, hash: u64, span: u64) -> bool {
         let mut held = self.lock();
         let Some(identity) = &held.identities[way] else {
             return false;
         };
-        if self.tags[way].load(Relaxed) != tag {
+        if self.slots[way].hash.load(Relaxed) != hash {
             return false;
         }
         if span > identity.denied_in.saturating_add(REMEMBERED) {
@@ -243,9 +281,9 @@ impl Set {
 
     /// Counts in this span from now on.
     fn begin(&self, held: &mut Held, way: usize, span: u64) {
-        if self.spans[way].load(Relaxed) != span {
+        if self.slots[way].span.load(Relaxed) != span {
             self.end_span(held, way);
-            self.spans[way].store(span, Relaxed);
+            self.slots[way].span.store(span, Relaxed);
         }
     }
 
@@ -260,12 +298,13 @@ impl Set {
     }
 
     fn take(&self, way: usize, identity: &Identity) -> Option<Counted> {
-        if self.counts[way].load(Relaxed) == 0 {
+        let slot = &self.slots[way];
+        if slot.counts.load(Relaxed) == 0 {
             return None;
         }
-        let counts = self.counts[way].swap(0, Relaxed);
+        let counts = slot.counts.swap(0, Relaxed);
         Some(Counted {
-            span: self.spans[way].load(Relaxed),
+            span: slot.span.load(Relaxed),
             count: DenialCount {
                 policy: identity.policy.clone(),
                 key: identity.key.clone(),
@@ -275,8 +314,8 @@ impl Set {
     }
 
     fn forget(&self, held: &mut Held, way: usize) {
-        self.tags[way].store(0, Relaxed);
-        self.counts[way].store(0, Relaxed);
+        self.set_mark(way, 0);
+        self.slots[way].counts.store(0, Relaxed);
         drop(mem::take(&mut held.identities[way]));
     }
 }

@@ -24,7 +24,7 @@ use self::{
     entry::by_charge,
     locked::{Full, Locked},
     shard::Shard,
-    token::Token,
+    token::{Token, Tokens},
 };
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
@@ -54,8 +54,6 @@ mod locked;
 mod shard;
 mod standing;
 mod token;
-
-pub(crate) use token::Tokens;
 
 const DEFAULT_CAPACITY: usize = 100_000;
 

@@ -6,14 +6,14 @@ use crate::key::Key;
 
 /// What stands for a policy's name and a key: 128 bits, so that no two meet, keyed so that nobody can aim at one, and
 /// useless outside this process.
-pub(crate) type Token = (u64, u64);
+pub(super) type Token = (u64, u64);
 
 /// Identities up to this length, three bytes included, are put together without an allocation.
 const SHORT: usize = 128;
 
 /// Makes tokens, each time a process starts other ones.
 #[derive(Clone, Debug)]
-pub(crate) struct Tokens {
+pub(super) struct Tokens {
     hasher: SipHasher13,
 }
 
@@ -29,7 +29,7 @@ impl Default for Tokens {
 impl Tokens {
     /// An identity that is short is put together first: hashing its parts one by one takes longer. An identity is always
     /// hashed in the same way, since which one depends on its length.
-    pub(crate) fn token(&self, policy: &str, key: &Key) -> Token {
+    pub(super) fn token(&self, policy: &str, key: &Key) -> Token {
         let mut short = [0; SHORT];
         match put_together(policy, key, &mut short) {
             Some(identity) => self.hasher.hash(identity).as_u64(),
