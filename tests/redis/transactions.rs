@@ -481,6 +481,22 @@ fn a_runtime_that_is_parked_does_not_keep_others_from_deciding() {
     }
 }
 
+/// Only a parked runtime loses its turn: an attempt in one that works ends by itself.
+#[tokio::test]
+async fn those_who_wait_for_an_attempt_that_takes_all_its_time_get_one_of_their_own() {
+    let server = Server::start();
+    let store = RedisStore::transactions(pool(server.url()).await);
+    let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
+    let limiter = limiter.probe_interval(Duration::ZERO);
+    let policy = api("1000000/1d");
+    limiter.check(charge(&policy, "alice")).await.unwrap();
+    server.stop();
+    let all = join_all((0..50).map(|_| limiter.check(charge(&policy, "alice")))).await;
+    for result in all {
+        assert_eq!(result.unwrap_err().kind(), StoreErrorKind::Timeout);
+    }
+}
+
 #[tokio::test]
 async fn a_stopped_server_is_given_up_in_time_and_goes_on_without_a_transaction() {
     let server = Server::start();

@@ -134,45 +134,81 @@ impl<T> Line<T> {
 
 /// Those who wait, in the order in which they came, and how many charges that is.
 pub(super) struct Waiting<T> {
-    /// Each with its charges; `None` in the place of one who has left. The first has not.
-    places: VecDeque<Option<(T, usize)>>,
-    /// The ticket of the first.
-    first_ticket: u64,
+    /// By ticket. The first has not left, and at most every other one has.
+    places: VecDeque<Place<T>>,
+    next_ticket: u64,
     charges: usize,
+    /// How many of the places are of callers that have left.
+    left: usize,
+}
+
+struct Place<T> {
+    ticket: u64,
+    /// With its charges; `None` if it has left.
+    one: Option<(T, usize)>,
 }
 
 impl<T> Waiting<T> {
     const fn new() -> Self {
         Self {
             places: VecDeque::new(),
-            first_ticket: 0,
+            next_ticket: 0,
             charges: 0,
+            left: 0,
         }
     }
 
     fn push(&mut self, one: T, charges: usize) -> u64 {
-        self.places.push_back(Some((one, charges)));
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
         self.charges += charges;
-        self.first_ticket + (self.places.len() as u64 - 1)
+        let one = Some((one, charges));
+        self.places.push_back(Place { ticket, one });
+        ticket
     }
 
     pub(super) fn first(&self) -> Option<&T> {
-        let (first, _) = self.places.front()?.as_ref()?;
+        let (first, _) = self.places.front()?.one.as_ref()?;
         Some(first)
     }
 
     pub(super) fn take_first(&mut self) -> Option<T> {
-        self.remove(self.first_ticket)
+        self.remove(self.places.front()?.ticket)
     }
 
     fn remove(&mut self, ticket: u64) -> Option<T> {
-        let place = usize::try_from(ticket.checked_sub(self.first_ticket)?).ok()?;
-        let (one, charges) = self.places.get_mut(place)?.take()?;
+        let index = self.places.binary_search_by_key(&ticket, |it| it.ticket);
+        let (one, charges) = self.places[index.ok()?].one.take()?;
         self.charges -= charges;
-        while let Some(None) = self.places.front() {
+        self.left += 1;
+        while self.places.front().is_some_and(|it| it.one.is_none()) {
             self.places.pop_front();
-            self.first_ticket += 1;
+            self.left -= 1;
+        }
+        // Else those who come and leave behind one that waits would need more and more room.
+        if self.left > self.places.len() / 2 {
+            self.places.retain(|it| it.one.is_some());
+            self.left = 0;
         }
         Some(one)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Waiting;
+
+    #[test]
+    fn those_who_leave_behind_one_that_waits_take_no_room() {
+        let mut waiting = Waiting::new();
+        waiting.push("waits", 1);
+        for _ in 0..1_000 {
+            let ticket = waiting.push("leaves", 1);
+            assert_eq!(waiting.remove(ticket), Some("leaves"));
+            assert_eq!(waiting.remove(ticket), None);
+        }
+        assert!(waiting.places.len() <= 2, "{}", waiting.places.len());
+        assert_eq!(waiting.take_first(), Some("waits"));
+        assert_eq!(waiting.take_first(), None);
     }
 }

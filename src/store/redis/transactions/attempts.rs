@@ -32,9 +32,12 @@ use crate::{
 };
 
 /// How long an attempt may take, whatever the timeouts of its callers: a connection, and two round trips for each time
-/// that others are faster. One that has not ended by then is of a runtime that is parked: its identities are given to
-/// others.
+/// that others are faster.
 const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// An attempt that has not ended by then, though its time was over, is of a runtime that is parked: its identities are
+/// given to others.
+const PARKED_AFTER: Duration = Duration::from_millis(1_250);
 
 /// From one attempt to connect to the next, for each connection of the pool that is lost.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
@@ -110,10 +113,10 @@ impl Attempts {
             self.begin(group);
         }
         loop {
-            for group in self.queue.take_over(&keys, TIMEOUT, Job::has_left) {
+            for group in self.queue.take_over(&keys, PARKED_AFTER, Job::has_left) {
                 self.begin(group);
             }
-            if let Ok(answer) = timeout(TIMEOUT, &mut answer).await {
+            if let Ok(answer) = timeout(PARKED_AFTER, &mut answer).await {
                 let blame = || Some(journey.blame(Duration::ZERO));
                 return answer.unwrap_or_else(|_| Err(SHUT_DOWN.blaming(blame())));
             }
