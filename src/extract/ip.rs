@@ -15,12 +15,13 @@ const MAX_TEXT: usize = 39 + 4;
 /// How many leading bits of an IPv6 address identify a client: the smallest network that a household is given.
 pub(super) const DEFAULT_IPV6_PREFIX: u8 = 64;
 
-pub(super) const fn checked_ipv6_prefix(bits: u8) -> u8 {
-    assert!(
-        32 <= bits && bits <= 128,
-        "the prefix of an IPv6 network must be 32 to 128 bits"
-    );
-    bits
+/// A shorter prefix would make one identity of a provider and all its customers.
+pub(super) const fn ipv6_prefix_within_bounds(bits: u8) -> u8 {
+    match bits {
+        ..32 => 32,
+        32..=128 => bits,
+        129.. => 128,
+    }
 }
 
 /// The address at the other end of the connection, in its canonical form.

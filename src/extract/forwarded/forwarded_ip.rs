@@ -75,15 +75,21 @@ impl ForwardedIp {
     /// Two lines, or two values, are malformed. The header does not show which proxy wrote it: any count of trusted
     /// proxies means that the peer is trusted.
     ///
-    /// # Panics
+    /// ```
+    /// use http::HeaderName;
+    /// use sluicegate::{ForwardedIp, extract::TrustedProxies};
     ///
-    /// When `name` cannot be the name of a header.
+    /// let trusted = TrustedProxies::networks(["10.0.0.0/8".parse()?]);
+    /// let client = ForwardedIp::header(HeaderName::from_static("x-real-ip"), trusted.clone());
+    ///
+    /// let name = "CF-Connecting-IP";                                  // from the configuration
+    /// let client = ForwardedIp::header(name.parse()?, trusted);
+    /// # let _ = client;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
-    pub fn header(name: &str, trusted: TrustedProxies) -> Self {
-        match HeaderName::from_bytes(name.as_bytes()) {
-            Ok(header) => Self::new(header, Form::Single, trusted),
-            Err(_) => panic!("`{name}` cannot be the name of a header"),
-        }
+    pub fn header(name: HeaderName, trusted: TrustedProxies) -> Self {
+        Self::new(name, Form::Single, trusted)
     }
 
     fn new(header: HeaderName, form: Form, trusted: TrustedProxies) -> Self {
@@ -97,14 +103,10 @@ impl ForwardedIp {
         }
     }
 
-    /// Sets how many leading bits of an IPv6 address identify a client, 32 to 128, instead of 64.
-    ///
-    /// # Panics
-    ///
-    /// When `bits` is below 32 or above 128.
+    /// Sets how many leading bits of an IPv6 address identify a client, instead of 64: at least 32, at most 128.
     #[must_use]
     pub const fn ipv6_prefix(mut self, bits: u8) -> Self {
-        self.ipv6_prefix = ip::checked_ipv6_prefix(bits);
+        self.ipv6_prefix = ip::ipv6_prefix_within_bounds(bits);
         self
     }
 
@@ -123,6 +125,7 @@ impl ForwardedIp {
     /// As [`extract`](KeyExtractor::extract).
     pub fn address(&self, head: &Parts) -> Result<IpAddr, ExtractError> {
         match &self.source.trusted.trust {
+            Trust::Count(0) => ip::peer(&head.extensions),
             Trust::Count(proxies) => self.source.nth_from_right(head, *proxies),
             Trust::Networks(networks) => {
                 let trusted = |ip| networks.iter().any(|it| it.contains_canonical(ip));

@@ -1,7 +1,5 @@
 use crate::extract::Cidr;
 
-use super::entries::MAX_ENTRIES;
-
 /// Which proxies are trusted to report where a request came from: those of some networks, or a number of them.
 #[derive(Clone, Debug)]
 pub struct TrustedProxies {
@@ -32,15 +30,10 @@ impl TrustedProxies {
     /// can choose its own address; with one that is too low, all clients share the address of a proxy. The peer's
     /// address is not read, so that this also works over Unix sockets.
     ///
-    /// # Panics
-    ///
-    /// When `proxies` is 0 or above 64.
+    /// With 0, no proxy is trusted, as where a service runs without one: the peer is the client, and no header is read.
+    /// More than 64 entries are never read: with a greater count, every request is malformed.
     #[must_use]
     pub const fn count_including_peer(proxies: usize) -> Self {
-        assert!(
-            1 <= proxies && proxies <= MAX_ENTRIES,
-            "the number of trusted proxies must be 1 (the peer alone) to 64"
-        );
         Self {
             trust: Trust::Count(proxies),
         }

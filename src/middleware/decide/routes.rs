@@ -2,8 +2,11 @@ use std::{collections::HashMap, fmt};
 
 use http::{Method, request::Parts};
 
-use super::policy_selector::{Choice, KnownPolicy, PolicySelector};
-use crate::{error::ExtractError, policies::PoliciesRead};
+use super::policy_selector::{Choice, IntoPolicySelector, KnownPolicy, PolicySelector};
+use crate::{
+    error::{ExtractError, NameError, PolicyError},
+    policies::PoliciesRead,
+};
 
 /// A policy for each route, by method and path: the first argument of a [`limit`](crate::RateLimitLayer::limit).
 ///
@@ -40,6 +43,8 @@ use crate::{error::ExtractError, policies::PoliciesRead};
 pub struct Routes {
     default: Route,
     by_path: HashMap<Box<str>, Vec<(Option<Method>, Route)>>,
+    /// The first entry that could not be added.
+    mistake: Option<PolicyError>,
 }
 
 /// How one route is limited.
@@ -51,9 +56,9 @@ pub struct Route {
 impl Route {
     /// Requests are charged under this policy.
     #[must_use]
-    pub fn new(policy: impl Into<PolicySelector>) -> Self {
+    pub fn new(policy: impl IntoPolicySelector) -> Self {
         Self {
-            limit: Some((policy.into(), 1)),
+            limit: Some((policy.into_selector(), 1)),
         }
     }
 
@@ -80,6 +85,13 @@ impl Route {
         Ok(choice.map(|(policy, inner)| (policy, inner.saturating_mul(*weight))))
     }
 
+    fn check(&self) -> Result<(), PolicyError> {
+        match &self.limit {
+            Some((source, _)) => source.check(),
+            None => Ok(()),
+        }
+    }
+
     fn known_sources(&self) -> Vec<KnownPolicy<'_>> {
         let source = self.limit.as_ref();
         let source = source.map(|(source, _)| source.known_sources());
@@ -100,26 +112,43 @@ impl Routes {
         Self {
             default: default.into(),
             by_path: HashMap::new(),
+            mistake: None,
         }
     }
 
     /// Adds an entry: `/items/{id}` for any method, or `GET /items/{id}` for one.
     ///
-    /// # Panics
-    ///
-    /// When `name` is not a path, or a method and a path, or has an entry already; or when the method has lower-case
-    /// letters: methods are case-sensitive in HTTP, and `get` is not one.
+    /// A name that is not a path, or a method and a path, is a mistake, as is one that has an entry already, or whose
+    /// method has lower-case letters: methods are case-sensitive in HTTP, and `get` is not one. The first mistake is the
+    /// error of [`try_limit`](crate::RateLimitLayer::try_limit) with this table, and
+    /// [`limit`](crate::RateLimitLayer::limit) panics.
     #[must_use]
     pub fn route(mut self, name: &str, route: impl Into<Route>) -> Self {
-        let (method, path) =
-            read(name).unwrap_or_else(|why| panic!("`{name}` is not a route: {why}"));
-        let entries = self.by_path.entry(path.into()).or_default();
-        assert!(
-            entries.iter().all(|(twin, _)| *twin != method),
-            "the route `{name}` has an entry already"
-        );
-        entries.push((method, route.into()));
+        if let Err(problem) = self.add(name, route.into()) {
+            let mistake = PolicyError::Route(NameError::new(name, problem));
+            self.mistake.get_or_insert(mistake);
+        }
         self
+    }
+
+    fn add(&mut self, name: &str, route: Route) -> Result<(), &'static str> {
+        let (method, path) = read(name)?;
+        let entries = self.by_path.entry(path.into()).or_default();
+        if entries.iter().any(|(twin, _)| *twin == method) {
+            return Err("is a route that has an entry already");
+        }
+        entries.push((method, route));
+        Ok(())
+    }
+
+    /// Fails with the first mistake of this table, or of one within it.
+    pub(super) fn check(&self) -> Result<(), PolicyError> {
+        if let Some(mistake) = &self.mistake {
+            return Err(mistake.clone());
+        }
+        let mut entries = self.by_path.values().flatten().map(|(_, route)| route);
+        entries.try_for_each(Route::check)?;
+        self.default.check()
     }
 
     pub(super) fn choose(
@@ -173,7 +202,7 @@ const NOT_MATCHED: ExtractError = ExtractError::misconfigured(
      it or around a `nest_service`",
 );
 
-const FORM: &str = "write /items/{id}, or GET /items/{id}";
+const FORM: &str = "is not a route: write /items/{id}, or GET /items/{id}";
 
 fn read(name: &str) -> Result<(Option<Method>, &str), &'static str> {
     let (method, path) = match name.split_once(' ') {
@@ -187,7 +216,7 @@ fn read(name: &str) -> Result<(Option<Method>, &str), &'static str> {
 /// An entry for `get` would never apply.
 fn read_method(method: &str) -> Result<Method, &'static str> {
     if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
-        return Err("methods are written in capitals, as in GET /items/{id}");
+        return Err("is not a route: methods are written in capitals, as in GET /items/{id}");
     }
     method.parse().map_err(|_| FORM)
 }

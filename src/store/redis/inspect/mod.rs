@@ -38,6 +38,7 @@ use super::{
 use crate::{
     error::{StoreError, StoreErrorKind},
     key::Key,
+    text::Text,
 };
 
 pub use blocks::StoredBlock;
@@ -51,7 +52,7 @@ pub use value::{Section, Step, StoredValue, UnreadableValue};
 ///
 /// It stands for the identity over Redis, with the prefix and secret by which it was hashed, and over no other store.
 #[must_use]
-pub fn hashed_key(kind: &'static str, token: &str) -> Option<Key> {
+pub fn hashed_key(kind: impl Into<Text>, token: &str) -> Option<Key> {
     names::hashed(kind, token)
 }
 
