@@ -55,7 +55,11 @@
 
 use std::{env, error::Error, net::SocketAddr};
 
-use axum::{Router, http::request::Parts, routing::get};
+use axum::{
+    Router,
+    http::{HeaderName, request::Parts},
+    routing::get,
+};
 use sluicegate::{
     ForwardedIp, KeyExtractor, MemoryStore, Policy, RateLimitLayer,
     extract::{Cidr, TrustedProxies},
@@ -63,11 +67,11 @@ use sluicegate::{
 use tokio::net::TcpListener;
 
 /// Who is the client, by the one header that the proxies write.
-fn client(header: &str, proxies: TrustedProxies) -> ForwardedIp {
-    match header {
+fn client(header: HeaderName, proxies: TrustedProxies) -> ForwardedIp {
+    match header.as_str() {
         "x-forwarded-for" => ForwardedIp::x_forwarded_for(proxies),
         "forwarded" => ForwardedIp::forwarded(proxies),
-        one_address => ForwardedIp::header(one_address, proxies),
+        _ => ForwardedIp::header(header, proxies),
     }
 }
 
@@ -80,11 +84,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut args = env::args().skip(1);
     let address = args.next().unwrap_or_else(|| "127.0.0.1:3000".to_owned());
     let header = args.next().unwrap_or_else(|| "x-forwarded-for".to_owned());
+    let header: HeaderName = header.parse()?;
     let mut proxies: Vec<Cidr> = args.map(|it| it.parse()).collect::<Result<_, _>>()?;
     if proxies.is_empty() {
         proxies.push("127.0.0.1".parse()?);
     }
-    let ip = client(&header, TrustedProxies::networks(proxies));
+    let ip = client(header, TrustedProxies::networks(proxies));
 
     // A client with a /48 has 65,536 networks of /64; the shorter the prefix, the higher its limit.
     let clients = |bits| {

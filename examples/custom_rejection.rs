@@ -23,7 +23,9 @@ use axum::{
     routing::get,
 };
 use serde_json::{Value, json};
-use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer, middleware::Rejection};
+use sluicegate::{
+    Header, MemoryStore, Policy, RateLimitLayer, error::ExtractErrorKind, middleware::Rejection,
+};
 use tokio::net::TcpListener;
 
 /// Answers anything that is `IntoResponse`, as a handler does; the head of the request is there as well.
@@ -33,8 +35,16 @@ fn explain(rejection: &Rejection, _head: &Parts) -> (StatusCode, Json<Value>) {
             Some(wait) => json!({ "error": "wait", "seconds": wait.as_millis().div_ceil(1000) }),
             None => json!({ "error": "too much at once" }),
         },
-        Rejection::MissingKey(_) => json!({ "error": "send your key in x-api-key" }),
-        Rejection::Undecided(_) => json!({ "error": "try again later" }),
+        // Only some of these are the client's to mend: the key could not be found out now, or the service lacks a layer.
+        Rejection::MissingKey(error) => match error.kind() {
+            ExtractErrorKind::Unavailable => json!({ "error": "try again later" }),
+            ExtractErrorKind::Misconfigured => json!({ "error": "we made a mistake" }),
+            _ => json!({ "error": "send your key in x-api-key" }),
+        },
+        Rejection::Undecided(_) if rejection.status().as_u16() == 503 => {
+            json!({ "error": "try again later" })
+        }
+        Rejection::Undecided(_) => json!({ "error": "we made a mistake" }),
         // Somebody who is blocked, and what later versions add.
         _ => json!({ "error": "not allowed" }),
     };
@@ -45,7 +55,7 @@ fn explain(rejection: &Rejection, _head: &Parts) -> (StatusCode, Json<Value>) {
 async fn main() -> Result<(), Box<dyn Error>> {
     let limits = RateLimitLayer::new(MemoryStore::new())
         .limit(Policy::parse("exports", "2/1m")?, Header::new("x-api-key"))
-        .cost(|head| {
+        .cost(|head, _policy| {
             if head.uri.query() == Some("all") {
                 100
             } else {

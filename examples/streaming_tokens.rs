@@ -28,7 +28,7 @@ use axum::{
 use futures::stream;
 use sluicegate::{
     Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
-    middleware::{ActualCost, Decisions, Route, Routes},
+    middleware::{ActualCost, Decisions},
 };
 use tokio::{net::TcpListener, sync::mpsc};
 
@@ -47,7 +47,7 @@ async fn whole(prompt: String) -> Response {
 /// The cost is known after the response: the task that sends it settles it.
 async fn stream(
     State(limiter): State<Limiter>,
-    decisions: Option<Extension<Decisions>>,
+    decisions: Option<Decisions>,
     prompt: String,
 ) -> Body {
     let (sender, receiver) = mpsc::channel(16);
@@ -82,8 +82,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let tokens = Policy::parse("tokens", "300/1m")?;
     let limits = RateLimitLayer::new(limiter.clone())
         .limit(requests, PeerIp)
-        // Requests under way count as 100 each, so that many at once cannot use up more than there is.
-        .limit(Routes::new(Route::new(tokens).weight(100)), PeerIp)
+        .limit(tokens, PeerIp)
+        // Requests under way count as 100 tokens each, so that many at once cannot use up more than there is.
+        .cost(|_head, policy| if policy.name() == "tokens" { 100 } else { 1 })
         .settle(ActualCost::or_charged);
     let app = Router::new()
         .route("/whole", post(whole))

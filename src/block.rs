@@ -59,6 +59,7 @@ impl BlockedBy {
 /// Until when an identity is to be blocked. A `Duration` is [`After`](Self::After), a `SystemTime` is
 /// [`At`](Self::At).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Until {
     /// From now on for so long, by the store's clock. Fractions of a millisecond are rounded up.
     After(Duration),

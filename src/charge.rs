@@ -1,20 +1,22 @@
 //! [`Charge`]: one policy, one key, one cost. A check is made of one or more of them, and is admitted or denied as a
 //! whole.
-//!
-//! ```
-//! use sluicegate::{Charge, Key, Policy};
-//!
-//! let uploads = Policy::parse("uploads", "100/1h")?;
-//! let charge = Charge::new(&uploads, Key::new("user", "alice"), 3);
-//! assert_eq!(charge.cost(), 3);
-//! # Ok::<(), sluicegate::error::PolicyError>(())
-//! ```
 
 use std::sync::Arc;
 
-use crate::{contributors::label, key::Key, policy::Policy, rule::MAX_UNITS};
+use crate::{
+    contributors::label, key::Key, policies::CurrentPolicy, policy::Policy, rule::MAX_UNITS,
+};
 
 /// One policy, one key, one cost.
+///
+/// ```
+/// use sluicegate::{Charge, Key, Policy};
+///
+/// let uploads = Policy::parse("uploads", "100/1h")?;
+/// let charge = Charge::new(&uploads, Key::new("user", "alice"), 3);
+/// assert_eq!(charge.cost(), 3);
+/// # Ok::<(), sluicegate::error::PolicyError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Charge {
     policy: Policy,
@@ -24,18 +26,23 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Creates a charge of `cost` units to `key` under every rule of `policy`.
+    /// Creates a charge of `cost` units to `key` under every rule of `policy`: a [`Policy`], or a
+    /// [`PolicyHandle`](crate::policies::PolicyHandle), which is read now.
     ///
     /// A cost of 0 looks without charging. A cost above 2^53 − 1 fits no limit and counts as 2^53.
     #[must_use]
-    pub fn new(policy: &Policy, key: Key, cost: u64) -> Self {
-        Self::labelled(policy, key, cost, None)
+    pub fn new(policy: &(impl CurrentPolicy + ?Sized), key: Key, cost: u64) -> Self {
+        Self::of(policy.current(), key, cost, None)
     }
 
     /// The same with a label that is bounded.
     pub(crate) fn labelled(policy: &Policy, key: Key, cost: u64, label: Option<Arc<Key>>) -> Self {
+        Self::of(policy.clone(), key, cost, label)
+    }
+
+    fn of(policy: Policy, key: Key, cost: u64, label: Option<Arc<Key>>) -> Self {
         Self {
-            policy: policy.clone(),
+            policy,
             key,
             cost: cost.min(MAX_UNITS + 1),
             label,

@@ -16,8 +16,8 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use crate::store::Blame;
 pub use crate::{policy::PolicyError, rule::RuleError};
+use crate::{store::Blame, text::Text};
 
 /// Why no key could be extracted from a request.
 ///
@@ -36,9 +36,9 @@ pub use crate::{policy::PolicyError, rule::RuleError};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtractError {
     kind: ExtractErrorKind,
-    message: &'static str,
+    message: Text,
     /// The challenge of `Unauthenticated`, or the type that is missing for `Misconfigured`.
-    detail: Option<&'static str>,
+    detail: Option<Text>,
     /// The name of the header or cookie that the error is about.
     name: Option<Arc<str>>,
 }
@@ -85,10 +85,22 @@ impl ExtractErrorKind {
 }
 
 impl ExtractError {
-    const fn new(kind: ExtractErrorKind, message: &'static str) -> Self {
+    /// Creates an error of this kind with a message from your configuration. For a message in the program, each kind has
+    /// a constructor that is `const`.
+    #[must_use]
+    pub fn new(kind: ExtractErrorKind, message: impl Into<Text>) -> Self {
         Self {
             kind,
-            message,
+            message: message.into(),
+            detail: None,
+            name: None,
+        }
+    }
+
+    const fn literal(kind: ExtractErrorKind, message: &'static str) -> Self {
+        Self {
+            kind,
+            message: Text::literal(message),
             detail: None,
             name: None,
         }
@@ -97,32 +109,54 @@ impl ExtractError {
     /// Creates an error of the kind [`Missing`](ExtractErrorKind::Missing): the request does not identify its client.
     #[must_use]
     pub const fn missing(message: &'static str) -> Self {
-        Self::new(ExtractErrorKind::Missing, message)
+        Self::literal(ExtractErrorKind::Missing, message)
     }
 
     /// Creates an error of the kind [`Malformed`](ExtractErrorKind::Malformed): what identifies the client cannot be
     /// read.
     #[must_use]
     pub const fn malformed(message: &'static str) -> Self {
-        Self::new(ExtractErrorKind::Malformed, message)
+        Self::literal(ExtractErrorKind::Malformed, message)
     }
 
     /// Creates an error of the kind [`Unavailable`](ExtractErrorKind::Unavailable): the service could not identify the
     /// client.
     #[must_use]
     pub const fn unavailable(message: &'static str) -> Self {
-        Self::new(ExtractErrorKind::Unavailable, message)
+        Self::literal(ExtractErrorKind::Unavailable, message)
     }
 
     /// Creates an error of the kind [`Unauthenticated`](ExtractErrorKind::Unauthenticated): the client has to
     /// authenticate. `challenge` is the `WWW-Authenticate` of the response, for instance `Bearer`.
+    ///
+    /// [`with_challenge`](Self::with_challenge) sets one that names a realm of your configuration.
     #[must_use]
     pub const fn unauthenticated(challenge: &'static str) -> Self {
         Self {
             kind: ExtractErrorKind::Unauthenticated,
-            message: "the client has to authenticate",
-            detail: Some(challenge),
+            message: Text::literal("the client has to authenticate"),
+            detail: Some(Text::literal(challenge)),
             name: None,
+        }
+    }
+
+    /// Makes it an error of the kind [`Unauthenticated`](ExtractErrorKind::Unauthenticated) with this
+    /// `WWW-Authenticate`. A challenge that cannot be the value of a header is not sent.
+    ///
+    /// ```
+    /// use sluicegate::{Text, error::ExtractError};
+    ///
+    /// let realm = "staging";                                          // from the configuration
+    /// let challenge = Text::from(format!("Bearer realm=\"{realm}\""));
+    /// let error = ExtractError::missing("no token was sent").with_challenge(challenge);
+    /// assert_eq!(error.challenge(), Some("Bearer realm=\"staging\""));
+    /// ```
+    #[must_use]
+    pub fn with_challenge(self, challenge: impl Into<Text>) -> Self {
+        Self {
+            kind: ExtractErrorKind::Unauthenticated,
+            detail: Some(challenge.into()),
+            ..self
         }
     }
 
@@ -130,12 +164,12 @@ impl ExtractError {
     /// and how to mend it.
     #[must_use]
     pub const fn misconfigured(message: &'static str) -> Self {
-        Self::new(ExtractErrorKind::Misconfigured, message)
+        Self::literal(ExtractErrorKind::Misconfigured, message)
     }
 
     /// The same about the type of this name.
-    pub(crate) const fn of_type(mut self, name: &'static str) -> Self {
-        self.detail = Some(name);
+    pub(crate) fn of_type(mut self, name: &'static str) -> Self {
+        self.detail = Some(name.into());
         self
     }
 
@@ -153,9 +187,9 @@ impl ExtractError {
 
     /// The `WWW-Authenticate` of the response to a client that has to authenticate.
     #[must_use]
-    pub const fn challenge(&self) -> Option<&'static str> {
+    pub fn challenge(&self) -> Option<&str> {
         match self.kind {
-            ExtractErrorKind::Unauthenticated => self.detail,
+            ExtractErrorKind::Unauthenticated => self.detail.as_ref().map(Text::as_str),
             _ => None,
         }
     }
@@ -163,17 +197,48 @@ impl ExtractError {
 
 impl fmt::Display for ExtractError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.kind, self.detail, &self.name) {
+        match (self.kind, &self.detail, &self.name) {
             (ExtractErrorKind::Misconfigured, Some(name), _) => {
                 write!(f, "`{name}`: {}", self.message)
             }
             (.., Some(name)) => write!(f, "{}: `{name}`", self.message),
-            _ => f.write_str(self.message),
+            _ => f.write_str(self.message.as_str()),
         }
     }
 }
 
 impl Error for ExtractError {}
+
+/// A name in a configuration that cannot be used, such as one that no header can have.
+///
+/// What takes a name comes in two ways. `new` takes a literal, for instance [`Header::new`](crate::Header::new), and
+/// panics when the service is put together, as `HeaderName::from_static` does. A name that is read from a configuration
+/// is parsed, and answers this error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameError {
+    name: Box<str>,
+    problem: &'static str,
+}
+
+/// How much of a name is shown.
+const MAX_NAME: usize = 64;
+
+impl NameError {
+    pub(crate) fn new(name: &str, problem: &'static str) -> Self {
+        Self {
+            name: name.chars().take(MAX_NAME).collect(),
+            problem,
+        }
+    }
+}
+
+impl fmt::Display for NameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` {}", self.name, self.problem)
+    }
+}
+
+impl Error for NameError {}
 
 /// The store could not decide: the request is neither allowed nor denied.
 ///

@@ -1,26 +1,28 @@
 //! [`Key`]: who is limited. [Extractors](crate::extract) make keys from requests; other code makes them by hand.
-//!
-//! ```
-//! use sluicegate::Key;
-//!
-//! let key = Key::new("user", "alice");
-//! assert_eq!(key.kind(), "user");
-//! assert_eq!(format!("{key:?}"), "Key(user=…)");          // the value is never shown
-//! assert_ne!(key, Key::new("tenant", "alice"));
-//! assert_ne!(key, Key::secret("user", "alice"));          // a secret value and a plain one are different keys
-//! ```
 
 use std::fmt;
 
 use smallvec::SmallVec;
 
+use crate::text::Text;
+
 /// Who is limited: a kind (`ip`, `user`, `api-key`) and a value.
 ///
 /// Two keys are equal when kind, value and secrecy are. The value may be any bytes of any length: stores keep a short
 /// token of it, and two values never share one. `Debug` shows only the kind.
+///
+/// ```
+/// use sluicegate::Key;
+///
+/// let key = Key::new("user", "alice");
+/// assert_eq!(key.kind(), "user");
+/// assert_eq!(format!("{key:?}"), "Key(user=…)");          // the value is never shown
+/// assert_ne!(key, Key::new("tenant", "alice"));
+/// assert_ne!(key, Key::secret("user", "alice"));          // a secret value and a plain one are different keys
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Key {
-    kind: &'static str,
+    kind: Text,
     /// Most addresses and numbers fit without an allocation.
     value: SmallVec<[u8; 24]>,
     form: Form,
@@ -37,11 +39,12 @@ enum Form {
 }
 
 impl Key {
-    /// Creates a key whose value the operators of the store may see, such as an address or a user's number.
+    /// Creates a key whose value the operators of the store may see, such as an address or a user's number. The kind is
+    /// a literal, or a [`Text`] that your configuration holds.
     #[must_use]
-    pub fn new(kind: &'static str, value: impl AsRef<[u8]>) -> Self {
+    pub fn new(kind: impl Into<Text>, value: impl AsRef<[u8]>) -> Self {
         Self {
-            kind,
+            kind: kind.into(),
             value: SmallVec::from_slice(value.as_ref()),
             form: Form::Plain,
         }
@@ -49,7 +52,7 @@ impl Key {
 
     /// Creates a key whose value is a secret, such as an API key: stores keep only a keyed hash of it.
     #[must_use]
-    pub fn secret(kind: &'static str, value: impl AsRef<[u8]>) -> Self {
+    pub fn secret(kind: impl Into<Text>, value: impl AsRef<[u8]>) -> Self {
         Self {
             form: Form::Secret,
             ..Self::new(kind, value)
@@ -58,8 +61,13 @@ impl Key {
 
     /// The kind of the identity; may be logged and used in metrics.
     #[must_use]
-    pub const fn kind(&self) -> &'static str {
-        self.kind
+    pub fn kind(&self) -> &str {
+        self.kind.as_str()
+    }
+
+    /// The kind, for another key of it.
+    pub(crate) const fn kind_text(&self) -> &Text {
+        &self.kind
     }
 
     /// The value itself, from which stores make a token. Not for metrics: anybody could make up as many as they like. If
@@ -77,7 +85,7 @@ impl Key {
 
     /// The key that a store in Redis lists as `<kind>=<token>`, of a value that is not known.
     #[cfg(feature = "redis")]
-    pub(crate) fn of_token(kind: &'static str, token: &str) -> Self {
+    pub(crate) fn of_token(kind: impl Into<Text>, token: &str) -> Self {
         Self {
             form: Form::Token,
             ..Self::new(kind, token)

@@ -126,7 +126,8 @@
 //! # What this does not do
 //!
 //! - It does not slow requests down, unless they [may wait](middleware#around-a-client); it rejects them.
-//! - It does not limit how many requests run at once: use tower's `ConcurrencyLimit`.
+//! - It does not limit how many requests run at once. Tower's `ConcurrencyLimit` does, in each process by itself and
+//!   for all clients together: one client can take all places.
 //! - On a cluster, the policies of one identity are decided in one atomic step, several identities are not: a request
 //!   that is about to be denied may for one round trip [make another one be denied](store::redis::deployment#cluster).
 //! - Redis replicates asynchronously: what was charged in the last moments before a failover may be forgotten. How
@@ -144,6 +145,7 @@ pub mod buckets {
     //!
     #![doc = include_str!("../docs/guide/buckets.md")]
 }
+#[doc(hidden)] // Its types are at the root, and its errors in `error`.
 pub mod charge;
 mod check;
 pub mod contributors;
@@ -154,6 +156,7 @@ mod eventual;
 pub mod extract;
 mod failure;
 mod jitter;
+#[doc(hidden)] // Its types are at the root, and its errors in `error`.
 pub mod key;
 pub mod limiter;
 pub mod middleware;
@@ -165,7 +168,9 @@ pub mod operating {
 }
 mod operation;
 pub mod policies;
+#[doc(hidden)] // Its types are at the root, and its errors in `error`.
 pub mod policy;
+#[doc(hidden)] // Its types are at the root, and its errors in `error`.
 pub mod rule;
 #[cfg(feature = "serde")]
 mod serde;
@@ -173,6 +178,7 @@ mod settlement;
 pub mod store;
 #[cfg(feature = "test-util")]
 pub mod test_util;
+mod text;
 pub mod under_load {
     //! Under load and under attack: what makes a request cheaper, when to switch it on, and what it costs in accuracy.
     //!
@@ -195,6 +201,7 @@ pub use rule::Rule;
 #[cfg(feature = "redis")]
 pub use store::redis::RedisStore;
 pub use store::{MemoryStore, Store};
+pub use text::Text;
 
 /// The README's code, compiled as a documentation test.
 #[cfg(all(doctest, feature = "redis"))]

@@ -12,6 +12,7 @@ use crate::{
 
 /// One thing that a store is asked to do; one [call](crate::Store::call) can hold several.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Operation {
     /// Decide a check, and charge it if it is allowed.
     Check(Check),
@@ -72,6 +73,7 @@ impl Operation {
 
 /// What a store answers to an [`Operation`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Reply {
     /// To [`Operation::Check`].
     Check(Decision),

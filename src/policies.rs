@@ -139,6 +139,34 @@ impl PolicyHandle {
     }
 }
 
+/// What has a policy now: a [`Policy`], or a [`PolicyHandle`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no policy",
+    note = "pass a `&Policy`, `&Policy::parse(\"name\", \"10/1s\")?`, or a `&PolicyHandle`"
+)]
+pub trait CurrentPolicy {
+    /// The policy.
+    fn current(&self) -> Policy;
+}
+
+impl CurrentPolicy for Policy {
+    fn current(&self) -> Policy {
+        self.clone()
+    }
+}
+
+impl CurrentPolicy for PolicyHandle {
+    fn current(&self) -> Policy {
+        self.load()
+    }
+}
+
+impl<P: CurrentPolicy + ?Sized> CurrentPolicy for &P {
+    fn current(&self) -> Policy {
+        (**self).current()
+    }
+}
+
 /// The reloadable policies that one request has read.
 ///
 /// Each set is read once, so that a reload in between gives no two limits of a request different rules for one key.
@@ -162,6 +190,11 @@ impl PoliciesRead {
 }
 
 impl PolicyHandle {
+    /// The name, which no reload changes.
+    pub(crate) fn name(&self) -> &str {
+        self.first.name()
+    }
+
     /// Whether a reload changes both at the same time.
     pub(crate) fn is_of_same_set(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.all.current, &other.all.current)

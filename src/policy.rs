@@ -1,16 +1,4 @@
 //! [`Policy`]: a named set of rules, checked and charged together.
-//!
-//! ```
-//! use sluicegate::{Policy, Rule};
-//!
-//! let api = Policy::new("api", [Rule::per_second(10), Rule::per_day(100_000)])?;
-//! assert_eq!(api, Policy::parse("api", "10/1s,100000/1d")?);
-//! assert_eq!(api.to_string(), "10/1s,100000/1d");
-//!
-//! let error = Policy::parse("api", "10/1s,20/1s").unwrap_err();
-//! assert_eq!(error.to_string(), "policy `api`: rules `10/1s` and `20/1s` have the same window and kind");
-//! # Ok::<(), sluicegate::error::PolicyError>(())
-//! ```
 
 use std::{
     error::Error,
@@ -21,6 +9,7 @@ use std::{
 
 use crate::{
     block::{Ban, LOOK_UPS, STRIKES},
+    error::NameError,
     failure::FailurePolicy,
     rule::{Rule, RuleError},
 };
@@ -35,6 +24,18 @@ const MAX_NAME: usize = 64;
 ///
 /// Clients see the name in the `RateLimit` headers. Counts belong to the name: two policies of one name over one store
 /// share their counts. A policy is cheap to clone.
+///
+/// ```
+/// use sluicegate::{Policy, Rule};
+///
+/// let api = Policy::new("api", [Rule::per_second(10), Rule::per_day(100_000)])?;
+/// assert_eq!(api, Policy::parse("api", "10/1s,100000/1d")?);
+/// assert_eq!(api.to_string(), "10/1s,100000/1d");
+///
+/// let error = Policy::parse("api", "10/1s,20/1s").unwrap_err();
+/// assert_eq!(error.to_string(), "policy `api`: rules `10/1s` and `20/1s` have the same window and kind");
+/// # Ok::<(), sluicegate::error::PolicyError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Policy {
     inner: Arc<Inner>,
@@ -311,6 +312,8 @@ pub enum PolicyError {
         /// The name of both.
         policy: String,
     },
+    /// A table of [routes](crate::middleware::Routes) has a name that is no route, or that has an entry already.
+    Route(NameError),
     /// A set has no policy of this name, though one is needed.
     Missing {
         /// The policy's name.
@@ -341,6 +344,7 @@ impl fmt::Display for PolicyError {
                 "two limits of one layer have a policy of the same name, `{policy}`, and a reload could change one of \
                  them alone: take both from one `ReloadablePolicies`"
             ),
+            Self::Route(error) => error.fmt(f),
             Self::Missing { policy } => write!(f, "policy `{policy}` is missing"),
             Self::SameWindow {
                 policy,

@@ -1,18 +1,4 @@
 //! [`Rule`]: at most `limit` units in any `window`, counted in steps of `precision`; or a bucket, which refills.
-//!
-//! ```
-//! use std::time::Duration;
-//! use sluicegate::Rule;
-//!
-//! let hourly = Rule::per_hour(240).precision(Duration::from_secs(60));
-//! assert_eq!(hourly.to_string(), "240/1h");              // 1h / 60 is the default precision
-//! assert_eq!("20/1m@exact".parse(), Ok(Rule::per_minute(20).exact()));
-//! assert_eq!("10/s".parse(), Ok(Rule::per_second(10)));
-//! assert_eq!("20+10/1s@bucket".parse(), Ok(Rule::per_second(10).bucket(20)));
-//!
-//! let error = "10/0s".parse::<Rule>().unwrap_err();
-//! assert_eq!(error.to_string(), "rule `10/0s`: the window must be from 1ms to 36525d");
-//! ```
 
 use std::{error::Error, fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
@@ -49,6 +35,20 @@ const MAX_REFILL: u64 = (1 << 48) - 1;
 /// than `limit`. [`exact`](Self::exact) suits limits up to some hundreds.
 ///
 /// [`Policy::new`]: crate::Policy::new
+///
+/// ```
+/// use std::time::Duration;
+/// use sluicegate::Rule;
+///
+/// let hourly = Rule::per_hour(240).precision(Duration::from_secs(60));
+/// assert_eq!(hourly.to_string(), "240/1h");              // 1h / 60 is the default precision
+/// assert_eq!("20/1m@exact".parse(), Ok(Rule::per_minute(20).exact()));
+/// assert_eq!("10/s".parse(), Ok(Rule::per_second(10)));
+/// assert_eq!("20+10/1s@bucket".parse(), Ok(Rule::per_second(10).bucket(20)));
+///
+/// let error = "10/0s".parse::<Rule>().unwrap_err();
+/// assert_eq!(error.to_string(), "rule `10/0s`: the window must be from 1ms to 36525d");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rule {
     limit: u64,

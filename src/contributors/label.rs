@@ -22,9 +22,9 @@ pub(crate) fn bounded(label: Key) -> Arc<Key> {
     let mut short = value[..MAX_VALUE - HASH].to_vec();
     short.extend_from_slice(hash(value).as_bytes());
     Arc::new(if label.is_secret() {
-        Key::secret(label.kind(), short)
+        Key::secret(label.kind_text().clone(), short)
     } else {
-        Key::new(label.kind(), short)
+        Key::new(label.kind_text().clone(), short)
     })
 }
 

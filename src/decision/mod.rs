@@ -29,7 +29,7 @@
 
 use std::{cmp::Reverse, sync::Arc, time::Duration};
 
-use self::{rule_usage::NEVER_MS, usage::Repeat};
+use self::rule_usage::NEVER_MS;
 pub use self::{
     rule_usage::RuleUsage,
     usage::{PolicyUsage, Usage},
@@ -50,6 +50,7 @@ mod usage;
 
 /// The answer to a check. An error instead of a decision means *could not decide*, never *no*.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Decision {
     /// Every charge fits every rule of its policy, and all have been charged.
     Allowed(Usage),
@@ -96,18 +97,16 @@ impl Decision {
         self.moved(|ms| ms.saturating_sub(by_ms).max(1))
     }
 
-    /// The same refusal, `age_ms` after the store has answered it, as the answer to `check`; partial if it is an
-    /// answer to a part of what was asked.
-    pub(crate) fn repeated(&self, check: &Check, age_ms: u64, is_partial: bool) -> Self {
-        let repeat = Repeat { age_ms, is_partial };
+    /// The same refusal, `age_ms` after the store has answered it, as the answer to `check`.
+    pub(crate) fn repeated(&self, check: &Check, age_ms: u64) -> Self {
         match self {
             Self::Allowed(_) => self.clone(),
             Self::Denied(denial) => Self::Denied(Denial {
-                usage: denial.usage.repeated(check, repeat),
+                usage: denial.usage.repeated(check, age_ms),
                 ..*denial
             }),
             Self::Blocked(blocked) => Self::Blocked(Blocked {
-                usage: blocked.usage.repeated(blocked.usage.check(), repeat),
+                usage: blocked.usage.repeated(blocked.usage.check(), age_ms),
                 ..blocked.moved(|ms| ms.saturating_sub(age_ms))
             }),
         }
@@ -117,7 +116,6 @@ impl Decision {
     pub(crate) fn about(self, check: &Check) -> Self {
         match self {
             Self::Allowed(usage) => Self::Allowed(usage.about(check)),
-            Self::Denied(denial) if denial.is_partial() => Self::Denied(denial),
             Self::Denied(denial) => Self::Denied(Denial {
                 usage: denial.usage.about(check),
                 ..denial
@@ -350,28 +348,6 @@ impl Denial {
     #[must_use]
     pub const fn usage(&self) -> &Usage {
         &self.usage
-    }
-
-    /// Whether it tells of one charge only, of those that were asked for: that one is known not to fit. Then
-    /// [`retry_after`](Self::retry_after) is the least, since others may deny for longer. Only a
-    /// [`DenyCache`](crate::store::DenyCache::any_charge) that was told to denies so.
-    #[must_use]
-    pub fn is_partial(&self) -> bool {
-        self.usage.is_partial()
-    }
-
-    /// The denials of each charge that does not fit, as if it were alone.
-    pub(crate) fn parts(&self) -> Vec<Self> {
-        let charges = self.usage.policies().enumerate();
-        let denying = charges.filter(|(_, it)| it.rules().iter().any(RuleUsage::is_exceeded));
-        let parts =
-            denying.filter_map(
-                |(place, _)| match Decision::of(self.usage.pick(&[place]), false) {
-                    Ok(Decision::Denied(part)) => Some(part),
-                    _ => None,
-                },
-            );
-        parts.collect()
     }
 }
 

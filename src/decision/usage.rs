@@ -32,20 +32,12 @@ struct Inner {
     leased: AtomicBool,
     may_be_repeated: AtomicBool,
     has_unseen_blocks: AtomicBool,
-    repeat: Option<Repeat>,
+    /// Whether it is a refusal that was repeated.
+    is_repeated: bool,
 }
 
 /// What is left under each rule. A single one is in one allocation with the rest; more would be long to move.
 type RuleUsages = SmallVec<[RuleUsage; 1]>;
-
-/// How a refusal was repeated.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Repeat {
-    /// Since the store's answer.
-    pub(super) age_ms: u64,
-    /// Whether only a part of what was asked is known to be refused.
-    pub(super) is_partial: bool,
-}
 
 impl Clone for Inner {
     fn clone(&self) -> Self {
@@ -118,7 +110,7 @@ impl Usage {
                 leased: AtomicBool::new(false),
                 may_be_repeated: AtomicBool::new(true),
                 has_unseen_blocks: AtomicBool::new(false),
-                repeat: None,
+                is_repeated: false,
             }),
             shadow: None,
         }
@@ -196,7 +188,7 @@ impl Usage {
     /// Times have aged since the store's answer, and what is [left](RuleUsage::remaining) is as it was then.
     #[must_use]
     pub fn is_repeated(&self) -> bool {
-        self.inner.repeat.is_some()
+        self.inner.is_repeated
     }
 
     /// Whether the store was not called, so that the answer says nothing about whether it works: a refusal was
@@ -208,11 +200,6 @@ impl Usage {
     /// Notes that nothing but leased units was spent.
     pub(super) fn mark_leased(&self) {
         self.inner.leased.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether only a part of what was asked is known to be refused.
-    pub(super) fn is_partial(&self) -> bool {
-        self.inner.repeat.is_some_and(|it| it.is_partial)
     }
 
     /// Notes that the store did not look up the blocks of all identities: it decided a part of the check.
@@ -263,13 +250,12 @@ impl Usage {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    pub(super) fn repeated(&self, check: &Check, repeat: Repeat) -> Self {
-        let age_ms = repeat.age_ms;
+    pub(super) fn repeated(&self, check: &Check, age_ms: u64) -> Self {
         let rules = self.rules().map(|rule| rule.repeated(age_ms)).collect();
         let decided_at_ms = self.decided_at_ms().saturating_add(age_ms);
         Self {
             shadow: None,
-            ..self.copy(check, decided_at_ms, rules, Some(repeat))
+            ..self.copy(check, decided_at_ms, rules, true)
         }
     }
 
@@ -282,8 +268,8 @@ impl Usage {
     /// To be shown, not to be settled.
     pub(super) fn moved(&self, moved: impl Fn(u64) -> u64) -> Self {
         let rules = self.rules().map(|rule| rule.moved(&moved)).collect();
-        let repeat = self.inner.repeat;
-        self.copy(self.check(), self.decided_at_ms(), rules, repeat)
+        let is_repeated = self.inner.is_repeated;
+        self.copy(self.check(), self.decided_at_ms(), rules, is_repeated)
     }
 
     /// The same with other figures, not to be settled.
@@ -292,7 +278,7 @@ impl Usage {
         check: &Check,
         decided_at_ms: u64,
         rules: RuleUsages,
-        repeat: Option<Repeat>,
+        is_repeated: bool,
     ) -> Self {
         Self {
             inner: Arc::new(Inner {
@@ -304,7 +290,7 @@ impl Usage {
                 leased: AtomicBool::new(self.inner.leased.load(Ordering::Relaxed)),
                 may_be_repeated: AtomicBool::new(self.may_be_repeated()),
                 has_unseen_blocks: AtomicBool::new(self.has_unseen_blocks()),
-                repeat,
+                is_repeated,
             }),
             shadow: self.shadow.clone(),
         }
@@ -361,13 +347,13 @@ mod tests {
         let denied = Decision::new(&check, false, 0, &[full]).unwrap();
         denied.usage().mark_leased();
         denied.usage().forbid_repeats();
-        let repeated = denied.repeated(&check, 5, true).local();
+        let repeated = denied.repeated(&check, 5).local();
         for moved in [
             repeated.later(Duration::from_secs(1)),
             repeated.aged(Duration::from_secs(1)),
         ] {
             let usage = moved.usage();
-            assert!(usage.is_local() && usage.is_repeated() && usage.is_partial());
+            assert!(usage.is_local() && usage.is_repeated());
             assert!(usage.spares_call() && !usage.may_be_repeated());
         }
     }

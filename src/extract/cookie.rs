@@ -1,9 +1,12 @@
-use std::sync::Arc;
+use std::{str::FromStr, sync::Arc};
 
 use http::{HeaderName, header::COOKIE, request::Parts};
 
 use super::{KeyExtractor, Keys, header::named};
-use crate::{error::ExtractError, key::Key};
+use crate::{
+    error::{ExtractError, NameError},
+    key::Key,
+};
 
 /// The value of a cookie, for instance a session: a secret, of which stores keep only a hash.
 ///
@@ -48,19 +51,18 @@ pub enum RepeatedCookie {
 }
 
 impl Cookie {
-    /// Creates an extractor of this cookie; its name is case-sensitive.
+    /// Creates an extractor of this cookie; its name is case-sensitive. A name from your configuration is parsed:
+    /// `name.parse::<Cookie>()?`.
     ///
     /// # Panics
     ///
     /// When `name` cannot be the name of a cookie.
     #[must_use]
-    pub fn new(name: &str) -> Self {
-        // Names of cookies and of headers are made of the same characters.
-        let valid = HeaderName::from_bytes(name.as_bytes()).is_ok();
-        assert!(valid, "`{name}` cannot be the name of a cookie");
-        Self {
-            name: name.into(),
-            repeated: RepeatedCookie::default(),
+    #[track_caller]
+    pub fn new(name: &'static str) -> Self {
+        match name.parse() {
+            Ok(cookie) => cookie,
+            Err(error) => panic!("{error}"),
         }
     }
 
@@ -114,6 +116,22 @@ fn unquoted(value: &[u8]) -> &[u8] {
     match value {
         [b'"', inner @ .., b'"'] => inner,
         _ => value,
+    }
+}
+
+/// From a name in your configuration.
+impl FromStr for Cookie {
+    type Err = NameError;
+
+    fn from_str(name: &str) -> Result<Self, NameError> {
+        // Names of cookies and of headers are made of the same characters.
+        match HeaderName::from_bytes(name.as_bytes()) {
+            Ok(_) => Ok(Self {
+                name: name.into(),
+                repeated: RepeatedCookie::default(),
+            }),
+            Err(_) => Err(NameError::new(name, "cannot be the name of a cookie")),
+        }
     }
 }
 

@@ -1,9 +1,12 @@
-use std::sync::Arc;
+use std::{str::FromStr, sync::Arc};
 
 use http::{HeaderName, request::Parts};
 
 use super::{KeyExtractor, Keys};
-use crate::{error::ExtractError, key::Key};
+use crate::{
+    error::{ExtractError, NameError},
+    key::Key,
+};
 
 /// A name and a value that together are at most this long are joined without an allocation.
 const SHORT: usize = 192;
@@ -38,19 +41,18 @@ pub struct Header {
 }
 
 impl Header {
-    /// Creates an extractor of this header; its name is case-insensitive.
+    /// Creates an extractor of this header; its name is case-insensitive. A name from your configuration is parsed:
+    /// `name.parse::<Header>()?`.
     ///
     /// # Panics
     ///
-    /// When `name` cannot be the name of a header.
+    /// When `name` cannot be the name of a header, as [`HeaderName::from_static`] does.
     #[must_use]
-    pub fn new(name: &str) -> Self {
-        match HeaderName::from_bytes(name.as_bytes()) {
-            Ok(name) => Self {
-                shown: name.as_str().into(),
-                name,
-            },
-            Err(_) => panic!("`{name}` cannot be the name of a header"),
+    #[track_caller]
+    pub fn new(name: &'static str) -> Self {
+        match name.parse() {
+            Ok(header) => header,
+            Err(error) => panic!("{error}"),
         }
     }
 
@@ -73,6 +75,34 @@ impl Header {
     #[must_use]
     pub fn key(&self, value: impl AsRef<[u8]>) -> Key {
         named("header", self.name.as_str(), value.as_ref().trim_ascii())
+    }
+}
+
+/// From a name in your configuration.
+///
+/// ```
+/// use sluicegate::Header;
+///
+/// assert!("x-api-key".parse::<Header>().is_ok());
+/// let error = "x api key".parse::<Header>().unwrap_err();
+/// assert_eq!(error.to_string(), "`x api key` cannot be the name of a header");
+/// ```
+impl FromStr for Header {
+    type Err = NameError;
+
+    fn from_str(name: &str) -> Result<Self, NameError> {
+        let error = |_| NameError::new(name, "cannot be the name of a header");
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(error)?;
+        Ok(name.into())
+    }
+}
+
+impl From<HeaderName> for Header {
+    fn from(name: HeaderName) -> Self {
+        Self {
+            shown: name.as_str().into(),
+            name,
+        }
     }
 }
 

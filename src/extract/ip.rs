@@ -22,6 +22,7 @@ pub(crate) fn is_forwarded(headers: &HeaderMap) -> bool {
     headers.contains_key(X_FORWARDED_FOR) || headers.contains_key(FORWARDED)
 }
 
+/// A shorter prefix would make one identity of a provider and all its customers.
 pub(super) const fn checked_ipv6_prefix(bits: u8) -> u8 {
     assert!(
         32 <= bits && bits <= 128,

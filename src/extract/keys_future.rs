@@ -37,11 +37,18 @@ pub type KeysFuture = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + 
 /// # });
 /// # Ok::<(), std::io::Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not look up keys",
+    note = "a closure needs its argument's type, `|head: &http::request::Parts| …`, and its future owns what it needs: \
+            copy it from the head before an `async move`",
+    note = "what the head alone tells goes to `limit`"
+)]
 pub trait AsyncKeyExtractor: Send + Sync + 'static {
     /// Looks up the keys of a request.
     fn extract(&self, head: &Parts) -> KeysFuture;
 }
 
+#[diagnostic::do_not_recommend]
 impl<F, Fut> AsyncKeyExtractor for F
 where
     F: Fn(&Parts) -> Fut + Send + Sync + 'static,

@@ -22,15 +22,19 @@ mod peer_ip;
 
 pub use bearer_token::BearerToken;
 pub(crate) use charges::ChargesFuture;
+#[doc(hidden)]
 pub use charges::IntoCharges;
 pub use cidr::{Cidr, CidrError};
+#[doc(hidden)]
 pub use combine::{And, OnMissing, OnlyWhen, Or};
 pub use cookie::{Cookie, RepeatedCookie};
 pub use extension::Extension;
 pub use forwarded::{ForwardedIp, TrustedProxies};
 pub use header::Header;
 pub use host::Host;
-pub use keys::{IntoKeys, Keys};
+#[doc(hidden)]
+pub use keys::IntoKeys;
+pub use keys::Keys;
 pub use keys_future::{AsyncKeyExtractor, KeysFuture};
 pub use peer_ip::PeerIp;
 
@@ -40,8 +44,10 @@ pub use peer_ip::PeerIp;
 /// key or keys; so is a [`Key`], which all requests share. It runs for every request: it must not block.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not extract keys",
+    note = "by a header: `Header::new(\"x-api-key\")`; by the client's address: `PeerIp` or `ForwardedIp`",
     note = "a closure needs its argument's type: `|head: &http::request::Parts| Some(Key::new(\"user\", …))`, or \
             `extract::from_fn(|head| …)`",
+    note = "it answers a `Key`, an `Option<Key>`, `Keys`, or a `Result` of a key or keys, whose error is an `ExtractError`",
     note = "a look-up that has to be awaited goes to `limit_async`"
 )]
 pub trait KeyExtractor: Send + Sync + 'static {
@@ -81,18 +87,25 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// Answers requests that do not identify their client ([`Missing`](crate::error::ExtractErrorKind::Missing)) with a
     /// 401, instead of a 400, and with `challenge` as its `WWW-Authenticate`, for instance `Bearer`.
     ///
-    /// # Panics
+    /// ```
+    /// use http::HeaderValue;
+    /// use sluicegate::{Header, KeyExtractor};
     ///
-    /// When `challenge` cannot be the value of a header.
-    fn or_unauthorized(self, challenge: &'static str) -> OnMissing<Self>
+    /// let by_key = Header::new("x-api-key").or_unauthorized(HeaderValue::from_static("ApiKey"));
+    ///
+    /// let realm = "staging";                                          // from the configuration
+    /// let challenge = HeaderValue::try_from(format!("Bearer realm=\"{realm}\""))?;
+    /// let by_token = Header::new("authorization").or_unauthorized(challenge);
+    /// # let _ = (by_key, by_token);
+    /// # Ok::<(), http::header::InvalidHeaderValue>(())
+    /// ```
+    fn or_unauthorized(self, challenge: HeaderValue) -> OnMissing<Self>
     where
         Self: Sized,
     {
-        assert!(
-            HeaderValue::from_str(challenge).is_ok(),
-            "`{challenge}` cannot be the value of a header"
-        );
-        OnMissing::new(self, Err(ExtractError::unauthenticated(challenge)))
+        let challenge = String::from_utf8_lossy(challenge.as_bytes()).into_owned();
+        let missing = ExtractError::missing("the client has to authenticate");
+        OnMissing::new(self, Err(missing.with_challenge(challenge)))
     }
 
     /// Takes the keys of `other` for requests in which this extractor finds no client
@@ -201,6 +214,7 @@ impl KeyExtractor for Key {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<F, R> KeyExtractor for F
 where
     F: Fn(&Parts) -> R + Send + Sync + 'static,

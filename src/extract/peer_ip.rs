@@ -61,12 +61,12 @@ pub const PeerIp: PeerIp = PeerIp {
 impl PeerIp {
     /// Sets how many leading bits of an IPv6 address identify a client, 32 to 128, instead of 64.
     ///
-    /// Several prefixes can be limited together, each with a policy of its own. With 128, most clients can choose
-    /// among 2^64 addresses.
-    ///
     /// # Panics
     ///
     /// When `bits` is below 32 or above 128.
+    ///
+    /// Several prefixes can be limited together, each with a policy of its own. With 128, most clients can choose
+    /// among 2^64 addresses.
     #[must_use]
     pub const fn ipv6_prefix(mut self, bits: u8) -> Self {
         self.ipv6_prefix = ip::checked_ipv6_prefix(bits);

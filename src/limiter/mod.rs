@@ -41,6 +41,9 @@ pub(crate) use wait_queue::WhereOpen;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// With none at all, nothing could ever be decided.
+pub(crate) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
+
 /// A year: longer than anybody waits, and far from what an `Instant` cannot hold.
 pub(crate) const FOR_EVER: Duration = Duration::from_secs(31_536_000);
 
@@ -48,7 +51,7 @@ pub(crate) const FOR_EVER: Duration = Duration::from_secs(31_536_000);
 const DEFAULT_MAX_QUEUE: usize = 1_024;
 
 /// Short enough for a store that is back to be used again within half a second.
-const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
+pub(crate) const DEFAULT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A store, a timeout, a failure policy and an observer; cheap to clone.
 ///
@@ -122,20 +125,12 @@ impl Limiter {
 
     /// Sets how long one call may take, whatever it waits for: a connection, a reconnection, the answer.
     ///
-    /// The default is 100 ms, and a year the most. A call that is cut off ends in
+    /// The default is 100 ms, the least is 1 ms, and the most a year. A call that is cut off ends in
     /// [`Timeout`](crate::error::StoreErrorKind::Timeout); what it was made for may still be done. The store is
     /// [told](Store::set_timeout) of it.
-    ///
-    /// # Panics
-    ///
-    /// When `timeout` is zero: nothing could ever be decided.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
-        assert!(
-            !timeout.is_zero(),
-            "a timeout of zero leaves no time to decide"
-        );
-        let timeout = timeout.min(FOR_EVER);
+        let timeout = timeout.clamp(SHORTEST_TIMEOUT, FOR_EVER);
         self.inner.store.set_timeout(timeout);
         self.change(|inner| inner.timeout = timeout)
     }
@@ -151,16 +146,10 @@ impl Limiter {
     /// share of `1/replicas`, rounded down, but never to 0 where the limit is not.
     ///
     /// The default is 1: every process then admits the whole limit. Nothing finds the number out; where it varies, take
-    /// the usual one.
-    ///
-    /// # Panics
-    ///
-    /// When `replicas` is 0.
+    /// the usual one. 0 counts as 1.
     #[must_use]
     pub fn replicas(self, replicas: u32) -> Self {
-        let Some(replicas) = NonZeroU32::new(replicas) else {
-            panic!("no process would be left to share the limits");
-        };
+        let replicas = NonZeroU32::new(replicas).unwrap_or(NonZeroU32::MIN);
         self.change(|inner| inner.local.replicas = replicas)
     }
 
@@ -407,6 +396,24 @@ impl fmt::Debug for Limiter {
             .field("timeout", &self.inner.timeout)
             .field("failure_policy", &self.inner.failure_policy)
             .finish_non_exhaustive()
+    }
+}
+
+/// What [`RateLimitLayer::new`](crate::RateLimitLayer::new) takes: a store, or a [`Limiter`].
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is neither a store nor a `Limiter`",
+    note = "a store has to be connected: `RedisStore::connect(url).await?`; for counts in memory, `MemoryStore::new()`"
+)]
+pub trait IntoLimiter {
+    /// Converts the argument.
+    fn into_limiter(self) -> Limiter;
+}
+
+#[diagnostic::do_not_recommend]
+impl<L: Into<Limiter>> IntoLimiter for L {
+    fn into_limiter(self) -> Limiter {
+        self.into()
     }
 }
 

@@ -549,7 +549,7 @@ impl LastDenial {
         let denied = Decision::Denied(self.denial.clone());
         let about_it = match self.compares(check, |last, asked| last == asked) {
             true => denied,
-            false => denied.repeated(check, 0, false),
+            false => denied.repeated(check, 0),
         };
         let longer = earliest.saturating_duration_since(self.until);
         let decision = about_it.aged(self.at.elapsed()).later(longer);

@@ -8,10 +8,11 @@ use crate::decision::{Decision, Usage};
 ///
 /// Each is about the policies of its layer. Look for the one with a [policy](Self::by_policy) rather than for the
 /// innermost: a layer adds none where no limit applies to the request, or where it could not be decided and passes.
-/// Where that is so for all layers, there are no `Decisions` at all: a handler takes an `Option`.
+/// Where that is so for all layers, there are no `Decisions` at all: with the feature `axum`, a handler takes an
+/// `Option<Decisions>` as an argument.
 ///
 /// ```
-/// use axum::{Extension, Router, body::Body, http::Request, routing::get};
+/// use axum::{Router, body::Body, http::Request, routing::get};
 /// use sluicegate::{Key, Limiter, MemoryStore, Policy, RateLimitLayer, middleware::Decisions};
 /// use tower::ServiceExt;
 ///
@@ -21,13 +22,13 @@ use crate::decision::{Decision, Usage};
 ///     .limit(Policy::parse("requests", "9/1h")?, Key::new("user", "alice"));
 /// let tokens = RateLimitLayer::new(limiter.clone())
 ///     .limit(Policy::parse("tokens", "10000/1h")?, Key::new("user", "alice"))
-///     .cost(|_| 500)
+///     .cost(|_, _| 500)
 ///     .decisions_in_response();
 ///
 /// // Charged 500 tokens when it comes, and settled when it is known how many they were.
 /// let settling = limiter.clone();
-/// let chat = async move |decisions: Option<Extension<Decisions>>| {
-///     let Some(Extension(decisions)) = decisions else {
+/// let chat = async move |decisions: Option<Decisions>| {
+///     let Some(decisions) = decisions else {
 ///         return "not limited: the store is down";
 ///     };
 ///     if let Some(decision) = decisions.by_policy("tokens") {
@@ -104,6 +105,19 @@ impl Decisions {
         } else if let Some(outer) = &mut self.outer {
             Arc::make_mut(outer).replace(old, new);
         }
+    }
+}
+
+/// `None` where no layer has decided about the request.
+#[cfg(feature = "axum")]
+impl<S: Send + Sync> axum::extract::OptionalFromRequestParts<S> for Decisions {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(
+        head: &mut http::request::Parts,
+        _state: &S,
+    ) -> Result<Option<Self>, Self::Rejection> {
+        Ok(head.extensions.get().cloned())
     }
 }
 

@@ -5,7 +5,7 @@ use tower_layer::Layer;
 
 use super::{
     HeaderStyle, PolicySelector, ProblemJson, RateLimit,
-    decide::{AccessLists, ChargeLookUp, Limit, Newest},
+    decide::{AccessLists, ChargeLookUp, IntoPolicySelector, Limit, Newest},
     shared::Shared,
 };
 use crate::{
@@ -14,8 +14,9 @@ use crate::{
     extract::{AsyncKeyExtractor, ChargesFuture, IntoCharges, KeyExtractor},
     failure::FailurePolicy,
     key::Key,
-    limiter::{FOR_EVER, Limiter},
+    limiter::{FOR_EVER, IntoLimiter, Limiter, SHORTEST_TIMEOUT},
     observe::Observer,
+    policy::Policy,
 };
 
 /// Layer that applies the [`RateLimit`] middleware, which limits how often a client may call a service.
@@ -24,7 +25,7 @@ use crate::{
 ///
 /// See the [module docs](super) for an example. `R` makes the responses to requests that are not passed on.
 pub struct RateLimitLayer<R = ProblemJson> {
-    shared: Arc<Shared<R>>,
+    pub(super) shared: Arc<Shared<R>>,
 }
 
 impl RateLimitLayer {
@@ -32,8 +33,8 @@ impl RateLimitLayer {
     ///
     /// It limits nothing until [`limit`](Self::limit) is called.
     #[must_use]
-    pub fn new(limiter: impl Into<Limiter>) -> Self {
-        let shared = Shared::new(limiter.into(), ProblemJson::default());
+    pub fn new(limiter: impl IntoLimiter) -> Self {
+        let shared = Shared::new(limiter.into_limiter(), ProblemJson::default());
         Self {
             shared: Arc::new(shared),
         }
@@ -50,15 +51,16 @@ impl<R> RateLimitLayer<R> {
     /// # Panics
     ///
     /// When another limit of this layer has a policy of the same name that differs (rules, ban, failure policy or
-    /// shadow), or that could differ after a [reload](crate::policies::ReloadablePolicies): they would share counts.
-    /// For policies that are not known before the service runs, use [`try_limit`](Self::try_limit).
+    /// shadow), or that could differ after a [reload](crate::policies::ReloadablePolicies): they would share counts; or
+    /// when a name in a table of [`Routes`](super::Routes) is no route. For policies and routes that are not known before
+    /// the service runs, use [`try_limit`](Self::try_limit).
     #[must_use]
     #[track_caller]
-    pub fn limit(self, policy: impl Into<PolicySelector>, extractor: impl KeyExtractor) -> Self {
+    pub fn limit(self, policy: impl IntoPolicySelector, extractor: impl KeyExtractor) -> Self {
         valid(self.try_limit(policy, extractor))
     }
 
-    /// As [`limit`](Self::limit), for policies from a configuration file.
+    /// As [`limit`](Self::limit), for policies and routes from a configuration file.
     ///
     /// ```
     /// use sluicegate::{MemoryStore, PeerIp, Policy, RateLimitLayer, error::PolicyError};
@@ -72,13 +74,13 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// [`PolicyError::Conflict`] or [`PolicyError::ReloadConflict`], where `limit` panics.
+    /// [`PolicyError::Conflict`], [`PolicyError::ReloadConflict`] or [`PolicyError::Route`], where `limit` panics.
     pub fn try_limit(
         self,
-        policy: impl Into<PolicySelector>,
+        policy: impl IntoPolicySelector,
         extractor: impl KeyExtractor,
     ) -> Result<Self, PolicyError> {
-        let policy = self.without_twin(policy.into())?;
+        let policy = self.without_mistake(policy.into_selector())?;
         Ok(self.change(|shared| {
             let limit = Limit::new(policy, Arc::new(extractor) as _);
             shared.plan.limits.push(limit);
@@ -95,7 +97,7 @@ impl<R> RateLimitLayer<R> {
     #[track_caller]
     pub fn limit_async(
         self,
-        policy: impl Into<PolicySelector>,
+        policy: impl IntoPolicySelector,
         extractor: impl AsyncKeyExtractor,
     ) -> Self {
         valid(self.try_limit_async(policy, extractor))
@@ -108,10 +110,10 @@ impl<R> RateLimitLayer<R> {
     /// As [`try_limit`](Self::try_limit).
     pub fn try_limit_async(
         self,
-        policy: impl Into<PolicySelector>,
+        policy: impl IntoPolicySelector,
         extractor: impl AsyncKeyExtractor,
     ) -> Result<Self, PolicyError> {
-        let policy = self.without_twin(policy.into())?;
+        let policy = self.without_mistake(policy.into_selector())?;
         Ok(self.change(|shared| {
             let limit = Limit::new(policy, Arc::new(extractor) as _);
             shared.plan.look_ups.push(limit);
@@ -249,8 +251,9 @@ impl<R> RateLimitLayer<R> {
         })
     }
 
-    /// The selector, unless one of its policies has the name of another one and differs.
-    fn without_twin(&self, selector: PolicySelector) -> Result<PolicySelector, PolicyError> {
+    /// The selector, unless it has a mistake, or one of its policies has the name of another one and differs.
+    fn without_mistake(&self, selector: PolicySelector) -> Result<PolicySelector, PolicyError> {
+        selector.check()?;
         let mut others = self.shared.plan.selectors();
         others.try_for_each(|other| other.agrees_with(&selector))?;
         Ok(selector)
@@ -354,13 +357,45 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| add(&mut shared.plan.access_lists))
     }
 
-    /// Sets what a request costs under each of its limits. The default is 1; 0 looks without charging.
+    /// Sets what a request costs, by its head and by the policy of a limit: called once for each limit that applies to
+    /// the request. The default is 1; 0 looks without charging.
+    ///
+    /// ```
+    /// use sluicegate::{Key, MemoryStore, Policy, RateLimitLayer};
+    /// # use http::{Request, Response};
+    /// # use tower::{Layer, ServiceExt, service_fn};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let alice = Key::new("user", "alice");
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Policy::parse("requests", "60/1m")?, alice.clone())
+    ///     .limit(Policy::parse("tokens", "10000/1m")?, alice)
+    ///     .cost(|_head, policy| match policy.name() {
+    ///         "tokens" => 500,
+    ///         _ => 1,
+    ///     });
+    /// # let service = layer.layer(service_fn(async |_: Request<String>| {
+    /// #     Ok::<_, std::convert::Infallible>(Response::new(String::new()))
+    /// # }));
+    /// # let response = service.oneshot(Request::new(String::new())).await?;
+    /// assert_eq!(response.headers()["ratelimit"], r#""requests";r=59;t=61, "tokens";r=9500;t=61"#);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// One closure serves all limits, so that the cost of a request and of each of its limits is written in one place,
+    /// as its final cost is in [`settle`](Self::settle). Where limits choose among several policies, it sees the one
+    /// that was chosen. A [route's weight](super::Route::weight) multiplies its answer. The body is not known yet: for
+    /// a cost that depends on it, check in the handler, and answer with [`Rejection::response`].
+    ///
+    /// [`Rejection::response`]: super::Rejection::response
     ///
     /// A cost above a limit can never fit: the request is answered with a 413 and without a `Retry-After`. A limit of 0
     /// denies every cost above 0, with a 429 and without a `Retry-After`. [`ProblemJson::status_if_never`] sets another
     /// status for both.
     #[must_use]
-    pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+    pub fn cost(self, cost: impl Fn(&Parts, &Policy) -> u64 + Send + Sync + 'static) -> Self {
         self.change(|shared| shared.plan.cost = Some(Arc::new(cost)))
     }
 
@@ -415,32 +450,20 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets how long a decision may take. The default is the limiter's, 100 ms. Look-ups, which come before it, have
-    /// [a timeout of their own](Self::look_up_timeout).
-    ///
-    /// # Panics
-    ///
-    /// When `timeout` is zero.
+    /// [a timeout of their own](Self::look_up_timeout). See [`Limiter::timeout`].
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
         self.change_limiter(|limiter| limiter.timeout(timeout))
     }
 
     /// Sets how long all look-ups of a request together may take: those of [`limit_async`](Self::limit_async) and of
-    /// [`charge_async`](Self::charge_async). The default is 1 s, and a year the most.
+    /// [`charge_async`](Self::charge_async). The default is 1 s, the least 1 ms, and the most a year.
     ///
     /// It is longer than the [timeout](Self::timeout) of a decision, since a database is slower than the store: a
     /// look-up that takes 150 ms must not mean no limit. A limit whose look-up takes longer follows the failure policy.
-    ///
-    /// # Panics
-    ///
-    /// When `timeout` is zero.
     #[must_use]
     pub fn look_up_timeout(self, timeout: Duration) -> Self {
-        assert!(
-            !timeout.is_zero(),
-            "a timeout of zero leaves no time to look up"
-        );
-        let timeout = timeout.min(FOR_EVER);
+        let timeout = timeout.clamp(SHORTEST_TIMEOUT, FOR_EVER);
         self.change(|shared| shared.plan.look_up_timeout = timeout)
     }
 
@@ -455,10 +478,6 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets how many processes share the limits: where this one decides [locally](FailurePolicy::Local), it admits
     /// `1/replicas` of each. The default is the limiter's, 1. See [`Limiter::replicas`].
-    ///
-    /// # Panics
-    ///
-    /// When `replicas` is 0.
     #[must_use]
     pub fn replicas(self, replicas: u32) -> Self {
         self.change_limiter(|limiter| limiter.replicas(replicas))
@@ -536,6 +555,9 @@ impl<R> RateLimitLayer<R> {
     /// A [`MakeRejection`](super::MakeRejection): a closure `|rejection: &Rejection, head: &Parts| -> Response<B>`, or
     /// [`EmptyBody`](super::EmptyBody) for bodies that cannot be made from a `String`. A closure also gets gRPC calls,
     /// unless it is within [`Grpc::or`](super::Grpc::or).
+    ///
+    /// The compiler does not infer the types of such a closure's arguments: write them. In axum, use
+    /// [`reject_with`](Self::reject_with), whose closure needs none.
     #[must_use]
     pub fn rejection<M>(self, make: M) -> RateLimitLayer<M> {
         let shared = Arc::unwrap_or_clone(self.shared);
@@ -594,7 +616,7 @@ impl<S, R> Layer<S> for RateLimitLayer<R> {
 
     fn layer(&self, inner: S) -> Self::Service {
         self.shared.introduce_policies();
-        RateLimit::new(inner, self.shared.clone())
+        RateLimit::new(inner, self.clone())
     }
 }
 

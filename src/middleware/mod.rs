@@ -11,6 +11,7 @@ pub mod migration {
     //!
     #![doc = include_str!("../../docs/guide/migration.md")]
 }
+mod respond;
 mod response;
 mod service;
 mod settle;
@@ -22,7 +23,9 @@ pub mod testing {
 }
 
 pub use crate::limiter::ActualCost;
-pub use decide::{IntoPolicy, PolicySelector, Route, Routes};
+#[doc(hidden)]
+pub use decide::{IntoPolicy, IntoPolicySelector};
+pub use decide::{PolicySelector, Route, Routes};
 pub use decisions::Decisions;
 pub use future::ResponseFuture;
 pub use layer::RateLimitLayer;

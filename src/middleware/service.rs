@@ -7,7 +7,7 @@ use std::{
 use http::{Request, Response};
 use tower_service::Service;
 
-use super::{MakeRejection, ProblemJson, ResponseFuture, shared::Shared};
+use super::{MakeRejection, ProblemJson, RateLimitLayer, ResponseFuture, shared::Shared};
 
 /// Middleware that limits how often a client may call a service.
 ///
@@ -18,8 +18,28 @@ pub struct RateLimit<S, R = ProblemJson> {
 }
 
 impl<S, R> RateLimit<S, R> {
-    pub(super) const fn new(inner: S, shared: Arc<Shared<R>>) -> Self {
-        Self { inner, shared }
+    /// Creates the middleware around `inner`, as [`Layer::layer`](tower_layer::Layer::layer) does.
+    #[must_use]
+    pub fn new(inner: S, layer: RateLimitLayer<R>) -> Self {
+        Self {
+            inner,
+            shared: layer.shared,
+        }
+    }
+
+    /// The service that is limited.
+    pub const fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// The service that is limited. What you call here is not.
+    pub const fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// The service without its limits.
+    pub fn into_inner(self) -> S {
+        self.inner
     }
 }
 

@@ -1,5 +1,4 @@
 use std::{
-    borrow::Cow,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -7,15 +6,16 @@ use std::{
     time::Duration,
 };
 
-use http::{Extensions, HeaderValue, Response, StatusCode, header, request::Parts};
+use http::{Extensions, Response, request::Parts};
 
 use super::{
     Decisions, HeaderStyle, MakeRejection, Rejection,
     decide::Plan,
+    respond::{Respond, shown},
     response::{self, Headers, Told},
     settle::{Settle, Settling},
 };
-use crate::{actual_cost::ActualCost, decision::Decision, jitter, limiter::Limiter};
+use crate::{actual_cost::ActualCost, decision::Decision, limiter::Limiter};
 
 /// What all services of a layer share.
 pub(super) struct Shared<R> {
@@ -41,7 +41,7 @@ impl<R> Shared<R> {
     pub(super) fn new(limiter: Limiter, rejection: R) -> Self {
         let plan = Plan::new(limiter);
         Self {
-            headers: headers(HeaderStyle::default(), &plan),
+            headers: HeaderStyle::default().prepare(&plan),
             plan,
             settle: Settle::default(),
             jitter: Duration::ZERO,
@@ -66,7 +66,7 @@ impl<R> Shared<R> {
 
     /// Prepares all that can be known before the first request: axum makes new services for each connection.
     pub(super) fn prepare(&mut self) {
-        self.headers = headers(self.headers.style, &self.plan);
+        self.headers = self.headers.style.prepare(&self.plan);
         *self.introduced.get_mut() = false;
     }
 
@@ -147,7 +147,7 @@ impl<R> Shared<R> {
         // The headers of a denial must not be mixed with what is left here.
         if !denied {
             let now = settled.as_ref().unwrap_or_else(|| admitted.innermost());
-            let told = self.headers.add(response, &self.told(now), told);
+            let told = self.headers.add(response, &shown(now, self.jitter), told);
             if let Some(told) = told.filter(|_| admitted.have_outer()) {
                 let told: ToldBy = (told, admitted.clone());
                 response.extensions_mut().insert(told);
@@ -163,67 +163,18 @@ impl<R> Shared<R> {
         response.extensions_mut().insert(decisions);
     }
 
-    /// The user's response, with headers that are added last, so that they cannot be lost.
-    pub(super) fn reject<B>(&self, mut rejection: Rejection, head: &Parts) -> Response<B>
+    /// The response to a request that is not passed on.
+    pub(super) fn reject<B>(&self, rejection: Rejection, head: &Parts) -> Response<B>
     where
         R: MakeRejection<B>,
     {
-        let decision = match &rejection {
-            Rejection::Denied(denial) => Some(Decision::Denied(denial.clone())),
-            Rejection::Blocked(blocked) => Some(Decision::Blocked(blocked.clone())),
-            _ => None,
+        let respond = Respond {
+            make: &*self.rejection,
+            headers: &self.headers,
+            jitter: self.jitter,
+            retry_interval: self.plan.limiter.retry_interval(),
         };
-        let told = decision.as_ref().map(|decision| self.told(decision));
-        match &told {
-            Some(Cow::Owned(Decision::Denied(it))) => rejection = Rejection::Denied(it.clone()),
-            Some(Cow::Owned(Decision::Blocked(it))) => rejection = Rejection::Blocked(it.clone()),
-            _ => {}
-        }
-        let mut response = self.rejection.make_rejection(&rejection, head);
-        response
-            .headers_mut()
-            .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if response.status() == StatusCode::UNAUTHORIZED
-            && let Rejection::MissingKey(error) = &rejection
-            && let Some(challenge) = error.challenge()
-            && let Ok(challenge) = HeaderValue::from_str(challenge)
-        {
-            // The user's response may have a better one. RFC 9110 requires one with each 401.
-            let headers = response.headers_mut();
-            headers.entry(header::WWW_AUTHENTICATE).or_insert(challenge);
-        }
-        if let Some(told) = told {
-            self.headers.add(&mut response, &told, None);
-        }
-        if rejection.status() == StatusCode::SERVICE_UNAVAILABLE {
-            let headers = response.headers_mut();
-            let retry_after = headers.entry(header::RETRY_AFTER);
-            retry_after.or_insert_with(|| response::retry_after(self.retry_wait()));
-        }
-        let outer = head.extensions.get::<Decisions>().cloned();
-        let decisions = match decision {
-            Some(denied) => Some(Decisions::within(outer, denied, false)),
-            None => outer,
-        };
-        if let Some(decisions) = decisions {
-            response.extensions_mut().insert(decisions);
-        }
-        response.extensions_mut().insert(rejection);
-        response
-    }
-
-    /// When a service that could not decide may be asked again.
-    fn retry_wait(&self) -> Duration {
-        let interval = self.plan.limiter.retry_interval();
-        interval.saturating_add(jitter::up_to(self.jitter))
-    }
-
-    /// The decision as the client sees it.
-    fn told<'a>(&self, decision: &'a Decision) -> Cow<'a, Decision> {
-        if self.jitter.is_zero() {
-            return Cow::Borrowed(decision);
-        }
-        Cow::Owned(decision.later(jitter::up_to(self.jitter)))
+        respond.to(rejection, head)
     }
 }
 
@@ -239,9 +190,4 @@ impl<R> Clone for Shared<R> {
             introduced: AtomicBool::new(false),
         }
     }
-}
-
-/// The headers of a style, with all that is known of the policies.
-fn headers(style: HeaderStyle, plan: &Plan) -> Headers {
-    style.prepare(plan.fixed_policies(), plan.is_fixed())
 }

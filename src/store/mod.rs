@@ -69,6 +69,10 @@ pub(crate) use sent_call::{Blame, Journey};
 /// - A store need not bound its waiting: the [`Limiter`](crate::Limiter) has a timeout.
 ///
 /// Futures own what they need, so that a caller can keep them without keeping the store.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a store",
+    note = "a store has to be connected: `RedisStore::connect(url).await?`; for counts in memory, `MemoryStore::new()`"
+)]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Decides a check and charges it if it is allowed.
     fn check(&self, check: &Check) -> StoreFuture<Decision>;

@@ -112,9 +112,9 @@ fn remaining(usage: &Usage) -> Vec<u64> {
 /// In ms; `None` for never.
 fn retry_after(decision: &Decision) -> Option<u64> {
     match decision {
-        Decision::Allowed(_) => panic!("it was allowed"),
         Decision::Denied(denial) => denial.retry_after().map(ms),
         Decision::Blocked(blocked) => blocked.retry_after().map(ms),
+        other => panic!("it was not refused: {other:?}"),
     }
 }
 

@@ -511,7 +511,7 @@ impl<'a> Player<'a> {
             Some(Reply::Reset) => Answer::Reset,
             Some(Reply::Block(block)) => Answer::Block(block),
             Some(Reply::Unblock) => Answer::Unblocked,
-            Some(Reply::Ban(_)) => unreachable!("histories have no bans"),
+            Some(other) => unreachable!("histories have no {other:?}"),
             None => Answer::Failed,
         });
         answers.collect()
@@ -572,11 +572,11 @@ impl<'a> Player<'a> {
             Operation::Block { key, until, by } => {
                 Reply::Block(self.store.block(&key, until, by).await.unwrap())
             }
-            Operation::Ban { .. } => unreachable!("histories have no bans"),
             Operation::Unblock { key } => {
                 self.store.unblock(&key).await.unwrap();
                 Reply::Unblock
             }
+            other => unreachable!("histories have no {other:?}"),
         })
     }
 

@@ -31,6 +31,7 @@ impl From<&Decision> for Outcome {
             Decision::Allowed(_) => (None, None),
             Decision::Denied(denial) => (Some(denied(denial)), None),
             Decision::Blocked(it) => (None, Some((it.key().clone(), it.block()))),
+            other => panic!("no outcome is known of {other:?}"),
         };
         Self {
             denied,

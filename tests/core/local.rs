@@ -163,7 +163,7 @@ async fn no_client_is_told_that_a_cost_above_the_share_never_passes() {
         limiter(&Shared::down(), 4).probe_interval(Duration::from_millis(1_250)),
     )
     .limit(policy("300/1m"), alice())
-    .cost(|_| 100);
+    .cost(|_, _| 100);
     let response = ask(layer.clone()).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(response.headers()["retry-after"], "2");
@@ -179,7 +179,7 @@ async fn no_client_is_told_that_a_cost_above_the_share_never_passes() {
     assert_eq!(headers["retry-after"], "2");
     assert!(!headers.contains_key("grpc-retry-pushback-ms"));
 
-    let too_large = ask(layer.cost(|_| 301)).await;
+    let too_large = ask(layer.cost(|_, _| 301)).await;
     assert_eq!(too_large.status(), StatusCode::PAYLOAD_TOO_LARGE);
 }
 

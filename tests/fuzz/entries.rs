@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use futures::executor::block_on;
-use http::{HeaderValue, Request};
+use http::{HeaderName, HeaderValue, Request};
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, Value, aio::ConnectionLike};
 use sluicegate::{
     Charge, Decision, ForwardedIp, Key, Policy, RedisStore, Rule, Store,
@@ -70,7 +70,7 @@ pub(crate) fn forwarded(data: &[u8]) {
                 }
             }
         }
-        let single = ForwardedIp::header("x-real-ip", trusted);
+        let single = ForwardedIp::header(HeaderName::from_static("x-real-ip"), trusted);
         let _ = client(&single, "x-real-ip", lines.iter().copied());
     }
 }
@@ -84,7 +84,7 @@ fn client<'a>(
     let peer = SocketAddr::from((Ipv4Addr::new(10, 0, 0, 1), 50_000));
     request.extensions_mut().insert(peer);
     for line in lines.filter_map(|line| HeaderValue::from_bytes(line).ok()) {
-        let name = http::HeaderName::from_bytes(header.as_bytes()).unwrap();
+        let name = HeaderName::from_bytes(header.as_bytes()).unwrap();
         request.headers_mut().append(name, line);
     }
     extractor.address(&request.into_parts().0).map_err(drop)

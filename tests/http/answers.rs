@@ -4,7 +4,7 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
-    Extension, Json, Router,
+    Json, Router,
     body::Body,
     http::{HeaderMap, Method, StatusCode, response::Parts as ResponseHead},
     response::IntoResponse,
@@ -227,8 +227,8 @@ async fn after_a_skip_a_handler_settles_no_decision_of_another_layer() {
         .skip(|head| head.uri.path() == "/free");
     let by_address = RateLimitLayer::new(limiter.clone()).limit(addresses.clone(), everybody());
     let settling = limiter.clone();
-    let handler = async move |decisions: Option<Extension<Decisions>>| {
-        let Some(Extension(decisions)) = decisions else {
+    let handler = async move |decisions: Option<Decisions>| {
+        let Some(decisions) = decisions else {
             return "nobody could decide";
         };
         if let Some(decision) = decisions.by_policy("users") {
@@ -258,7 +258,7 @@ async fn after_a_skip_a_handler_settles_no_decision_of_another_layer() {
 #[tokio::test]
 async fn a_handler_is_reached_without_decisions_when_the_store_is_down() {
     let down = RateLimitLayer::new(Scripted::failing()).limit(policy("all", "1/1d"), everybody());
-    let handler = async |decisions: Option<Extension<Decisions>>| match decisions {
+    let handler = async |decisions: Option<Decisions>| match decisions {
         Some(_) => "limited",
         None => "not limited",
     };
@@ -500,7 +500,7 @@ async fn a_denial_is_told_in_the_older_styles_too() {
     }
     let never = RateLimitLayer::new(MemoryStore::new())
         .limit(policy("ip", "10/100ms"), everybody())
-        .cost(|_| 11)
+        .cost(|_, _| 11)
         .headers(style);
     let response = ask(&around(never, hello())).await;
     assert_eq!(
@@ -516,7 +516,7 @@ async fn of_a_bucket_the_quota_is_its_burst_in_the_time_of_a_full_refill() {
     let limit = || {
         RateLimitLayer::new(MemoryStore::new())
             .limit(policy("api", "3+1/10s@bucket,1000/1d"), everybody())
-            .cost(|_| 3)
+            .cost(|_, _| 3)
     };
     let service = around(limit(), hello());
     let response = ask(&service).await;
@@ -545,7 +545,7 @@ async fn of_a_bucket_the_quota_is_its_burst_in_the_time_of_a_full_refill() {
 
 #[tokio::test]
 async fn a_cost_that_can_never_fit_has_a_status_of_its_own_and_nothing_to_wait_for() {
-    let limit = || layer("all", "10/1d").cost(|_| 11);
+    let limit = || layer("all", "10/1d").cost(|_, _| 11);
     let problems = ProblemJson::default().status_if_never(StatusCode::UNPROCESSABLE_ENTITY);
     for (service, expected) in [
         (around(limit(), hello()), 413),
@@ -821,7 +821,7 @@ async fn a_grpc_call_gets_a_grpc_answer_from_the_default_rejections() {
             "8",
         ),
         (
-            around(denying().cost(|_| 2), hello()),
+            around(denying().cost(|_, _| 2), hello()),
             "application/grpc",
             "8",
         ),

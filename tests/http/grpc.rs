@@ -10,7 +10,7 @@ use std::{
 
 use crate::common::scripted::Scripted;
 use futures::future::BoxFuture;
-use http::{Method, Request, Response, StatusCode, uri::PathAndQuery};
+use http::{HeaderValue, Method, Request, Response, StatusCode, uri::PathAndQuery};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
@@ -186,7 +186,7 @@ async fn a_rejection_is_resource_exhausted_and_carries_the_quota() {
 
 #[tokio::test]
 async fn a_call_that_can_never_pass_is_not_to_be_tried_again() {
-    let status = ends(limited(Scripted::denying_for(1), everybody()).cost(|_| 11)).await;
+    let status = ends(limited(Scripted::denying_for(1), everybody()).cost(|_, _| 11)).await;
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert_eq!(told(&status, PUSHBACK), "-1");
     assert!(status.get_error_details().retry_info().is_none());
@@ -222,7 +222,7 @@ async fn every_reason_has_the_status_that_clients_act_upon() {
         (
             limited(
                 allowing(),
-                Header::new("x-api-key").or_unauthorized("Bearer"),
+                Header::new("x-api-key").or_unauthorized(HeaderValue::from_static("Bearer")),
             ),
             Code::Unauthenticated,
         ),

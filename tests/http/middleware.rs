@@ -108,7 +108,7 @@ async fn a_rejection_of_less_than_a_second_still_waits_one() {
 
 #[tokio::test]
 async fn a_cost_that_can_never_fit_is_told_apart() {
-    let response = ask(layer(Scripted::denying_for(5_000)).cost(|_| 11)).await;
+    let response = ask(layer(Scripted::denying_for(5_000)).cost(|_, _| 11)).await;
     assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
     assert!(!response.headers().contains_key("retry-after"));
     assert_eq!(lines(response.headers(), "ratelimit"), [r#""all";r=0"#]);
@@ -172,7 +172,7 @@ async fn all_limits_are_charged_in_one_check() {
         .limit_async(policy("team", "5/1s"), |_: &Parts| async {
             Some(Key::new("team", "a"))
         })
-        .cost(|head| head.uri.path().len() as u64);
+        .cost(|head, _| head.uri.path().len() as u64);
     let request = Request::get("/ab").header("x-api-key", "a");
     ask_with(layer, request.body(String::new()).unwrap()).await;
     assert_eq!(
@@ -200,7 +200,7 @@ async fn a_request_that_no_limit_applies_to_asks_no_store_and_gets_no_headers() 
 #[tokio::test]
 async fn a_cost_of_zero_looks_without_charging() {
     let store = Scripted::allowing();
-    let response = ask(layer(store.clone()).cost(|_| 0)).await;
+    let response = ask(layer(store.clone()).cost(|_, _| 0)).await;
     assert_eq!(store.only_check(), ["all service 0"]);
     assert_eq!(lines(response.headers(), "ratelimit"), [r#""all";r=10"#]);
 }
@@ -265,10 +265,15 @@ fn two_policies_of_one_name_are_an_error_when_built() {
     let _ = layer(Scripted::allowing()).limit(policy("all", "11/1m"), everybody());
 }
 
-#[test]
-#[should_panic(expected = "a timeout of zero")]
-fn a_deadline_of_zero_is_an_error_when_built() {
-    let _ = layer(Scripted::allowing()).timeout(Duration::ZERO);
+#[tokio::test(start_paused = true)]
+async fn a_timeout_of_zero_is_one_of_a_millisecond() {
+    let start = Instant::now();
+    let layer = layer(Scripted::silent()).timeout(Duration::ZERO);
+    assert_eq!(
+        ask(layer.on_failure(FailurePolicy::Closed)).await.status(),
+        503
+    );
+    assert_eq!(start.elapsed(), Duration::from_millis(1));
 }
 
 // Failures
@@ -644,7 +649,7 @@ async fn headers_may_be_kept_for_rejections() {
 async fn headers_may_be_kept_for_when_little_is_left() {
     for (cost, told) in [(7, false), (8, false), (9, true), (10, true)] {
         let style = HeaderStyle::DRAFT_11.only_below(20);
-        let limited = layer(Scripted::allowing()).cost(move |_| cost);
+        let limited = layer(Scripted::allowing()).cost(move |_, _| cost);
         let response = ask(limited.headers(style)).await;
         assert_eq!(response.headers().contains_key("ratelimit"), told, "{cost}");
     }
@@ -685,7 +690,7 @@ async fn jitter_only_ever_adds_and_is_bounded() {
 
     let response = ask(layer(Scripted::allowing()).jitter(Duration::MAX)).await;
     assert!(!response.headers().contains_key("retry-after"));
-    let never = layer(Scripted::allowing()).cost(|_| 0).jitter(most);
+    let never = layer(Scripted::allowing()).cost(|_, _| 0).jitter(most);
     let response = ask(never).await;
     assert_eq!(lines(response.headers(), "ratelimit"), [r#""all";r=10"#]);
 }
@@ -750,7 +755,7 @@ async fn a_users_rejection_cannot_lose_the_headers() {
     assert_eq!(lines(response.headers(), "ratelimit"), [r#""all";r=0;t=1"#]);
     assert!(response.extensions().get::<Rejection>().is_some());
 
-    let never = layer(Scripted::denying_for(1_000)).cost(|_| 11);
+    let never = layer(Scripted::denying_for(1_000)).cost(|_, _| 11);
     let response = ask(never.rejection(make)).await;
     assert!(!response.headers().contains_key("retry-after"));
 }

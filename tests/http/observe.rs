@@ -316,7 +316,9 @@ fn an_observer_that_does_nothing_costs_no_allocation() {
         let counted = allocation_counter::measure(|| futures::executor::block_on(ask(&layer)));
         counted.count_total
     };
-    let limiter = || Limiter::new(MemoryStore::new());
+    // One store: how many of its parts a check locks is chosen at random for each store.
+    let store = MemoryStore::new();
+    let limiter = || Limiter::new(store.clone());
     let unobserved = allocations(limiter());
     assert_eq!(allocations(limiter().observer(Nothing)), unobserved);
     // No subscriber wants these.

@@ -179,24 +179,40 @@ async fn without_a_router_the_path_is_compared_as_it_stands() {
 }
 
 #[test]
-#[should_panic(expected = "`search` is not a route")]
-fn a_route_without_a_path_is_an_error_when_built() {
-    let _ = Routes::new(Route::skip()).route("search", Route::skip());
-}
-
-#[test]
-#[should_panic(expected = "`get /search` is not a route: methods are written in capitals")]
-fn a_method_that_nobody_sends_is_an_error_when_built() {
-    let _ = Routes::new(Route::skip()).route("get /search", Route::skip());
-}
-
-#[test]
-#[should_panic(expected = "the route `GET /search` has an entry already")]
-fn two_entries_for_one_route_are_an_error_when_built() {
-    let _ = Routes::new(Route::skip())
+fn the_first_mistake_of_a_table_is_an_error_of_the_limit() {
+    let table = || Routes::new(Route::skip());
+    let mistake = |routes: Routes| layer().try_limit(routes, PeerIp).unwrap_err().to_string();
+    assert_eq!(
+        mistake(
+            table()
+                .route("search", Route::skip())
+                .route("get /search", Route::skip())
+        ),
+        "`search` is not a route: write /items/{id}, or GET /items/{id}"
+    );
+    assert_eq!(
+        mistake(table().route("get /search", Route::skip())),
+        "`get /search` is not a route: methods are written in capitals, as in GET /items/{id}"
+    );
+    let twice = table()
         .route("GET /search", Route::skip())
         .route("/search", Route::skip())
         .route("GET /search", Route::skip());
+    assert_eq!(
+        mistake(twice),
+        "`GET /search` is a route that has an entry already"
+    );
+    let inner = table().route("search", Route::skip());
+    assert!(mistake(table().route("/search", Route::new(inner))).starts_with("`search` is not"));
+}
+
+#[test]
+#[should_panic(expected = "`search` is not a route")]
+fn a_mistake_of_a_table_is_a_panic_where_none_is_expected() {
+    let _ = layer().limit(
+        Routes::new(Route::skip()).route("search", Route::skip()),
+        PeerIp,
+    );
 }
 
 #[test]

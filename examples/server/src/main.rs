@@ -29,7 +29,7 @@ use axum::{
 use redis::ConnectionInfo;
 use sluicegate::{
     Charge, Decision, FailurePolicy, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore,
-    RateLimitLayer, RedisStore, Store,
+    Policy, RateLimitLayer, RedisStore, Store,
     error::PolicyError,
     extract::TrustedProxies,
     middleware::{MakeRejection, PolicySelector, ProblemJson, Rejection},
@@ -116,7 +116,7 @@ fn extractor(who: &Who, options: &Options) -> Arc<dyn KeyExtractor> {
                 proxies,
             )))
         }
-        Who::Header(name) => Arc::new(Header::new(name).or_skip()),
+        Who::Header(name) => Arc::new(Header::from(name.clone()).or_skip()),
         Who::All => Arc::new(|_: &Parts| Some(Key::new("all", "everybody"))),
     }
 }
@@ -155,7 +155,7 @@ fn failures(response: &Head, charge: &Charge) -> u64 {
 }
 
 /// A cost that cannot be read costs nothing: the handler rejects it.
-fn cost(head: &Parts) -> u64 {
+fn cost(head: &Parts, _: &Policy) -> u64 {
     app::cost(&head.uri).unwrap_or(0)
 }
 

@@ -110,7 +110,7 @@ pub(crate) struct Limit {
 #[derive(PartialEq)]
 pub(crate) enum Who {
     Ip,
-    Header(String),
+    Header(HeaderName),
     /// Everybody together.
     All,
 }
@@ -299,8 +299,8 @@ impl Limit {
             None if key == "ip" => (Who::Ip, "ip".to_owned()),
             None if key == "all" => (Who::All, "all".to_owned()),
             // A character that is allowed in a policy's name is allowed in a header's.
-            Some(("header", header)) if !header.is_empty() => {
-                let header = header.to_ascii_lowercase();
+            Some(("header", header)) => {
+                let header: HeaderName = header.parse().map_err(|_| FORM)?;
                 (Who::Header(header.clone()), format!("header-{header}"))
             }
             _ => return Err(FORM.into()),

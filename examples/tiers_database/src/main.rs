@@ -59,7 +59,7 @@ struct Accounts {
 }
 
 impl Accounts {
-    /// What this request costs, and whom. It has 100 ms; then, or when the database fails, the failure policy applies.
+    /// What this request costs, and whom. It has a second; then, or when the database fails, the failure policy applies.
     /// A plan that is not among the policies is a 500, and a warning in the log.
     async fn charge(self, api_key: Option<String>) -> Result<Charge, ExtractError> {
         let unauthenticated = ExtractError::unauthenticated("ApiKey");
@@ -106,8 +106,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let accounts = Accounts {
         database: Arc::new(Mutex::new(database)),
         plans: Policies::new([
-            Policy::parse("free", "2/1m")?,
-            Policy::parse("pro", "600/1m")?,
+            // These do not need the database: where the store is down, this process counts by itself.
+            Policy::parse("free", "2/1m")?.on_failure(FailurePolicy::Local),
+            Policy::parse("pro", "600/1m")?.on_failure(FailurePolicy::Local),
         ])?,
         cache: Cache::builder()
             .max_capacity(100_000)
@@ -116,7 +117,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     let layer = RateLimitLayer::new(MemoryStore::new())
         .charge_async(move |head| accounts.clone().charge(api_key(head)))
-        // While the database is down, nobody knows who may come in: an open failure policy would let in everybody.
+        // For what has no policy: while the database is down, nobody knows who may come in, and an open failure policy
+        // would let in everybody.
         .on_failure(FailurePolicy::Closed);
     let app = Router::new()
         .route("/", get(async || "hello\n"))

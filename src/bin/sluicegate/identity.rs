@@ -105,12 +105,11 @@ pub(crate) fn listed(text: &str) -> Option<Key> {
 
 /// The key of a header or a cookie, whose names are made of the same characters.
 fn named(kind: &str, name: &str, value: &str) -> Result<Key> {
-    let valid = http::HeaderName::from_bytes(name.as_bytes());
-    valid.map_err(|_| Error::usage(format_args!("`{name}` cannot be the name of a {kind}")))?;
-    Ok(match kind {
-        "cookie" => Cookie::new(name).key(value),
-        _ => Header::new(name).key(value),
-    })
+    let key = match kind {
+        "cookie" => name.parse().map(|cookie: Cookie| cookie.key(value)),
+        _ => name.parse().map(|header: Header| header.key(value)),
+    };
+    key.map_err(Error::usage)
 }
 
 /// The key as `PeerIp` and `ForwardedIp` make it: of an IPv6 address, its network.

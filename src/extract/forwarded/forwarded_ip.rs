@@ -88,15 +88,21 @@ impl ForwardedIp {
     /// Two lines, or two values, are malformed. The header does not show which proxy wrote it: any count of trusted
     /// proxies means that the peer is trusted.
     ///
-    /// # Panics
+    /// ```
+    /// use http::HeaderName;
+    /// use sluicegate::{ForwardedIp, extract::TrustedProxies};
     ///
-    /// When `name` cannot be the name of a header.
+    /// let trusted = TrustedProxies::networks(["10.0.0.0/8".parse()?]);
+    /// let client = ForwardedIp::header(HeaderName::from_static("x-real-ip"), trusted.clone());
+    ///
+    /// let name = "CF-Connecting-IP";                                  // from the configuration
+    /// let client = ForwardedIp::header(name.parse()?, trusted);
+    /// # let _ = client;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
-    pub fn header(name: &str, trusted: TrustedProxies) -> Self {
-        match HeaderName::from_bytes(name.as_bytes()) {
-            Ok(header) => Self::new(header, Form::Single, trusted),
-            Err(_) => panic!("`{name}` cannot be the name of a header"),
-        }
+    pub fn header(name: HeaderName, trusted: TrustedProxies) -> Self {
+        Self::new(name, Form::Single, trusted)
     }
 
     fn new(header: HeaderName, form: Form, trusted: TrustedProxies) -> Self {
@@ -157,6 +163,7 @@ impl KeyExtractor for ForwardedIp {
 impl Source {
     fn find(&self, head: &Parts) -> Result<Found, ExtractError> {
         let ip = match &self.trusted.trust {
+            Trust::Count(0) => return ip::peer(&head.extensions).map(Found::Peer),
             Trust::Count(proxies) => self.nth_from_right(head, *proxies)?,
             Trust::Networks(networks) => {
                 let trusted = |ip| networks.iter().any(|it| it.contains_canonical(ip));

@@ -1,6 +1,5 @@
-use crate::extract::Cidr;
-
 use super::entries::MAX_ENTRIES;
+use crate::extract::Cidr;
 
 /// Which proxies are trusted to report where a request came from: those of some networks, or a number of them.
 #[derive(Clone, Debug)]
@@ -32,14 +31,16 @@ impl TrustedProxies {
     /// can choose its own address; with one that is too low, all clients share the address of a proxy. The peer's
     /// address is not read, so that this also works over Unix sockets.
     ///
+    /// With 0, no proxy is trusted, as where a service runs without one: the peer is the client, and no header is read.
+    ///
     /// # Panics
     ///
-    /// When `proxies` is 0 or above 64.
+    /// When `proxies` is above 64: more entries are never read.
     #[must_use]
     pub const fn count_including_peer(proxies: usize) -> Self {
         assert!(
-            1 <= proxies && proxies <= MAX_ENTRIES,
-            "the number of trusted proxies must be 1 (the peer alone) to 64"
+            proxies <= MAX_ENTRIES,
+            "the number of trusted proxies must be at most 64"
         );
         Self {
             trust: Trust::Count(proxies),

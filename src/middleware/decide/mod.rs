@@ -14,6 +14,6 @@ mod warnings;
 
 pub(super) use access_lists::AccessLists;
 pub(super) use plan::{ChargeLookUp, Limit, Newest, Plan};
-pub use policy_selector::{IntoPolicy, PolicySelector};
+pub use policy_selector::{IntoPolicy, IntoPolicySelector, PolicySelector};
 pub use routes::{Route, Routes};
 pub(super) use step::Step;

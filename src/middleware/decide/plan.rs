@@ -18,11 +18,11 @@ use crate::{
     key::Key,
     limiter::Limiter,
     middleware::{Decisions, Rejection},
-    policies::PoliciesRead,
+    policies::{PoliciesRead, PolicyHandle},
     policy::Policy,
 };
 
-type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
+type Cost = dyn Fn(&Parts, &Policy) -> u64 + Send + Sync;
 type LookUpCharges = dyn Fn(&Parts) -> ChargesFuture + Send + Sync;
 
 /// Longer than the store's: a database is slower.
@@ -114,7 +114,6 @@ impl<E: ?Sized> Clone for Limit<E> {
 pub(in crate::middleware) struct Draft {
     charges: CheckBuilder,
     read: PoliciesRead,
-    cost: u64,
 }
 
 impl Draft {
@@ -203,17 +202,21 @@ impl Plan {
         if self.shadow { policy.shadow() } else { policy }
     }
 
+    /// The policies that can be replaced while the service runs.
+    pub(in crate::middleware) fn handles(&self) -> impl Iterator<Item = &PolicyHandle> {
+        self.selectors().filter_map(PolicySelector::handle)
+    }
+
     /// Whether no limit applies to the request: it is on a list.
     pub(super) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
         let skips = self.access_lists.skips(head);
         skips.inspect_err(|_| self.limiter.report_blocked(None))
     }
 
-    pub(super) fn draft(&self, head: &Parts) -> Draft {
+    pub(super) fn draft(&self) -> Draft {
         Draft {
             charges: CheckBuilder::with_capacity(self.limits.len()),
             read: PoliciesRead::default(),
-            cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
         }
     }
 
@@ -322,7 +325,8 @@ impl Plan {
         } else {
             policy
         };
-        let cost = draft.cost.saturating_mul(weight);
+        let cost = self.cost.as_ref().map_or(1, |cost| cost(head, &policy));
+        let cost = cost.saturating_mul(weight);
         let contributor = contributor(limit.contributor.as_ref(), head);
         for key in keys {
             let charge = Charge::labelled(&policy, key, cost, contributor.clone());

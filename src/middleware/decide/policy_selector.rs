@@ -87,6 +87,14 @@ impl PolicySelector {
         }
     }
 
+    /// The handle of a policy that can be replaced.
+    pub(in crate::middleware) const fn handle(&self) -> Option<&PolicyHandle> {
+        match &self.source {
+            Source::Live(handle) => Some(handle),
+            _ => None,
+        }
+    }
+
     /// All policies that are known before the first request.
     pub(in crate::middleware) fn known(&self) -> Vec<Policy> {
         let sources = self.known_sources().into_iter();
@@ -99,6 +107,14 @@ impl PolicySelector {
             Source::Fixed(_) | Source::Live(_) => true,
             Source::Closure(_) => false,
             Source::Routes(routes) => routes.is_known(),
+        }
+    }
+
+    /// Fails where a table of routes has a mistake.
+    pub(in crate::middleware) fn check(&self) -> Result<(), PolicyError> {
+        match &self.source {
+            Source::Routes(routes) => routes.check(),
+            Source::Fixed(_) | Source::Live(_) | Source::Closure(_) => Ok(()),
         }
     }
 
@@ -193,6 +209,27 @@ impl From<Routes> for PolicySelector {
     fn from(routes: Routes) -> Self {
         let source = Source::Routes(Arc::new(routes));
         Self { source }
+    }
+}
+
+/// What the first argument of [`limit`](crate::RateLimitLayer::limit) may be: whatever makes a [`PolicySelector`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` chooses no policy",
+    note = "the rules of a policy are parsed: `Policy::parse(\"name\", \"10/1s,240/1h\")?`",
+    note = "a closure needs its argument's type: `|head: &http::request::Parts| …`, or `extract::from_fn(|head| …)`",
+    note = "it answers a `Policy`, an `Option<Policy>` or a `Result<Policy, ExtractError>`: of a reference, a copy, \
+            which is cheap: `policies.get(name).cloned()`"
+)]
+pub trait IntoPolicySelector {
+    /// Converts the argument.
+    fn into_selector(self) -> PolicySelector;
+}
+
+// Otherwise an error would name `Into`, whose notes cannot say what to write.
+#[diagnostic::do_not_recommend]
+impl<P: Into<PolicySelector>> IntoPolicySelector for P {
+    fn into_selector(self) -> PolicySelector {
+        self.into()
     }
 }
 

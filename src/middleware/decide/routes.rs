@@ -9,10 +9,10 @@ use http::{Method, request::Parts};
 use super::{
     normal_path::normal_form,
     other_routes::{OtherRoutes, described},
-    policy_selector::{Choice, KnownPolicy, PolicySelector},
+    policy_selector::{Choice, IntoPolicySelector, KnownPolicy, PolicySelector},
 };
 use crate::{
-    error::ExtractError,
+    error::{ExtractError, NameError, PolicyError},
     policies::PoliciesRead,
     warning,
     watch::{WATCHED, Watch},
@@ -64,6 +64,8 @@ pub struct Routes {
     default: Route,
     by_path: HashMap<Box<str>, Vec<Entry>>,
     watch: Watch<OtherRoutes>,
+    /// The first entry that could not be added.
+    mistake: Option<PolicyError>,
 }
 
 #[derive(Debug)]
@@ -87,9 +89,9 @@ pub struct Route {
 impl Route {
     /// Requests are charged under this policy.
     #[must_use]
-    pub fn new(policy: impl Into<PolicySelector>) -> Self {
+    pub fn new(policy: impl IntoPolicySelector) -> Self {
         Self {
-            limit: Some((policy.into(), 1)),
+            limit: Some((policy.into_selector(), 1)),
         }
     }
 
@@ -116,6 +118,13 @@ impl Route {
         Ok(choice.map(|(policy, inner)| (policy, inner.saturating_mul(*weight))))
     }
 
+    fn check(&self) -> Result<(), PolicyError> {
+        match &self.limit {
+            Some((source, _)) => source.check(),
+            None => Ok(()),
+        }
+    }
+
     fn known_sources(&self) -> Vec<KnownPolicy<'_>> {
         let source = self.limit.as_ref();
         let source = source.map(|(source, _)| source.known_sources());
@@ -137,30 +146,47 @@ impl Routes {
             default: default.into(),
             by_path: HashMap::new(),
             watch: Watch::default(),
+            mistake: None,
         }
     }
 
     /// Adds an entry: `/items/{id}` for any method, or `GET /items/{id}` for one.
     ///
-    /// # Panics
-    ///
-    /// When `name` is not a path, or a method and a path, or has an entry already; or when the method has lower-case
-    /// letters: methods are case-sensitive in HTTP, and `get` is not one.
+    /// A name that is not a path, or a method and a path, is a mistake, as is one that has an entry already, or whose
+    /// method has lower-case letters: methods are case-sensitive in HTTP, and `get` is not one. The first mistake is the
+    /// error of [`try_limit`](crate::RateLimitLayer::try_limit) with this table, and
+    /// [`limit`](crate::RateLimitLayer::limit) panics.
     #[must_use]
     pub fn route(mut self, name: &str, route: impl Into<Route>) -> Self {
-        let (method, path) =
-            read(name).unwrap_or_else(|why| panic!("`{name}` is not a route: {why}"));
+        if let Err(problem) = self.add(name, route.into()) {
+            let mistake = PolicyError::Route(NameError::new(name, problem));
+            self.mistake.get_or_insert(mistake);
+        }
+        self
+    }
+
+    fn add(&mut self, name: &str, route: Route) -> Result<(), &'static str> {
+        let (method, path) = read(name)?;
         let entries = self.by_path.entry(path.into()).or_default();
-        assert!(
-            entries.iter().all(|twin| twin.method != method),
-            "the route `{name}` has an entry already"
-        );
+        if entries.iter().any(|twin| twin.method == method) {
+            return Err("is a route that has an entry already");
+        }
         entries.push(Entry {
             method,
-            route: route.into(),
+            route,
             is_settled: AtomicBool::new(false),
         });
-        self
+        Ok(())
+    }
+
+    /// Fails with the first mistake of this table, or of one within it.
+    pub(super) fn check(&self) -> Result<(), PolicyError> {
+        if let Some(mistake) = &self.mistake {
+            return Err(mistake.clone());
+        }
+        let mut entries = self.by_path.values().flatten().map(|entry| &entry.route);
+        entries.try_for_each(Route::check)?;
+        self.default.check()
     }
 
     pub(super) fn choose(
@@ -278,7 +304,7 @@ const NOT_MATCHED: ExtractError = ExtractError::misconfigured(
      it or around a `nest_service`",
 );
 
-const FORM: &str = "write /items/{id}, or GET /items/{id}";
+const FORM: &str = "is not a route: write /items/{id}, or GET /items/{id}";
 
 fn read(name: &str) -> Result<(Option<Method>, &str), &'static str> {
     let (method, path) = match name.split_once(' ') {
@@ -292,7 +318,7 @@ fn read(name: &str) -> Result<(Option<Method>, &str), &'static str> {
 /// An entry for `get` would never apply.
 fn read_method(method: &str) -> Result<Method, &'static str> {
     if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
-        return Err("methods are written in capitals, as in GET /items/{id}");
+        return Err("is not a route: methods are written in capitals, as in GET /items/{id}");
     }
     method.parse().map_err(|_| FORM)
 }

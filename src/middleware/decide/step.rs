@@ -47,7 +47,7 @@ impl Step {
             Ok(true) => return Break(Ok(None)),
             Err(rejection) => return Self::reject(plan, rejection),
         }
-        let mut draft = plan.draft(head);
+        let mut draft = plan.draft();
         match plan.charge_known(&mut draft, head) {
             Err(rejection) => Self::reject(plan, rejection),
             Ok(()) if !plan.looks_up() => Self::submit(plan, draft.build()),

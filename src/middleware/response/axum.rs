@@ -50,6 +50,7 @@ where
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<F, T> MakeRejection<Body> for AxumRejection<F>
 where
     F: Fn(&Rejection, &Parts) -> T,

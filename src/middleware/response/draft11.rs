@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::seconds::seconds;
 use crate::{
     decision::{Decision, RuleUsage},
+    policies::PolicyHandle,
     policy::Policy,
     rule::Rule,
 };
@@ -36,6 +37,10 @@ pub(super) struct Draft11 {
     all_known: bool,
     /// Whether shadows are listed.
     shadows: bool,
+    /// Policies that can be replaced while the service runs, so that they are listed as they are then.
+    handles: Vec<PolicyHandle>,
+    /// Whether all policies of the layer are shadows.
+    is_shadow_layer: bool,
 }
 
 /// The beginning of a rule's item: `"name";r=`.
@@ -67,7 +72,20 @@ impl Draft11 {
             policies: distinct,
             all_known,
             shadows,
+            handles: Vec::new(),
+            is_shadow_layer: false,
         }
+    }
+
+    /// Lists these, too.
+    pub(super) fn with_handles(
+        mut self,
+        handles: Vec<PolicyHandle>,
+        is_shadow_layer: bool,
+    ) -> Self {
+        self.handles = handles;
+        self.is_shadow_layer = is_shadow_layer;
+        self
     }
 
     /// Appends, since several layers around each other each add their items.
@@ -91,9 +109,24 @@ impl Draft11 {
         let checked = checked
             .chain(shadows.into_iter().flatten())
             .map(|it| it.policy());
-        let mut chosen = checked.filter(|it| local || !self.knows(it)).peekable();
-        if chosen.peek().is_some() {
-            Self::new(chosen, true, self.shadows).append_known(headers, decision);
+        let chosen = checked.clone().filter(|it| local || !self.knows(it));
+        let mut chosen: Vec<Policy> = chosen.cloned().collect();
+        // Those whose limits do not apply to the request are listed all the same, as policies that never change are.
+        let is_checked =
+            |handle: &PolicyHandle| checked.clone().any(|it| it.name() == handle.name());
+        let others = self.handles.iter().filter(|it| !local && !is_checked(it));
+        chosen.extend(others.map(|it| self.current(it)));
+        if !chosen.is_empty() {
+            Self::new(chosen.iter(), true, self.shadows).append_known(headers, decision);
+        }
+    }
+
+    fn current(&self, handle: &PolicyHandle) -> Policy {
+        let policy = handle.load();
+        if self.is_shadow_layer {
+            policy.shadow()
+        } else {
+            policy
         }
     }
 

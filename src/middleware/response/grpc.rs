@@ -82,6 +82,7 @@ impl Grpc {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<B: Default, R: MakeRejection<B>> MakeRejection<B> for Grpc<R> {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
         answer(rejection, head, B::default)

@@ -1,3 +1,5 @@
+use std::iter;
+
 use http::{HeaderName, Response, StatusCode, header};
 
 use super::{
@@ -5,7 +7,7 @@ use super::{
     seconds::retry_after,
     single_rule::{self, Reset, SingleRule, Told},
 };
-use crate::{decision::Decision, policy::Policy};
+use crate::{decision::Decision, middleware::decide::Plan};
 
 /// Every header that a [`HeaderStyle`] sends, and `Retry-After`: browsers hide them from pages of other origins unless
 /// the response exposes them.
@@ -102,7 +104,8 @@ impl HeaderStyle {
     /// `600/1m` counts for 61 s.
     ///
     /// `RateLimit-Policy` lists all policies of the layer, also those whose limit does not apply to the request, such
-    /// as of an extractor that skips it; `RateLimit` lists those that were checked. Several layers each add their items.
+    /// as of an extractor that skips it; of a closure or a table of routes, the one that was chosen. `RateLimit` lists
+    /// those that were checked. Several layers each add their items.
     /// Of a layer whose rules would make a list longer than 1 KiB, both fields list the tightest of the rules that were
     /// checked, as many as fit.
     /// [Shadows](crate::Policy::shadow) are left out, unless asked for
@@ -201,31 +204,32 @@ impl HeaderStyle {
     }
 
     /// Sends the headers in responses to denied requests, and when less than this share of some rule's limit is left,
-    /// in percent.
-    ///
-    /// # Panics
-    ///
-    /// When `percent` is above 100.
+    /// in percent. From 100 on, in all responses to requests that were charged.
     #[must_use]
     pub const fn only_below(mut self, percent: u8) -> Self {
-        assert!(percent <= 100, "a share is at most 100 percent");
         self.below = Some(percent);
         self
     }
 
-    /// Makes all that can be made before the first request. `all_known` when no request is charged under another
-    /// policy than these.
-    pub(in crate::middleware) fn prepare(
-        self,
-        policies: impl Iterator<Item = Policy>,
-        all_known: bool,
-    ) -> Headers {
+    /// Makes all that can be made before the first request to a layer.
+    pub(in crate::middleware) fn prepare(self, plan: &Plan) -> Headers {
+        let draft11 = || {
+            let policies: Vec<_> = plan.fixed_policies().collect();
+            let draft = Draft11::new(policies.iter(), plan.is_fixed(), self.shadows);
+            draft.with_handles(plan.handles().cloned().collect(), plan.shadow)
+        };
         Headers {
             style: self,
-            draft11: self.draft11.then(|| {
-                let policies: Vec<_> = policies.collect();
-                Draft11::new(policies.iter(), all_known, self.shadows)
-            }),
+            draft11: self.draft11.then(draft11),
+        }
+    }
+
+    /// For a decision of which no policy is known before.
+    pub(in crate::middleware) fn unprepared(self) -> Headers {
+        let draft11 = || Draft11::new(iter::empty(), false, self.shadows);
+        Headers {
+            style: self,
+            draft11: self.draft11.then(draft11),
         }
     }
 }

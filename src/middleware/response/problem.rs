@@ -28,7 +28,7 @@ const ROOM: usize = 256;
 /// # over_http::run(async |http| {
 /// let layer = RateLimitLayer::new(MemoryStore::new())
 ///     .limit(Policy::parse("exports", "10/1h")?, Key::new("service", "all"))
-///     .cost(|_| 11)                                           // more than ever fits
+///     .cost(|_, _| 11)                                        // more than ever fits
 ///     .rejection(ProblemJson::default().status_if_never(StatusCode::FORBIDDEN));
 /// let service = ServiceBuilder::new().layer(layer).service_fn(async |_: Request<String>| {
 ///     Ok::<_, std::convert::Infallible>(Response::new(String::new()))
@@ -93,6 +93,7 @@ impl Default for ProblemJson {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<B: From<String>> MakeRejection<B> for ProblemJson {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
         if let Some(answer) = grpc::answer(rejection, head, || B::from(String::new())) {

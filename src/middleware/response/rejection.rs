@@ -83,6 +83,8 @@ pub trait MakeRejection<B> {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B>;
 }
 
+// Otherwise an error would name what the closure or `ProblemJson` lacks, and leave the notes of `MakeRejection` out.
+#[diagnostic::do_not_recommend]
 impl<F, B> MakeRejection<B> for F
 where
     F: Fn(&Rejection, &Parts) -> Response<B>,
@@ -96,6 +98,7 @@ where
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EmptyBody;
 
+#[diagnostic::do_not_recommend]
 impl<B: Default> MakeRejection<B> for EmptyBody {
     fn make_rejection(&self, rejection: &Rejection, head: &Parts) -> Response<B> {
         grpc::answer(rejection, head, B::default).unwrap_or_else(|| {

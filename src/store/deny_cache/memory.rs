@@ -3,7 +3,7 @@
 use std::{collections::hash_map::RandomState, hash::BuildHasher, sync::Arc, time::Duration};
 
 use super::{
-    subject::{Subject, hash_of_charge, hash_of_check, hash_of_identity},
+    subject::hash_of_check,
     table::{Entry, Table},
     validity::Validity,
 };
@@ -43,31 +43,7 @@ impl Memory {
     /// What is remembered of a check, and its age in ms.
     pub(super) fn of_check(&self, check: &Check, now: Duration) -> Option<(Decision, u64)> {
         let hash = hash_of_check(&self.hasher, check);
-        self.read(hash, |it| it.is_check(check), now)
-    }
-
-    /// What is remembered of one of its identities or charges.
-    #[cold]
-    pub(super) fn of_part(&self, check: &Check, now: Duration) -> Option<(Decision, u64)> {
-        let enforces_blocks = check.enforces_blocks();
-        let mut blocked = check.keys().filter(|_| enforces_blocks).filter_map(|key| {
-            let hash = hash_of_identity(&self.hasher, key);
-            self.read(hash, |it| it.is_identity(key), now)
-        });
-        let mut denied = check.charges().iter().filter_map(|charge| {
-            let hash = hash_of_charge(&self.hasher, charge);
-            self.read(hash, |it| it.is_charge(charge, enforces_blocks), now)
-        });
-        blocked.next().or_else(|| denied.next())
-    }
-
-    fn read(
-        &self,
-        hash: u64,
-        is_subject: impl Fn(&Subject) -> bool,
-        now: Duration,
-    ) -> Option<(Decision, u64)> {
-        self.table.read(hash, is_subject, |entry| {
+        self.table.read(hash, check, |entry| {
             let mut slots = entry.slots.iter();
             let holds = entry.validity.holds(now)
                 && slots.all(|it| self.give_backs.none_since(entry.given_back, *it));
@@ -79,19 +55,13 @@ impl Memory {
     pub(super) fn insert(
         &self,
         check: &Check,
-        subject: Subject,
         refusal: &Decision,
         validity: Validity,
         given_back: u64,
     ) {
-        let hash = match &subject {
-            Subject::Check(check) => hash_of_check(&self.hasher, check),
-            Subject::Charge(charge, _) => hash_of_charge(&self.hasher, charge),
-            Subject::Identity(key) => hash_of_identity(&self.hasher, key),
-        };
         self.table.insert(Entry {
-            hash,
-            subject,
+            hash: hash_of_check(&self.hasher, check),
+            check: check.clone(),
             refusal: refusal.clone(),
             validity,
             given_back,
@@ -116,7 +86,7 @@ impl Memory {
     }
 
     fn block_slot(&self, key: &Key) -> usize {
-        self.give_backs.slot(hash_of_identity(&self.hasher, key))
+        self.give_backs.slot(self.hasher.hash_one(key))
     }
 }
 

@@ -12,7 +12,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use self::{
     clock::Clock,
     memory::{GivenBack, Memory},
-    subject::{Subject, may_be_remembered},
+    subject::may_be_remembered,
     validity::Validity,
 };
 use super::{CallFuture, ContributeFuture, Operation, Reply, Settlement, Store, StoreFuture};
@@ -41,7 +41,6 @@ mod validity;
 pub struct DenyCache {
     store: Arc<dyn Store>,
     memory: Arc<Memory>,
-    any_charge: bool,
     clock: Clock,
 }
 
@@ -51,23 +50,7 @@ impl DenyCache {
         Self {
             store: Arc::new(store),
             memory: Arc::new(Memory::new()),
-            any_charge: false,
             clock: Clock::system(),
-        }
-    }
-
-    /// Refuses *any* check with a charge that is known not to fit, whatever else it would charge; and any check of an
-    /// identity that is known to be blocked. For an address that sends random API keys: of these, each check is
-    /// another one.
-    ///
-    /// Such a denial [tells less](crate::Denial::is_partial): only of the charge that does not fit, and its time to
-    /// retry is the least, since others may deny for longer. Of a block, too: another key of the check may be blocked
-    /// for longer. The default is no.
-    #[must_use]
-    pub fn any_charge(self) -> Self {
-        Self {
-            any_charge: true,
-            ..self
         }
     }
 
@@ -87,8 +70,8 @@ impl DenyCache {
             return LookUp::Unknown(None);
         }
         let now = self.clock.now();
-        match self.find(check, now) {
-            Some(refusal) => LookUp::Refused(refusal),
+        match self.memory.of_check(check, now) {
+            Some((refusal, age_ms)) => LookUp::Refused(refusal.repeated(check, age_ms)),
             None => LookUp::Unknown(Some(Question {
                 cache: self.clone(),
                 check: check.clone(),
@@ -96,18 +79,6 @@ impl DenyCache {
                 given_back: self.memory.given_back(),
             })),
         }
-    }
-
-    fn find(&self, check: &Check, now: Duration) -> Option<Decision> {
-        if let Some((refusal, age_ms)) = self.memory.of_check(check, now) {
-            return Some(refusal.repeated(check, age_ms, false));
-        }
-        if !self.any_charge {
-            return None;
-        }
-        let (refusal, age_ms) = self.memory.of_part(check, now)?;
-        let is_partial = check.charges().len() > 1;
-        Some(refusal.repeated(refusal.usage().check(), age_ms, is_partial))
     }
 }
 
@@ -136,32 +107,10 @@ impl Question {
             Decision::Denied(denial) => denial.retry_after(),
             Decision::Blocked(blocked) => blocked.retry_after(),
         };
-        self.insert(Subject::Check(self.check.clone()), decision, refused_for);
-        if !self.cache.any_charge {
-            return;
-        }
-        match decision {
-            Decision::Allowed(_) => {}
-            Decision::Denied(denial) => {
-                for part in denial.parts() {
-                    let subject =
-                        Subject::Charge(part.charge().clone(), self.check.enforces_blocks());
-                    let refused_for = part.retry_after();
-                    self.insert(subject, &Decision::Denied(part), refused_for);
-                }
-            }
-            Decision::Blocked(blocked) => {
-                let subject = Subject::Identity(blocked.key().clone());
-                self.insert(subject, decision, refused_for);
-            }
-        }
-    }
-
-    fn insert(&self, subject: Subject, refusal: &Decision, refused_for: Option<Duration>) {
         let validity = Validity::new(self.asked, self.cache.clock.now(), refused_for);
         if validity.holds(self.asked) {
             let memory = &self.cache.memory;
-            memory.insert(&self.check, subject, refusal, validity, self.given_back);
+            memory.insert(&self.check, decision, validity, self.given_back);
         }
     }
 }
@@ -298,7 +247,6 @@ impl fmt::Debug for DenyCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DenyCache")
             .field("store", &self.store)
-            .field("any_charge", &self.any_charge)
             .finish_non_exhaustive()
     }
 }

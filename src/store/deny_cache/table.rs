@@ -1,14 +1,14 @@
 //! [`Table`]: the refusals that are remembered, in bounded memory.
 //!
 //! ```text
-//! subject ──▶ hash ──▶ set ──▶ at most 8 entries, each compared in full
-//!             64 bits  a lock
+//! check ──▶ hash ──▶ set ──▶ at most 8 entries, each compared in full
+//!           64 bits  a lock
 //! ```
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{subject::Subject, validity::Validity};
-use crate::decision::Decision;
+use super::{subject::are_same, validity::Validity};
+use crate::{check::Check, decision::Decision};
 
 const SETS: usize = 2_048;
 
@@ -18,9 +18,9 @@ const MAX_ENTRIES: usize = 8;
 /// A refusal that the store has made.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Of the subject.
+    /// Of the check.
     pub(super) hash: u64,
-    pub(super) subject: Subject,
+    pub(super) check: Check,
     pub(super) refusal: Decision,
     pub(super) validity: Validity,
     /// What had been given back when it was asked for, and the slots that would end it.
@@ -41,21 +41,21 @@ impl Table {
         }
     }
 
-    /// Calls `read` with the entry of this hash whose subject is the right one.
+    /// Calls `read` with the entry of this check, which has this hash.
     pub(super) fn read<T>(
         &self,
         hash: u64,
-        is_subject: impl Fn(&Subject) -> bool,
+        check: &Check,
         read: impl FnOnce(&Entry) -> Option<T>,
     ) -> Option<T> {
         let set = self.set(hash);
         let entry = set
             .iter()
-            .find(|it| it.hash == hash && is_subject(&it.subject));
+            .find(|it| it.hash == hash && are_same(&it.check, check));
         entry.and_then(read)
     }
 
-    /// Takes the place of what is known of the same subject; in a full set, of what ends first.
+    /// Takes the place of what is known of the same check; in a full set, of what ends first.
     pub(super) fn insert(&self, entry: Entry) {
         let mut set = self.set(entry.hash);
         let known = set.iter().position(|it| it.is_about(&entry));
@@ -93,7 +93,7 @@ impl Table {
 
 impl Entry {
     fn is_about(&self, other: &Self) -> bool {
-        self.hash == other.hash && self.subject.is_same(&other.subject)
+        self.hash == other.hash && are_same(&self.check, &other.check)
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{charge::Charge, check::Check, decision::Count, key::Key, policy::Policy};
+    use crate::{charge::Charge, decision::Count, key::Key, policy::Policy};
 
     /// As a denial of this identity is remembered.
     fn entry(hasher: &RandomState, policy: &Policy, identity: u64) -> Entry {
@@ -114,7 +114,7 @@ mod tests {
         Entry {
             hash: hasher.hash_one(identity),
             refusal: Decision::new(&check, false, 0, &[Count::default()]).unwrap(),
-            subject: Subject::Check(check),
+            check,
             validity: Validity::new(Duration::from_millis(identity), Duration::ZERO, None),
             given_back: 0,
             slots: [].into(),

@@ -95,16 +95,15 @@ impl Several {
                 Ok(spent) => join(&self.check, true, &spent, Some(&usage)),
                 Err(spent) => self.start_again(spent, Some(usage)).await,
             },
-            Decision::Denied(denial) if denial.usage().is_repeated() => {
-                // It may tell of some of the charges only.
-                let known = denial.usage().check().clone();
-                Ok(Decision::Denied(denial).repeated(&known, 0, true))
-            }
             Decision::Denied(denial) => {
                 let released = self.release();
                 let joined = join(&self.check, false, &released, Some(denial.usage()))?;
                 if !denial.usage().may_be_repeated() {
                     joined.usage().forbid_repeats();
+                }
+                // A denial that was repeated says nothing about the store.
+                if denial.usage().is_repeated() {
+                    return Ok(joined.repeated(&self.check, 0));
                 }
                 Ok(joined)
             }

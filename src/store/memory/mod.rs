@@ -141,16 +141,11 @@ impl MemoryStore {
 
     /// Makes it an empty store for `keys` keys: one key is one identity under one policy.
     ///
-    /// The default is 100 000. Keys are spread over up to 16 parts of at least 1024, and a part can be full a little
-    /// before the others.
-    ///
-    /// # Panics
-    ///
-    /// When `keys` is 0.
+    /// The default is 100 000, and the least is 1. Keys are spread over up to 16 parts of at least 1024, and a part can
+    /// be full a little before the others.
     #[must_use]
     pub fn capacity(self, keys: usize) -> Self {
-        assert!(keys > 0, "a store for no keys could not count anything");
-        Self::build(keys, self.inner.clock.clone())
+        Self::build(keys.max(1), self.inner.clock.clone())
     }
 
     /// Makes it an empty store that goes by `clock` instead of the system's.

@@ -40,12 +40,18 @@ enum Cause {
     Redis(ErrorKind),
     /// A command that the user may not run.
     MissingRight(Box<str>),
+    /// The user or the password.
+    Authentication,
 }
 
 impl Cause {
     fn of(error: &RedisError) -> Self {
         if let Some(command) = forbidden_command(error) {
             return Self::MissingRight(command.into());
+        }
+        let refused = matches!(code(error), Some("NOAUTH" | "WRONGPASS"));
+        if refused || error.kind() == ErrorKind::AuthenticationFailed {
+            return Self::Authentication;
         }
         // redis-rs keeps the cause behind an `Arc`.
         let io = error.source().and_then(|source| {
@@ -65,7 +71,10 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(kind) => kind.fmt(f),
-            Self::Redis(ErrorKind::Server(_)) => f.write_str("error reply of the server"),
+            Self::Redis(ErrorKind::Server(_) | ErrorKind::Extension) => {
+                f.write_str("error reply of the server")
+            }
+            Self::Authentication => f.write_str("the authentication failed"),
             Self::Redis(kind) => write!(f, "{kind:?}"),
             Self::MissingRight(command) => write!(f, "the right `+{command}` is missing"),
         }

@@ -31,6 +31,8 @@ pub mod deployment {
     #![doc = include_str!("../../../docs/guide/servers.md")]
 }
 mod error;
+#[doc(hidden)]
+// For the operators' tool: it follows the layout of what is stored, and may change at any time.
 pub mod inspect;
 mod names;
 mod script;

@@ -9,6 +9,7 @@ use std::fmt;
 use crate::{
     contributors::{Span, label},
     key::Key,
+    text::Text,
 };
 
 /// The longest value that is written as it is; an IPv6 network takes 43 bytes.
@@ -149,13 +150,14 @@ impl Names {
 }
 
 /// Reads what stands in the braces of a name where the value was hashed: `<kind>=#<hash>`.
-pub(super) fn hashed(kind: &'static str, token: &str) -> Option<Key> {
+pub(super) fn hashed(kind: impl Into<Text>, token: &str) -> Option<Key> {
     let hash = token.strip_prefix('#')?;
     let is_hash = hash.len() == 32
         && hash
             .bytes()
             .all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
-    let is_kind = kind.is_empty() || is_plain_kind(kind);
+    let kind = kind.into();
+    let is_kind = kind.as_str().is_empty() || is_plain_kind(kind.as_str());
     (is_hash && is_kind).then(|| Key::of_token(kind, token))
 }
 

@@ -1,6 +1,7 @@
 //! What is repeated, what ends it, and who is told.
 
 use std::{
+    convert::Infallible,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -8,8 +9,10 @@ use std::{
     time::Duration,
 };
 
+use http::{Request, Response};
 use sluicegate::{
-    Charge, Decision, Denial, Key, Limiter, MemoryStore, Policy, Rule, Store, StoreError, Usage,
+    Charge, Decision, Denial, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Rule,
+    Store, StoreError, Usage,
     block::{Ban, Block, BlockedBy, Until},
     error::StoreErrorKind,
     observe::{CompletionEvent, DecisionEvent, Observer},
@@ -17,6 +20,7 @@ use sluicegate::{
     test_util::TestClock,
 };
 use tokio::sync::Notify;
+use tower::{Layer, ServiceExt, service_fn};
 
 const START_MS: u64 = 1_700_006_400_000;
 
@@ -438,67 +442,6 @@ async fn a_block_is_told_at_once_where_a_limit_has_denied() {
 }
 
 #[tokio::test]
-async fn any_check_with_a_charge_that_does_not_fit_is_refused_if_asked_for() {
-    let plain = site();
-    let asked = Site {
-        cache: plain.cache.clone().any_charge(),
-        ..site()
-    };
-    let (ip, key) = (policy("ip", "1/1h"), policy("key", "9/1m"));
-    let request = |name: &str| check([charge(&ip, "203.0.113.7"), charge(&key, name)]);
-    let site = Site {
-        store: plain.store.clone(),
-        clock: plain.clock.clone(),
-        ..asked
-    };
-    site.exhaust(&request("a")).await;
-    let decision = site.check(&request("b")).await;
-    assert!(is_repeated(&decision));
-    assert!(denial(&decision).is_partial());
-    assert_eq!(denial(&decision).charge(), &charge(&ip, "203.0.113.7"));
-    assert_eq!(decision.usage().policies().count(), 1);
-    assert_eq!(site.store.checks(), 2);
-    // The same check again is told all, and another address is another one.
-    let decision = site.check(&request("a")).await;
-    assert!(is_repeated(&decision) && !denial(&decision).is_partial());
-    assert_eq!(decision.usage().policies().count(), 2);
-    let other = check([charge(&ip, "203.0.113.8"), charge(&key, "b")]);
-    assert!(site.check(&other).await.is_allowed());
-    // The least: another charge of it may deny for longer, and this one ends.
-    site.cache.reset(&ip, &user("203.0.113.7")).await.unwrap();
-    assert!(site.check(&request("c")).await.is_allowed());
-    // Where it is not asked for, the store decides.
-    let checks = plain.store.checks();
-    assert!(!is_repeated(&plain.check(&request("d")).await));
-    assert_eq!(plain.store.checks(), checks + 1);
-}
-
-#[tokio::test]
-async fn any_check_of_a_blocked_identity_is_refused_if_asked_for() {
-    let mut site = site();
-    site.cache = site.cache.any_charge();
-    let (ip, key) = (policy("ip", "1/1h"), policy("key", "9/1m"));
-    let request =
-        |name: &str| check([charge(&ip, "attacker"), charge(&key, name)]).enforce_blocks(true);
-    let block = Until::After(Duration::from_secs(60));
-    site.cache
-        .block(&user("attacker"), block, BlockedBy::Ban)
-        .await
-        .unwrap();
-    for (name, repeated) in [("a", false), ("b", true), ("c", true)] {
-        assert_eq!(is_repeated(&site.check(&request(name)).await), repeated);
-    }
-    // A check that enforces no blocks is decided by the limits.
-    let unblocked = check([charge(&ip, "attacker"), charge(&key, "d")]);
-    assert!(site.check(&unblocked).await.is_allowed());
-    site.cache.unblock(&user("attacker")).await.unwrap();
-    assert!(!matches!(
-        site.check(&request("e")).await,
-        Decision::Blocked(_)
-    ));
-}
-
-#[tokio::test]
 async fn of_a_call_only_what_is_not_known_reaches_the_store() {
     let site = site();
     let api = policy("api", "1/1h");
@@ -660,4 +603,26 @@ async fn many_at_once_are_admitted_no_more_and_no_less() {
         limiter.reset(&api, &user("alice")).await.unwrap();
     }
     assert!(site.store.checks() < 20 * 64);
+}
+
+#[tokio::test]
+async fn an_address_with_ever_new_keys_is_refused_without_a_call_by_a_layer_of_its_own() {
+    let site = site();
+    let address = user("203.0.113.7");
+    let by_key = RateLimitLayer::new(site.cache.clone())
+        .limit(policy("key", "9/1m"), Header::new("x-api-key"));
+    let by_address = RateLimitLayer::new(site.cache.clone()).limit(policy("ip", "1/1h"), address);
+    let hello =
+        service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    let service = by_address.layer(by_key.layer(hello));
+    for (key, status, checks) in [("a", 200, 2), ("b", 429, 3), ("c", 429, 3), ("d", 429, 3)] {
+        let request = Request::get("/").header("x-api-key", key);
+        let request = request.body(String::new()).unwrap();
+        let response = service.clone().oneshot(request).await.unwrap();
+        assert_eq!(
+            (response.status().as_u16(), site.store.checks()),
+            (status, checks),
+            "{key}"
+        );
+    }
 }

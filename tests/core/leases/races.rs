@@ -483,35 +483,6 @@ async fn a_block_ends_a_lease_that_is_on_its_way() {
 }
 
 #[tokio::test]
-async fn a_denial_that_tells_of_one_charge_only_passes_through() {
-    let world = World::with(|store, clock| {
-        let cache = DenyCache::new(store).any_charge().clock(clock.clone());
-        Leases::new(cache).clock(clock)
-    });
-    let (all, own) = policies();
-    let everybody = charge(&all, "everybody");
-    world.warm_up(std::slice::from_ref(&everybody)).await;
-    let other = Policy::parse("other", "100/1h,1000/1d").unwrap();
-    assert!(world.check(&[charge(&own, "mallory")]).await.is_allowed());
-    assert!(!world.check(&[charge(&own, "mallory")]).await.is_allowed());
-    let all_three = [
-        charge(&other, "mallory"),
-        everybody,
-        charge(&own, "mallory"),
-    ];
-    let Decision::Denied(denial) = world.check(&all_three).await else {
-        panic!("it does not fit");
-    };
-    assert_eq!(denial.policy().name(), "own");
-    assert!(denial.is_partial());
-    let usage = denial.usage();
-    assert!(usage.is_repeated());
-    for (charge, of_policy) in usage.check().charges().iter().zip(usage.policies()) {
-        assert_eq!(of_policy.rules().len(), charge.policy().rules().len());
-    }
-}
-
-#[tokio::test]
 async fn a_refusal_that_is_repeated_within_says_nothing_about_the_store() {
     let world = World::with(|store, clock| {
         let cache = DenyCache::new(store).clock(clock.clone());

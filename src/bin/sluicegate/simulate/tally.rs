@@ -111,6 +111,8 @@ impl Tally {
                     self.count_rules(denial);
                 }
             }
+            // The memory store that replays answers nothing else.
+            Some(_) => {}
         }
         // Looking at every shard is not for every request.
         if self.requests.is_multiple_of(4_096) {

@@ -83,6 +83,32 @@ fn a_right_that_is_missing_is_named_and_nothing_else_of_the_reply() {
 }
 
 #[test]
+fn a_wrong_password_is_said_to_be_one() {
+    for reply in [
+        "WRONGPASS invalid username-password pair: alice",
+        "NOAUTH Authentication required, alice",
+    ] {
+        let error = store_error(&error_reply(reply));
+        assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
+        assert_eq!(
+            error.source().unwrap().to_string(),
+            "the authentication failed"
+        );
+        assert!(!format!("{error} {error:?}").contains("alice"), "{error:?}");
+    }
+    let error = store_error(&(ErrorKind::AuthenticationFailed, "alice").into());
+    assert_eq!(
+        error.source().unwrap().to_string(),
+        "the authentication failed"
+    );
+    let other = store_error(&error_reply("WHATEVER alice"));
+    assert_eq!(
+        other.source().unwrap().to_string(),
+        "error reply of the server"
+    );
+}
+
+#[test]
 fn failures_of_the_connection_are_told_apart() {
     use StoreErrorKind::{Timeout, Unavailable};
     for (io, kind) in [

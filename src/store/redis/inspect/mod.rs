@@ -39,6 +39,7 @@ use crate::{
     denials::Span,
     error::{StoreError, StoreErrorKind},
     key::Key,
+    text::Text,
 };
 
 pub use blocks::StoredBlock;
@@ -52,7 +53,7 @@ pub use value::{Section, Step, StoredValue, UnreadableValue};
 ///
 /// It stands for the identity over Redis, with the prefix and secret by which it was hashed, and over no other store.
 #[must_use]
-pub fn hashed_key(kind: &'static str, token: &str) -> Option<Key> {
+pub fn hashed_key(kind: impl Into<Text>, token: &str) -> Option<Key> {
     names::hashed(kind, token)
 }
 

@@ -1,0 +1,187 @@
+//! The response to a request that is rejected: what is made for it, and the headers that are added last, so that they
+//! cannot be lost.
+
+use std::{borrow::Cow, time::Duration};
+
+use http::{HeaderValue, Response, StatusCode, header, request::Parts};
+
+use super::{
+    Decisions, HeaderStyle, MakeRejection, ProblemJson, Rejection,
+    response::{Headers, retry_after},
+};
+use crate::{decision::Decision, jitter, limiter::DEFAULT_INTERVAL};
+
+/// How rejections are answered: by a layer as it is set, by a handler as it asks.
+pub(super) struct Respond<'a, R> {
+    pub(super) make: &'a R,
+    pub(super) headers: &'a Headers,
+    pub(super) jitter: Duration,
+    /// When a service that could not decide may be asked again.
+    pub(super) retry_interval: Duration,
+}
+
+impl<R> Respond<'_, R> {
+    pub(super) fn to<B>(&self, mut rejection: Rejection, head: &Parts) -> Response<B>
+    where
+        R: MakeRejection<B>,
+    {
+        let decision = rejection.decision();
+        let shown = decision.as_ref().map(|it| shown(it, self.jitter));
+        if let Some(Cow::Owned(later)) = &shown {
+            rejection = Rejection::of(later).unwrap_or(rejection);
+        }
+        let mut response = self.make.make_rejection(&rejection, head);
+        response
+            .headers_mut()
+            .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        add_challenge(&mut response, &rejection);
+        if let Some(shown) = shown {
+            self.headers.add(&mut response, &shown, None);
+        }
+        if rejection.status() == StatusCode::SERVICE_UNAVAILABLE {
+            let headers = response.headers_mut();
+            let entry = headers.entry(header::RETRY_AFTER);
+            let wait = || {
+                self.retry_interval
+                    .saturating_add(jitter::up_to(self.jitter))
+            };
+            entry.or_insert_with(|| retry_after(wait()));
+        }
+        let outer = head.extensions.get::<Decisions>().cloned();
+        let decisions = match decision {
+            Some(denied) => Some(Decisions::within(outer, denied, false)),
+            None => outer,
+        };
+        if let Some(decisions) = decisions {
+            response.extensions_mut().insert(decisions);
+        }
+        response.extensions_mut().insert(rejection);
+        response
+    }
+}
+
+/// RFC 9110 requires one with each 401. The user's response may have a better one.
+fn add_challenge<B>(response: &mut Response<B>, rejection: &Rejection) {
+    if response.status() == StatusCode::UNAUTHORIZED
+        && let Rejection::MissingKey(error) = rejection
+        && let Some(challenge) = error.challenge()
+        && let Ok(challenge) = HeaderValue::try_from(challenge.as_bytes())
+    {
+        let headers = response.headers_mut();
+        headers.entry(header::WWW_AUTHENTICATE).or_insert(challenge);
+    }
+}
+
+/// The decision as the client sees it.
+pub(super) fn shown(decision: &Decision, jitter: Duration) -> Cow<'_, Decision> {
+    if jitter.is_zero() {
+        return Cow::Borrowed(decision);
+    }
+    Cow::Owned(decision.later(jitter::up_to(jitter)))
+}
+
+impl Rejection {
+    /// Why a request with this decision is to be rejected; `None` where it was allowed.
+    ///
+    /// For handlers that check by themselves: see [`response`](Self::response).
+    #[must_use]
+    pub fn of(decision: &Decision) -> Option<Self> {
+        match decision {
+            Decision::Allowed(_) => None,
+            Decision::Denied(denial) => Some(Self::Denied(denial.clone())),
+            Decision::Blocked(blocked) => Some(Self::Blocked(blocked.clone())),
+        }
+    }
+
+    fn decision(&self) -> Option<Decision> {
+        match self {
+            Self::Denied(denial) => Some(Decision::Denied(denial.clone())),
+            Self::Blocked(blocked) => Some(Decision::Blocked(blocked.clone())),
+            _ => None,
+        }
+    }
+
+    /// Makes the response that a [layer](crate::RateLimitLayer) with this style would send, with its status, headers
+    /// and body: for a handler that checks by itself, since the cost of a request is in its body. `head` is that of the
+    /// request.
+    ///
+    /// ```
+    /// # #[cfg(feature = "axum")] {
+    /// use axum::{
+    ///     Json, Router, extract::State, http::request::Parts, response::Response, routing::post,
+    /// };
+    /// use serde::Deserialize;
+    /// use sluicegate::{
+    ///     Charge, Key, Limiter, MemoryStore, Policy,
+    ///     middleware::{HeaderStyle, Rejection},
+    /// };
+    ///
+    /// #[derive(Deserialize)]
+    /// struct Prompt { max_tokens: u64 }
+    ///
+    /// async fn chat(
+    ///     State((limiter, tokens)): State<(Limiter, Policy)>,
+    ///     head: Parts,
+    ///     Json(prompt): Json<Prompt>,
+    /// ) -> Result<&'static str, Response> {
+    ///     let charge = Charge::new(&tokens, Key::new("user", "alice"), prompt.max_tokens);
+    ///     match limiter.check([charge]).await {
+    ///         Ok(decision) => match Rejection::of(&decision) {
+    ///             Some(rejection) => Err(rejection.response(&head, HeaderStyle::default())),
+    ///             None => Ok("hello"),
+    ///         },
+    ///         // The store could not decide: this one passes. `Rejection::Undecided(error)` answers with a 503.
+    ///         Err(_) => Ok("hello"),
+    ///     }
+    /// }
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let state = (Limiter::new(MemoryStore::new()), Policy::parse("tokens", "1000/1m")?);
+    /// let app = Router::new().route("/chat", post(chat)).with_state(state);
+    /// let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    /// let address = listener.local_addr()?;
+    /// tokio::spawn(axum::serve(listener, app).into_future());
+    ///
+    /// # use http_body_util::Full;
+    /// # use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+    /// # let client = Client::builder(TokioExecutor::new()).build_http();
+    /// # let post = |body: &'static str| {
+    /// #     let request = http::Request::post(format!("http://{address}/chat"));
+    /// #     let request = request.header("content-type", "application/json");
+    /// #     client.request(request.body(Full::<axum::body::Bytes>::from(body)).unwrap())
+    /// # };
+    /// assert_eq!(post(r#"{"max_tokens":900}"#).await?.status(), 200);
+    /// let denied = post(r#"{"max_tokens":200}"#).await?;
+    /// assert_eq!(denied.status(), 429);
+    /// assert_eq!(denied.headers()["ratelimit-policy"], r#""tokens";q=1000;w=60"#);
+    /// assert_eq!(denied.headers()["content-type"], "application/problem+json");
+    /// assert!(denied.headers().contains_key("retry-after"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # }
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// A layer around the handler leaves such a response as it is.
+    #[must_use]
+    pub fn response<B: From<String>>(self, head: &Parts, style: HeaderStyle) -> Response<B> {
+        self.response_by(&ProblemJson::default(), head, style)
+    }
+
+    /// As [`response`](Self::response), with a response of your own instead of [`ProblemJson`]'s.
+    #[must_use]
+    pub fn response_by<B>(
+        self,
+        make: &impl MakeRejection<B>,
+        head: &Parts,
+        style: HeaderStyle,
+    ) -> Response<B> {
+        let respond = Respond {
+            make,
+            headers: &style.unprepared(),
+            jitter: Duration::ZERO,
+            retry_interval: DEFAULT_INTERVAL,
+        };
+        respond.to(self, head)
+    }
+}
