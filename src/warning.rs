@@ -34,7 +34,7 @@ pub(crate) enum ProxyMistake {
     NoHeader,
     /// The header has fewer entries than proxies were counted.
     TooFew,
-    /// What counts as the client is a proxy, too.
+    /// The address that counts as the client is a proxy's.
     ProxyIsClient,
 }
 

@@ -1,4 +1,4 @@
-//! [`Watch`]: what the first requests show about how a service is wired.
+//! [`Watch`]: notes about the first requests, which show how a service is wired.
 
 use std::sync::{
     Mutex, TryLockError,

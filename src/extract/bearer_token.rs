@@ -14,7 +14,7 @@ use crate::{error::ExtractError, key::Key};
 /// - Two headers, or characters that no token has: malformed.
 ///
 /// **The token is not verified**, as with `Header`: a client that makes up a new token for each request is never
-/// limited, unless an outer layer rejects unknown ones. Where the token names a user, limit by the user, with an
+/// limited, unless an outer layer rejects unknown ones. If the token names a user, limit by the user, with an
 /// [`Extension`](super::Extension): a user can have many tokens.
 ///
 /// ```
@@ -63,7 +63,7 @@ impl KeyExtractor for BearerToken {
     }
 }
 
-/// What follows the scheme; `None` for another scheme. A tab separates, too, as for most services.
+/// The text after the scheme; `None` for another scheme. A tab separates, too, as for most services.
 fn credentials(value: &[u8]) -> Option<&[u8]> {
     let end = value.iter().position(u8::is_ascii_whitespace);
     let (scheme, token) = value.split_at(end.unwrap_or(value.len()));

@@ -1,5 +1,5 @@
-//! What the first requests show about the proxies in front of a service. One request alone shows none of these
-//! mistakes: a client may write any header.
+//! Evidence of mistakes about proxies in the first requests of a service. One request alone shows none of them: a client
+//! may write any header.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -18,7 +18,7 @@ const MOST_OF_THEM: u32 = 90;
 /// So often the entries beyond the address differ where it is a proxy's: those behind it are its clients.
 const MANY_CHANGES: u32 = 10;
 
-/// What one request shows.
+/// The evidence of one request.
 pub(super) enum Seen {
     /// This peer, which is not trusted, sent a forwarded request.
     Untrusted(IpAddr),

@@ -62,7 +62,7 @@ struct Source {
     watch: Watch<Evidence>,
 }
 
-/// Where the client's address was found.
+/// The place of the client's address.
 enum Found {
     /// The peer is the client: it is no trusted proxy.
     Peer(IpAddr),
@@ -177,7 +177,7 @@ impl Source {
         Ok(Found::Header(ip))
     }
 
-    /// What the request shows about the proxies; `None` for one that did not come through any.
+    /// The evidence of this request; `None` if it came through no proxy.
     fn seen(&self, head: &Parts, found: &Result<Found, ExtractError>) -> Option<Seen> {
         match found {
             Ok(Found::Peer(peer)) => self.is_forwarded(head).then_some(Seen::Untrusted(*peer)),

@@ -77,6 +77,9 @@ struct Entry {
     is_settled: AtomicBool,
 }
 
+/// How many entries a warning names.
+const MAX_NAMED: usize = 16;
+
 /// After so many requests, a prefix that is missing is probable.
 const PROBABLE: u32 = 1_000;
 
@@ -207,12 +210,10 @@ impl Routes {
     /// Whether all policies are known before the first request.
     pub(super) fn is_known(&self) -> bool {
         let entries = self.by_path.values().flatten().map(|entry| &entry.route);
-        let selectors = entries
+        let mut limits = entries
             .chain([&self.default])
-            .filter_map(|it| it.limit.as_ref());
-        selectors
-            .into_iter()
-            .all(|(selector, _)| selector.is_known())
+            .filter_map(|route| route.limit.as_ref());
+        limits.all(|(selector, _)| selector.is_known())
     }
 
     /// Warns of entries that no request meets, while the first requests are watched.
@@ -258,6 +259,10 @@ impl Routes {
             }
         }
         suspects.sort_unstable();
+        if suspects.len() > MAX_NAMED {
+            let more = suspects.split_off(MAX_NAMED).len();
+            suspects.push(format!("and {more} more"));
+        }
         suspects
     }
 
