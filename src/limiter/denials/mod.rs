@@ -77,7 +77,8 @@ impl Tracker {
     fn admitted(&self, usage: &Usage) {
         let (table, at_ms) = (&self.shared.table, usage.decided_at_ms());
         for charge in usage.check().charges() {
-            if table.admit(charge.policy(), charge.key(), at_ms) {
+            // The task runs where something was counted before.
+            if table.admit(charge.policy(), charge.key(), at_ms) == Some(true) {
                 self.shared.flusher.ensure_running(&self.shared);
             }
         }

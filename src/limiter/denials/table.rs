@@ -131,27 +131,23 @@ impl Table {
         set.slots[way].counts.fetch_add(DENIED, Relaxed);
     }
 
-    /// Counts an admission, if this policy has denied the identity within the hour. Answers whether it has.
-    pub(super) fn admit(&self, policy: &Policy, key: &Key, at_ms: u64) -> bool {
+    /// Counts an admission, if this policy has denied the identity within the hour: else answers `None`. Otherwise,
+    /// whether nothing was counted of it since it was taken.
+    pub(super) fn admit(&self, policy: &Policy, key: &Key, at_ms: u64) -> Option<bool> {
         let span = span_at(at_ms);
-        let Some(sets) = self.sets.get() else {
-            return false;
-        };
+        let sets = self.sets.get()?;
         if span > self.newest.load(Relaxed) + REMEMBERED {
             self.forget_all(sets);
-            return false;
+            return None;
         }
         let hash = self.hasher.hash(Some(policy), key);
         let set = set_of(sets, hash);
-        let Some(way) = set.find(hash) else {
-            return false;
-        };
+        let way = set.find(hash)?;
         let slot = &set.slots[way];
         if slot.span.load(Relaxed) != span && !set.remember(way, hash, span) {
-            return false;
+            return None;
         }
-        slot.counts.fetch_add(ADMITTED, Relaxed);
-        true
+        Some(slot.counts.fetch_add(ADMITTED, Relaxed) == 0)
     }
 
     /// Takes what was counted since the last time.

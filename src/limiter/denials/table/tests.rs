@@ -35,13 +35,13 @@ fn of<const N: usize>(rows: [(u64, u64, u64, u64); N]) -> BTreeMap<(u64, String)
 fn admissions_count_from_the_first_denial_on() {
     let (table, policy) = (Table::default(), policy());
     assert!(!table.is_active());
-    assert!(!table.admit(&policy, &user(1), START_MS));
+    assert!(table.admit(&policy, &user(1), START_MS).is_none());
     table.deny(Some(&policy), &user(1), START_MS);
     assert!(table.is_active());
-    assert!(table.admit(&policy, &user(1), START_MS + 1));
-    assert!(!table.admit(&policy, &user(2), START_MS + 1));
+    assert!(table.admit(&policy, &user(1), START_MS + 1).is_some());
+    assert!(table.admit(&policy, &user(2), START_MS + 1).is_none());
     let other = Policy::parse("other", "1/1m").unwrap();
-    assert!(!table.admit(&other, &user(1), START_MS + 1));
+    assert!(table.admit(&other, &user(1), START_MS + 1).is_none());
     table.deny(Some(&policy), &user(1), START_MS + 2);
     assert!(table.has_counts());
     assert_eq!(taken(&table), of([(0, 1, 2, 1)]));
@@ -64,25 +64,47 @@ fn an_hour_after_its_latest_denial_an_identity_is_forgotten() {
     let (table, policy) = (Table::default(), policy());
     table.deny(Some(&policy), &user(1), START_MS);
     table.deny(Some(&policy), &user(2), START_MS + 1_800_000);
-    assert!(table.admit(&policy, &user(1), START_MS + 3_600_000));
-    assert!(!table.admit(&policy, &user(1), START_MS + 3_610_000));
     assert!(
-        !table.admit(&policy, &user(1), START_MS + 3_600_000),
+        table
+            .admit(&policy, &user(1), START_MS + 3_600_000)
+            .is_some()
+    );
+    assert!(
+        table
+            .admit(&policy, &user(1), START_MS + 3_610_000)
+            .is_none()
+    );
+    assert!(
+        table
+            .admit(&policy, &user(1), START_MS + 3_600_000)
+            .is_none(),
         "it has left"
     );
-    assert!(table.admit(&policy, &user(2), START_MS + 5_400_000));
+    assert!(
+        table
+            .admit(&policy, &user(2), START_MS + 5_400_000)
+            .is_some()
+    );
     assert_eq!(
         taken(&table)[&(3_600, "1".to_owned())],
         (0, 1),
         "what was counted is told"
     );
     assert!(table.is_active());
-    assert!(!table.admit(&policy, &user(3), START_MS + 5_410_000));
+    assert!(
+        table
+            .admit(&policy, &user(3), START_MS + 5_410_000)
+            .is_none()
+    );
     assert!(!table.is_active(), "no denial is younger than an hour");
-    assert!(!table.admit(&policy, &user(2), START_MS + 5_410_000));
+    assert!(
+        table
+            .admit(&policy, &user(2), START_MS + 5_410_000)
+            .is_none()
+    );
     // The store's clock is set back, and it begins again.
     table.deny(Some(&policy), &user(2), START_MS);
-    assert!(table.admit(&policy, &user(2), START_MS));
+    assert!(table.admit(&policy, &user(2), START_MS).is_some());
 }
 
 #[test]
@@ -92,7 +114,7 @@ fn a_thousand_identities_are_counted_exactly() {
         for number in 0..1_000 {
             table.deny(Some(&policy), &user(number), START_MS);
             if number % 2 == 0 {
-                assert!(table.admit(&policy, &user(number), START_MS));
+                assert!(table.admit(&policy, &user(number), START_MS).is_some());
             }
             if round == 1 && number % 5 == 0 {
                 table.deny(None, &user(number), START_MS);
@@ -125,7 +147,10 @@ fn a_flood_of_identities_takes_no_more_room_and_forgets_those_that_were_denied_l
         }
         if number % 1_000 == 999 && number > 9_000 {
             for number in often {
-                assert!(table.admit(&policy, &user(number), START_MS), "{number}");
+                assert!(
+                    table.admit(&policy, &user(number), START_MS).is_some(),
+                    "{number}"
+                );
             }
         }
     }
@@ -161,7 +186,7 @@ fn threads_that_count_at_the_same_time_lose_nothing() {
             scope.spawn(|| {
                 for _ in 0..10_000 {
                     table.deny(Some(&policy), &user(0), START_MS);
-                    assert!(table.admit(&policy, &user(0), START_MS));
+                    assert!(table.admit(&policy, &user(0), START_MS).is_some());
                 }
             });
         }
