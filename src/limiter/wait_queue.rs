@@ -253,7 +253,7 @@ impl Limiter {
         Some(rest.clamp(MIN_SLEEP, FOR_EVER))
     }
 
-    /// How long a turn is kept by a caller that should have an answer or be awake: one whose runtime is parked.
+    /// How late a caller with a turn may be with its question or its waking before its runtime counts as parked.
     fn turn_patience(&self) -> Duration {
         self.inner.timeout.saturating_mul(2).min(FOR_EVER)
     }

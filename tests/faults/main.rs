@@ -8,7 +8,7 @@
 //! together with leases, latency, callers who leave and a second runtime. Two long forms do the rest, each by its name:
 //!
 //! ```console
-//! cargo test --all-features --test faults -- --ignored --nocapture each_fault    # in all circumstances, half an hour
+//! cargo test --all-features --test faults -- --ignored --nocapture each_fault    # in all circumstances, a quarter of an hour
 //! cargo test --all-features --test faults -- --ignored --nocapture every_pair    # two faults at once, a quarter
 //! ```
 //!

@@ -54,7 +54,7 @@ impl Turns {
         }
     }
 
-    /// Waits for a turn, which is overdue when it is kept for longer than `patience` without [work](Turn::works_until).
+    /// Waits for a turn. It is overdue when its caller is `patience` late with its [work](Turn::works_until).
     pub(super) async fn take(&self, patience: Duration) -> Turn<'_> {
         loop {
             let semaphore = Arc::clone(&self.state().semaphore);
@@ -112,7 +112,8 @@ impl State {
 }
 
 impl Turn<'_> {
-    /// Notes that the caller will be heard of again by then.
+    /// Notes that the caller asks the store then, or wakes. If it does nothing for its patience after that, the turn is
+    /// overdue.
     pub(super) fn works_until(&self, then: Instant) {
         let mut state = self.turns.state();
         state.overdue_at = state.overdue_at.max(then + self.patience);
