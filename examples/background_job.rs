@@ -46,7 +46,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 Some(wait) => tokio::time::sleep(wait).await,
                 None => return Err("a mail costs more than the limit".into()),
             },
-            Decision::Blocked(_) => return Err("the job is blocked".into()),
+            _ => return Err("the job is blocked".into()),
         }
     }
 

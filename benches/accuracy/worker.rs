@@ -153,7 +153,7 @@ pub(crate) async fn ask(limiter: &Limiter, policy: &Policy, who: Key) -> (u64, A
         Decision::Allowed(_) => Answer::Admitted,
         Decision::Denied(denial) if denial.usage().is_local() => Answer::DeniedHere,
         Decision::Denied(denial) => Answer::Denied(denial.retry_after().unwrap()),
-        Decision::Blocked(_) => panic!("nobody is blocked"),
+        other => panic!("no such answer is expected: {other:?}"),
     };
     (at, answer)
 }

@@ -28,7 +28,6 @@ async fn what_is_said_is_what_the_service_is_answered() {
                     "{round}: {said:?}"
                 );
             }
-            Decision::Blocked(_) => panic!("nobody is blocked"),
             Decision::Denied(denial) => {
                 assert_eq!(
                     (said.code, &document["passes"]),
@@ -43,6 +42,7 @@ async fn what_is_said_is_what_the_service_is_answered() {
                 let until = after.map(|after| denial.usage().decided_at_ms() + after);
                 assert_eq!(document["passes_ms"].as_u64(), until, "{round}");
             }
+            other => panic!("no such answer is expected: {other:?}"),
         }
     }
 }

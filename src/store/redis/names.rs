@@ -213,9 +213,9 @@ mod tests {
             let name = name(&key);
             let (kind, token) = name[4..].split_once('=').unwrap();
             let token = token.strip_suffix("}:api").unwrap();
-            let kind = Box::leak(Box::from(kind));
-            assert_eq!(self::name(&hashed(kind, token).unwrap()), name);
-            assert_eq!(hashed(kind, &token[..32]), None);
+            let hashed = |token| hashed(kind.to_owned(), token);
+            assert_eq!(self::name(&hashed(token).unwrap()), name);
+            assert_eq!(hashed(&token[..32]), None);
         }
         assert_eq!(hashed("user", "#5877C54E0123456789ABCDEF01234567"), None);
         assert_eq!(hashed("a:b", "#5877c54e0123456789abcdef01234567"), None);
