@@ -138,6 +138,15 @@ impl Transport {
 }
 
 impl SingleServer {
+    /// `HOST:PORT` of a node of a cluster.
+    pub(super) fn node_address(&self) -> Option<String> {
+        match self {
+            #[cfg(feature = "cluster")]
+            Self::Node(node) => Some(node.address().to_string()),
+            Self::Server(_) | Self::Custom(_) => None,
+        }
+    }
+
     /// Sends one command, once. Not bounded in time, like [`Transport::send`].
     pub(super) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
         match self {
