@@ -91,7 +91,11 @@ pub(crate) fn load(path: &Path) -> Result<Policies> {
 pub(crate) fn named<'a>(policies: &'a Policies, file: &Path, name: &str) -> Result<&'a Policy> {
     policies.get(name).ok_or_else(|| {
         let (file, name) = (file.display(), printable(name.as_bytes()));
-        Error::usage(format_args!("{file} has no policy `{name}`"))
+        let names: Vec<&str> = policies.iter().map(Policy::name).collect();
+        let names = names.join(", ");
+        Error::usage(format_args!(
+            "{file} has no policy `{name}`: there are {names}"
+        ))
     })
 }
 

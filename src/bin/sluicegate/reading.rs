@@ -13,6 +13,7 @@ use sluicegate::{
 };
 
 use super::{
+    census,
     error::Result,
     policies_file,
     scan::{DEFAULT_LOAD, Scan},
@@ -114,6 +115,11 @@ impl ReadArgs {
 }
 
 impl Reader {
+    /// Why nothing is found for the identity under these policies.
+    pub(crate) async fn why_nothing(&self, settings: &Settings) -> String {
+        census::reason(&self.inspector, settings, Some(&self.key)).await
+    }
+
     pub(crate) async fn read(&self) -> Result<Reading> {
         let now_ms = if self.local_clock {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

@@ -8,7 +8,7 @@ use std::{
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use sluicegate::store::redis::inspect::{Inspector, Selection, Server, StoredName};
 
-use super::error::Result;
+use super::error::{Error, Result};
 
 /// How many keys are looked at at a time: a server does nothing else meanwhile, for less than half a millisecond.
 const BATCH: u32 = 250;
@@ -59,6 +59,14 @@ impl fmt::Display for Share {
     }
 }
 
+/// The error with the node that it is of, where there are several.
+pub(crate) fn of_node(error: Error, server: &Server) -> Error {
+    match server.node_address() {
+        Some(address) => error.of(format_args!("its node {address}")),
+        None => error,
+    }
+}
+
 /// All keys of all servers.
 pub(crate) struct Scan {
     servers: Vec<Server>,
@@ -74,7 +82,8 @@ impl Scan {
         let servers = inspector.servers().await?;
         let mut total = 0;
         for server in &servers {
-            total += server.key_count().await?;
+            let count = server.key_count().await;
+            total += count.map_err(|error| of_node(error.into(), server))?;
         }
         let style = "{bar:30} {percent:>3}% of {human_len} keys, {elapsed} so far, {eta} to go";
         let style =
@@ -99,11 +108,15 @@ impl Scan {
             let mut cursor = 0;
             loop {
                 let begun = Instant::now();
-                let (next, names) = server.scan(cursor, selection, BATCH).await?;
-                self.progress(next, names.len());
-                if !names.is_empty() {
-                    found(server, names).await?;
-                }
+                let batch = async {
+                    let (next, names) = server.scan(cursor, selection, BATCH).await?;
+                    self.progress(next, names.len());
+                    if !names.is_empty() {
+                        found(server, names).await?;
+                    }
+                    Ok(next)
+                };
+                let next = batch.await.map_err(|error| of_node(error, server))?;
                 cursor = next;
                 if cursor == 0 {
                     break;

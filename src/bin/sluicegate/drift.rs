@@ -1,0 +1,65 @@
+//! What is stored for rules that the file of policies does not have: by a file that is not the service's, somebody who
+//! is denied seems to pass.
+
+use serde::Serialize;
+use sluicegate::{
+    Policy,
+    store::redis::inspect::{Section, StoredValue},
+};
+
+use super::text::{grouped, millis, without_limit};
+
+/// A rule that is stored and not in the file. Fields are only ever added.
+#[derive(Serialize)]
+pub(crate) struct OtherRule {
+    /// Without its limit, which is not stored: `?/10s`.
+    pub(crate) rule: String,
+    pub(crate) used: u64,
+    /// Whether it is one of those who charged last, and not what is left of former rules.
+    pub(crate) is_charged: bool,
+}
+
+impl OtherRule {
+    /// Those of which units count at this time.
+    pub(crate) fn of(value: &StoredValue, policy: &Policy, now_ms: u64) -> Vec<Self> {
+        let sections = value.sections().iter();
+        let others = sections.filter(|section| {
+            let is_known = policy.rules().iter().any(|rule| section.is_of(rule));
+            !is_known && section.used(now_ms) > 0
+        });
+        let others = others.map(|section| Self {
+            rule: without_limit(&section.rule(0)),
+            used: section.used(now_ms),
+            is_charged: is_charged(section, value),
+        });
+        others.collect()
+    }
+
+    /// `?/10s under ip, with 96 used`
+    pub(crate) fn text(&self, policy: &str) -> String {
+        format!(
+            "{} under {policy}, with {} used",
+            self.rule,
+            grouped(self.used)
+        )
+    }
+}
+
+/// Whether the section was charged together with the first one, which is of the process that wrote last: each charge
+/// adds to all rules of a policy.
+fn is_charged(section: &Section, value: &StoredValue) -> bool {
+    let first = value.sections().first().map(newest_step);
+    first.is_some_and(|first| {
+        let step = newest_step(section);
+        step.start < first.end && first.start < step.end
+    })
+}
+
+/// When the newest units were charged.
+fn newest_step(section: &Section) -> std::ops::Range<u64> {
+    let (rule, end_ms) = (section.rule(0), section.newest_end_ms());
+    match rule.refill() {
+        Some(_) => end_ms..end_ms + 1,
+        None => end_ms.saturating_sub(millis(rule.step()))..end_ms,
+    }
+}
