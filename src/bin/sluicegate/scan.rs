@@ -1,6 +1,7 @@
 //! [`Scan`]: looks at all keys of the servers, slowly enough that they stay free for others.
 
 use std::{
+    cell::Cell,
     fmt,
     time::{Duration, Instant},
 };
@@ -8,13 +9,16 @@ use std::{
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use sluicegate::store::redis::inspect::{Inspector, Selection, Server, StoredName};
 
-use super::error::{Error, Result};
+use super::{
+    error::{Error, Result},
+    text::grouped,
+};
 
 /// How many keys are looked at at a time: a server does nothing else meanwhile, for less than half a millisecond.
 const BATCH: u32 = 250;
 
 /// What is over so soon needs no bar.
-const NO_PROGRESS: Duration = Duration::from_millis(500);
+const NO_PROGRESS: Duration = Duration::from_secs(1);
 
 /// How busy a server is kept, unless it is said.
 pub(crate) const DEFAULT_LOAD: Share = Share::percent(5);
@@ -72,6 +76,8 @@ pub(crate) struct Scan {
     servers: Vec<Server>,
     load: Share,
     progress: ProgressBar,
+    /// Whether somebody who waits knows for what.
+    is_told: Cell<bool>,
     /// How many keys the servers keep.
     pub(crate) total: u64,
 }
@@ -94,6 +100,7 @@ impl Scan {
             servers,
             load,
             progress,
+            is_told: Cell::new(false),
             total,
         })
     }
@@ -137,8 +144,14 @@ impl Scan {
         reason = "for a bar"
     )]
     fn progress(&self, cursor: u64, found: usize) {
-        if self.progress.is_hidden() && self.progress.elapsed() > NO_PROGRESS {
+        if !self.is_told.get() && self.progress.elapsed() > NO_PROGRESS {
+            self.is_told.set(true);
             self.progress.set_draw_target(ProgressDrawTarget::stderr());
+            if self.progress.is_hidden() {
+                // There is no terminal to draw a bar at.
+                let (total, load) = (grouped(self.total), self.load);
+                anstream::eprintln!("looking at {total} keys, with a load of {load}: see --load");
+            }
         }
         if self.servers.len() > 1 {
             self.progress.inc(found as u64);
