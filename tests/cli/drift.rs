@@ -87,7 +87,7 @@ async fn a_denial_is_known_whatever_else_is_counted() {
 }
 
 #[tokio::test]
-async fn a_policy_that_the_file_does_not_have_is_named_by_top() {
+async fn a_policy_that_the_file_does_not_have_is_named() {
     let site = Site::start().await;
     site.charge("login", "alice", 1).await;
     site.charge("api", "alice", 1).await;
@@ -101,4 +101,15 @@ async fn a_policy_that_the_file_does_not_have_is_named_by_top() {
         site.json("top --policies policies.toml", 0)["other_policies"][0]["policy"],
         "login"
     );
+    for verb in ["inspect", "explain"] {
+        let verb = format!("{verb} user=alice --policies policies.toml");
+        let named = "counts are stored under policies that the file does not have: login\n";
+        assert!(site.text(&verb).contains(named), "{verb}");
+        assert_eq!(
+            site.json(&verb, 0)["other_policies"],
+            serde_json::json!(["login"])
+        );
+        assert!(!site.text(&format!("{verb} --policy api")).contains(named));
+        assert!(!site.text(&verb.replace("alice", "bob")).contains(named));
+    }
 }

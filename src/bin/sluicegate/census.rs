@@ -234,6 +234,25 @@ pub(crate) fn ask_reason(settings: &Settings, key: Option<&Key>) -> String {
     asked.unwrap_or_else(|error| unknown(error.message()))
 }
 
+/// The policies under which something is stored for an identity, and that a file does not have: as far as they are seen,
+/// and none where the user may not look.
+pub(crate) fn ask_other_policies<'a>(
+    settings: &Settings,
+    key: &Key,
+    known: impl Iterator<Item = &'a str>,
+) -> Vec<String> {
+    let stored = server::block_on(settings, async {
+        let (_, inspector) = server::connect(settings).await?;
+        let mut census = Census::take(&inspector, settings).await?;
+        for policy in known {
+            census.policies.remove(policy);
+        }
+        let stored = census.stored_under(&inspector, key).await?.into_iter();
+        Ok(stored.map(str::to_owned).collect())
+    });
+    stored.unwrap_or_default()
+}
+
 /// What is said where the user may not SCAN, for instance.
 pub(crate) fn unknown(why: &str) -> String {
     format!("Whether the service names it so could not be checked: {why}")

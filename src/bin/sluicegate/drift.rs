@@ -1,13 +1,19 @@
 //! What is stored for rules that the file of policies does not have: by a file that is not the service's, somebody who
 //! is denied seems to pass.
 
+use std::io::Write;
+
 use serde::Serialize;
 use sluicegate::{
     Policy,
     store::redis::inspect::{Section, StoredValue},
 };
 
-use super::text::{grouped, millis, without_limit};
+use super::{
+    error::Result,
+    output::{Output, WARN},
+    text::{grouped, millis, without_limit},
+};
 
 /// A rule that is stored and not in the file. Fields are only ever added.
 #[derive(Serialize)]
@@ -43,6 +49,18 @@ impl OtherRule {
             grouped(self.used)
         )
     }
+}
+
+/// Says under which other policies something is stored for an identity.
+pub(crate) fn write_other_policies(policies: &[String], output: &mut Output) -> Result<()> {
+    if !policies.is_empty() {
+        let policies = policies.join(", ");
+        writeln!(
+            output,
+            "{WARN}counts are stored under policies that the file does not have: {policies}{WARN:#}"
+        )?;
+    }
+    Ok(())
 }
 
 /// Whether the section was charged together with the first one, which is of the process that wrote last: each charge

@@ -18,7 +18,7 @@ use super::{
     Answer,
     block::BlockReport,
     census,
-    drift::OtherRule,
+    drift::{self, OtherRule},
     error::{Error, Result},
     identity::IdentityArgs,
     inspect::StepReport,
@@ -83,6 +83,8 @@ struct Report {
     /// What denies it for longest; null when it passes.
     denied_by: Option<DeniedBy>,
     policies: Vec<PolicyReport>,
+    /// Where none is named: those under which something is stored, and that the file does not have.
+    other_policies: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -126,6 +128,10 @@ pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) 
     let reading = args.read.read(settings, key.clone())?;
     let mut report = report(&reading, &key, args.cost)?;
     report.title = args.identity.title(&reading.identity);
+    if args.read.only.is_empty() {
+        let known = report.policies.iter().map(|it| it.policy.as_str());
+        report.other_policies = census::ask_other_policies(settings, &key, known);
+    }
     if report.is_empty() && !output.is_json() {
         report.why = census::ask_reason(settings, Some(&key));
     }
@@ -146,6 +152,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         passes_ms: None,
         denied_by: None,
         policies: Vec::new(),
+        other_policies: Vec::new(),
     };
     let mut longest = 0;
     if let Some(block) = BlockReport::of(reading.block, reading.now_ms)? {
@@ -292,7 +299,9 @@ impl RuleReport {
 impl Report {
     /// Whether there is nothing to show.
     fn is_empty(&self) -> bool {
-        self.blocked.is_none() && self.policies.iter().all(PolicyReport::is_empty)
+        self.blocked.is_none()
+            && self.other_policies.is_empty()
+            && self.policies.iter().all(PolicyReport::is_empty)
     }
 }
 
@@ -329,6 +338,7 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
     }
     output.hint(&report.why)?;
     write_drift(report, output)?;
+    drift::write_other_policies(&report.other_policies, output)?;
     write_verdict(report, output)
 }
 

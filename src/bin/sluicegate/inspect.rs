@@ -13,7 +13,7 @@ use sluicegate::{
 use super::{
     Answer,
     block::BlockReport,
-    census,
+    census, drift,
     error::Result,
     identity::IdentityArgs,
     output::{BAD, BOLD, DIM, Output, align_right},
@@ -71,6 +71,8 @@ pub(crate) struct Report {
     /// The block that holds now; null when none does.
     pub(crate) blocked: Option<BlockReport>,
     pub(crate) policies: Vec<PolicyReport>,
+    /// Under which something is stored, where a file has others; not looked for by `watch`.
+    other_policies: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -117,6 +119,10 @@ pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) 
     let reading = args.read.read(settings, key.clone())?;
     let mut report = Report::of(&reading)?;
     report.title = args.identity.title(&reading.identity);
+    if report.has_file && args.read.only.is_empty() {
+        let known = report.policies.iter().map(|it| it.policy.as_str());
+        report.other_policies = census::ask_other_policies(settings, &key, known);
+    }
     if report.is_empty() && !output.is_json() {
         report.why = census::ask_reason(settings, Some(&key));
     }
@@ -137,12 +143,15 @@ impl Report {
             policies: policies
                 .map(|entry| PolicyReport::of(entry, reading.now_ms))
                 .collect(),
+            other_policies: Vec::new(),
         })
     }
 
     /// Whether there is nothing to show.
     fn is_empty(&self) -> bool {
-        self.blocked.is_none() && self.policies.iter().all(PolicyReport::is_empty)
+        self.blocked.is_none()
+            && self.other_policies.is_empty()
+            && self.policies.iter().all(PolicyReport::is_empty)
     }
 
     /// For a person.
@@ -166,6 +175,7 @@ impl Report {
             output.hint(&format!("nothing is stored under {}", empty.join(", ")))?;
         }
         output.hint(&self.why)?;
+        drift::write_other_policies(&self.other_policies, output)?;
         for policy in &self.policies {
             if let Some(error) = &policy.error {
                 writeln!(output, "{}: {error}", policy.policy)?;
