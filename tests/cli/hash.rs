@@ -1,6 +1,6 @@
 //! `sluicegate hash`: from a hash to a name.
 
-use sluicegate::{Charge, Header, Limiter, RedisStore};
+use sluicegate::{Charge, Decision, Header, Key, Limiter, RedisStore};
 
 use crate::site::{Site, policy};
 
@@ -61,4 +61,30 @@ async fn without_the_secret_of_the_service_no_name_is_found() {
     );
     let said = site.tool.run("hash header:x-user=alice --find #5877");
     assert_eq!(said.code, 2, "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hashed_contributor_is_found_too_and_can_be_blocked_by_its_hash() {
+    let site = Site::start().await;
+    let (account, user) = (
+        Key::new("account", "acme"),
+        Header::new("x-user").key("alice"),
+    );
+    let charge = Charge::new(&policy("api"), account.clone(), 3).by(user.clone());
+    assert!(site.limiter.check([charge]).await.unwrap().is_allowed());
+    site.limiter
+        .contributors(&policy("api"), &account)
+        .await
+        .unwrap();
+    let report = site.json(
+        "contributors account=acme --policy api --policies policies.toml",
+        0,
+    );
+    let label = report["contributors"][0]["label"].as_str().unwrap();
+    let said = site.text(&format!("hash header:x-user=alice --find {label}"));
+    assert_eq!(said, format!("{label}  alice\n"));
+    site.text(&format!("block {label} --for 1h"));
+    let charge = Charge::new(&policy("api"), user, 1);
+    let decision = site.limiter.check([charge]).await.unwrap();
+    assert!(matches!(decision, Decision::Blocked(_)));
 }

@@ -109,6 +109,30 @@ async fn a_node_that_cannot_be_reached_is_named_and_no_part_is_listed() {
 }
 
 #[tokio::test]
+async fn the_node_of_an_identity_that_cannot_be_reached_is_named_and_who_was_blocked_before() {
+    let mut cluster = Cluster::start(Duration::from_secs(60));
+    let home = |user: &u32| cluster.home(&format!("user={user}"));
+    let lost = (0..60).find(|user| home(user) == 1).unwrap();
+    let kept = (0..60).find(|user| home(user) == 0).unwrap();
+    cluster.nodes[1].kill();
+    let address = cluster.nodes[1].address();
+    let tool = tool(&format!("redis = \"{}\"", cluster.urls()[0]));
+    for verb in ["block --for 1h", "unblock", "inspect --policy api"] {
+        let said = tool.run(&format!("{verb} user={lost}"));
+        assert_eq!(said.code, 3, "{verb}: {said:?}");
+        let named = format!("its node {address}: ");
+        assert!(said.stderr.contains(&named), "{verb}: {said:?}");
+    }
+    let said = tool.run(&format!("block user={kept} user={lost} --for 1h"));
+    assert_eq!((said.code, said.stdout.lines().count()), (3, 1), "{said:?}");
+    assert!(said.stderr.contains("after 1 were blocked: "), "{said:?}");
+    assert!(
+        said.stdout.starts_with(&format!("user={kept} is blocked")),
+        "{said:?}"
+    );
+}
+
+#[tokio::test]
 async fn the_primary_is_found_by_sentinels() {
     let group = Group::start(&[]);
     let urls = group.urls();

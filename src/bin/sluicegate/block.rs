@@ -18,7 +18,7 @@ use super::{
     error::{Error, Result, warn},
     identity::{IdentitiesArgs, Named},
     output::{BAD, BOLD, Output},
-    scan::{DEFAULT_LOAD, Scan},
+    scan::{DEFAULT_LOAD, Scan, of_home},
     server,
     settings::Settings,
     text::{self, date_time, millis, span},
@@ -210,7 +210,9 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
         let mut reports = Vec::new();
         for named in &named {
             let blocked = block_one(named, &args.until, &limiter, &inspector).await;
-            let (report, asked_ms) = blocked.map_err(|error| after(&reports, "blocked", error))?;
+            let (report, asked_ms) = blocked.map_err(|error| {
+                after(&reports, "blocked", of_home(error, &inspector, &named.key))
+            })?;
             let report = Report {
                 warning: doubts.of(&named.key).await,
                 ..report
@@ -406,8 +408,8 @@ async fn unblock_each(
     let mut reports = Vec::new();
     for named in named {
         let ended = unblock_one(named, limiter, inspector).await;
-        let (mut report, is_readable) =
-            ended.map_err(|error| after(&reports, "unblocked", error))?;
+        let (mut report, is_readable) = ended
+            .map_err(|error| after(&reports, "unblocked", of_home(error, inspector, &named.key)))?;
         if report.was_blocked == Some(false) {
             report.warning = doubts.of(&named.key).await;
         }

@@ -16,7 +16,7 @@ use super::{
     census,
     error::Result,
     policies_file,
-    scan::{DEFAULT_LOAD, Scan},
+    scan::{DEFAULT_LOAD, Scan, of_home},
     server,
     settings::Settings,
     text::millis,
@@ -121,6 +121,11 @@ impl Reader {
     }
 
     pub(crate) async fn read(&self) -> Result<Reading> {
+        let reading = self.read_from_home().await;
+        reading.map_err(|error| of_home(error, &self.inspector, &self.key))
+    }
+
+    async fn read_from_home(&self) -> Result<Reading> {
         let now_ms = if self.local_clock {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             millis(since.unwrap_or_default())

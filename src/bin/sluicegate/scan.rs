@@ -7,7 +7,10 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use sluicegate::store::redis::inspect::{Inspector, Selection, Server, StoredName};
+use sluicegate::{
+    Key,
+    store::redis::inspect::{Inspector, Selection, Server, StoredName},
+};
 
 use super::{
     error::{Error, Result},
@@ -65,8 +68,17 @@ impl fmt::Display for Share {
 
 /// The error with the node that it is of, where there are several.
 pub(crate) fn of_node(error: Error, server: &Server) -> Error {
-    match server.node_address() {
-        Some(address) => error.of(format_args!("its node {address}")),
+    of_address(error, server.node_address())
+}
+
+/// The same of the node that keeps this identity.
+pub(crate) fn of_home(error: Error, inspector: &Inspector, key: &Key) -> Error {
+    of_address(error, inspector.node_address(key))
+}
+
+fn of_address(error: Error, address: Option<String>) -> Error {
+    match address {
+        Some(address) => error.about(format_args!("its node {address}")),
         None => error,
     }
 }

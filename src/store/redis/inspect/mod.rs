@@ -117,6 +117,13 @@ impl Inspector {
         }
     }
 
+    /// `HOST:PORT` of the node of a cluster that keeps this identity, as far as it is known; `None` of a server by itself.
+    #[must_use]
+    pub fn node_address(&self, key: &Key) -> Option<String> {
+        let transport = &self.store.transport;
+        transport.node_address(&self.store.names.name("", key))
+    }
+
     /// The time of the server that keeps this identity, in ms since the Unix epoch.
     ///
     /// # Errors
