@@ -1,4 +1,4 @@
-//! Identities are checked before anything is written: `block` reports no success that blocks nobody.
+//! Identities are checked before anything is written: `block` reports no success that it did not have.
 
 use serde_json::Value;
 use sluicegate::{Charge, Decision, Key, PeerIp, block::Until};
@@ -6,7 +6,7 @@ use sluicegate::{Charge, Decision, Key, PeerIp, block::Until};
 use crate::site::{Site, policy};
 
 #[tokio::test]
-async fn what_names_nobody_is_refused_before_anything_is_written() {
+async fn text_that_names_no_identity_is_refused_before_anything_is_written() {
     let site = Site::start().await;
     site.charge("api", "alice", 1).await;
     for (identity, expected) in [
@@ -41,7 +41,7 @@ async fn what_names_nobody_is_refused_before_anything_is_written() {
 }
 
 #[tokio::test]
-async fn one_whom_nobody_knows_is_blocked_with_a_warning() {
+async fn an_unknown_identity_is_blocked_with_a_warning() {
     let site = Site::start().await;
     site.charge("api", "alice", 1).await;
     let network = PeerIp
@@ -68,7 +68,7 @@ async fn one_whom_nobody_knows_is_blocked_with_a_warning() {
             "{args}: {said:?}"
         );
     }
-    // A block makes nobody known.
+    // A block makes no identity known.
     let said = site.json("block usr=alice --for 1h", 0);
     assert!(
         said["warning"]
@@ -115,7 +115,7 @@ async fn several_identities_and_a_file_of_them_are_blocked_and_unblocked_at_once
 }
 
 #[tokio::test]
-async fn a_mistake_in_a_file_is_told_with_its_line_and_nobody_is_blocked() {
+async fn a_mistake_in_a_file_is_named_with_its_line_and_blocks_no_identity() {
     let site = Site::start().await;
     for (wrong, expected) in [
         ("user=bob\nbob\n", "list.txt:2: write KIND=VALUE"),
@@ -157,7 +157,7 @@ async fn all_blocks_are_ended_after_a_yes() {
     assert_eq!(said.code, 2, "{said:?}");
     assert!(
         said.stderr
-            .contains("nobody was unblocked: there is no terminal"),
+            .contains("nothing was unblocked: there is no terminal"),
         "{said:?}"
     );
     assert_eq!(site.json("blocks", 0)["total"], 2);
@@ -169,7 +169,7 @@ async fn all_blocks_are_ended_after_a_yes() {
 }
 
 #[tokio::test]
-async fn the_time_that_was_asked_for_is_the_time_that_is_told() {
+async fn the_span_that_was_asked_for_is_the_span_that_is_shown() {
     let site = Site::start().await;
     for _ in 0..5 {
         let said = site.text("block user=alice --for 20s");

@@ -38,7 +38,7 @@ async fn a_server_without_keys_is_called_empty() {
 }
 
 #[tokio::test]
-async fn a_server_of_somebody_else_is_called_so() {
+async fn a_server_without_keys_of_sluicegate_is_called_so() {
     let site = Site::start().await;
     let () = site.server.run("SET sessions:1 garbage");
     let reason =
@@ -92,7 +92,7 @@ async fn another_identity_of_a_kind_has_no_counts() {
         said.contains("Counts are stored for it under other policies: `login`\n"),
         "{said}"
     );
-    // Nobody is blocked, and that is all.
+    // There is no block, and no reason to give.
     assert_eq!(site.text("blocks"), "Nobody is blocked.\n");
 }
 
@@ -119,7 +119,7 @@ async fn a_policy_that_is_not_there_is_an_error_of_top_and_named_with_the_others
         .run("contributors user=alice --policy nosuch --window 1h");
     assert_eq!(said.code, 1, "{said:?}");
     assert!(said.stdout.contains(reason), "{said:?}");
-    // A policy of the file that nobody was charged under is one all the same.
+    // A policy of the file without charges is one all the same.
     site.text("top --policy rehearsal --policies policies.toml");
 }
 

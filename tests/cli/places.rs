@@ -109,7 +109,7 @@ async fn a_node_that_cannot_be_reached_is_named_and_no_part_is_listed() {
 }
 
 #[tokio::test]
-async fn the_node_of_an_identity_that_cannot_be_reached_is_named_and_who_was_blocked_before() {
+async fn the_node_of_an_identity_that_cannot_be_reached_is_named_with_what_was_done_before() {
     let mut cluster = Cluster::start(Duration::from_secs(60));
     let home = |user: &u32| cluster.home(&format!("user={user}"));
     let lost = (0..60).find(|user| home(user) == 1).unwrap();

@@ -162,7 +162,7 @@ async fn at_a_terminal_of_80_columns_no_row_takes_two_lines() {
 }
 
 #[tokio::test]
-async fn whoever_waits_without_a_terminal_is_told_for_what() {
+async fn a_long_scan_without_a_terminal_says_how_many_keys_it_looks_at() {
     let site = Site::start().await;
     let keys: String = (0..3_000)
         .map(|number| format!(" session:{number} x"))

@@ -24,7 +24,7 @@ const AFTER_HELP: &str = "\
 Exit codes:
   0  done; for a question: yes
   1  the answer is no: `check` found an error, `explain` a denial, `unblock`
-     no block, `contributors` nobody, `hash` no value; or you said no
+     no block, `contributors` none, `hash` no value; or you said no
   2  the arguments, the configuration or a file cannot be used
   3  the server cannot be reached, or said no
 
@@ -74,7 +74,7 @@ pub(crate) fn parse() -> Cli {
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
-/// The help of each verb is about the verb: what all have in common stands in the help of the tool.
+/// Hides in the help of each verb the options that all verbs share: the help of the tool has them.
 fn command() -> clap::Command {
     let mut command = Cli::command();
     command.build();

@@ -57,7 +57,7 @@ Exit codes: 0 done, 1 one of them was not blocked; strikes are forgotten all
 the same; or you said no.
 
 Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); with --all,
-or to say why somebody was not blocked, SCAN and DBSIZE too.";
+or to say why an identity was not blocked, SCAN and DBSIZE too.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -91,7 +91,7 @@ pub(crate) struct UnblockArgs {
     #[command(flatten)]
     identities: IdentitiesArgs,
 
-    /// All who are blocked or banned
+    /// All identities that are blocked or banned
     #[arg(long, conflicts_with_all = ["identities", "file"])]
     all: bool,
 
@@ -236,7 +236,7 @@ async fn block_one(
     let now_ms = inspector.now_ms(key).await?;
     if until.ms(now_ms).is_some_and(|it| it <= now_ms) {
         return Err(Error::usage(
-            "this time has passed by the server's clock: it blocks nobody",
+            "this time has passed by the server's clock: no block would hold",
         ));
     }
     let before = BlockReport::of(inspector.block(key).await?, now_ms)?;
@@ -361,14 +361,14 @@ pub(crate) fn unblock(
 
 fn unblock_all(yes: bool, settings: &Settings, output: &mut Output) -> Result<Answer> {
     if !yes {
-        confirm::possible("nobody was unblocked")?;
+        confirm::possible("nothing was unblocked")?;
     }
     server::block_on(settings, async {
         let (store, inspector) = server::connect(settings).await?;
         let named = all_blocked(&inspector).await?;
         let count = named.len();
         if count > 0 && !yes && !confirm::asked(format_args!("Unblock all {count}?"))? {
-            anstream::eprintln!("Nobody was unblocked.");
+            anstream::eprintln!("Nothing was unblocked.");
             return Ok(Answer::No);
         }
         let limiter = server::limiter(store, settings);
@@ -382,7 +382,7 @@ fn unblock_all(yes: bool, settings: &Settings, output: &mut Output) -> Result<An
     })
 }
 
-/// All whose block is stored, also one that cannot be read.
+/// All identities with a stored block, also one that cannot be read.
 async fn all_blocked(inspector: &Inspector) -> Result<Vec<Named>> {
     let mut identities = BTreeSet::new();
     let scan = Scan::new(inspector, DEFAULT_LOAD).await?;

@@ -1,5 +1,5 @@
-//! [`Census`]: what is stored, as far as a look at some of the keys shows; and so why nothing was found, or whom nobody
-//! knows.
+//! [`Census`]: what is stored, as far as a look at some of the keys shows; and so why nothing was
+//! found.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use super::{
 /// How many keys are looked at at a time: a server does nothing else meanwhile, for less than a millisecond.
 const BATCH: u32 = 500;
 
-/// How many keys are looked at in all: in the order of their hashes, so that they are a sample.
+/// The most keys that are looked at. `SCAN` goes by hashes, so that they are a sample.
 const MOST: u64 = 10_000;
 
 /// A service has fewer policies: each is one GET.
@@ -25,11 +25,11 @@ const MOST_POLICIES: usize = 64;
 /// What was seen.
 pub(crate) struct Census {
     prefix: String,
-    /// How many keys the servers keep, those of others among them.
+    /// The keys of the servers, also those of other programs.
     total: u64,
-    /// How many of them were looked at.
+    /// The part of them that was looked at.
     looked_at: u64,
-    /// How many keys there are of each prefix.
+    /// The number of keys of each prefix.
     prefixes: BTreeMap<String, u64>,
     /// Under the prefix of the settings.
     kinds: BTreeSet<String>,
@@ -81,7 +81,7 @@ impl Census {
 
     fn add(&mut self, prefix: &str, identity: &str, policy: &str, is_block: bool) {
         *self.prefixes.entry(prefix.to_owned()).or_default() += 1;
-        // An operator's block may be of anybody.
+        // An operator can block an identity that does not exist.
         if prefix != self.prefix || is_block {
             return;
         }
@@ -148,7 +148,7 @@ impl Census {
             let meant = nearest(kind, self.kinds.iter().map(String::as_str));
             let meant = meant.map_or_else(String::new, |it| format!(". Did you mean {it}=?"));
             return match self.kinds.is_empty() {
-                true => format!("No counts are stored for anybody{among}."),
+                true => format!("No counts are stored{among}."),
                 false => format!(
                     "No identity of the kind `{kind}` is stored{among}: the kinds are {kinds}{meant}"
                 ),
@@ -179,7 +179,7 @@ impl Census {
             let (among, policy) = (self.among(), printable(policy.as_bytes()));
             let policies = listed(self.policies.iter().map(String::as_str));
             Some(match self.policies.is_empty() {
-                true => format!("No counts are stored for anybody{among}."),
+                true => format!("No counts are stored{among}."),
                 false => format!(
                     "Nothing is stored under a policy `{policy}`{among}: the policies are {policies}"
                 ),
@@ -197,7 +197,7 @@ impl Census {
     }
 }
 
-/// Why nothing was found for this identity, or for anybody, in a sentence; empty where there is no reason to give.
+/// Why nothing was found for this identity, or at all, in a sentence; empty where there is no reason to give.
 pub(crate) async fn reason(
     inspector: &Inspector,
     settings: &Settings,
@@ -258,7 +258,7 @@ pub(crate) fn unknown(why: &str) -> String {
     format!("Whether the service names it so could not be checked: {why}")
 }
 
-/// Of an IPv6 network that stands for an address, its bits.
+/// The bits of an IPv6 network that stands for an address.
 fn ipv6_prefix(kind: &str, value: &str) -> Option<u8> {
     let (network, bits) = value.split_once('/')?;
     (kind == "ip" && network.contains(':')).then(|| bits.parse().ok())?

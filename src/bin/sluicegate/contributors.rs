@@ -32,7 +32,7 @@ never too high; the next column tells how many they may be.
 
 Exit codes: 0 done, 1 nobody is known.
 
-Rights: TIME and ZRANGE; to say why there is nobody, GET, SCAN and DBSIZE
+Rights: TIME and ZRANGE; to say why there are none, GET, SCAN and DBSIZE
 too. Nothing is written.";
 
 #[derive(Args)]
@@ -94,7 +94,7 @@ pub(crate) fn run(
     let report = report(&policy, &told, args.number.into());
     let mut why = String::new();
     if report.contributors.is_empty() && !output.is_json() {
-        why = why_nobody(&args.policy, &key, settings);
+        why = why_none(&args.policy, &key, settings);
     }
     output.report(&report, |report, output| write(report, &why, output))?;
     Ok((!report.contributors.is_empty()).into())
@@ -157,7 +157,7 @@ fn window_ms(rule: &Rule) -> u64 {
     }
 }
 
-fn why_nobody(policy: &str, key: &Key, settings: &Settings) -> String {
+fn why_none(policy: &str, key: &Key, settings: &Settings) -> String {
     let why = server::block_on(settings, async {
         let (_, inspector) = server::connect(settings).await?;
         let census = Census::take(&inspector, settings).await?;

@@ -1,5 +1,5 @@
-//! What is stored for rules that the file of policies does not have: by a file that is not the service's, somebody who
-//! is denied seems to pass.
+//! What is stored for rules that the file of policies does not have: with a file that is not the service's, a denied
+//! identity seems to pass.
 
 use std::io::Write;
 
@@ -21,12 +21,12 @@ pub(crate) struct OtherRule {
     /// Without its limit, which is not stored: `?/10s`.
     pub(crate) rule: String,
     pub(crate) used: u64,
-    /// Whether it is one of those who charged last, and not what is left of former rules.
+    /// Whether the last charge added to it; otherwise it is left of former rules.
     pub(crate) is_charged: bool,
 }
 
 impl OtherRule {
-    /// Those of which units count at this time.
+    /// The rules of a value that the policy does not have, and whose units count at this time.
     pub(crate) fn of(value: &StoredValue, policy: &Policy, now_ms: u64) -> Vec<Self> {
         let sections = value.sections().iter();
         let others = sections.filter(|section| {
@@ -63,8 +63,8 @@ pub(crate) fn write_other_policies(policies: &[String], output: &mut Output) -> 
     Ok(())
 }
 
-/// Whether the section was charged together with the first one, which is of the process that wrote last: each charge
-/// adds to all rules of a policy.
+/// Whether the section was charged together with the first one, which the last charge has written: each charge adds to
+/// all rules of a policy.
 fn is_charged(section: &Section, value: &StoredValue) -> bool {
     let first = value.sections().first().map(newest_step);
     first.is_some_and(|first| {

@@ -88,8 +88,8 @@ pub(crate) struct Scan {
     servers: Vec<Server>,
     load: Share,
     progress: ProgressBar,
-    /// Whether somebody who waits knows for what.
-    is_told: Cell<bool>,
+    /// Whether a bar or a message has said that a scan goes on.
+    is_announced: Cell<bool>,
     /// How many keys the servers keep.
     pub(crate) total: u64,
 }
@@ -112,7 +112,7 @@ impl Scan {
             servers,
             load,
             progress,
-            is_told: Cell::new(false),
+            is_announced: Cell::new(false),
             total,
         })
     }
@@ -156,8 +156,8 @@ impl Scan {
         reason = "for a bar"
     )]
     fn progress(&self, cursor: u64, found: usize) {
-        if !self.is_told.get() && self.progress.elapsed() > NO_PROGRESS {
-            self.is_told.set(true);
+        if !self.is_announced.get() && self.progress.elapsed() > NO_PROGRESS {
+            self.is_announced.set(true);
             self.progress.set_draw_target(ProgressDrawTarget::stderr());
             if self.progress.is_hidden() {
                 // There is no terminal to draw a bar at.

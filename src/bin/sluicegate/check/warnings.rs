@@ -76,7 +76,8 @@ pub(crate) fn of(policy: &Policy, cost: u64) -> Vec<Warning> {
 
 /// It would be a rehearsal of bans, if there were one.
 fn shadow_ban(policy: &Policy) -> Option<Warning> {
-    let message = "a shadow counts no strikes and bans nobody: `strikes` and `ban` do nothing here";
+    let message =
+        "a shadow counts no strikes and bans no identity: `strikes` and `ban` do nothing here";
     let rule = policy
         .rules()
         .first()
