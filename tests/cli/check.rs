@@ -132,3 +132,47 @@ fn a_file_that_is_not_there_is_a_usage_error() {
     assert_eq!((said.code, said.stdout.as_str()), (2, ""));
     assert!(said.stderr.starts_with("error: nowhere.toml: "), "{said:?}");
 }
+
+/// As the example server has it.
+#[test]
+fn the_configuration_of_the_example_server_is_a_file_of_policies() {
+    let config = "
+        [limits]
+        ip = '10/1s,40/10s,120/1m'
+        'header:x-api-key' = ['600/1m', '100000/1d']
+        'header:X-Tenant' = { rules = '100/1s', shadow = true }
+        'header:x-user' = { rules = '9/1s', strikes = '5/10m', ban = '1h' }
+    ";
+    let tool = Tool::new();
+    tool.write("server.toml", config);
+    let said = tool.run("check server.toml --json");
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(
+        said.stdout.contains("\"policies\":4,\"errors\":[]"),
+        "{said:?}"
+    );
+    tool.write("access.log", "");
+    let said = tool.run("simulate server.toml access.log --policy header-x-tenant --json");
+    assert_eq!(said.code, 0, "{said:?}");
+    tool.write("wrong.toml", "[limits]\n'header:x' = '1/x'");
+    let said = tool.run("check wrong.toml");
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(said.stdout.contains("wrong.toml:2:"), "{said:?}");
+}
+
+#[test]
+fn strikes_of_a_shadow_are_warned_of() {
+    let login = "rules = '5/10m', strikes = '20/10m', ban = '1h'";
+    let (code, report) = checked(
+        "p.toml",
+        &format!("login = {{ {login}, shadow = true }}"),
+        "",
+    );
+    assert_eq!(code, 0);
+    assert_eq!(
+        report["warnings"][0]["code"], "shadow-bans-nobody",
+        "{report}"
+    );
+    let (_, report) = checked("p.toml", &format!("login = {{ {login} }}"), "");
+    assert_eq!(report["warnings"], json!([]));
+}

@@ -145,34 +145,6 @@ impl Close for UnixStream {
     }
 }
 
-#[tokio::test]
-async fn who_finds_nothing_is_asked_about_the_prefix() {
-    let site = Site::start().await;
-    site.charge("api", "alice", 4).await;
-    for (verb, code) in [
-        ("inspect user=alice", 0),
-        ("inspect user=alice --policies policies.toml", 0),
-        ("explain user=alice --policies policies.toml", 0),
-        ("top", 0),
-        ("blocks", 0),
-        ("contributors user=alice --policy api --window 1h", 1),
-        ("reset user=alice --yes", 0),
-        ("unblock user=alice", 1),
-    ] {
-        let said = site.tool.run(&format!("{verb} --prefix other"));
-        assert_eq!(said.code, code, "{verb}: {said:?}");
-        let hint = "Only keys that begin with `other` are looked at: is that the service's prefix? See --prefix\n";
-        assert!(said.stdout.contains(hint), "{verb}: {said:?}");
-    }
-    for verb in [
-        "inspect user=alice",
-        "explain user=alice --policies policies.toml",
-        "top",
-    ] {
-        assert!(!site.text(verb).contains("--prefix"), "{verb}");
-    }
-}
-
 #[test]
 fn one_option_says_how_many_and_a_load_that_is_next_to_nothing_is_refused() {
     for verb in [

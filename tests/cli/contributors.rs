@@ -108,7 +108,7 @@ async fn the_window_of_a_bucket_is_the_time_of_a_full_refill() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rights_that_it_names_are_enough() {
     let server = server().await;
-    let rights = "~sluicegate:* +evalsha +eval +time +get +zrange";
+    let rights = "~sluicegate:* +time +zrange";
     server.run::<()>(&format!("ACL SETUSER reader reset on >sesame {rights}"));
     let url = server.url().replace("//", "//reader:sesame@");
     let args = "contributors account=acme --policy api --window 1h --redis";

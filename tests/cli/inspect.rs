@@ -85,7 +85,7 @@ async fn policies_are_found_where_none_are_named() {
 
     let text = site.text("inspect user=alice");
     assert!(
-        text.contains("?/1d") && text.contains("no file tells it"),
+        text.contains("?/1d") && text.contains("--policies FILE tells it"),
         "{text}"
     );
 }

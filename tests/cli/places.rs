@@ -65,6 +65,73 @@ async fn all_primaries_of_a_cluster_are_read() {
     everything_is_seen(&tool(&format!("cluster = [\"{}\"]", cluster.urls()[4])));
 }
 
+/// Of one node alone, `top` and `blocks` would list a part only, and most identities could not be blocked.
+#[tokio::test]
+async fn a_node_of_a_cluster_stands_for_all_of_it() {
+    let cluster = Cluster::start(Duration::from_secs(5));
+    charge(RedisStore::cluster(cluster.urls()).await.unwrap(), 60).await;
+    for node in [0, 4] {
+        let tool = tool(&format!("redis = \"{}\"", cluster.urls()[node]));
+        let users: Vec<String> = (0..6).map(|user| format!("user={user}")).collect();
+        let said = tool.run(&format!("block {} --for 1h", users.join(" ")));
+        assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
+        assert_eq!(json(&tool, "blocks")["total"], 6);
+        assert_eq!(json(&tool, "top --load 100%")["keys"], 66);
+        let said = tool.run("unblock --all --yes");
+        assert_eq!((said.code, said.stdout.lines().count()), (0, 6), "{said:?}");
+    }
+    everything_is_seen(&tool(&format!("redis = \"{}\"", cluster.urls()[1])));
+}
+
+#[tokio::test]
+async fn a_node_that_cannot_be_reached_is_named_and_no_part_is_listed() {
+    let mut cluster = Cluster::start(Duration::from_secs(60));
+    charge(RedisStore::cluster(cluster.urls()).await.unwrap(), 60).await;
+    cluster.nodes[1].kill();
+    let address = cluster.nodes[1].address();
+    let urls = cluster.urls().join(",");
+    for verb in ["blocks", "top", "inspect user=1", "unblock --all --yes"] {
+        for server in [
+            format!("--cluster {urls}"),
+            format!("--redis {}", cluster.urls()[0]),
+        ] {
+            let said = Tool::new().run(&format!("{verb} {server}"));
+            assert_eq!(
+                (said.code, said.stdout.as_str()),
+                (3, ""),
+                "{verb}: {said:?}"
+            );
+            let named = format!("its node {address}: ");
+            assert!(said.stderr.contains(&named), "{verb}: {said:?}");
+            assert!(!said.stderr.contains("twemproxy"), "{verb}: {said:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_node_of_an_identity_that_cannot_be_reached_is_named_with_what_was_done_before() {
+    let mut cluster = Cluster::start(Duration::from_secs(60));
+    let home = |user: &u32| cluster.home(&format!("user={user}"));
+    let lost = (0..60).find(|user| home(user) == 1).unwrap();
+    let kept = (0..60).find(|user| home(user) == 0).unwrap();
+    cluster.nodes[1].kill();
+    let address = cluster.nodes[1].address();
+    let tool = tool(&format!("redis = \"{}\"", cluster.urls()[0]));
+    for verb in ["block --for 1h", "unblock", "inspect --policy api"] {
+        let said = tool.run(&format!("{verb} user={lost}"));
+        assert_eq!(said.code, 3, "{verb}: {said:?}");
+        let named = format!("its node {address}: ");
+        assert!(said.stderr.contains(&named), "{verb}: {said:?}");
+    }
+    let said = tool.run(&format!("block user={kept} user={lost} --for 1h"));
+    assert_eq!((said.code, said.stdout.lines().count()), (3, 1), "{said:?}");
+    assert!(said.stderr.contains("after 1 were blocked: "), "{said:?}");
+    assert!(
+        said.stdout.starts_with(&format!("user={kept} is blocked")),
+        "{said:?}"
+    );
+}
+
 #[tokio::test]
 async fn the_primary_is_found_by_sentinels() {
     let group = Group::start(&[]);

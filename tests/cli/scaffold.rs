@@ -147,3 +147,38 @@ fn the_environment_is_read_and_its_secret_is_never_shown() {
     ]);
     assert!(!said(&mut command, b"").stdout.contains("hunter2"));
 }
+
+/// The options that name the server are 30 lines: they stand in the help of the tool alone, and work with each verb.
+#[test]
+fn the_help_of_a_verb_is_about_the_verb() {
+    let tool = Tool::new();
+    for verb in [
+        "inspect",
+        "block",
+        "blocks",
+        "top",
+        "contributors",
+        "hash",
+        "check",
+    ] {
+        let help = tool.run(&format!("{verb} --help")).stdout;
+        assert!(
+            !help.contains("--redis") && !help.contains("--sentinel"),
+            "{help}"
+        );
+        assert!(
+            help.contains("`sluicegate --help` has the options that name the server"),
+            "{help}"
+        );
+        assert!(
+            help.lines().count() <= 80,
+            "{verb}: {}",
+            help.lines().count()
+        );
+    }
+    let help = tool.run("--help").stdout;
+    assert!(
+        help.contains("--redis <URL>") && help.contains("SLUICEGATE_REDIS"),
+        "{help}"
+    );
+}

@@ -150,4 +150,25 @@ async fn at_a_terminal_of_80_columns_no_row_takes_two_lines() {
         "{page}"
     );
     assert!(row.chars().count() <= 80, "{page}");
+
+    let shell = shell.replace(" top ", " top --wide ");
+    let mut script = std::process::Command::new("script");
+    script
+        .current_dir(site.tool.folder())
+        .args(["-qec", &shell, "/dev/null"]);
+    let output = script.env("NO_COLOR", "1").output().unwrap();
+    let page = String::from_utf8(output.stdout).unwrap();
+    assert!(page.contains(&format!("user={long} ")), "{page}");
+}
+
+#[tokio::test]
+async fn a_long_scan_without_a_terminal_says_how_many_keys_it_looks_at() {
+    let site = Site::start().await;
+    let keys: String = (0..3_000)
+        .map(|number| format!(" session:{number} x"))
+        .collect();
+    let () = site.server.run(&format!("MSET{keys}"));
+    let said = site.tool.run("top --load 0.1%");
+    let told = "looking at 3\u{202f}000 keys, with a load of 0.1%: see --load\n";
+    assert_eq!((said.code, said.stderr.as_str()), (0, told), "{said:?}");
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::{
     block::{BlockArgs, UnblockArgs},
@@ -11,6 +11,7 @@ use super::{
     completions::CompletionsArgs,
     contributors::ContributorsArgs,
     explain::ExplainArgs,
+    hash::HashArgs,
     inspect::InspectArgs,
     reset::ResetArgs,
     settings::Settings,
@@ -23,7 +24,7 @@ const AFTER_HELP: &str = "\
 Exit codes:
   0  done; for a question: yes
   1  the answer is no: `check` found an error, `explain` a denial, `unblock`
-     no block, `contributors` nobody; or you said no to `reset`
+     no block, `contributors` none, `hash` no value; or you said no
   2  the arguments, the configuration or a file cannot be used
   3  the server cannot be reached, or said no
 
@@ -67,6 +68,30 @@ pub(crate) struct Cli {
     pub(crate) settings: Settings,
 }
 
+/// Reads the command line; ends the process where it is wrong, or asks for help.
+pub(crate) fn parse() -> Cli {
+    let matches = command().get_matches();
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+}
+
+/// Hides in the help of each verb the options that all verbs share: the help of the tool has them.
+fn command() -> clap::Command {
+    let mut command = Cli::command();
+    command.build();
+    command.mut_subcommands(|verb| {
+        let help = verb.get_after_help().map(ToString::to_string);
+        let common = "`sluicegate --help` has the options that name the server and its keys.";
+        let verb = verb.mut_args(|arg| match arg.get_help_heading() {
+            Some("Server options") => arg.hide(true),
+            _ => arg,
+        });
+        match help {
+            Some(help) => verb.after_help(format!("{help}\n\n{common}")),
+            None => verb,
+        }
+    })
+}
+
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Show what an identity has used, and when it is free again
@@ -87,6 +112,8 @@ pub(crate) enum Command {
     Reset(ResetArgs),
     /// Show who has used a shared limit up
     Contributors(ContributorsArgs),
+    /// Print how an identity is stored, to get from a hash to a name
+    Hash(HashArgs),
     /// Check a file of policies: errors with line and column, and warnings
     Check(CheckArgs),
     /// Replay access logs against policies: who would have been refused, when, and by which rule
@@ -97,15 +124,16 @@ pub(crate) enum Command {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
     fn no_example_is_cut_at_the_edge_of_a_page() {
         let mut cut = Vec::new();
-        for verb in Cli::command().get_subcommands() {
-            let help = verb.get_after_help().unwrap().to_string();
+        for verb in command().get_subcommands() {
+            let Some(help) = verb.get_after_help() else {
+                continue; // `help` itself
+            };
+            let help = help.to_string();
             let examples = help.lines().filter(|line| line.starts_with("  "));
             cut.extend(
                 examples

@@ -1,6 +1,7 @@
 //! `sluicegate block` and `unblock`.
 
 use std::{
+    collections::BTreeSet,
     io::Write,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -8,15 +9,19 @@ use std::{
 use clap::Args;
 use serde::Serialize;
 use sluicegate::{
+    Key, Limiter,
     block::{Block, BlockedBy, Until},
-    store::redis::inspect::StoredBlock,
+    store::redis::inspect::{Inspector, StoredBlock},
 };
 
 use super::{
     Answer,
-    error::{Error, Result},
-    identity::IdentityArgs,
+    census::{self, Census},
+    confirm,
+    error::{Error, Result, warn},
+    identity::{IdentitiesArgs, Named},
     output::{BAD, BOLD, Output},
+    scan::{DEFAULT_LOAD, Scan, of_home},
     server,
     settings::Settings,
     text::{self, date_time, millis, span},
@@ -25,31 +30,43 @@ use super::{
 const EXAMPLES: &str = "\
 Examples:
   sluicegate block ip=203.0.113.7 --for 2h
-  sluicegate block user=alice --until 2026-12-01T08:00:00+01:00
+  sluicegate block user=alice user=bob --until 2026-12-01T08:00:00+01:00
   sluicegate block header:x-api-key=- --forever < key.txt
+  sluicegate block -f abusers.txt --for 1d
 
-The identity is denied whatever it asks, from its next request on, by every replica whose limiter enforces
-blocks, as limiters do by default. Of two blocks the later end holds: to shorten one, unblock first.
-Times without an offset are UTC.
+The identity is denied whatever it asks, from its next request on, by every
+replica whose limiter enforces blocks, as limiters do by default. Of two
+blocks the later end holds: to shorten one, unblock first. Times without an
+offset are UTC.
 
-Rights: those of the service (GET, SET, EVALSHA, EVAL and TIME).";
+All identities are checked before the first is blocked. One for which nothing
+is stored is blocked, and a warning says why the service may not know it: for
+that, up to 10 000 keys are looked at.
+
+Rights: those of the service (GET, SET, EVALSHA, EVAL and TIME); for the
+warning SCAN and DBSIZE too.";
 
 const UNBLOCK_EXAMPLES: &str = "\
 Examples:
   sluicegate unblock ip=203.0.113.7
+  sluicegate unblock -f abusers.txt
+  sluicegate unblock --all
 
-Ends every block of the identity, bans among them, for all replicas at once, and forgets its strikes. What it has used
-stays: `sluicegate reset` deletes that.
+Ends every block of the identity, bans among them, for all replicas at once,
+and forgets its strikes. What it has used stays: `sluicegate reset` deletes
+that. --all asks first, and looks for blocks as `sluicegate blocks` does.
 
-Exit codes: 0 done, 1 it was not blocked; strikes are forgotten all the same.
+Exit codes: 0 done, 1 one of them was not blocked; strikes are forgotten all
+the same; or you said no.
 
-Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME).";
+Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); with --all,
+or to say why an identity was not blocked, SCAN and DBSIZE too.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BlockArgs {
     #[command(flatten)]
-    identity: IdentityArgs,
+    identities: IdentitiesArgs,
 
     #[command(flatten)]
     until: UntilArgs,
@@ -75,7 +92,15 @@ struct UntilArgs {
 #[command(after_help = UNBLOCK_EXAMPLES)]
 pub(crate) struct UnblockArgs {
     #[command(flatten)]
-    identity: IdentityArgs,
+    identities: IdentitiesArgs,
+
+    /// All identities that are blocked or banned
+    #[arg(long, conflicts_with_all = ["identities", "file"])]
+    all: bool,
+
+    /// Do not ask, with --all
+    #[arg(long, short, requires = "all")]
+    yes: bool,
 }
 
 /// A block as JSON; fields are only ever added.
@@ -87,14 +112,30 @@ pub(crate) struct BlockReport {
     pub(crate) by: &'static str,
 }
 
-/// The answer as JSON; fields are only ever added.
+/// The answer about one identity as JSON; fields are only ever added.
 #[derive(Serialize)]
 struct Report {
     identity: String,
+    #[serde(skip)]
+    title: String,
     /// The server's clock, in ms since the Unix epoch.
     now_ms: u64,
     /// The block that holds now; null when none does.
     blocked: Option<BlockReport>,
+    /// Of `block`: whether a block that was there before ends later than what was asked for, and so holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept: Option<bool>,
+    /// Of `unblock`: whether it was blocked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    was_blocked: Option<bool>,
+    /// Why the service may not know this identity: null where something is stored for it.
+    warning: Option<String>,
+}
+
+/// The answer about several.
+#[derive(Serialize)]
+struct ListReport<'a> {
+    identities: &'a [Report],
 }
 
 impl From<Block> for BlockReport {
@@ -144,15 +185,6 @@ impl BlockReport {
             Some(until) => format!("{by} until {}", date_time(until)),
         }
     }
-
-    /// Whether a block that ends later was there before. The server counted a span from its own time, a little later.
-    fn is_other_than(&self, asked_ms: Option<u64>) -> bool {
-        const ROUND_TRIP_MS: u64 = 10_000;
-        match (self.until_ms, asked_ms) {
-            (Some(held), Some(asked)) => held > asked.saturating_add(ROUND_TRIP_MS),
-            (held, asked) => held != asked,
-        }
-    }
 }
 
 impl UntilArgs {
@@ -173,38 +205,142 @@ impl UntilArgs {
 }
 
 pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    let key = args.identity.key(settings.ipv6_prefix())?;
-    let (report, asked_ms) = server::block_on(settings, async {
+    let named = args.identities.named(settings.ipv6_prefix())?;
+    server::block_on(settings, async {
         let (store, inspector) = server::connect(settings).await?;
-        let now_ms = inspector.now_ms(&key).await?;
-        let until_ms = args.until.ms(now_ms);
-        if until_ms.is_some_and(|it| it <= now_ms) {
-            return Err(Error::usage(
-                "this time has passed by the server's clock: nobody was blocked",
-            ));
-        }
         let limiter = server::limiter(store, settings);
-        let block = limiter.block(&key, args.until.get()).await?;
-        let report = Report {
-            identity: inspector.name(&key, "").identity().to_owned(),
+        let mut doubts = Doubts::new(&inspector, settings);
+        let mut reports = Vec::new();
+        for named in &named {
+            let blocked = block_one(named, &args.until, &limiter, &inspector).await;
+            let (report, asked_ms) = blocked.map_err(|error| {
+                after(&reports, "blocked", of_home(error, &inspector, &named.key))
+            })?;
+            let report = Report {
+                warning: doubts.of(&named.key).await,
+                ..report
+            };
+            write_blocked(&report, asked_ms, output)?;
+            reports.push(report);
+        }
+        write_documents(&reports, args.identities.is_list(), output)?;
+        Ok(Answer::Yes)
+    })
+}
+
+/// Also the end that was asked for.
+async fn block_one(
+    named: &Named,
+    until: &UntilArgs,
+    limiter: &Limiter,
+    inspector: &Inspector,
+) -> Result<(Report, Option<u64>)> {
+    let key = &named.key;
+    let now_ms = inspector.now_ms(key).await?;
+    if until.ms(now_ms).is_some_and(|it| it <= now_ms) {
+        return Err(Error::usage(
+            "this time has passed by the server's clock: no block would hold",
+        ));
+    }
+    let before = BlockReport::of(inspector.block(key).await?, now_ms)?;
+    let held = BlockReport::from(limiter.block(key, until.get()).await?);
+    let is_as_before = before.is_some_and(|before| before.until_ms == held.until_ms);
+    // The server counts a span from its own time, a little later than this was asked.
+    let span_ms = until.span.map(millis).filter(|_| !is_as_before);
+    let begun_ms = held
+        .until_ms
+        .zip(span_ms)
+        .map(|(end, span)| end.saturating_sub(span));
+    let now_ms = begun_ms.unwrap_or(now_ms);
+    let asked_ms = until.ms(now_ms);
+    let report = Report {
+        kept: Some(is_as_before && held.until_ms != asked_ms),
+        blocked: Some(held),
+        ..Report::of(named, now_ms, inspector)
+    };
+    Ok((report, asked_ms))
+}
+
+fn write_blocked(report: &Report, asked_ms: Option<u64>, output: &mut Output) -> Result<()> {
+    if let Some(warning) = &report.warning {
+        warn(warning);
+    }
+    let Some(block) = report.blocked.as_ref().filter(|_| !output.is_json()) else {
+        return Ok(());
+    };
+    let (title, text) = (&report.title, block.text(report.now_ms));
+    writeln!(output, "{BOLD}{title}{BOLD:#} is {BAD}{text}{BAD:#}.")?;
+    if report.kept == Some(true) {
+        let asked = asked_ms.map_or_else(String::new, date_time);
+        warn(format_args!(
+            "that block was there before and stays, as it ends later than {asked}, which you asked for; to shorten it, \
+             unblock first"
+        ));
+    }
+    Ok(())
+}
+
+impl Report {
+    fn of(named: &Named, now_ms: u64, inspector: &Inspector) -> Self {
+        let stored = inspector.name(&named.key, "");
+        let identity = stored.identity().to_owned();
+        Self {
+            title: named.title(&identity),
+            identity,
             now_ms,
-            blocked: Some(block.into()),
-        };
-        Ok((report, until_ms))
-    })?;
-    if output.is_json() {
-        output.document(&report)?;
-    } else if let Some(block) = &report.blocked {
-        let text = block.text(report.now_ms);
-        let identity = &report.identity;
-        writeln!(output, "{BOLD}{identity}{BOLD:#} is {BAD}{text}{BAD:#}.")?;
-        if block.is_other_than(asked_ms) {
-            output.hint(
-                "That block ends later than what was asked for, and so it holds: unblock first to shorten it.",
-            )?;
+            blocked: None,
+            kept: None,
+            was_blocked: None,
+            warning: None,
         }
     }
-    Ok(Answer::Yes)
+}
+
+/// The keys are looked at once, when they are needed.
+struct Doubts<'a> {
+    inspector: &'a Inspector,
+    settings: &'a Settings,
+    census: Option<Result<Census, String>>,
+}
+
+impl<'a> Doubts<'a> {
+    const fn new(inspector: &'a Inspector, settings: &'a Settings) -> Self {
+        Self {
+            inspector,
+            settings,
+            census: None,
+        }
+    }
+
+    /// Why the service may not know this identity.
+    async fn of(&mut self, key: &Key) -> Option<String> {
+        if self.census.is_none() {
+            let census = Census::take(self.inspector, self.settings).await;
+            self.census = Some(census.map_err(|error| error.message().to_owned()));
+        }
+        let why = match self.census.as_ref()? {
+            Ok(census) => census.why_unknown(self.inspector, key).await,
+            Err(error) => return Some(census::unknown(error)),
+        };
+        why.unwrap_or_else(|error| Some(census::unknown(error.message())))
+    }
+}
+
+/// The error of one identity, with how many came before it.
+fn after(reports: &[Report], what: &str, error: Error) -> Error {
+    match reports.len() {
+        0 => error,
+        done => error.of(format_args!("after {done} were {what}")),
+    }
+}
+
+/// Where it is a list, one document of all.
+fn write_documents(reports: &[Report], is_list: bool, output: &mut Output) -> Result<()> {
+    match reports {
+        _ if !output.is_json() => Ok(()),
+        [report] if !is_list => output.document(report),
+        identities => output.document(&ListReport { identities }),
+    }
 }
 
 pub(crate) fn unblock(
@@ -212,34 +348,114 @@ pub(crate) fn unblock(
     settings: &Settings,
     output: &mut Output,
 ) -> Result<Answer> {
-    let key = args.identity.key(settings.ipv6_prefix())?;
-    let (identity, now_ms, held) = server::block_on(settings, async {
-        let (store, inspector) = server::connect(settings).await?;
-        let now_ms = inspector.now_ms(&key).await?;
-        let held = inspector.block(&key).await?;
-        server::limiter(store, settings).unblock(&key).await?;
-        let identity = inspector.name(&key, "").identity().to_owned();
-        Ok((identity, now_ms, BlockReport::of(held, now_ms).ok()))
-    })?;
-    let was_blocked = held.as_ref().is_none_or(Option::is_some);
-    if output.is_json() {
-        output.document(&Report {
-            identity,
-            now_ms,
-            blocked: None,
-        })?;
-    } else if held.is_none() {
-        writeln!(
-            output,
-            "{BOLD}{identity}{BOLD:#}: a block that could not be read was deleted."
-        )?;
-    } else if was_blocked {
-        writeln!(output, "{BOLD}{identity}{BOLD:#} is no longer blocked.")?;
-    } else {
-        writeln!(output, "{BOLD}{identity}{BOLD:#} was not blocked.")?;
-        output.hint(&settings.prefix_hint())?;
+    if args.all {
+        return unblock_all(args.yes, settings, output);
     }
-    Ok(was_blocked.into())
+    let named = args.identities.named(settings.ipv6_prefix())?;
+    server::block_on(settings, async {
+        let (store, inspector) = server::connect(settings).await?;
+        let limiter = server::limiter(store, settings);
+        let reports = unblock_each(&named, &limiter, &inspector, settings, output).await?;
+        write_documents(&reports, args.identities.is_list(), output)?;
+        let were_blocked = reports.iter().all(|it| it.was_blocked == Some(true));
+        Ok(were_blocked.into())
+    })
+}
+
+fn unblock_all(yes: bool, settings: &Settings, output: &mut Output) -> Result<Answer> {
+    if !yes {
+        confirm::possible("nothing was unblocked")?;
+    }
+    server::block_on(settings, async {
+        let (store, inspector) = server::connect(settings).await?;
+        let named = all_blocked(&inspector).await?;
+        let count = named.len();
+        if count > 0 && !yes && !confirm::asked(format_args!("Unblock all {count}?"))? {
+            anstream::eprintln!("Nothing was unblocked.");
+            return Ok(Answer::No);
+        }
+        let limiter = server::limiter(store, settings);
+        let reports = unblock_each(&named, &limiter, &inspector, settings, output).await?;
+        write_documents(&reports, true, output)?;
+        if count == 0 && !output.is_json() {
+            writeln!(output, "Nobody is blocked.")?;
+            output.hint(&census::reason(&inspector, settings, None).await)?;
+        }
+        Ok((count > 0).into())
+    })
+}
+
+/// All identities with a stored block, also one that cannot be read.
+async fn all_blocked(inspector: &Inspector) -> Result<Vec<Named>> {
+    let mut identities = BTreeSet::new();
+    let scan = Scan::new(inspector, DEFAULT_LOAD).await?;
+    scan.run(&inspector.all_blocks(), async |_, names| {
+        identities.extend(names.iter().map(|name| name.identity().to_owned()));
+        Ok(())
+    })
+    .await?;
+    Ok(identities
+        .iter()
+        .filter_map(|it| Named::listed(it))
+        .collect())
+}
+
+async fn unblock_each(
+    named: &[Named],
+    limiter: &Limiter,
+    inspector: &Inspector,
+    settings: &Settings,
+    output: &mut Output,
+) -> Result<Vec<Report>> {
+    let mut doubts = Doubts::new(inspector, settings);
+    let mut reports = Vec::new();
+    for named in named {
+        let ended = unblock_one(named, limiter, inspector).await;
+        let (mut report, is_readable) = ended
+            .map_err(|error| after(&reports, "unblocked", of_home(error, inspector, &named.key)))?;
+        if report.was_blocked == Some(false) {
+            report.warning = doubts.of(&named.key).await;
+        }
+        write_unblocked(&report, is_readable, output)?;
+        reports.push(report);
+    }
+    Ok(reports)
+}
+
+/// Also whether the block could be read.
+async fn unblock_one(
+    named: &Named,
+    limiter: &Limiter,
+    inspector: &Inspector,
+) -> Result<(Report, bool)> {
+    let now_ms = inspector.now_ms(&named.key).await?;
+    let held = inspector.block(&named.key).await?;
+    limiter.unblock(&named.key).await?;
+    let held = BlockReport::of(held, now_ms).ok();
+    let report = Report {
+        was_blocked: Some(held.as_ref().is_none_or(Option::is_some)),
+        ..Report::of(named, now_ms, inspector)
+    };
+    Ok((report, held.is_some()))
+}
+
+fn write_unblocked(report: &Report, is_readable: bool, output: &mut Output) -> Result<()> {
+    if output.is_json() {
+        return Ok(());
+    }
+    let title = &report.title;
+    match (is_readable, report.was_blocked) {
+        (false, _) => writeln!(
+            output,
+            "{BOLD}{title}{BOLD:#}: a block that could not be read was deleted."
+        )?,
+        (true, Some(true)) => writeln!(output, "{BOLD}{title}{BOLD:#} is no longer blocked.")?,
+        (true, _) => writeln!(output, "{BOLD}{title}{BOLD:#} was not blocked.")?,
+    }
+    report
+        .warning
+        .as_deref()
+        .map_or(Ok(()), |why| output.hint(why))
 }
 
 fn parse_date(text: &str) -> Result<SystemTime, String> {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::{
     Answer,
     block::BlockReport,
+    census,
     error::Result,
     output::{Output, WARN},
     scan::{DEFAULT_LOAD, Scan, Share},
@@ -80,7 +81,7 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
     if report.total == 0 {
         if report.unreadable.is_empty() {
             writeln!(output, "Nobody is blocked.")?;
-            output.hint(&settings.prefix_hint())?;
+            output.hint(&census::ask_reason(settings, None))?;
         }
         return Ok(());
     }

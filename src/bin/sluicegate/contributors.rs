@@ -4,10 +4,11 @@ use std::{io::Write, path::PathBuf};
 
 use clap::Args;
 use serde::Serialize;
-use sluicegate::{Policy, Rule, contributors::Contributors};
+use sluicegate::{Key, Policy, Rule, contributors::Contributors};
 
 use super::{
     Answer,
+    census::{self, Census},
     error::{Error, Result},
     identity::IdentityArgs,
     output::{BOLD, Output, align_right},
@@ -31,7 +32,8 @@ never too high; the next column tells how many they may be.
 
 Exit codes: 0 done, 1 nobody is known.
 
-Rights: EVALSHA, EVAL, TIME, GET and ZRANGE. Nothing is written.";
+Rights: TIME and ZRANGE; to say why there are none, GET, SCAN and DBSIZE
+too. Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -86,12 +88,15 @@ pub(crate) fn run(
     let key = args.identity.key(settings.ipv6_prefix())?;
     let policy = policy(args, settings)?;
     let told = server::block_on(settings, async {
-        let (store, _) = server::connect(settings).await?;
-        let limiter = server::limiter(store, settings);
-        Ok(limiter.contributors(&policy, &key).await?)
+        let (_, inspector) = server::connect(settings).await?;
+        Ok(inspector.contributors(&policy, &key).await?)
     })?;
     let report = report(&policy, &told, args.number.into());
-    output.report(&report, |report, output| write(report, settings, output))?;
+    let mut why = String::new();
+    if report.contributors.is_empty() && !output.is_json() {
+        why = why_none(&args.policy, &key, settings);
+    }
+    output.report(&report, |report, output| write(report, &why, output))?;
     Ok((!report.contributors.is_empty()).into())
 }
 
@@ -152,14 +157,32 @@ fn window_ms(rule: &Rule) -> u64 {
     }
 }
 
-fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
+fn why_none(policy: &str, key: &Key, settings: &Settings) -> String {
+    let why = server::block_on(settings, async {
+        let (_, inspector) = server::connect(settings).await?;
+        let census = Census::take(&inspector, settings).await?;
+        match census.why_no_policy(policy) {
+            None => census.why_unknown(&inspector, key).await,
+            why => Ok(why),
+        }
+    });
+    match why {
+        Ok(None) => "Counts are stored for it: does the service name contributors under this policy (`Charge::by`, or \
+                     `contributors` of the layer), and is the window that of its longest rule?"
+            .into(),
+        Ok(Some(why)) => why,
+        Err(error) => census::unknown(error.message()),
+    }
+}
+
+fn write(report: &Report, why: &str, output: &mut Output) -> Result<()> {
     let policy = &report.policy;
     if report.contributors.is_empty() {
         writeln!(
             output,
             "Nobody is known to have contributed under `{policy}`."
         )?;
-        return output.hint(&settings.prefix_hint());
+        return output.hint(why);
     }
     let total = grouped(report.total);
     let period = &report.period;

@@ -38,10 +38,21 @@ impl Error {
         }
     }
 
+    /// What it says to a person.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The same, with what it is about in front.
+    pub(crate) fn of(mut self, place: impl fmt::Display) -> Self {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
     /// The same, with the server that it is about in front.
     pub(crate) fn about(mut self, server: impl fmt::Display) -> Self {
         if self.exit == SERVER {
-            self.message = format!("{server}: {}", self.message);
+            self = self.of(server);
         }
         self
     }
@@ -54,6 +65,12 @@ impl Error {
         }
         ExitCode::from(self.exit)
     }
+}
+
+/// Says on stderr what is probably not meant, though it was done.
+pub(crate) fn warn(message: impl fmt::Display) {
+    let (style, reset) = (super::output::WARN, super::output::WARN.render_reset());
+    anstream::eprintln!("{style}warning:{reset} {message}");
 }
 
 /// An error of writing results. Whoever has closed the pipe (`| head`) has seen enough: that is no failure.

@@ -17,11 +17,13 @@ use sluicegate::{
 use super::{
     Answer,
     block::BlockReport,
+    census,
     denied::{self, DenialReport},
+    drift::{self, OtherRule},
     error::{Error, Result},
     identity::IdentityArgs,
     inspect::StepReport,
-    output::{BAD, BOLD, DIM, GOOD, Output, align_right},
+    output::{BAD, BOLD, DIM, GOOD, Output, WARN, align_right},
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
     text::{date_time, grouped, millis, span, time},
@@ -40,7 +42,8 @@ Name the policies of a route with --policy. A request that is charged for
 several identities, an address and a user for instance, needs a question for
 each.
 
-Exit codes: 0 the request would pass, 1 it would be denied.
+Exit codes: 0 the request would pass, 1 it would be denied, or that is not
+known, since the service counts rules that the file does not have.
 
 Also says how often the service has denied the identity in the last minute
 and hour under these policies, as `top --denied` does.
@@ -66,10 +69,18 @@ pub(crate) struct ExplainArgs {
 #[derive(Serialize)]
 struct Report {
     identity: String,
+    /// The same for a person.
+    #[serde(skip)]
+    title: String,
+    /// Why nothing counts.
+    #[serde(skip)]
+    why: String,
     /// The server's clock, in ms since the Unix epoch, as all times.
     now_ms: u64,
     cost: u64,
+    /// Where this is not known, because the service counts rules that the file does not have, it is false.
     passes: bool,
+    is_known: bool,
     /// The block of the identity: null when none holds.
     blocked: Option<BlockReport>,
     /// When the same request passes, if no other comes first: null when it passes now or never does.
@@ -79,6 +90,8 @@ struct Report {
     /// How often the service has denied it lately, by policy; null without the right to know.
     denied: Option<Vec<DenialReport>>,
     policies: Vec<PolicyReport>,
+    /// Where none is named: those under which something is stored, and that the file does not have.
+    other_policies: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -94,6 +107,8 @@ struct PolicyReport {
     shadow: bool,
     passes: bool,
     rules: Vec<RuleReport>,
+    /// Rules that are stored and not in the file.
+    other_rules: Vec<OtherRule>,
 }
 
 #[derive(Serialize)]
@@ -118,22 +133,34 @@ pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) 
     }
     let key = args.identity.key(settings.ipv6_prefix())?;
     let reading = args.read.read(settings, key.clone())?;
-    let report = report(&reading, &key, args.cost)?;
-    output.report(&report, |report, output| write(report, settings, output))?;
+    let mut report = report(&reading, &key, args.cost)?;
+    report.title = args.identity.title(&reading.identity);
+    if args.read.only.is_empty() {
+        let known = report.policies.iter().map(|it| it.policy.as_str());
+        report.other_policies = census::ask_other_policies(settings, &key, known);
+    }
+    if report.is_empty() && !output.is_json() {
+        report.why = census::ask_reason(settings, Some(&key));
+    }
+    output.report(&report, write)?;
     Ok(report.passes.into())
 }
 
 fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
     let mut report = Report {
         identity: reading.identity.clone(),
+        title: reading.identity.clone(),
+        why: String::new(),
         now_ms: reading.now_ms,
         cost,
         passes: true,
+        is_known: true,
         blocked: None,
         passes_ms: None,
         denied_by: None,
         denied: reading.denied.clone(),
         policies: Vec::new(),
+        other_policies: Vec::new(),
     };
     let mut longest = 0;
     if let Some(block) = BlockReport::of(reading.block, reading.now_ms)? {
@@ -162,10 +189,13 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
                 });
             }
         }
-        report
-            .policies
-            .push(PolicyReport::of(policy, &decision, reading.now_ms, value));
+        let policy = PolicyReport::of(policy, &decision, reading.now_ms, value);
+        report.is_known &= policy.shadow || !policy.has_drifted();
+        report.policies.push(policy);
     }
+    // A denial is known whatever else is counted.
+    report.is_known |= !report.passes;
+    report.passes &= report.is_known;
     Ok(report)
 }
 
@@ -203,7 +233,13 @@ fn after(now_ms: u64, rule: &RuleUsage) -> Option<u64> {
 impl PolicyReport {
     /// Whether nothing is to be said of it.
     fn is_empty(&self) -> bool {
-        self.passes && self.rules.iter().all(|rule| rule.used == 0)
+        let is_used = self.rules.iter().any(|rule| rule.used > 0);
+        self.passes && !is_used && self.other_rules.is_empty()
+    }
+
+    /// Whether the service counts other rules than these.
+    fn has_drifted(&self) -> bool {
+        self.other_rules.iter().any(|it| it.is_charged)
     }
 
     fn of(policy: &Policy, decision: &Decision, now_ms: u64, value: Option<&StoredValue>) -> Self {
@@ -215,6 +251,7 @@ impl PolicyReport {
             rules: rules
                 .map(|rule| RuleReport::of(rule, now_ms, value))
                 .collect(),
+            other_rules: value.map_or(Vec::new(), |it| OtherRule::of(it, policy, now_ms)),
         }
     }
 }
@@ -267,12 +304,21 @@ impl RuleReport {
     }
 }
 
-fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
+impl Report {
+    /// Whether there is nothing to show.
+    fn is_empty(&self) -> bool {
+        self.blocked.is_none()
+            && self.other_policies.is_empty()
+            && self.policies.iter().all(PolicyReport::is_empty)
+    }
+}
+
+fn write(report: &Report, output: &mut Output) -> Result<()> {
     let (at, cost) = (date_time(report.now_ms), grouped(report.cost));
     writeln!(
         output,
         "{BOLD}{}{BOLD:#}  cost {cost}  {DIM}{at}{DIM:#}",
-        report.identity
+        report.title
     )?;
     let mut table = output.table(["policy", "rule", "used", "left", "fits", "released first"]);
     let (empty, used): (Vec<_>, Vec<_>) = report.policies.iter().partition(|it| it.is_empty());
@@ -298,11 +344,26 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
         let empty = empty.join(", ");
         output.hint(&format!("it passes, and nothing counts, under {empty}"))?;
     }
-    if used.is_empty() && report.blocked.is_none() {
-        output.hint(&settings.prefix_hint())?;
-    }
+    output.hint(&report.why)?;
+    write_drift(report, output)?;
+    drift::write_other_policies(&report.other_policies, output)?;
     denied::write(report.denied.as_deref(), output)?;
     write_verdict(report, output)
+}
+
+fn write_drift(report: &Report, output: &mut Output) -> Result<()> {
+    for policy in &report.policies {
+        for other in &policy.other_rules {
+            let text = other.text(&policy.policy);
+            if other.is_charged {
+                let text = format!("the service counts a rule that the file does not have: {text}");
+                writeln!(output, "{WARN}{text}{WARN:#}")?;
+            } else {
+                output.hint(&format!("left of former rules: {text}"))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
@@ -316,6 +377,10 @@ fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
     }
     match (&report.denied_by, report.passes_ms) {
         (None, _) if report.blocked.is_some() => {}
+        (None, _) if !report.is_known => writeln!(
+            output,
+            "{BAD}It is not known whether it passes:{BAD:#} the file is not that of the service."
+        )?,
         (None, _) => writeln!(output, "{GOOD}It passes.{GOOD:#}")?,
         (Some(by), None) => writeln!(
             output,

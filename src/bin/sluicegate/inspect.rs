@@ -13,7 +13,9 @@ use sluicegate::{
 use super::{
     Answer,
     block::BlockReport,
+    census,
     denied::{self, DenialReport},
+    drift,
     error::Result,
     identity::IdentityArgs,
     output::{BAD, BOLD, DIM, Output, align_right},
@@ -60,6 +62,15 @@ pub(crate) struct InspectArgs {
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) identity: String,
+    /// The same for a person.
+    #[serde(skip)]
+    pub(crate) title: String,
+    /// Whether a file tells limits.
+    #[serde(skip)]
+    has_file: bool,
+    /// Why nothing is stored.
+    #[serde(skip)]
+    why: String,
     /// The server's clock, in ms since the Unix epoch, as all times.
     pub(crate) now_ms: u64,
     /// The block that holds now; null when none does.
@@ -67,6 +78,8 @@ pub(crate) struct Report {
     /// How often the service has denied it lately, by policy; null where that was not read, as by `watch`.
     pub(crate) denied: Option<Vec<DenialReport>>,
     pub(crate) policies: Vec<PolicyReport>,
+    /// Under which something is stored, where a file has others; not looked for by `watch`.
+    other_policies: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -110,10 +123,18 @@ pub(crate) struct StepReport {
 
 pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
-    let reading = args.read.read(settings, key)?;
-    let report = Report::of(&reading)?;
+    let reading = args.read.read(settings, key.clone())?;
+    let mut report = Report::of(&reading)?;
+    report.title = args.identity.title(&reading.identity);
+    if report.has_file && args.read.only.is_empty() {
+        let known = report.policies.iter().map(|it| it.policy.as_str());
+        report.other_policies = census::ask_other_policies(settings, &key, known);
+    }
+    if report.is_empty() && !output.is_json() {
+        report.why = census::ask_reason(settings, Some(&key));
+    }
     output.report(&report, |report, output| {
-        report.write(settings, output)?;
+        report.write(output)?;
         denied::write(report.denied.as_deref(), output)
     })?;
     Ok(Answer::Yes)
@@ -124,29 +145,36 @@ impl Report {
         let policies = reading.entries.iter();
         Ok(Self {
             identity: reading.identity.clone(),
+            title: reading.identity.clone(),
+            has_file: reading.entries.iter().any(|it| it.policy.is_some()),
+            why: String::new(),
             now_ms: reading.now_ms,
             blocked: BlockReport::of(reading.block, reading.now_ms)?,
             denied: reading.denied.clone(),
             policies: policies
                 .map(|entry| PolicyReport::of(entry, reading.now_ms))
                 .collect(),
+            other_policies: Vec::new(),
         })
     }
 
+    /// Whether there is nothing to show.
+    fn is_empty(&self) -> bool {
+        self.blocked.is_none()
+            && self.other_policies.is_empty()
+            && self.policies.iter().all(PolicyReport::is_empty)
+    }
+
     /// For a person.
-    pub(crate) fn write(&self, settings: &Settings, output: &mut Output) -> Result<()> {
+    pub(crate) fn write(&self, output: &mut Output) -> Result<()> {
         let time = date_time(self.now_ms);
-        writeln!(
-            output,
-            "{BOLD}{}{BOLD:#}  {DIM}{time}{DIM:#}",
-            self.identity
-        )?;
+        writeln!(output, "{BOLD}{}{BOLD:#}  {DIM}{time}{DIM:#}", self.title)?;
         if let Some(block) = &self.blocked {
             writeln!(output, "{BAD}{}{BAD:#}", block.text(self.now_ms))?;
         }
         if self.policies.is_empty() {
             writeln!(output, "Nothing is stored.")?;
-            return output.hint(&settings.prefix_hint());
+            return output.hint(&self.why);
         }
         let empty = self.policies.iter().filter(|it| it.is_empty());
         let empty: Vec<&str> = empty.map(|it| it.policy.as_str()).collect();
@@ -157,9 +185,8 @@ impl Report {
         if !empty.is_empty() {
             output.hint(&format!("nothing is stored under {}", empty.join(", ")))?;
         }
-        if empty.len() == self.policies.len() && self.blocked.is_none() {
-            output.hint(&settings.prefix_hint())?;
-        }
+        output.hint(&self.why)?;
+        drift::write_other_policies(&self.other_policies, output)?;
         for policy in &self.policies {
             if let Some(error) = &policy.error {
                 writeln!(output, "{}: {error}", policy.policy)?;
@@ -167,7 +194,12 @@ impl Report {
         }
         let mut rules = self.policies.iter().flat_map(|it| &it.rules);
         if rules.any(|rule| rule.limit.is_none()) {
-            output.hint("?: the limit is not stored, and no file tells it")?;
+            let has_file = self.has_file;
+            output.hint(if has_file {
+                "?: the limit is not stored, and the file does not have this rule"
+            } else {
+                "?: the limit is not stored: --policies FILE tells it"
+            })?;
         }
         Ok(())
     }

@@ -3,12 +3,16 @@
 mod args;
 mod block;
 mod blocks;
+mod census;
 mod check;
 mod completions;
+mod confirm;
 mod contributors;
 mod denied;
+mod drift;
 mod error;
 mod explain;
+mod hash;
 mod identity;
 mod inspect;
 mod output;
@@ -25,8 +29,6 @@ mod top;
 mod watch;
 
 use std::process::ExitCode;
-
-use clap::Parser;
 
 use self::{
     args::{Cli, Command},
@@ -50,7 +52,7 @@ impl From<bool> for Answer {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    match run(args::parse()) {
         Ok(Answer::Yes) => ExitCode::SUCCESS,
         Ok(Answer::No) => ExitCode::from(1),
         Err(error) => error.report(),
@@ -70,6 +72,7 @@ fn run(cli: Cli) -> Result<Answer> {
         Command::Blocks(args) => blocks::run(&args, &settings()?, output),
         Command::Reset(args) => reset::run(&args, &settings()?, output),
         Command::Contributors(args) => contributors::run(&args, &settings()?, output),
+        Command::Hash(args) => hash::run(&args, &settings()?, output),
         Command::Check(args) => check::run(&args, output),
         Command::Simulate(args) => simulate::run(&args, &settings()?, output),
         Command::Completions(args) => completions::run(&args, output),

@@ -84,8 +84,11 @@ impl Output {
         }
     }
 
-    /// Writes a line that matters less.
+    /// Writes a line that matters less; none where there is nothing to say.
     pub(crate) fn hint(&mut self, text: &str) -> Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
         Ok(writeln!(self, "{DIM}{text}{DIM:#}")?)
     }
 

@@ -2,9 +2,11 @@
 //!
 //! The file is a map from policies' names to their rules, as [`sluicegate::policies`] describes it. If it has a table
 //! `policies` at its top that is not a policy itself, the policies are those in there, and the rest of the file is
-//! somebody else's.
+//! somebody else's. The same goes for a table `limits`, as the example server has it: there `header:x-tenant` is the
+//! policy `header-x-tenant`.
 
 use std::{
+    borrow::Cow,
     fs,
     ops::Range,
     path::{Path, PathBuf},
@@ -23,6 +25,7 @@ use super::{
 };
 
 const TABLE: &str = "policies";
+const LIMITS: &str = "limits";
 
 /// What was read, and what is wrong with it.
 pub(crate) struct PoliciesFile {
@@ -91,7 +94,11 @@ pub(crate) fn load(path: &Path) -> Result<Policies> {
 pub(crate) fn named<'a>(policies: &'a Policies, file: &Path, name: &str) -> Result<&'a Policy> {
     policies.get(name).ok_or_else(|| {
         let (file, name) = (file.display(), printable(name.as_bytes()));
-        Error::usage(format_args!("{file} has no policy `{name}`"))
+        let names: Vec<&str> = policies.iter().map(Policy::name).collect();
+        let names = names.join(", ");
+        Error::usage(format_args!(
+            "{file} has no policy `{name}`: there are {names}"
+        ))
     })
 }
 
@@ -122,16 +129,38 @@ fn toml(text: &str) -> (Vec<Found>, Vec<Mistake>) {
     (found, mistakes)
 }
 
-/// The table that holds the policies: `policies`, or the whole file.
+/// The table that holds the policies: `policies`, `limits`, or the whole file.
 fn chosen(mut root: DeTable<'_>) -> DeTable<'_> {
-    let nested = match root.get(TABLE).map(Spanned::get_ref) {
-        Some(DeValue::Table(table)) => !table.contains_key("rules"),
-        _ => false,
-    };
-    if nested && let Some(DeValue::Table(table)) = root.remove(TABLE).map(Spanned::into_inner) {
-        return table;
+    for name in [TABLE, LIMITS] {
+        let is_nested = match root.get(name).map(Spanned::get_ref) {
+            Some(DeValue::Table(table)) => !table.contains_key("rules"),
+            _ => false,
+        };
+        if is_nested && let Some(DeValue::Table(table)) = root.remove(name).map(Spanned::into_inner)
+        {
+            return if name == LIMITS {
+                renamed(table)
+            } else {
+                table
+            };
+        }
     }
     root
+}
+
+/// The names of the policies of the example server, whose limits are named by the keys that they are for.
+fn renamed(limits: DeTable<'_>) -> DeTable<'_> {
+    let limits = limits.into_iter().map(|(key, value)| {
+        let key = match key.get_ref().split_once(':') {
+            Some((kind, name)) => {
+                let name = format!("{kind}-{}", name.to_ascii_lowercase());
+                Spanned::new(key.span(), Cow::Owned(name))
+            }
+            None => key,
+        };
+        (key, value)
+    });
+    limits.collect()
 }
 
 fn mistake(error: &toml::de::Error) -> Mistake {

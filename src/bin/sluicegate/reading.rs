@@ -13,10 +13,11 @@ use sluicegate::{
 };
 
 use super::{
+    census,
     denied::DenialReport,
     error::Result,
     policies_file,
-    scan::{DEFAULT_LOAD, Scan},
+    scan::{DEFAULT_LOAD, Scan, of_home},
     server,
     settings::Settings,
     text::millis,
@@ -119,7 +120,17 @@ impl ReadArgs {
 }
 
 impl Reader {
+    /// Why nothing is found for the identity under these policies.
+    pub(crate) async fn why_nothing(&self, settings: &Settings) -> String {
+        census::reason(&self.inspector, settings, Some(&self.key)).await
+    }
+
     pub(crate) async fn read(&self) -> Result<Reading> {
+        let reading = self.read_from_home().await;
+        reading.map_err(|error| of_home(error, &self.inspector, &self.key))
+    }
+
+    async fn read_from_home(&self) -> Result<Reading> {
         let now_ms = if self.local_clock {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             millis(since.unwrap_or_default())

@@ -1,13 +1,13 @@
 //! `sluicegate reset`: forgets what an identity has used.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::Write;
 
 use clap::Args;
 use serde::Serialize;
 use sluicegate::Policy;
 
 use super::{
-    Answer,
+    Answer, confirm,
     error::{Error, Result},
     identity::IdentityArgs,
     output::Output,
@@ -54,12 +54,8 @@ struct Report {
 }
 
 pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    // Before anything else: nobody can be asked.
-    let may_ask = io::stdin().is_terminal() && io::stderr().is_terminal();
-    if !args.yes && !may_ask {
-        return Err(Error::usage(
-            "nothing was deleted: there is no terminal to ask at, so --yes is needed",
-        ));
+    if !args.yes {
+        confirm::possible("nothing was deleted")?;
     }
     let key = args.identity.key(settings.ipv6_prefix())?;
     server::block_on(settings, async {
@@ -67,10 +63,16 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
         let reader = args.read.reader(settings, inspector, key.clone()).await?;
         let reading = reader.read().await?;
         let stored = stored(&reading);
+        let title = args.identity.title(&reading.identity);
         if stored.is_empty() {
-            return done(&reading, Vec::new(), settings, output);
+            return nothing(
+                &reading,
+                &title,
+                &reader.why_nothing(settings).await,
+                output,
+            );
         }
-        if !args.yes && !agrees(&reading.identity, &stored)? {
+        if !args.yes && !agrees(&title, &stored)? {
             anstream::eprintln!("Nothing was deleted.");
             return Ok(Answer::No);
         }
@@ -80,7 +82,7 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
             let policy = Policy::parse(name.as_str(), "1/1s").map_err(Error::usage)?;
             limiter.reset(&policy, &key).await?;
         }
-        done(&reading, stored, settings, output)
+        done(&reading, &title, stored, output)
     })
 }
 
@@ -92,34 +94,36 @@ fn stored(reading: &Reading) -> Vec<String> {
 }
 
 fn agrees(identity: &str, policies: &[String]) -> Result<bool> {
-    anstream::eprint!(
-        "Delete what {identity} has used under {}? [y/N] ",
-        policies.join(", ")
-    );
-    io::stderr().flush()?;
-    let mut answer = String::new();
-    io::stdin().read_line(&mut answer)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    let policies = policies.join(", ");
+    confirm::asked(format_args!(
+        "Delete what {identity} has used under {policies}?"
+    ))
+}
+
+fn nothing(reading: &Reading, title: &str, why: &str, output: &mut Output) -> Result<Answer> {
+    if output.is_json() {
+        return done(reading, title, Vec::new(), output);
+    }
+    writeln!(
+        output,
+        "Nothing is stored for {title}: nothing was deleted."
+    )?;
+    output.hint(why)?;
+    Ok(Answer::Yes)
 }
 
 fn done(
     reading: &Reading,
+    title: &str,
     deleted: Vec<String>,
-    settings: &Settings,
     output: &mut Output,
 ) -> Result<Answer> {
     let identity = reading.identity.clone();
     if output.is_json() {
         output.document(&Report { identity, deleted })?;
-    } else if deleted.is_empty() {
-        writeln!(
-            output,
-            "Nothing is stored for {identity}: nothing was deleted."
-        )?;
-        output.hint(&settings.prefix_hint())?;
     } else {
         let policies = deleted.join(", ");
-        writeln!(output, "Deleted what {identity} had used under {policies}.")?;
+        writeln!(output, "Deleted what {title} had used under {policies}.")?;
     }
     Ok(Answer::Yes)
 }

@@ -1,20 +1,27 @@
 //! [`Scan`]: looks at all keys of the servers, slowly enough that they stay free for others.
 
 use std::{
+    cell::Cell,
     fmt,
     time::{Duration, Instant},
 };
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use sluicegate::store::redis::inspect::{Inspector, Selection, Server, StoredName};
+use sluicegate::{
+    Key,
+    store::redis::inspect::{Inspector, Selection, Server, StoredName},
+};
 
-use super::error::Result;
+use super::{
+    error::{Error, Result},
+    text::grouped,
+};
 
 /// How many keys are looked at at a time: a server does nothing else meanwhile, for less than half a millisecond.
 const BATCH: u32 = 250;
 
 /// What is over so soon needs no bar.
-const NO_PROGRESS: Duration = Duration::from_millis(500);
+const NO_PROGRESS: Duration = Duration::from_secs(1);
 
 /// How busy a server is kept, unless it is said.
 pub(crate) const DEFAULT_LOAD: Share = Share::percent(5);
@@ -59,11 +66,30 @@ impl fmt::Display for Share {
     }
 }
 
+/// The error with the node that it is of, where there are several.
+pub(crate) fn of_node(error: Error, server: &Server) -> Error {
+    of_address(error, server.node_address())
+}
+
+/// The same of the node that keeps this identity.
+pub(crate) fn of_home(error: Error, inspector: &Inspector, key: &Key) -> Error {
+    of_address(error, inspector.node_address(key))
+}
+
+fn of_address(error: Error, address: Option<String>) -> Error {
+    match address {
+        Some(address) => error.about(format_args!("its node {address}")),
+        None => error,
+    }
+}
+
 /// All keys of all servers.
 pub(crate) struct Scan {
     servers: Vec<Server>,
     load: Share,
     progress: ProgressBar,
+    /// Whether a bar or a message has said that a scan goes on.
+    is_announced: Cell<bool>,
     /// How many keys the servers keep.
     pub(crate) total: u64,
 }
@@ -74,7 +100,8 @@ impl Scan {
         let servers = inspector.servers().await?;
         let mut total = 0;
         for server in &servers {
-            total += server.key_count().await?;
+            let count = server.key_count().await;
+            total += count.map_err(|error| of_node(error.into(), server))?;
         }
         let style = "{bar:30} {percent:>3}% of {human_len} keys, {elapsed} so far, {eta} to go";
         let style =
@@ -85,6 +112,7 @@ impl Scan {
             servers,
             load,
             progress,
+            is_announced: Cell::new(false),
             total,
         })
     }
@@ -99,11 +127,15 @@ impl Scan {
             let mut cursor = 0;
             loop {
                 let begun = Instant::now();
-                let (next, names) = server.scan(cursor, selection, BATCH).await?;
-                self.progress(next, names.len());
-                if !names.is_empty() {
-                    found(server, names).await?;
-                }
+                let batch = async {
+                    let (next, names) = server.scan(cursor, selection, BATCH).await?;
+                    self.progress(next, names.len());
+                    if !names.is_empty() {
+                        found(server, names).await?;
+                    }
+                    Ok(next)
+                };
+                let next = batch.await.map_err(|error| of_node(error, server))?;
                 cursor = next;
                 if cursor == 0 {
                     break;
@@ -124,8 +156,14 @@ impl Scan {
         reason = "for a bar"
     )]
     fn progress(&self, cursor: u64, found: usize) {
-        if self.progress.is_hidden() && self.progress.elapsed() > NO_PROGRESS {
+        if !self.is_announced.get() && self.progress.elapsed() > NO_PROGRESS {
+            self.is_announced.set(true);
             self.progress.set_draw_target(ProgressDrawTarget::stderr());
+            if self.progress.is_hidden() {
+                // There is no terminal to draw a bar at.
+                let (total, load) = (grouped(self.total), self.load);
+                anstream::eprintln!("looking at {total} keys, with a load of {load}: see --load");
+            }
         }
         if self.servers.len() > 1 {
             self.progress.inc(found as u64);

@@ -31,14 +31,38 @@ pub(crate) fn block_on<T>(settings: &Settings, verb: impl Future<Output = Result
 pub(crate) async fn connect(settings: &Settings) -> Result<(RedisStore, Inspector)> {
     let (_, origin) = name(settings)?;
     let unusable = |error: StoreError| Error::usage(format_args!("{origin}: {error}"));
-    let mut store = store(settings).map_err(unusable)?;
-    store = store.prefix(valid_prefix(settings.prefix())?);
-    if let Some(secret) = &settings.secret {
-        store = store.secret(secret);
+    let store = named(store(settings).map_err(unusable)?, settings)?;
+    let inspector = store.inspector().timeout(settings.timeout());
+    inspector.ping().await?;
+    let Some(url) = settings.redis.as_deref() else {
+        return Ok((store, inspector));
+    };
+    if !inspector.is_cluster_node().await? {
+        return Ok((store, inspector));
     }
+    // One node keeps some of the keys only, and refuses commands about all others.
+    let cluster = RedisStore::connect_lazy_cluster([url]).map_err(|error| {
+        unusable(error).of("this is a node of a cluster, which has to be named by --cluster")
+    })?;
+    let store = named(cluster, settings)?;
     let inspector = store.inspector().timeout(settings.timeout());
     inspector.ping().await?;
     Ok((store, inspector))
+}
+
+/// A store that never connects: for the names of keys.
+pub(crate) fn unconnected(settings: &Settings) -> Result<RedisStore> {
+    let store = RedisStore::connect_lazy("redis://127.0.0.1/").map_err(Error::from)?;
+    named(store, settings)
+}
+
+/// The store whose keys are named as the settings say.
+fn named(store: RedisStore, settings: &Settings) -> Result<RedisStore> {
+    let store = store.prefix(valid_prefix(settings.prefix())?);
+    Ok(match &settings.secret {
+        Some(secret) => store.secret(secret),
+        None => store,
+    })
 }
 
 /// The same store, as a limiter.

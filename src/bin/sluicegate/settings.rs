@@ -162,14 +162,6 @@ impl Settings {
         argument.or(self.policies.as_deref())
     }
 
-    /// What to tell somebody who finds nothing.
-    pub(crate) fn prefix_hint(&self) -> String {
-        let prefix = self.prefix();
-        format!(
-            "Only keys that begin with `{prefix}` are looked at: is that the service's prefix? See --prefix"
-        )
-    }
-
     /// Where the setting of this name was found: `--redis`, `SLUICEGATE_REDIS`, or `redis` of a file.
     pub(crate) fn origin(&self, name: &str) -> String {
         match &self.source {

@@ -131,6 +131,31 @@ pub(crate) fn identity(key: &Key) -> String {
     format!("{}={}", key.kind(), printable(key.value()))
 }
 
+/// Of these words, the one that was probably meant: the same in other letters, or with two mistakes at most.
+pub(crate) fn nearest<'a>(word: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let word = word.to_lowercase();
+    let distances = words
+        .into_iter()
+        .map(|it| (distance(&word, &it.to_lowercase()), it));
+    let close =
+        distances.filter(|(distance, it)| *distance <= 2 && *distance < it.len().min(word.len()));
+    close.min().map(|(_, it)| it)
+}
+
+/// How many letters have to be put in, left out or replaced to get from one word to the other.
+fn distance(from: &str, to: &str) -> usize {
+    let mut row: Vec<usize> = (0..=to.chars().count()).collect();
+    for (index, c) in from.chars().enumerate() {
+        let mut before = std::mem::replace(&mut row[0], index + 1);
+        for (place, other) in (1..).zip(to.chars()) {
+            let replaced = before + usize::from(c != other);
+            before = row[place];
+            row[place] = replaced.min(before + 1).min(row[place - 1] + 1);
+        }
+    }
+    row[row.len() - 1]
+}
+
 /// Whether a terminal obeys it, or shows what follows in another order.
 pub(crate) fn is_unsafe(c: char) -> bool {
     let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -166,6 +191,21 @@ mod tests {
             assert_eq!(seconds, Some(1_796_108_400), "{text}");
         }
         assert!(parse_date("tomorrow").is_none());
+    }
+
+    #[test]
+    fn a_typing_mistake_is_near_to_what_was_meant() {
+        let words = ["ip", "user", "api-key"];
+        for (word, meant) in [
+            ("usr", Some("user")),
+            ("User", Some("user")),
+            ("apikey", Some("api-key")),
+            ("tenant", None),
+            ("io", Some("ip")),
+            ("x", None),
+        ] {
+            assert_eq!(nearest(word, words), meant, "{word}");
+        }
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub(crate) fn run(args: &WatchArgs, settings: &Settings, output: &mut Output) ->
         let screen = page.then(Screen::enter).transpose()?;
         let watching = async {
             match &screen {
-                Some(_) => draw(&reader, args.interval, settings, output).await,
+                Some(_) => draw(&reader, args.interval, output).await,
                 None => print(&reader, args.interval, settings, output).await,
             }
         };
@@ -71,12 +71,7 @@ pub(crate) fn run(args: &WatchArgs, settings: &Settings, output: &mut Output) ->
 }
 
 /// Draws a page at each interval, without end. A server that is away is told of there.
-async fn draw(
-    reader: &Reader,
-    interval: Duration,
-    settings: &Settings,
-    output: &mut Output,
-) -> Result<()> {
+async fn draw(reader: &Reader, interval: Duration, output: &mut Output) -> Result<()> {
     let mut ticks = ticks(interval);
     let mut latest = None;
     loop {
@@ -91,7 +86,7 @@ async fn draw(
             Err(error) => Some(error),
         };
         if let Some(report) = &latest {
-            report.write(settings, output)?;
+            report.write(output)?;
         }
         if let Some(error) = failed {
             error.report();
@@ -125,7 +120,7 @@ async fn print(
         };
         is_away = false;
         if last.is_none() && reading.entries.is_empty() {
-            anstream::eprintln!("{}", settings.prefix_hint());
+            anstream::eprintln!("{}", reader.why_nothing(settings).await);
         }
         let report = Report::of(&reading)?;
         let line = line(&report);

@@ -66,19 +66,29 @@ impl RedisStore {
         let (store, policy, key) = (self.clone(), policy.clone(), key.clone());
         StoreFuture::pending(async move {
             let now_ms = store.now_ms(&policy, &key).await?;
-            let spans = Span::window(&policy, now_ms);
-            let names = spans.map(|span| store.names.contributors(policy.name(), &key, span));
-            let names: Vec<Vec<u8>> = names.collect();
-            let commands: Vec<Cmd> = names.iter().map(|name| range(name)).collect();
-            let commands = commands.iter().zip(names.iter().map(Vec::as_slice));
-            let sets = send_all(&store.transport, commands.collect()).await;
-            let sets: Vec<Set> = sets
-                .into_iter()
-                .map(|reply| Set::read(reply?))
-                .collect::<Result<_, _>>()
-                .map_err(|error| store_error(&error))?;
-            Ok(merged(sets))
+            store.contributors_at(now_ms, &policy, &key).await
         })
+    }
+
+    /// Those of the window that counts at this time of the server.
+    pub(super) async fn contributors_at(
+        &self,
+        now_ms: u64,
+        policy: &Policy,
+        key: &Key,
+    ) -> Result<Contributors, StoreError> {
+        let spans = Span::window(policy, now_ms);
+        let names = spans.map(|span| self.names.contributors(policy.name(), key, span));
+        let names: Vec<Vec<u8>> = names.collect();
+        let commands: Vec<Cmd> = names.iter().map(|name| range(name)).collect();
+        let commands = commands.iter().zip(names.iter().map(Vec::as_slice));
+        let sets = send_all(&self.transport, commands.collect()).await;
+        let sets: Vec<Set> = sets
+            .into_iter()
+            .map(|reply| Set::read(reply?))
+            .collect::<Result<_, _>>()
+            .map_err(|error| store_error(&error))?;
+        Ok(merged(sets))
     }
 
     /// The time of the server that keeps this key: asked by looking at it, which needs no other right than a check.

@@ -74,6 +74,21 @@ impl Transport {
         }
     }
 
+    /// `HOST:PORT` of the node of a cluster that this key is sent to.
+    #[cfg_attr(
+        not(feature = "cluster"),
+        expect(unused_variables, reason = "there is one server")
+    )]
+    pub(super) fn node_address(&self, routing_key: &[u8]) -> Option<String> {
+        match &self.route {
+            #[cfg(feature = "cluster")]
+            Route::Cluster(cluster) => {
+                cluster.address_of(redis::cluster_routing::Slot::for_key(routing_key))
+            }
+            Route::Server(_) | Route::Custom { .. } => None,
+        }
+    }
+
     /// How long a connection may owe a reply before it is given up.
     pub(super) fn patience(&self) -> Duration {
         match &self.route {
@@ -138,6 +153,15 @@ impl Transport {
 }
 
 impl SingleServer {
+    /// `HOST:PORT` of a node of a cluster.
+    pub(super) fn node_address(&self) -> Option<String> {
+        match self {
+            #[cfg(feature = "cluster")]
+            Self::Node(node) => Some(node.address().to_string()),
+            Self::Server(_) | Self::Custom(_) => None,
+        }
+    }
+
     /// Sends one command, once. Not bounded in time, like [`Transport::send`].
     pub(super) async fn send(&self, cmd: &Cmd) -> RedisResult<Value> {
         match self {

@@ -58,7 +58,7 @@ pub(crate) fn of(policy: &Policy, cost: u64) -> Vec<Warning> {
     if !closed.is_empty() {
         return closed;
     }
-    let mut warnings = Vec::new();
+    let mut warnings: Vec<Warning> = shadow_ban(policy).into_iter().collect();
     for (index, rule) in rules.iter().enumerate() {
         let (before, after) = (&rules[..index], &rules[index + 1..]);
         let mut others = before.iter().chain(after);
@@ -72,6 +72,17 @@ pub(crate) fn of(policy: &Policy, cost: u64) -> Vec<Warning> {
         warnings.extend(fixed(rule));
     }
     warnings
+}
+
+/// It would be a rehearsal of bans, if there were one.
+fn shadow_ban(policy: &Policy) -> Option<Warning> {
+    let message =
+        "a shadow counts no strikes and bans no identity: `strikes` and `ban` do nothing here";
+    let rule = policy
+        .rules()
+        .first()
+        .filter(|_| policy.is_shadow() && policy.banned_by().is_some())?;
+    Some(Warning::new("shadow-bans-nobody", rule, message))
 }
 
 fn too_low(rule: &Rule, cost: u64) -> Option<Warning> {

@@ -3,10 +3,10 @@
 mod denied;
 mod ranking;
 
-use std::{io::Write, path::PathBuf};
+use std::{collections::BTreeMap, io::Write, path::PathBuf};
 
 use clap::Args;
-use comfy_table::{Cell, Color};
+use comfy_table::{Cell, Color, ContentArrangement};
 use serde::Serialize;
 use sluicegate::{
     Policy,
@@ -18,8 +18,10 @@ use self::ranking::{Ranked, Ranking};
 use super::{
     Answer,
     block::BlockReport,
-    error::Result,
-    output::{BAD, Output, align_right},
+    census::{self, Census},
+    drift::OtherRule,
+    error::{Error, Result},
+    output::{BAD, Output, WARN, align_right},
     policies_file,
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
@@ -77,6 +79,10 @@ pub(crate) struct TopArgs {
     #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_ROWS)))]
     number: u16,
 
+    /// Do not cut long identities at the edge of the terminal
+    #[arg(long)]
+    wide: bool,
+
     /// Which share of the keys to read
     #[arg(long, value_name = "SHARE", default_value = "100%", value_parser = Share::parse)]
     sample: Share,
@@ -105,7 +111,25 @@ struct Report {
     /// How many of them by a ban.
     banned: Option<u64>,
     top: Vec<Row>,
+    /// Rules that the service counts and the file does not have.
+    other_rules: Vec<OtherRow>,
+    /// Policies under which keys are stored and that the file does not have.
+    other_policies: Vec<OtherRow>,
+    /// Why nothing was read.
+    #[serde(skip)]
+    why: String,
 }
+
+#[derive(Serialize)]
+struct OtherRow {
+    policy: String,
+    /// Null where the file lacks the whole policy.
+    rule: Option<String>,
+    keys: u64,
+}
+
+/// So many are kept of what a file does not have; there are few, unless it is quite another file.
+const MOST_OTHERS: usize = 100;
 
 #[derive(Serialize)]
 struct Row {
@@ -128,11 +152,26 @@ pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
     }
     let file = settings.policies_or(args.policies.as_deref());
     let policies = file.map(policies_file::load).transpose()?;
+    if let (Some(policies), Some(file), Some(name)) = (&policies, file, &args.policy) {
+        policies_file::named(policies, file, name)?;
+    }
+    let has_file = file.is_some();
     let report = server::block_on(settings, async {
         let (_, inspector) = server::connect(settings).await?;
-        Top::new(args, policies).run(&inspector).await
+        let mut report = Top::new(args, policies).run(&inspector).await?;
+        if report.read > 0 || output.is_json() && args.policy.is_none() {
+            return Ok(report);
+        }
+        if let Some(policy) = args.policy.as_deref().filter(|_| !has_file) {
+            let census = Census::take(&inspector, settings).await?;
+            if let Some(why) = census.why_no_policy(policy) {
+                return Err(Error::usage(why));
+            }
+        }
+        report.why = census::reason(&inspector, settings, None).await;
+        Ok(report)
     })?;
-    output.report(&report, |report, output| write(report, settings, output))?;
+    output.report(&report, |report, output| write(report, args, output))?;
     Ok(Answer::Yes)
 }
 
@@ -145,6 +184,8 @@ struct Top<'a> {
     unreadable: u64,
     blocked: u64,
     banned: u64,
+    /// How many keys there are of each policy and rule, or policy, that the file does not have.
+    others: BTreeMap<(String, Option<String>), u64>,
 }
 
 impl<'a> Top<'a> {
@@ -158,6 +199,7 @@ impl<'a> Top<'a> {
             unreadable: 0,
             blocked: 0,
             banned: 0,
+            others: BTreeMap::new(),
         }
     }
 
@@ -184,7 +226,13 @@ impl<'a> Top<'a> {
             names.into_iter().partition(StoredName::is_of_block);
         self.count_blocks(server, &blocks).await?;
         if let Some(policies) = &self.policies {
-            names.retain(|name| policies.get(name.policy()).is_some());
+            let (known, other): (Vec<_>, Vec<_>) = names
+                .into_iter()
+                .partition(|name| policies.get(name.policy()).is_some());
+            names = known;
+            for name in other {
+                self.add_other(name.policy(), None);
+            }
         }
         if names.is_empty() {
             return Ok(());
@@ -201,12 +249,25 @@ impl<'a> Top<'a> {
                 }
             };
             let policies = self.policies.as_ref();
-            let policy: Option<&Policy> = policies.and_then(|it| it.get(name.policy()));
-            if let Some(ranked) = Ranked::of(name, &value, policy, self.now_ms) {
+            let policy: Option<Policy> = policies.and_then(|it| it.get(name.policy())).cloned();
+            if let Some(policy) = &policy {
+                let others = OtherRule::of(&value, policy, self.now_ms).into_iter();
+                for other in others.filter(|it| it.is_charged) {
+                    self.add_other(name.policy(), Some(other.rule));
+                }
+            }
+            if let Some(ranked) = Ranked::of(name, &value, policy.as_ref(), self.now_ms) {
                 self.ranking.offer(ranked);
             }
         }
         Ok(())
+    }
+
+    fn add_other(&mut self, policy: &str, rule: Option<String>) {
+        let other = (policy.to_owned(), rule);
+        if self.others.len() < MOST_OTHERS || self.others.contains_key(&other) {
+            *self.others.entry(other).or_default() += 1;
+        }
     }
 
     async fn count_blocks(&mut self, server: &Server, names: &[StoredName]) -> Result<()> {
@@ -230,6 +291,12 @@ impl<'a> Top<'a> {
     fn report(&self, keys: u64) -> Report {
         let has_limits = self.policies.is_some();
         let rows = self.ranking.first.iter();
+        let others = self.others.iter().map(|((policy, rule), keys)| OtherRow {
+            policy: policy.clone(),
+            rule: rule.clone(),
+            keys: *keys,
+        });
+        let (other_rules, other_policies) = others.partition(|it| it.rule.is_some());
         Report {
             now_ms: self.now_ms,
             keys,
@@ -240,6 +307,9 @@ impl<'a> Top<'a> {
             blocked: self.args.policy.is_none().then_some(self.blocked),
             banned: self.args.policy.is_none().then_some(self.banned),
             top: rows.map(|ranked| Row::of(ranked, has_limits)).collect(),
+            other_rules,
+            other_policies,
+            why: String::new(),
         }
     }
 }
@@ -312,7 +382,7 @@ fn shorten(rows: &mut [Vec<String>], header: &[&str], width: usize) {
     }
 }
 
-fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
+fn write(report: &Report, args: &TopArgs, output: &mut Output) -> Result<()> {
     write!(output, "{} keys", grouped(report.keys))?;
     if report.read != report.keys {
         write!(output, ", {} read", grouped(report.read))?;
@@ -331,12 +401,11 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
             "{BAD}{blocked} blocked{BAD:#}, {banned} of them by a ban: `sluicegate blocks` lists them"
         )?;
     }
-    if report.read == 0 {
-        output.hint(&settings.prefix_hint())?;
-    }
+    output.hint(&report.why)?;
     if !report.top.is_empty() {
-        write_rows(report, output)?;
+        write_rows(report, args.wide, output)?;
     }
+    write_others(report, output)?;
     if report.unreadable > 0 {
         let count = grouped(report.unreadable);
         writeln!(
@@ -350,7 +419,23 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
     Ok(())
 }
 
-fn write_rows(report: &Report, output: &mut Output) -> Result<()> {
+/// What a file that is not the service's hides.
+fn write_others(report: &Report, output: &mut Output) -> Result<()> {
+    for OtherRow { policy, rule, keys } in report.other_rules.iter().chain(&report.other_policies) {
+        let keys = grouped(*keys);
+        let what = match rule {
+            Some(rule) => format!("the rule {rule} of {policy}"),
+            None => format!("the policy {policy}"),
+        };
+        writeln!(
+            output,
+            "{WARN}the file does not have {what}, which the service counts: {keys} keys are not ranked by it{WARN:#}"
+        )?;
+    }
+    Ok(())
+}
+
+fn write_rows(report: &Report, is_wide: bool, output: &mut Output) -> Result<()> {
     let mut header = vec!["identity", "policy", "rule", "used"];
     match report.full {
         Some(_) => header.extend(["", "denied for"]),
@@ -358,10 +443,13 @@ fn write_rows(report: &Report, output: &mut Output) -> Result<()> {
     }
     let rows = report.top.iter().map(|row| row.cells(report.now_ms));
     let mut rows: Vec<Vec<String>> = rows.collect();
-    if output.is_terminal() {
+    if output.is_terminal() && !is_wide {
         shorten(&mut rows, &header, output.width().into());
     }
     let mut table = output.table(header);
+    if is_wide {
+        table.set_content_arrangement(ContentArrangement::Disabled);
+    }
     for row in rows {
         let cells = row.into_iter().enumerate();
         table.add_row(cells.map(|(column, text)| match column {

@@ -91,6 +91,11 @@ impl Cluster {
         }
     }
 
+    /// `HOST:PORT` of the primary of a slot, as far as one is known.
+    pub(super) fn address_of(&self, slot: Slot) -> Option<String> {
+        Some(self.nodes().owner(slot)?.address().to_string())
+    }
+
     /// Whether the primary of a slot is known not to answer.
     pub(super) fn is_unresponsive(&self, slot: Slot) -> bool {
         let owner = self.nodes().owner(slot);

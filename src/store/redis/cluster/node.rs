@@ -56,7 +56,7 @@ impl Node {
         }))
     }
 
-    pub(super) const fn address(&self) -> &NodeAddress {
+    pub(in crate::store::redis) const fn address(&self) -> &NodeAddress {
         &self.address
     }
 

@@ -1,6 +1,6 @@
 //! Reads what a [`RedisStore`] has stored, without writing anything: for operators' tools.
 //!
-//! Once it has logged in, no command but `GET`, `TIME`, `SCAN`, `DBSIZE`, `ZRANGE` and `PING` is sent; on a cluster also
+//! Once it has logged in, no command but `GET`, `TIME`, `SCAN`, `DBSIZE`, `ZRANGE`, `PING` and `HELLO` is sent; on a cluster also
 //! `CLUSTER SLOTS` and `ASKING`, and behind sentinels `ROLE`. No script is run.
 //!
 //! ```no_run
@@ -25,7 +25,7 @@ mod name;
 mod server;
 mod value;
 
-use std::time::Duration;
+use std::{collections::HashMap, io, time::Duration};
 
 use redis::{Cmd, RedisError, RedisResult, Value};
 
@@ -36,9 +36,11 @@ use super::{
     milliseconds, names,
 };
 use crate::{
+    contributors::Contributors,
     denials::Span,
     error::{StoreError, StoreErrorKind},
     key::Key,
+    policy::Policy,
     text::Text,
 };
 
@@ -103,6 +105,27 @@ impl Inspector {
         greeting.map_err(|error| store_error(&error))
     }
 
+    /// Whether the server is a node of a cluster, and so keeps only some of the keys: connect to the cluster instead.
+    /// `false` where the server does not say so: a proxy, or a server that does not know `HELLO`.
+    ///
+    /// # Errors
+    ///
+    /// When the server does not answer in time.
+    pub async fn is_cluster_node(&self) -> Result<bool, StoreError> {
+        match self.send(&redis::cmd("HELLO"), b"").await {
+            Ok(reply) => Ok(mode(reply).is_some_and(|mode| mode == "cluster")),
+            Err(error) if error.is_timeout() => Err(store_error(&error)),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// `HOST:PORT` of the node of a cluster that keeps this identity, as far as it is known; `None` of a server by itself.
+    #[must_use]
+    pub fn node_address(&self, key: &Key) -> Option<String> {
+        let transport = &self.store.transport;
+        transport.node_address(&self.store.names.name("", key))
+    }
+
     /// The time of the server that keeps this identity, in ms since the Unix epoch.
     ///
     /// # Errors
@@ -128,6 +151,27 @@ impl Inspector {
         let name = name.as_bytes();
         let value = self.send(redis::cmd("GET").arg(name), name).await;
         stored(value, StoredValue::read)
+    }
+
+    /// Who has contributed to the account of this key, by the server's time: like
+    /// [`Limiter::contributors`](crate::Limiter::contributors), without its script.
+    ///
+    /// # Errors
+    ///
+    /// When the server does not answer in time, or with an error. A proxy such as twemproxy hangs up.
+    pub async fn contributors(
+        &self,
+        policy: &Policy,
+        key: &Key,
+    ) -> Result<Contributors, StoreError> {
+        let now_ms = self.now_ms(key).await?;
+        let contributors = self.store.contributors_at(now_ms, policy, key);
+        let in_time = tokio::time::timeout(self.timeout, contributors).await;
+        in_time.unwrap_or_else(|_| {
+            Err(store_error(
+                &io::Error::from(io::ErrorKind::TimedOut).into(),
+            ))
+        })
     }
 
     /// The servers that keep keys: the server, or each primary of a cluster.
@@ -158,7 +202,13 @@ impl Inspector {
         }
         let time = self.send(&redis::cmd("TIME"), name).await;
         let now_ms = time.and_then(milliseconds);
-        now_ms.map_err(|error| not_of_a_proxy(&error))
+        now_ms.map_err(|error| {
+            if self.store.transport.is_cluster() {
+                store_error(&error)
+            } else {
+                not_of_a_proxy(&error)
+            }
+        })
     }
 
     async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
@@ -182,9 +232,15 @@ fn stored<T>(
     }
 }
 
+/// How a server that has answered `HELLO` is run: alone, in a cluster, as a sentinel.
+fn mode(reply: Value) -> Option<String> {
+    let mut reply: HashMap<String, Value> = redis::from_redis_value(reply).ok()?;
+    redis::from_redis_value(reply.remove("mode")?).ok()
+}
+
 /// The error of a command that proxies do not know.
 fn not_of_a_proxy(error: &RedisError) -> StoreError {
-    if !error.is_connection_dropped() {
+    if !error.is_connection_dropped() || error.is_connection_refusal() {
         return store_error(error);
     }
     StoreError::new(

@@ -27,8 +27,14 @@ impl StoredName {
 
     /// `None` for a name that this store does not give.
     pub(super) fn read(names: &Names, name: Vec<u8>) -> Option<Self> {
+        let name = Self::read_of_any_prefix(name)?;
+        (name.prefix() == names.prefix()).then_some(name)
+    }
+
+    /// `None` for a name that no store of this crate gives. A prefix has no braces.
+    pub(super) fn read_of_any_prefix(name: Vec<u8>) -> Option<Self> {
         let name = String::from_utf8(name).ok()?;
-        let rest = name.strip_prefix(names.prefix())?.strip_prefix(":{")?;
+        let (_, rest) = name.split_once(":{")?;
         let (identity, policy) = rest.split_once("}:")?;
         let is_plain = name.bytes().all(|byte| byte.is_ascii_graphic());
         // Contributors stand under a longer name.
@@ -40,6 +46,12 @@ impl StoredName {
         let identity = start..start + identity.len();
         let name = name.into_boxed_str();
         Some(Self { name, identity })
+    }
+
+    /// What the name begins with: see [`RedisStore::prefix`](crate::RedisStore::prefix).
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.name[..self.identity.start - ":{".len()]
     }
 
     /// Who is limited, as the name has it: `ip=203.0.113.7`, or `api-key=#` and a hash where the value is long, strange
@@ -81,7 +93,11 @@ mod tests {
         ] {
             let read = StoredName::read(&names, names.name("api.v1", &key)).unwrap();
             assert!(read.identity().starts_with(identity), "{read:?}");
-            assert_eq!(read.policy(), "api.v1");
+            assert_eq!((read.policy(), read.prefix()), ("api.v1", "shop[1]*"));
+            assert_eq!(read, StoredName::write(&names, &key, "api.v1"));
+            let other = StoredName::read(&Names::new("other"), names.name("api.v1", &key));
+            assert_eq!(other, None);
+            let read = StoredName::read_of_any_prefix(names.name("api.v1", &key)).unwrap();
             assert_eq!(read, StoredName::write(&names, &key, "api.v1"));
         }
     }

@@ -29,14 +29,23 @@ pub struct Server {
 #[derive(Clone, Debug)]
 pub struct Selection {
     pattern: Vec<u8>,
+    of_any_prefix: bool,
+}
+
+impl Selection {
+    const fn of_this_prefix(pattern: Vec<u8>) -> Self {
+        Self {
+            pattern,
+            of_any_prefix: false,
+        }
+    }
 }
 
 impl Inspector {
     /// All keys of the store, or those under the policy of this name.
     #[must_use]
     pub fn all(&self, policy: Option<&str>) -> Selection {
-        let pattern = self.store.names.pattern(None, policy);
-        Selection { pattern }
+        Selection::of_this_prefix(self.store.names.pattern(None, policy))
     }
 
     /// All keys of the store, and those that hold [blocks](StoredName::is_of_block).
@@ -45,11 +54,20 @@ impl Inspector {
         self.all(Some("*"))
     }
 
+    /// The keys of all stores of this crate that share the server, whatever their [prefixes](StoredName::prefix), and
+    /// those that hold blocks.
+    #[must_use]
+    pub fn all_prefixes(&self) -> Selection {
+        Selection {
+            pattern: b"*:{*=*}:*".to_vec(),
+            of_any_prefix: true,
+        }
+    }
+
     /// The keys of one identity, under whatever policies.
     #[must_use]
     pub fn all_of(&self, key: &Key) -> Selection {
-        let pattern = self.store.names.pattern(Some(key), None);
-        Selection { pattern }
+        Selection::of_this_prefix(self.store.names.pattern(Some(key), None))
     }
 }
 
@@ -60,6 +78,12 @@ impl Server {
             to,
             timeout: inspector.timeout,
         }
+    }
+
+    /// `HOST:PORT` of a node of a cluster; `None` of a server by itself.
+    #[must_use]
+    pub fn node_address(&self) -> Option<String> {
+        self.to.node_address()
     }
 
     /// The server's time, in ms since the Unix epoch.
@@ -73,7 +97,7 @@ impl Server {
             return Ok(clock.now_ms());
         }
         let now_ms = self.send(&redis::cmd("TIME")).await.and_then(milliseconds);
-        now_ms.map_err(|error| not_of_a_proxy(&error))
+        now_ms.map_err(|error| self.error(&error))
     }
 
     /// How many keys the server keeps, those of others among them.
@@ -84,7 +108,7 @@ impl Server {
     pub async fn key_count(&self) -> Result<u64, StoreError> {
         let count = self.send(&redis::cmd("DBSIZE")).await;
         let count = count.and_then(|count| Ok(redis::from_redis_value(count)?));
-        count.map_err(|error| not_of_a_proxy(&error))
+        count.map_err(|error| self.error(&error))
     }
 
     /// Looks at about `count` keys, and answers with those that are selected, and the cursor to go on with: 0 in the
@@ -109,11 +133,15 @@ impl Server {
             .arg(count);
         let found = self.send(&scan).await;
         let found = found.and_then(|found| Ok(redis::from_redis_value(found)?));
-        let (next, found): (u64, Vec<Vec<u8>>) = found.map_err(|error| not_of_a_proxy(&error))?;
+        let (next, found): (u64, Vec<Vec<u8>>) = found.map_err(|error| self.error(&error))?;
         let names = &self.store.names;
-        let found = found
-            .into_iter()
-            .filter_map(|name| StoredName::read(names, name));
+        let found = found.into_iter().filter_map(|name| {
+            if selection.of_any_prefix {
+                StoredName::read_of_any_prefix(name)
+            } else {
+                StoredName::read(names, name)
+            }
+        });
         Ok((next, found.collect()))
     }
 
@@ -143,6 +171,14 @@ impl Server {
             reply => reply,
         });
         Ok(replies.collect())
+    }
+
+    /// No node of a cluster is behind a proxy.
+    fn error(&self, error: &RedisError) -> StoreError {
+        match self.to.node_address() {
+            Some(_) => store_error(error),
+            None => not_of_a_proxy(error),
+        }
     }
 
     async fn send(&self, cmd: &redis::Cmd) -> RedisResult<Value> {
