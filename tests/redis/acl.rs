@@ -65,7 +65,7 @@ async fn with_all_of_them_everything_works() {
 
 #[test]
 fn the_documentation_names_these() {
-    let page = include_str!("../../src/store/redis/deployment.md");
+    let page = include_str!("../../docs/guide/servers.md");
     assert!(page.contains(&format!(">PASSWORD {}\n", LEAST_RIGHTS.join(" "))));
     assert!(page.contains(&format!("- `{}` where", CONTRIBUTORS_RIGHTS.join(" "))));
 }
