@@ -68,6 +68,14 @@ async fn an_unknown_identity_is_blocked_with_a_warning() {
             "{args}: {said:?}"
         );
     }
+    for _ in 0..2 {
+        let said = site
+            .tool
+            .run("block user=alice --for 1h --prefix sluicegat");
+        let expected = "under the prefix `sluicegat`, but under `sluicegate`: see --prefix";
+        assert_eq!(said.code, 0, "{said:?}");
+        assert!(said.stderr.contains(expected), "{said:?}");
+    }
     // A block makes no identity known.
     let said = site.json("block usr=alice --for 1h", 0);
     assert!(

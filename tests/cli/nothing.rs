@@ -41,8 +41,7 @@ async fn a_server_without_keys_is_called_empty() {
 async fn a_server_without_keys_of_sluicegate_is_called_so() {
     let site = Site::start().await;
     let () = site.server.run("SET sessions:1 garbage");
-    let reason =
-        "No key of sluicegate is stored: is this the service's server, and its database?\n";
+    let reason = "No counts are stored: is this the service's server, and its database?\n";
     all_say(&site, "", reason);
 }
 
@@ -53,7 +52,8 @@ async fn other_prefixes_are_listed_where_only_they_are_used() {
     let blog = Limiter::new(blog.prefix("blog"));
     let charge = Charge::new(&policy("api"), Key::new("user", "alice"), 1);
     assert!(blog.check([charge]).await.unwrap().is_allowed());
-    let reason = "No key begins with `sluicegate`, but others with `blog`: see --prefix\n";
+    let reason =
+        "No counts are stored under the prefix `sluicegate`, but under `blog`: see --prefix\n";
     all_say(&site, "", reason);
     assert!(!site.text("top --prefix blog").contains("--prefix"));
     assert!(

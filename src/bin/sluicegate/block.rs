@@ -212,14 +212,13 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
         let mut doubts = Doubts::new(&inspector, settings);
         let mut reports = Vec::new();
         for named in &named {
+            // Before the block itself is stored.
+            let warning = doubts.of(&named.key).await;
             let blocked = block_one(named, &args.until, &limiter, &inspector).await;
             let (report, asked_ms) = blocked.map_err(|error| {
                 after(&reports, "blocked", of_home(error, &inspector, &named.key))
             })?;
-            let report = Report {
-                warning: doubts.of(&named.key).await,
-                ..report
-            };
+            let report = Report { warning, ..report };
             write_blocked(&report, asked_ms, output)?;
             reports.push(report);
         }

@@ -1,7 +1,7 @@
 //! [`Census`]: what is stored, as far as a look at some of the keys shows; and so why nothing was
 //! found.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use sluicegate::{Key, store::redis::inspect::Inspector};
 
@@ -29,8 +29,8 @@ pub(crate) struct Census {
     total: u64,
     /// The part of them that was looked at.
     looked_at: u64,
-    /// The number of keys of each prefix.
-    prefixes: BTreeMap<String, u64>,
+    /// The prefixes under which counts are stored.
+    prefixes: BTreeSet<String>,
     /// Under the prefix of the settings.
     kinds: BTreeSet<String>,
     pub(crate) policies: BTreeSet<String>,
@@ -44,7 +44,7 @@ impl Census {
             prefix: settings.prefix().to_owned(),
             total: 0,
             looked_at: 0,
-            prefixes: BTreeMap::new(),
+            prefixes: BTreeSet::new(),
             kinds: BTreeSet::new(),
             policies: BTreeSet::new(),
             ipv6_prefixes: BTreeSet::new(),
@@ -80,9 +80,12 @@ impl Census {
     }
 
     fn add(&mut self, prefix: &str, identity: &str, policy: &str, is_block: bool) {
-        *self.prefixes.entry(prefix.to_owned()).or_default() += 1;
-        // An operator can block an identity that does not exist.
-        if prefix != self.prefix || is_block {
+        // An operator can block an identity that does not exist, under a prefix that no service has.
+        if is_block {
+            return;
+        }
+        self.prefixes.insert(prefix.to_owned());
+        if prefix != self.prefix {
             return;
         }
         let (kind, value) = identity.split_once('=').unwrap_or_default();
@@ -93,7 +96,7 @@ impl Census {
 
     /// Why nothing is found at all under this prefix; `None` where something is.
     pub(crate) fn why_empty(&self) -> Option<String> {
-        if self.prefixes.contains_key(&self.prefix) {
+        if self.prefixes.contains(&self.prefix) {
             return None;
         }
         if self.total == 0 {
@@ -102,12 +105,12 @@ impl Census {
         let (prefix, among) = (&self.prefix, self.among());
         if self.prefixes.is_empty() {
             return Some(format!(
-                "No key of sluicegate is stored{among}: is this the service's server, and its database?"
+                "No counts are stored{among}: is this the service's server, and its database?"
             ));
         }
-        let others = listed(self.prefixes.keys().map(String::as_str));
+        let others = listed(self.prefixes.iter().map(String::as_str));
         Some(format!(
-            "No key begins with `{prefix}`{among}, but others with {others}: see --prefix"
+            "No counts are stored under the prefix `{prefix}`{among}, but under {others}: see --prefix"
         ))
     }
 
@@ -147,12 +150,9 @@ impl Census {
             let kinds = listed(self.kinds.iter().map(String::as_str));
             let meant = nearest(kind, self.kinds.iter().map(String::as_str));
             let meant = meant.map_or_else(String::new, |it| format!(". Did you mean {it}=?"));
-            return match self.kinds.is_empty() {
-                true => format!("No counts are stored{among}."),
-                false => format!(
-                    "No identity of the kind `{kind}` is stored{among}: the kinds are {kinds}{meant}"
-                ),
-            };
+            return format!(
+                "No identity of the kind `{kind}` is stored{among}: the kinds are {kinds}{meant}"
+            );
         }
         if let Some(bits) = ipv6_prefix(kind, value)
             && !self.ipv6_prefixes.is_empty()
@@ -178,12 +178,9 @@ impl Census {
         self.why_empty().or_else(|| {
             let (among, policy) = (self.among(), printable(policy.as_bytes()));
             let policies = listed(self.policies.iter().map(String::as_str));
-            Some(match self.policies.is_empty() {
-                true => format!("No counts are stored{among}."),
-                false => format!(
-                    "Nothing is stored under a policy `{policy}`{among}: the policies are {policies}"
-                ),
-            })
+            Some(format!(
+                "Nothing is stored under a policy `{policy}`{among}: the policies are {policies}"
+            ))
         })
     }
 
