@@ -145,7 +145,7 @@ pub(crate) fn package(example: &str) -> Option<String> {
     is_package.then(|| format!("example-{}", example.replace('_', "-")))
 }
 
-/// Builds an example unless it is up to date, with the profile and the features of this test. Where
+/// Builds an example unless it is up to date, with the profile of this test and, of the library, its features. Where
 /// `EXAMPLES_ARE_BUILT` is set, it is believed to be: Cargo need not be asked, which may be compiling for others.
 pub(crate) fn build(example: &str) -> PathBuf {
     let test = env::current_exe().unwrap();
@@ -160,24 +160,25 @@ pub(crate) fn build(example: &str) -> PathBuf {
     }
     let mut cargo = cargo(target);
     match &package {
-        // With a test of the library, dependencies have the features that they have for this test, and are not
-        // compiled once more.
-        Some(package) => cargo.args(["-p", package, "--bin", package, "--test", "suites"]),
-        None => cargo.args(["--example", example]),
+        // Nothing but what tests of the library depend on: with one of them, all that is compiled already serves.
+        Some(package) if example == "server" => {
+            library(&mut cargo).args(["-p", package, "--bin", package, "--test", "suites"])
+        }
+        Some(package) => cargo.args(["-p", package]),
+        None => library(&mut cargo).args(["--example", example]),
     };
     let is_built = cargo.status().unwrap().success();
     assert!(is_built, "the example `{example}` does not build");
     program
 }
 
-/// `cargo build`, as this test was built.
+/// `cargo build`, with the profile of this test.
 fn cargo(target: &Path) -> Command {
     let profile = match target.file_name().unwrap().to_str().unwrap() {
         "debug" => "dev",
         "release" => "bench",
         profile => profile,
     };
-    let features = features().into_iter().map(|it| format!("sluicegate/{it}"));
     let mut cargo = Command::new(env!("CARGO"));
     // What cargo tells a test of its package makes build scripts of dependencies run anew.
     for (name, _) in env::vars() {
@@ -187,8 +188,14 @@ fn cargo(target: &Path) -> Command {
     }
     cargo
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(["build", "--quiet", "--profile", profile])
-        .args(["-p", "sluicegate", "--no-default-features", "--features"])
-        .arg(features.collect::<Vec<_>>().join(","));
+        .args(["build", "--quiet", "--profile", profile]);
     cargo
+}
+
+/// Selects the library, with the features of this test.
+fn library(cargo: &mut Command) -> &mut Command {
+    let features = features().into_iter().map(|it| format!("sluicegate/{it}"));
+    cargo
+        .args(["-p", "sluicegate", "--no-default-features", "--features"])
+        .arg(features.collect::<Vec<_>>().join(","))
 }
