@@ -34,6 +34,8 @@ pub(crate) enum ProxyMistake {
     NoHeader,
     /// The header has fewer entries than proxies were counted.
     TooFew,
+    /// The header holds no address where the proxies write one.
+    Unreadable,
     /// The address that counts as the client is a proxy's.
     ProxyIsClient,
 }
@@ -61,6 +63,12 @@ pub(crate) fn about_proxies(header: &str, mistake: ProxyMistake) {
             header,
             "misconfigured: `ForwardedIp` finds no key, since the header has fewer addresses than proxies: lower \
              `TrustedProxies::count_including_peer` to how many of your proxies add to it"
+        ),
+        ProxyMistake::Unreadable => tracing::warn!(
+            target: "sluicegate",
+            header,
+            "misconfigured: `ForwardedIp` finds no key, since the header holds no address: let the proxy write the \
+             client's address, and neither `unknown` nor a name, and overwrite a header of one address"
         ),
         ProxyMistake::ProxyIsClient => tracing::warn!(
             target: "sluicegate",

@@ -61,7 +61,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
 
     /// Whether the keys of this request are of the address at the other end of the connection, as those of
     /// [`PeerIp`](struct@PeerIp) are. The layer asks for its first 10 000 requests, and warns once if such a limit is
-    /// behind a proxy, where that is the proxy's address.
+    /// behind a proxy, where that is the proxy's address. For this, [`or`](Self::or) may extract, and
+    /// [`only_when`](Self::only_when) ask its condition, once more.
     fn reads_peer(&self, _head: &Parts) -> bool {
         false
     }

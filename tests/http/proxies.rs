@@ -162,6 +162,21 @@ fn a_count_that_is_too_high_is_warned_of() {
 }
 
 #[test]
+fn proxies_that_hide_addresses_are_warned_of() {
+    let ip = ForwardedIp::x_forwarded_for(networks(&["10.0.0.0/8"]));
+    let lines = warned(ip, forwarded(PROXY, |_| "unknown".to_owned(), 200));
+    assert_warned(
+        &lines,
+        &["holds no address", "neither `unknown` nor a name"],
+    );
+    // A proxy that adds a line instead of overwriting it.
+    let twice = |number| vec![("x-real-ip", client(number)), ("x-real-ip", client(number))];
+    let ip = ForwardedIp::header("x-real-ip", networks(&["10.0.0.0/8"]));
+    let lines = warned(ip, (0..200).map(|number| (PROXY, twice(number))));
+    assert_warned(&lines, &["overwrite a header of one address"]);
+}
+
+#[test]
 fn health_checks_before_the_first_clients_hide_no_mistake() {
     let chain = |client| format!("{client}, 203.0.113.9");
     let trusted = || networks(&["10.0.0.0/8"]);

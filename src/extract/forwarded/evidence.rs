@@ -55,6 +55,7 @@ struct Window {
     requests: u32,
     untrusted: u32,
     too_few: u32,
+    unreadable: u32,
     /// The first client of the window, and how many requests were its, with other entries beyond it.
     client: Option<IpAddr>,
     of_client: u32,
@@ -100,7 +101,8 @@ impl Window {
                 let last = mem::replace(&mut self.beyond, *beyond);
                 self.changes += u32::from(last != *beyond);
             }
-            Seen::Client(..) | Seen::NoHeader | Seen::Unreadable => {}
+            Seen::Unreadable => self.unreadable += 1,
+            Seen::Client(..) | Seen::NoHeader => {}
         }
     }
 
@@ -116,6 +118,9 @@ impl Window {
         }
         if self.too_few >= MOST_OF_THEM {
             return Some(ProxyMistake::TooFew);
+        }
+        if self.unreadable >= MOST_OF_THEM {
+            return Some(ProxyMistake::Unreadable);
         }
         let is_proxy = self.of_client >= MOST_OF_THEM && self.changes >= MANY_CHANGES;
         is_proxy.then_some(ProxyMistake::ProxyIsClient)
