@@ -241,7 +241,7 @@ async fn listing_who_is_blocked_needs_one_right_more() {
 
 #[test]
 fn the_documentation_names_these_rights() {
-    let page = include_str!("../../src/store/redis/transactions.md");
+    let page = include_str!("../../docs/guide/transactions.md");
     assert!(page.contains(&format!(">PASSWORD {}\n", RIGHTS.join(" "))));
 }
 
