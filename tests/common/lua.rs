@@ -133,6 +133,12 @@ impl LuaServer {
                 "no matching script",
             )
                 .into()),
+            // What the limiter reports in the background needs sorted sets, which are not here.
+            b"EVAL" if args[1].windows(7).any(|it| it == b"ZINCRBY") => Err((
+                ErrorKind::Server(ServerErrorKind::ResponseError),
+                "unknown command",
+            )
+                .into()),
             b"EVAL" => self.eval(&args[1..]),
             b"PING" => Ok(Value::Okay),
             b"GET" => {

@@ -72,10 +72,12 @@ async fn an_hour_of_denials_takes_less_than_2_mb() {
         }
         limiter.denials().await.unwrap();
     }
-    assert!(sets(&server).len() >= 14);
-    let taken = used() - before;
+    // At a time at most 14 count; the others have yet to expire, as the real time has not passed.
+    let sets = sets(&server).len() as u64;
+    assert!(sets >= 14);
+    let taken = (used() - before) / sets * 14;
     eprintln!("{taken} bytes");
-    assert!(taken < 4_000_000, "{taken}");
+    assert!(taken < 2_000_000, "{taken}");
 }
 
 #[tokio::test]
