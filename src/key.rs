@@ -19,6 +19,7 @@ use crate::text::Text;
 /// assert_eq!(format!("{key:?}"), "Key(user=…)");          // the value is never shown
 /// assert_ne!(key, Key::new("tenant", "alice"));
 /// assert_ne!(key, Key::secret("user", "alice"));          // a secret value and a plain one are different keys
+/// assert_eq!(key.into_secret(), Key::secret("user", "alice"));
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Key {
@@ -56,6 +57,18 @@ impl Key {
         Self {
             form: Form::Secret,
             ..Self::new(kind, value)
+        }
+    }
+
+    /// The same identity with its value as a secret, which is another key. For values that your operators are not to see.
+    #[must_use]
+    pub fn into_secret(self) -> Self {
+        match self.form {
+            Form::Plain => Self {
+                form: Form::Secret,
+                ..self
+            },
+            _ => self,
         }
     }
 

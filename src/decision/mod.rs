@@ -12,15 +12,15 @@
 //!         let left: Vec<u64> = usage.rules().map(|rule| rule.remaining()).collect();
 //!         assert_eq!(left, [1, 3]);
 //!     }
-//!     Decision::Denied(_) | Decision::Blocked(_) => unreachable!(),
+//!     _ => unreachable!(),
 //! }
 //! match limiter.check([Charge::new(&policy, Key::new("user", "alice"), 4)]).await? {
-//!     Decision::Allowed(_) | Decision::Blocked(_) => unreachable!(),
 //!     Decision::Denied(denial) => {
 //!         assert_eq!(denial.policy().name(), "api");
 //!         assert_eq!(denial.rule().rule().to_string(), "12/1m");           // the rule with the longest wait
 //!         assert!(denial.retry_after().unwrap().as_secs() >= 59);
 //!     }
+//!     _ => unreachable!(),
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # }).unwrap();
