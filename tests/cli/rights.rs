@@ -5,7 +5,7 @@ use sluicegate::{Key, block::Until};
 use crate::{common::served::limited, site::Site};
 
 /// A verb, the rights that it needs, and the exit code with them.
-const NEEDS: [(&str, &[&str], i32); 11] = [
+const NEEDS: [(&str, &[&str], i32); 12] = [
     ("inspect user=alice --policies policies.toml", &READ, 0),
     ("inspect user=alice", &SCAN, 0),
     ("explain user=alice --policies policies.toml", &READ, 0),
@@ -13,7 +13,8 @@ const NEEDS: [(&str, &[&str], i32); 11] = [
     ("top --policies policies.toml", &SCAN, 0),
     ("reset user=alice --policy api --yes", &RESET, 0),
     ("reset user=alice --yes", &RESET_FOUND, 0),
-    ("blocks", &SCAN, 0),
+    ("blocks", &BLOCKS, 0),
+    ("blocks --scan", &SCAN, 0),
     ("block user=alice --for 1h", &BLOCK, 0),
     ("unblock user=alice", &RESET, 1), // she is not blocked
     (
@@ -25,6 +26,7 @@ const NEEDS: [(&str, &[&str], i32); 11] = [
 
 const READ: [&str; 3] = ["~sluicegate:*", "+get", "+time"];
 const SCAN: [&str; 5] = ["~sluicegate:*", "+get", "+time", "+scan", "+dbsize"];
+const BLOCKS: [&str; 4] = ["~sluicegate:*", "+get", "+time", "+zscan"];
 const RESET: [&str; 6] = [
     "~sluicegate:*",
     "+get",
@@ -88,7 +90,7 @@ async fn each_verb_does_with_its_rights_and_with_no_fewer() {
             // Within a script, servers before Redis 7.2 do not say which.
             let named = match verb.starts_with("contributors") {
                 true => &["+evalsha", "+eval"][..],
-                false => &["+time", "+scan", "+dbsize", "+evalsha", "+eval"],
+                false => &["+time", "+scan", "+zscan", "+dbsize", "+evalsha", "+eval"],
             };
             if let Some(right) = missing.filter(|it| named.contains(it)) {
                 let expected = format!("the right `{right}` is missing");
@@ -125,6 +127,7 @@ fn the_page_names_these() {
     for rights in [
         &READ[..],
         &SCAN,
+        &BLOCKS,
         &RESET,
         &RESET_FOUND,
         &BLOCK,
@@ -157,7 +160,7 @@ async fn verbs_that_read_write_nothing_and_run_no_script() {
         .filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next());
     let mut called: Vec<&str> = called.filter(|it| !it.starts_with("config")).collect();
     called.sort_unstable();
-    assert_eq!(called, ["dbsize", "get", "ping", "scan", "time"]);
+    assert_eq!(called, ["dbsize", "get", "ping", "scan", "time", "zscan"]);
     let after: Vec<u8> = site.server.run("GET sluicegate:{user=alice}:api");
     assert_eq!(before, after);
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use jiff::Timestamp;
 use serde::Serialize;
 use sluicegate::{
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockDetails, BlockRequest, BlockedBy, Until},
     store::redis::inspect::StoredBlock,
 };
 
@@ -17,12 +17,12 @@ use super::{
     output::{BAD, BOLD, Output},
     server,
     settings::Settings,
-    text::{self, date_time, millis, span},
+    text::{self, date_time, millis, printable, span},
 };
 
 const EXAMPLES: &str = "\
 Examples:
-  sluicegate block ip=203.0.113.7 --for 2h
+  sluicegate block ip=203.0.113.7 --for 2h --reason 'scrapes prices'
   sluicegate block user=alice --until 2026-12-01T08:00:00+01:00
   sluicegate block header:x-api-key=- --forever < key.txt
 
@@ -51,6 +51,14 @@ pub(crate) struct BlockArgs {
 
     #[command(flatten)]
     until: UntilArgs,
+
+    /// Why: shown to all who may list blocks; at most 200 bytes
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+
+    /// Who asks for it, shown like the reason [default: USER@HOST]
+    #[arg(long, value_name = "NAME")]
+    author: Option<String>,
 }
 
 #[derive(Args)]
@@ -83,6 +91,13 @@ pub(crate) struct BlockReport {
     pub(crate) until_ms: Option<u64>,
     /// `operator` or `ban`.
     pub(crate) by: &'static str,
+    /// When it was made, in ms since the Unix epoch; null in a block of an older version, as all below.
+    pub(crate) created_ms: Option<u64>,
+    pub(crate) reason: Option<String>,
+    pub(crate) author: Option<String>,
+    /// Of a ban: the policy, and its rule that denied.
+    pub(crate) policy: Option<String>,
+    pub(crate) rule: Option<String>,
 }
 
 /// The answer as JSON; fields are only ever added.
@@ -95,16 +110,20 @@ struct Report {
     blocked: Option<BlockReport>,
 }
 
-impl From<Block> for BlockReport {
-    fn from(block: Block) -> Self {
+impl BlockReport {
+    fn new(block: Block, details: &BlockDetails) -> Self {
+        let owned = |text: Option<&str>| text.map(str::to_owned);
         Self {
             until_ms: block.until_ms(),
             by: block.by().as_str(),
+            created_ms: details.created_ms(),
+            reason: owned(details.reason()),
+            author: owned(details.author()),
+            policy: owned(details.policy()),
+            rule: owned(details.rule()),
         }
     }
-}
 
-impl BlockReport {
     /// The block that holds at this time, of what is stored.
     pub(crate) fn of(stored: StoredBlock, now_ms: u64) -> Result<Option<Self>> {
         let block = stored.map_err(|error| {
@@ -114,7 +133,8 @@ impl BlockReport {
             ))
         })?;
         let holds = |it: &Self| it.until_ms.is_none_or(|until| until > now_ms);
-        Ok(block.map(Self::from).filter(holds))
+        let block = block.map(|(block, details)| Self::new(block, &details));
+        Ok(block.filter(holds))
     }
 
     pub(crate) fn is_ban(&self) -> bool {
@@ -141,6 +161,27 @@ impl BlockReport {
             None => format!("{by} for ever"),
             Some(until) => format!("{by} until {}", date_time(until)),
         }
+    }
+
+    /// `since 2026-11-22 14:40:03.123 UTC, by kim@host: scrapes prices`, as far as it is known.
+    pub(crate) fn origin(&self) -> Option<String> {
+        let since = format!("since {}", date_time(self.created_ms?));
+        Some(match self.why() {
+            Some(why) => format!("{since}, {why}"),
+            None => since,
+        })
+    }
+
+    /// `by kim@host: scrapes prices`, or `by 10/1m of login`.
+    pub(crate) fn why(&self) -> Option<String> {
+        let by = match (&self.policy, &self.rule, &self.author) {
+            (Some(policy), Some(rule), _) => Some(format!("by {rule} of {policy}")),
+            (_, _, Some(author)) => Some(format!("by {author}")),
+            _ => None,
+        };
+        let parts = [by, self.reason.clone()].into_iter().flatten();
+        let why = parts.collect::<Vec<_>>().join(": ");
+        (!why.is_empty()).then(|| printable(why.as_bytes()))
     }
 
     /// Whether a block that ends later was there before. The server counted a span from its own time, a little later.
@@ -182,11 +223,17 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
             ));
         }
         let limiter = server::limiter(store, settings);
-        let block = limiter.block(&key, args.until.get()).await?;
+        let request = BlockRequest::new(args.until.get()).reason(&args.reason);
+        let author = args.author.clone().or_else(user_and_host);
+        let request = request.author(author.as_deref().unwrap_or_default());
+        let block = limiter.block(&key, request).await?;
+        let held = BlockReport::of(inspector.block(&key).await?, now_ms)?;
         let report = Report {
             identity: inspector.name(&key, "").identity().to_owned(),
             now_ms,
-            blocked: Some(block.into()),
+            blocked: Some(
+                held.unwrap_or_else(|| BlockReport::new(block, &BlockDetails::default())),
+            ),
         };
         Ok((report, until_ms))
     })?;
@@ -196,6 +243,9 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
         let text = block.text(report.now_ms);
         let identity = &report.identity;
         writeln!(output, "{BOLD}{identity}{BOLD:#} is {BAD}{text}{BAD:#}.")?;
+        if let Some(origin) = block.origin() {
+            output.hint(&origin)?;
+        }
         if block.is_other_than(asked_ms) {
             output.hint(
                 "That block ends later than what was asked for, and so it holds: unblock first to shorten it.",
@@ -238,6 +288,18 @@ pub(crate) fn unblock(
         output.hint(&settings.prefix_hint())?;
     }
     Ok(was_blocked.into())
+}
+
+/// Who runs the tool, as far as the system says so.
+fn user_and_host() -> Option<String> {
+    let set = |name: &&str| std::env::var(name).ok().filter(|it| !it.is_empty());
+    let user = ["USER", "USERNAME", "LOGNAME"].iter().find_map(set)?;
+    let host = ["HOSTNAME", "COMPUTERNAME"].iter().find_map(set);
+    let host = host.or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok());
+    Some(match host {
+        Some(host) => format!("{user}@{}", host.trim()),
+        None => user,
+    })
 }
 
 fn parse_date(text: &str) -> Result<Timestamp, String> {

@@ -128,7 +128,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         policies: Vec::new(),
     };
     let mut longest = 0;
-    if let Some(block) = BlockReport::of(reading.block, reading.now_ms)? {
+    if let Some(block) = BlockReport::of(reading.block.clone(), reading.now_ms)? {
         // Nothing beats for ever.
         longest = block.until_ms.unwrap_or(u64::MAX);
         report.passes = false;
@@ -304,6 +304,9 @@ fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
             output,
             "{BAD}It is denied, where blocks are enforced:{BAD:#}\n{text}."
         )?;
+        if let Some(origin) = block.origin() {
+            output.hint(&origin)?;
+        }
     }
     match (&report.denied_by, report.passes_ms) {
         (None, _) if report.blocked.is_some() => {}

@@ -46,6 +46,8 @@ pub(crate) struct Reading {
     pub(crate) now_ms: u64,
     /// Whether the identity is blocked, whatever it has used.
     pub(crate) block: StoredBlock,
+    /// Denials that count towards a ban, whatever the policy.
+    pub(crate) strikes: StoredResult,
     pub(crate) entries: Vec<Entry>,
 }
 
@@ -134,6 +136,10 @@ impl Reader {
             identity: self.inspector.name(&self.key, "").identity().to_owned(),
             now_ms,
             block: self.inspector.block(&self.key).await?,
+            strikes: self
+                .inspector
+                .read(&self.inspector.strikes(&self.key))
+                .await?,
             entries,
         })
     }

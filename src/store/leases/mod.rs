@@ -26,7 +26,7 @@ use self::{
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    block::{Block, BlockedBy, BlockedIdentity, Until},
+    block::{Block, BlockRequest, BlockedIdentity},
     charge::Charge,
     check::Check,
     contributors::{Contribution, Contributors},
@@ -421,16 +421,16 @@ impl Store for Leases {
         Revocation::call(vec![revocation], move || store.reset(&policy, &key))
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
         let revocation = Revocation::block(&self.inner, key);
-        self.inner.store.block(key, until, by).holding(revocation)
+        self.inner.store.block(key, request).holding(revocation)
     }
 
-    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
         let revocation = Revocation::block(&self.inner, key);
         self.inner
             .store
-            .ban(key, strikes, until)
+            .ban(key, strikes, request)
             .holding(revocation)
     }
 

@@ -179,7 +179,7 @@ const fn units(score: f64) -> u64 {
 }
 
 /// Sends all at once, in this order, and answers when all are answered.
-async fn send_all<'a>(
+pub(super) async fn send_all<'a>(
     transport: &'a Transport,
     commands: Vec<(&'a Cmd, &'a [u8])>,
 ) -> Vec<RedisResult<Value>> {

@@ -36,6 +36,7 @@ use super::{
     milliseconds, names,
 };
 use crate::{
+    block::STRIKES,
     error::{StoreError, StoreErrorKind},
     key::Key,
 };
@@ -107,12 +108,16 @@ impl Inspector {
     ///
     /// When the server does not answer in time, or with an error. A proxy such as twemproxy hangs up.
     pub async fn now_ms(&self, key: &Key) -> Result<u64, StoreError> {
+        self.time(&self.store.names.name("", key)).await
+    }
+
+    /// The time of the server that keeps the key of this name.
+    async fn time(&self, name: &[u8]) -> Result<u64, StoreError> {
         #[cfg(feature = "test-util")]
         if let Some(clock) = &self.store.clock {
             return Ok(clock.now_ms());
         }
-        let name = self.store.names.name("", key);
-        let time = self.send(&redis::cmd("TIME"), &name).await;
+        let time = self.send(&redis::cmd("TIME"), name).await;
         let now_ms = time.and_then(milliseconds);
         now_ms.map_err(|error| not_of_a_proxy(&error))
     }
@@ -121,6 +126,12 @@ impl Inspector {
     #[must_use]
     pub fn name(&self, key: &Key, policy: &str) -> StoredName {
         StoredName::write(&self.store.names, key, policy)
+    }
+
+    /// The name of the key that holds the [strikes](crate::block#bans) of an identity.
+    #[must_use]
+    pub fn strikes(&self, key: &Key) -> StoredName {
+        self.name(key, STRIKES)
     }
 
     /// Reads one key.
