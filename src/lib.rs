@@ -163,6 +163,7 @@ pub mod operating {
 mod operation;
 pub mod policies;
 pub mod policy;
+mod published;
 pub mod rule;
 #[cfg(feature = "serde")]
 mod serde;

@@ -155,7 +155,12 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_none() {
-        for text in ["", "rules=10/1s", "rules=10\nversion=1\nseen=1", "seen=x\nversion=1\nrules=1/1s"] {
+        for text in [
+            "",
+            "rules=10/1s",
+            "rules=10\nversion=1\nseen=1",
+            "seen=x\nversion=1\nrules=1/1s",
+        ] {
             assert_eq!(PublishedPolicy::parse("api", text), None, "{text}");
         }
     }

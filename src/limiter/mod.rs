@@ -9,6 +9,7 @@ mod contributors;
 mod decide;
 mod fallback;
 mod known_blocks;
+mod publisher;
 mod report;
 mod settle;
 mod timeout;
@@ -75,6 +76,8 @@ struct Inner {
     known_blocks: Arc<known_blocks::KnownBlocks>,
     contributors: Arc<contributors::Tracker>,
     strikes: Arc<bans::StrikeQueue>,
+    /// `None` where nothing is published.
+    publisher: Option<Arc<publisher::Publisher>>,
 }
 
 impl Limiter {
@@ -89,6 +92,7 @@ impl Limiter {
         let store: Arc<dyn Store> = Arc::new(store);
         let inner = Inner {
             contributors: Arc::new(contributors::Tracker::new(store.clone())),
+            publisher: publisher::Publisher::new(&store),
             store,
             breaker: Arc::new(Breaker::new(interval)),
             local: ScaledStore {

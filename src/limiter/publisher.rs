@@ -115,7 +115,9 @@ impl Publisher {
         let entry = known.entry(policy.clone());
         // Only of the policy that is kept: the address of another may be used again.
         let is_kept = match &entry {
-            std::collections::hash_map::Entry::Occupied(it) => it.key().address() == policy.address(),
+            std::collections::hash_map::Entry::Occupied(it) => {
+                it.key().address() == policy.address()
+            }
             std::collections::hash_map::Entry::Vacant(_) => true,
         };
         let mut is_new = false;
@@ -128,7 +130,11 @@ impl Publisher {
         drop(known);
         if is_kept {
             let [first, second] = self.places(mark);
-            let place = if first.load(Relaxed) == 0 { first } else { second };
+            let place = if first.load(Relaxed) == 0 {
+                first
+            } else {
+                second
+            };
             place.store(mark, Relaxed);
         }
         if is_new {

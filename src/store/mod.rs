@@ -21,6 +21,7 @@ use crate::{
     error::StoreError,
     eventual::Eventual,
     key::Key,
+    policies::PublishedPolicy,
     policy::Policy,
     rule::Rule,
 };
@@ -157,6 +158,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         StoreFuture::ready(Err(NO_CONTRIBUTORS))
     }
 
+    /// Publishes these policies beside what the processes of other services publish, for operators' tools, and keeps
+    /// them for a day. `None` where the store publishes nothing, which is the default.
+    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
+        let _ = policies;
+        None
+    }
+
     /// Tells how long a [`Limiter`](crate::Limiter) over this store waits for one call, so that timeouts of the store's
     /// own are no shorter. The default does nothing.
     fn set_timeout(&self, timeout: Duration) {
@@ -233,6 +241,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
         (**self).contributors(policy, key)
+    }
+
+    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
+        (**self).publish(policies)
     }
 
     fn single_failure_domain(&self) -> bool {

@@ -68,6 +68,7 @@ fn the_documentation_names_these() {
     let page = include_str!("../../docs/guide/servers.md");
     assert!(page.contains(&format!(">PASSWORD {}\n", LEAST_RIGHTS.join(" "))));
     assert!(page.contains(&format!("- `{}` where", BLOCKS_RIGHTS.join(" "))));
+    assert!(page.contains("- `+hgetall +hset +hdel +pexpire` where"));
     assert!(page.contains(&format!("- `{}` where", CONTRIBUTORS_RIGHTS.join(" "))));
 }
 

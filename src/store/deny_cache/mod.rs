@@ -25,6 +25,7 @@ use crate::{
     decision::{Decision, Usage},
     error::StoreError,
     key::Key,
+    policies::PublishedPolicy,
     policy::Policy,
     rule::Rule,
 };
@@ -234,6 +235,10 @@ impl Store for DenyCache {
 
     fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
         self.store.contribute(contributions)
+    }
+
+    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
+        self.store.publish(policies)
     }
 
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {

@@ -34,6 +34,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::Key,
     operation::{Operation, Reply},
+    policies::PublishedPolicy,
     policy::Policy,
     rule::{Rule, millis},
     settlement::Settlement,
@@ -465,6 +466,10 @@ impl Store for Leases {
 
     fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
         self.inner.store.contribute(contributions)
+    }
+
+    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
+        self.inner.store.publish(policies)
     }
 
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {

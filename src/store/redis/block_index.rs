@@ -106,7 +106,7 @@ impl RedisStore {
         vec![remove]
     }
 
-    fn client_now_ms(&self) -> u64 {
+    pub(super) fn client_now_ms(&self) -> u64 {
         #[cfg(feature = "test-util")]
         if let Some(clock) = &self.clock {
             return clock.now_ms();

@@ -10,6 +10,7 @@ use crate::{
     contributors::{Contribution, Contributors},
     decision::{Decision, Usage},
     key::Key,
+    policies::PublishedPolicy,
     policy::Policy,
     rule::Rule,
     settlement::Settlement,
@@ -32,6 +33,7 @@ pub mod deployment {
 mod error;
 pub mod inspect;
 mod names;
+mod policies;
 mod script;
 #[cfg(feature = "tls")]
 mod tls;
@@ -201,6 +203,10 @@ impl Store for RedisStore {
 
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
         self.read_contributors(policy, key)
+    }
+
+    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
+        Some(self.publish_all(policies))
     }
 
     fn single_failure_domain(&self) -> bool {

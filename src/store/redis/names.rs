@@ -62,6 +62,11 @@ impl Names {
         format!("{}:!blocks", self.prefix).into_bytes()
     }
 
+    /// The name of the hash of published policies.
+    pub(super) fn policies(&self) -> Vec<u8> {
+        format!("{}:!policies", self.prefix).into_bytes()
+    }
+
     /// What stands in the braces of an identity's names.
     pub(super) fn identity(&self, key: &Key) -> Vec<u8> {
         let name = self.name("", key);

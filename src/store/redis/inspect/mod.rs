@@ -1,6 +1,6 @@
 //! Reads what a [`RedisStore`] has stored, without writing anything: for operators' tools.
 //!
-//! Once it has logged in, no command but `GET`, `TIME`, `SCAN`, `DBSIZE` and `PING` is sent; on a cluster also
+//! Once it has logged in, no command but `GET`, `ZSCAN`, `HGETALL`, `TIME`, `SCAN`, `DBSIZE` and `PING` is sent; on a cluster also
 //! `CLUSTER SLOTS` and `ASKING`, and behind sentinels `ROLE`. No script is run.
 //!
 //! ```no_run
@@ -39,6 +39,7 @@ use crate::{
     block::STRIKES,
     error::{StoreError, StoreErrorKind},
     key::Key,
+    policies::PublishedPolicy,
 };
 
 pub use blocks::StoredBlock;
@@ -146,6 +147,17 @@ impl Inspector {
         stored(value, StoredValue::read)
     }
 
+    /// What services [publish](crate::Limiter::publish_policies) of their policies. Where processes differ, there are
+    /// several of one name.
+    ///
+    /// # Errors
+    ///
+    /// When the server does not answer in time, or with an error.
+    pub async fn policies(&self) -> Result<Vec<PublishedPolicy>, StoreError> {
+        let policies = tokio::time::timeout(self.timeout, self.store.published_policies());
+        policies.await.unwrap_or(Err(TOO_LATE))
+    }
+
     /// The servers that keep keys: the server, or each primary of a cluster.
     ///
     /// # Errors
@@ -161,6 +173,9 @@ impl Inspector {
         within(self.timeout, self.store.transport.send(cmd, routing_key)).await
     }
 }
+
+const TOO_LATE: StoreError =
+    StoreError::new(StoreErrorKind::Timeout, "no answer within the timeout");
 
 /// What a `GET` has answered, as `read` reads it.
 fn stored<T>(
