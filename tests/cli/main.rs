@@ -12,6 +12,7 @@ mod explain;
 mod guide;
 mod inspect;
 mod places;
+mod policies;
 mod readme;
 mod reset;
 mod rights;

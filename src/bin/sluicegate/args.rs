@@ -12,6 +12,7 @@ use super::{
     contributors::ContributorsArgs,
     explain::ExplainArgs,
     inspect::InspectArgs,
+    published::PoliciesArgs,
     reset::ResetArgs,
     settings::Settings,
     simulate::SimulateArgs,
@@ -23,7 +24,7 @@ const AFTER_HELP: &str = "\
 Exit codes:
   0  done; for a question: yes
   1  the answer is no: `check` found an error, `explain` a denial, `unblock`
-     no block, `contributors` nobody; or you said no to `reset`
+     no block, `contributors` nobody, `policies` none; or you said no to `reset`
   2  the arguments, the configuration or a file cannot be used
   3  the server cannot be reached, or said no
 
@@ -83,6 +84,8 @@ pub(crate) enum Command {
     Unblock(UnblockArgs),
     /// List who is blocked
     Blocks(BlocksArgs),
+    /// List the policies that services publish
+    Policies(PoliciesArgs),
     /// Delete what an identity has used
     Reset(ResetArgs),
     /// Show who has used a shared limit up

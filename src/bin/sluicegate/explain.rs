@@ -33,7 +33,7 @@ Examples:
 
 Answers what the service would be answered if it charged the identity under
 all policies of the file, or those that are named. What fits is told by the
-policies of the file: it has to be that of the service. Nothing is charged.
+policies that the service publishes, or of the file. Nothing is charged.
 
 Name the policies of a route with --policy. A request that is charged for
 several identities, an address and a user for instance, needs a question for
@@ -103,14 +103,13 @@ struct RuleReport {
 }
 
 pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    let file = settings.policies_or(args.read.policies.as_deref());
-    if file.is_none() {
-        return Err(Error::usage(
-            "the limits are needed: give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml",
-        ));
-    }
     let key = args.identity.key(settings.ipv6_prefix())?;
     let reading = args.read.read(settings, key.clone())?;
+    if !reading.has_limits {
+        return Err(Error::usage(
+            "the limits are needed, and the service publishes none: give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml",
+        ));
+    }
     let report = report(&reading, &key, args.cost)?;
     output.report(&report, |report, output| write(report, settings, output))?;
     Ok(report.passes.into())

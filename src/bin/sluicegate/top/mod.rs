@@ -19,7 +19,7 @@ use super::{
     block::BlockReport,
     error::Result,
     output::{BAD, Output, align_right},
-    policies_file,
+    published,
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
     settings::Settings,
@@ -112,10 +112,9 @@ struct Row {
 }
 
 pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    let file = settings.policies_or(args.policies.as_deref());
-    let policies = file.map(policies_file::load).transpose()?;
     let report = server::block_on(settings, async {
         let (_, inspector) = server::connect(settings).await?;
+        let policies = published::limits(settings, args.policies.as_deref(), &inspector).await?;
         Top::new(args, policies).run(&inspector).await
     })?;
     output.report(&report, |report, output| write(report, settings, output))?;
@@ -331,7 +330,7 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
         )?;
     }
     if report.full.is_none() {
-        output.hint("limits are not stored: --policies FILE tells who is denied")?;
+        output.hint("the service publishes no limits: --policies FILE tells who is denied")?;
     }
     Ok(())
 }
