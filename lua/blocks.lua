@@ -1,11 +1,11 @@
--- Blocks: what a key named `!block` holds.
+-- Blocks: what a key named `!block` holds. Only its first 8 bytes are read; the details behind them are written.
 
 local pack, unpack, sub = struct.pack, struct.unpack, string.sub
 local VERSION = 1
 
 -- When a block ends, in ms, and who made it.
 local function read_block(held)
-  if #held ~= 8 then error('not a block') end
+  if #held ~= 8 and #held < 18 then error('not a block') end -- without details, or with
   local stop, by, version = unpack('<I6I1I1', held)
   if version ~= VERSION then error('a value of another version') end
   return stop, by
@@ -19,7 +19,7 @@ end
 local function later_block(now, block, place, held)
   local stop = read_block(held)
   if stop <= now or block and read_block(sub(block, 2)) >= stop then return block end
-  return pack('<I1', place) .. held
+  return pack('<I1', place) .. sub(held, 1, 8)
 end
 
 -- Blocks an identity until a time or for a time, unless it is blocked for longer. A ban is about two keys: it is
@@ -42,9 +42,9 @@ local function block(now, first, tasks, states)
   local held = redis.pcall('GET', KEYS[first])
   if held then
     local held_until = read_block(held)
-    if held_until > now and held_until >= stop then return '\1' .. held end
+    if held_until > now and held_until >= stop then return '\1' .. sub(held, 1, 8) end
   end
   held = pack('<I6I1I1', stop, by, VERSION)
-  if stop > now then state[2], state[3] = held, stop end
+  if stop > now then state[2], state[3] = held .. pack('<I6', now) .. sub(ARGV[first], 18), stop end
   return '\1' .. held
 end

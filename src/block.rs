@@ -9,6 +9,10 @@ use std::{
 
 use crate::rule::{DurationText, Rule, RuleError, millis, parse_duration};
 
+mod details;
+
+pub use details::{BlockDetails, BlockRequest};
+
 /// What stands for a policy's name where blocks and strikes are kept: no policy can have such a name.
 #[cfg(feature = "redis")]
 pub(crate) const BLOCKS: &str = "!block";
@@ -153,7 +157,7 @@ impl Block {
     }
 
     /// When it ends, as it is stored: for ever is a time, too.
-    #[cfg(feature = "bb8")]
+    #[cfg(feature = "redis")]
     pub(crate) const fn stored_until_ms(self) -> u64 {
         self.until_ms
     }
@@ -193,15 +197,17 @@ impl fmt::Debug for Block {
 pub struct BlockedIdentity {
     identity: Box<str>,
     block: Block,
+    details: BlockDetails,
 }
 
 impl BlockedIdentity {
     /// For stores: `identity` is the kind and the value, as they are stored.
     #[must_use]
-    pub fn new(identity: impl Into<Box<str>>, block: Block) -> Self {
+    pub fn new(identity: impl Into<Box<str>>, block: Block, details: BlockDetails) -> Self {
         Self {
             identity: identity.into(),
             block,
+            details,
         }
     }
 
@@ -216,6 +222,12 @@ impl BlockedIdentity {
     #[must_use]
     pub const fn block(&self) -> Block {
         self.block
+    }
+
+    /// Why it was made, by whom and when.
+    #[must_use]
+    pub const fn details(&self) -> &BlockDetails {
+        &self.details
     }
 }
 

@@ -17,6 +17,11 @@ pub(crate) fn up_to(most: Duration) -> Duration {
     Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX))
 }
 
+/// A time up to a quarter shorter or longer.
+pub(crate) fn around(usual: Duration) -> Duration {
+    usual - usual / 4 + up_to(usual / 2)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

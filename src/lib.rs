@@ -170,6 +170,7 @@ mod operation;
 pub mod policies;
 #[doc(hidden)] // Its types are at the root, and its errors in `error`.
 pub mod policy;
+mod published;
 #[doc(hidden)] // Its types are at the root, and its errors in `error`.
 pub mod rule;
 #[cfg(feature = "serde")]

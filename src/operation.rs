@@ -1,7 +1,7 @@
 //! [`Operation`] and [`Reply`]: what a store is asked to do, and what it answers.
 
 use crate::{
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockRequest},
     check::Check,
     decision::{Decision, Usage},
     key::Key,
@@ -36,10 +36,8 @@ pub enum Operation {
     Block {
         /// Who is blocked.
         key: Key,
-        /// Until when.
-        until: Until,
-        /// Who asks for it.
-        by: BlockedBy,
+        /// Until when, by whom and why.
+        request: BlockRequest,
     },
     /// Block an identity by a [ban](crate::block#bans), if its strikes still reach the limit; then they are forgotten.
     Ban {
@@ -47,8 +45,8 @@ pub enum Operation {
         key: Key,
         /// Counts the strikes.
         strikes: Rule,
-        /// Until when.
-        until: Until,
+        /// Until when, and by which policy.
+        request: BlockRequest,
     },
     /// End all blocks of an identity, and forget its strikes.
     Unblock {

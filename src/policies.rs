@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::policy::{Policy, PolicyError};
+pub use crate::published::PublishedPolicy;
 
 /// Policies by name; cheap to clone.
 #[derive(Clone, PartialEq, Eq)]

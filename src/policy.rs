@@ -225,6 +225,12 @@ impl Policy {
         &self.inner.rules
     }
 
+    /// Tells clones apart from other policies, as long as one of them is kept.
+    pub(crate) fn address(&self) -> u64 {
+        let variant = self.on_failure.map_or(0, |policy| policy as u64 + 1) << 1;
+        Arc::as_ptr(&self.inner).addr() as u64 ^ variant ^ u64::from(self.shadow)
+    }
+
     /// Whether both are the same policy: a pointer comparison for clones, else field by field.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let same = Arc::ptr_eq(&self.inner, &other.inner)

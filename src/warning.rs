@@ -169,6 +169,35 @@ pub(crate) fn nothing_leased() {
     );
 }
 
+/// Blocks hold, and are not among those that are listed; it is told again after the next that is.
+#[cfg(feature = "redis")]
+pub(crate) fn blocks_not_indexed(error: &StoreError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        kind = error.kind().as_str(),
+        %error,
+        code = error.code(),
+        "the store does not list all blocks, since their index cannot be written; the blocks hold all the same"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = error;
+}
+
+/// The policies were not published; it is told again after the next time that they are.
+pub(crate) fn policies_not_published(error: &StoreError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        kind = error.kind().as_str(),
+        %error,
+        code = error.code(),
+        "the store does not publish the policies for the operators' tool; checks are not affected"
+    );
+    #[cfg(not(feature = "tracing"))]
+    let _ = error;
+}
+
 /// The store was not told who contributes; it is told again with the next contributions, and the warning is then new.
 pub(crate) fn contributors_lost(error: &StoreError) {
     #[cfg(feature = "tracing")]

@@ -16,7 +16,7 @@ use tokio::{runtime::Handle, sync::Notify, task::JoinSet, time::Instant};
 
 use super::{Limiter, timeout::within};
 use crate::{
-    block::{Ban, Until},
+    block::{Ban, BlockRequest, Until},
     charge::Charge,
     check::Check,
     decision::{Decision, Denial},
@@ -24,6 +24,7 @@ use crate::{
     observe::BanEvent,
     operation::{Operation, Reply},
     policy::Policy,
+    rule::Rule,
     window::Spec,
 };
 
@@ -51,10 +52,19 @@ struct Waiting {
 #[derive(Debug)]
 struct Strikes {
     ban: Ban,
-    /// The one that denied first.
+    /// The one that denied first, and its rule.
     policy: Policy,
+    rule: Rule,
     count: u64,
     denied_at_ms: u64,
+}
+
+/// One denial of one identity, and the rule of the policy that has denied.
+#[derive(Clone, Copy)]
+struct Strike<'a> {
+    charge: &'a Charge,
+    ban: Ban,
+    rule: Rule,
 }
 
 impl Limiter {
@@ -113,8 +123,8 @@ impl StrikeQueue {
             return false;
         }
         let mut waiting = self.lock();
-        for (charge, ban) in struck {
-            waiting.add(charge, ban, denial.usage().decided_at_ms());
+        for strike in struck {
+            waiting.add(strike, denial.usage().decided_at_ms());
         }
         !mem::replace(&mut waiting.has_task, true)
     }
@@ -140,24 +150,24 @@ impl StrikeQueue {
 
 /// Whom a denial strikes, and under which ban. It is one strike, however many policies deny: where their strikes count
 /// together, it is one under the ban that comes first.
-fn struck(denial: &Denial) -> Vec<(&Charge, Ban)> {
+fn struck(denial: &Denial) -> Vec<Strike<'_>> {
     let usage = denial.usage();
     let charges = usage.check().charges().iter().zip(usage.policies());
     let all = charges.filter_map(|(charge, it)| {
         let ban = charge.policy().banned_by()?;
-        let denies = it.rules().iter().any(|rule| rule.is_exceeded());
-        denies.then_some((charge, ban))
+        let rule = it.rules().iter().find(|rule| rule.is_exceeded())?.rule();
+        Some(Strike { charge, ban, rule })
     });
     let mut all: Vec<_> = all.collect();
-    all.sort_by_key(|(_, ban)| order(ban));
-    let mut struck: Vec<(&Charge, Ban)> = Vec::new();
-    for (charge, ban) in all {
-        let spec = Spec::of(&ban.strikes());
-        let is_known = struck.iter().any(|(other, known)| {
-            other.key() == charge.key() && Spec::of(&known.strikes()) == spec
+    all.sort_by_key(|strike| order(&strike.ban));
+    let mut struck: Vec<Strike<'_>> = Vec::new();
+    for strike in all {
+        let spec = Spec::of(&strike.ban.strikes());
+        let is_known = struck.iter().any(|known| {
+            known.charge.key() == strike.charge.key() && Spec::of(&known.ban.strikes()) == spec
         });
         if !is_known {
-            struck.push((charge, ban));
+            struck.push(strike);
         }
     }
     struck
@@ -169,7 +179,8 @@ fn order(ban: &Ban) -> (u64, Reverse<Duration>) {
 }
 
 impl Waiting {
-    fn add(&mut self, charge: &Charge, ban: Ban, denied_at_ms: u64) {
+    fn add(&mut self, strike: Strike<'_>, denied_at_ms: u64) {
+        let Strike { charge, ban, rule } = strike;
         let is_full = self.by_identity.len() >= MAX_WAITING;
         if is_full && !self.by_identity.contains_key(charge.key()) {
             return;
@@ -182,6 +193,7 @@ impl Waiting {
             all.push(Strikes {
                 ban,
                 policy: charge.policy().clone(),
+                rule,
                 count: 1,
                 denied_at_ms,
             });
@@ -245,7 +257,7 @@ async fn count(limiter: Limiter, key: Key, mut strikes: Vec<Strikes>) {
     let bans = banned.iter().map(|(it, _)| Operation::Ban {
         key: key.clone(),
         strikes: it.ban.strikes(),
-        until: Until::At(it.until()),
+        request: BlockRequest::ban(Until::At(it.until()), &it.policy, &it.rule),
     });
     let replies = call(&limiter, bans.collect()).await;
     for ((strikes, left), reply) in banned.iter().zip(replies) {

@@ -87,6 +87,9 @@ impl Limiter {
             if check.has_contributors() {
                 self.record_contributors(decision, check);
             }
+            if let Some(publisher) = &self.inner.publisher {
+                publisher.note(check, self.inner.failure_policy);
+            }
             self.report_decision(kind, decision, check, timing);
         }
         resolution

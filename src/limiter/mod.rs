@@ -11,6 +11,7 @@ mod denials;
 mod fallback;
 mod flusher;
 mod known_blocks;
+mod publisher;
 mod report;
 mod settle;
 mod timeout;
@@ -22,7 +23,7 @@ use tokio::time::Instant;
 
 pub use crate::actual_cost::ActualCost;
 use crate::{
-    block::{Block, BlockedBy, BlockedIdentity, Until},
+    block::{Block, BlockRequest, BlockedIdentity},
     charge::Charge,
     check::Check,
     decision::{Decision, Usage},
@@ -81,6 +82,8 @@ struct Inner {
     contributors: Arc<contributors::Tracker>,
     denials: Option<Arc<denials::Tracker>>,
     strikes: Arc<bans::StrikeQueue>,
+    /// `None` where nothing is published.
+    publisher: Option<Arc<publisher::Publisher>>,
 }
 
 impl Limiter {
@@ -96,6 +99,7 @@ impl Limiter {
         let inner = Inner {
             contributors: Arc::new(contributors::Tracker::new(store.clone())),
             denials: Some(Arc::new(denials::Tracker::new(store.clone()))),
+            publisher: publisher::Publisher::new(&store),
             store,
             breaker: Arc::new(Breaker::new(interval)),
             local: ScaledStore {
@@ -318,7 +322,7 @@ impl Limiter {
     }
 
     /// Blocks an identity until a time, unless it is blocked for longer; returns the block that holds now. See
-    /// [blocks](crate::block#blocks).
+    /// [blocks](crate::block#blocks). A [`BlockRequest`] in the place of the time says why.
     ///
     /// # Errors
     ///
@@ -326,15 +330,20 @@ impl Limiter {
     /// [remember](crate::block#when-the-store-cannot-decide) it until it sees it, so block again.
     /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when the store keeps no blocks, or when this
     /// limiter does not [enforce](Self::enforce_blocks) them.
-    pub async fn block(&self, key: &Key, until: impl Into<Until>) -> Result<Block, StoreError> {
+    pub async fn block(
+        &self,
+        key: &Key,
+        block: impl Into<BlockRequest>,
+    ) -> Result<Block, StoreError> {
         if !self.inner.enforces_blocks {
             return Err(ENFORCES_NO_BLOCKS);
         }
-        let until = until.into();
+        let request = block.into();
+        let until = request.until();
         // Before the call: a block that is remembered must not outlast the store's.
         let now = Instant::now();
         let info = CallInfo::of(CallKind::Block, &[]);
-        let block = self.ask(info, |store| store.block(key, until, BlockedBy::Operator));
+        let block = self.ask(info, |store| store.block(key, request));
         let block = block.await?;
         self.inner
             .known_blocks

@@ -353,6 +353,13 @@ impl<R> RateLimitLayer<R> {
         self.change_limiter(|limiter| limiter.enforce_blocks(enforce))
     }
 
+    /// Sets whether the policies are published in the store, for operators' tools. The default is the limiter's,
+    /// `true`. See [`Limiter::publish_policies`].
+    #[must_use]
+    pub fn publish_policies(self, publish: bool) -> Self {
+        self.change_limiter(|limiter| limiter.publish_policies(publish))
+    }
+
     fn except(self, add: impl FnOnce(&mut AccessLists)) -> Self {
         self.change(|shared| add(&mut shared.plan.access_lists))
     }

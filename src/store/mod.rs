@@ -15,13 +15,14 @@ use std::{
 };
 
 use crate::{
-    block::{Block, BlockedBy, BlockedIdentity, Until},
+    block::{Block, BlockRequest, BlockedIdentity},
     contributors::{Contribution, Contributors, Kept},
     decision::{Decision, Usage},
     denials::{DenialReport, Denials},
     error::StoreError,
     eventual::Eventual,
     key::Key,
+    policies::PublishedPolicy,
     policy::Policy,
     rule::Rule,
 };
@@ -84,13 +85,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Forgets everything that was charged to this key under this policy.
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()>;
 
-    /// Blocks an identity, unless it is blocked for longer, and answers the block that holds. Checks that
+    /// Blocks an identity, unless it is blocked for longer, and answers the block that holds; its
+    /// [details](BlockRequest::details) are kept with it for [`blocks`](Self::blocks). Checks that
     /// [enforce blocks](Check::enforces_blocks) are then answered [`Decision::Blocked`], if one of their
     /// [keys](Check::keys) is blocked at the store's time, with the latest of their blocks.
     ///
     /// The default is an error: the store keeps no blocks.
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
-        let _ = (key, until, by);
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
+        let _ = (key, request);
         StoreFuture::ready(Err(NO_BLOCKS))
     }
 
@@ -99,8 +101,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// [Unblocking](Store::unblock) comes wholly before it, and then there are no strikes, or wholly after it. The
     /// default is an error: the store keeps no blocks.
-    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
-        let _ = (key, strikes, until);
+    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
+        let _ = (key, strikes, request);
         StoreFuture::ready(Err(NO_BLOCKS))
     }
 
@@ -175,6 +177,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         StoreFuture::ready(Err(NO_DENIALS))
     }
 
+    /// Publishes these policies beside what the processes of other services publish, for operators' tools, and keeps
+    /// them for a day. `None` where the store publishes nothing, which is the default.
+    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
+        let _ = policies;
+        None
+    }
+
     /// Tells how long a [`Limiter`](crate::Limiter) over this store waits for one call, so that timeouts of the store's
     /// own are no shorter. The default does nothing.
     fn set_timeout(&self, timeout: Duration) {
@@ -202,12 +211,12 @@ fn call_one(store: &(impl Store + ?Sized), operation: &Operation) -> StoreFuture
         }
         Operation::Settle(settlement) => store.settle(settlement).map(Reply::Settle),
         Operation::Reset { policy, key } => store.reset(policy, key).map(|()| Reply::Reset),
-        Operation::Block { key, until, by } => store.block(key, *until, *by).map(Reply::Block),
+        Operation::Block { key, request } => store.block(key, request.clone()).map(Reply::Block),
         Operation::Ban {
             key,
             strikes,
-            until,
-        } => store.ban(key, *strikes, *until).map(Reply::Ban),
+            request,
+        } => store.ban(key, *strikes, request.clone()).map(Reply::Ban),
         Operation::Unblock { key } => store.unblock(key).map(|()| Reply::Unblock),
     }
 }
@@ -226,12 +235,12 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).reset(policy, key)
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
-        (**self).block(key, until, by)
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
+        (**self).block(key, request)
     }
 
-    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
-        (**self).ban(key, strikes, until)
+    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
+        (**self).ban(key, strikes, request)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
@@ -260,6 +269,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn denials(&self) -> StoreFuture<Denials> {
         (**self).denials()
+    }
+
+    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
+        (**self).publish(policies)
     }
 
     fn single_failure_domain(&self) -> bool {

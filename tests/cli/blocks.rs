@@ -1,6 +1,10 @@
 //! `block`, `unblock` and `blocks`: whom they hit.
 
-use crate::site::Site;
+use std::time::Duration;
+
+use sluicegate::{Key, block::Until};
+
+use crate::{site::Site, tool::said};
 
 #[tokio::test]
 async fn without_a_value_on_stdin_nobody_is_hit() {
@@ -19,6 +23,7 @@ async fn without_a_value_on_stdin_nobody_is_hit() {
 async fn a_block_that_cannot_be_read_is_named_and_hides_no_other() {
     let site = Site::start().await;
     let unreadable = "sluicegate:{user=mallory}:!block";
+    site.text("block user=mallory --for 1h");
     site.server.run::<()>(&format!("SET {unreadable} strange"));
     site.text("block user=alice --for 1h");
     let listed = site.json("blocks", 0);
@@ -43,4 +48,83 @@ async fn a_block_that_cannot_be_read_is_named_and_hides_no_other() {
         "user=mallory: a block that could not be read was deleted.\n"
     );
     assert_eq!(site.json("blocks", 0)["unreadable"], serde_json::json!([]));
+}
+
+#[tokio::test]
+async fn a_block_shows_its_reason_its_author_and_when_it_was_made() {
+    let site = Site::start().await;
+    let mut command = site.tool.command();
+    command.args("block user=alice --for 1h --reason".split(' '));
+    let said = said(command.arg("scrapes \x1b prices"), b"");
+    assert_eq!(said.code, 0, "{said:?}");
+    site.text("block user=bob --forever --author kim");
+    let listed = site.json("blocks", 0);
+    let [alice, bob] = [0, 1].map(|row| listed["blocks"][row].clone());
+    assert_eq!(alice["reason"], "scrapes   prices");
+    assert!(
+        alice["created_ms"].as_u64() > Some(1_600_000_000_000),
+        "{alice}"
+    );
+    assert_eq!(alice["policy"], serde_json::Value::Null);
+    assert_eq!(
+        (&bob["author"], &bob["reason"]),
+        (&"kim".into(), &serde_json::Value::Null)
+    );
+    let text = site.text("blocks");
+    assert!(
+        text.contains("scrapes   prices") && text.contains("by kim"),
+        "{text}"
+    );
+    let text = site.text("inspect user=bob --policy api");
+    assert!(
+        text.contains("blocked by an operator for ever\nsince 20"),
+        "{text}"
+    );
+    assert!(text.contains(" UTC, by kim\n"), "{text}");
+}
+
+#[tokio::test]
+async fn blocks_are_listed_from_an_index_among_however_many_keys() {
+    let site = Site::start().await;
+    let fill =
+        "for i = 1, 100000 do redis.call('SET', 'sluicegate:{user=' .. i .. '}:api', 'x') end";
+    let client = redis::Client::open(site.server.socket_url()).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(fill).arg(0).exec(&mut connection).unwrap();
+    for number in 0..300 {
+        let key = Key::new("user", number.to_string());
+        site.limiter.block(&key, Until::ForEver).await.unwrap();
+    }
+    let ended = Key::new("user", "ended");
+    site.limiter
+        .block(&ended, Duration::from_millis(1))
+        .await
+        .unwrap();
+    let unblocked = Key::new("user", "0");
+    site.limiter.unblock(&unblocked).await.unwrap();
+    let () = site.server.run("CONFIG RESETSTAT");
+    assert_eq!(site.limiter.blocks(1_000).await.unwrap().len(), 299);
+    let listed = site.json("blocks --number 1000", 0);
+    assert_eq!(listed["total"], 299);
+    assert_eq!(listed["scanned"], false);
+    assert_eq!(site.server.calls("scan"), 0);
+    // Both have read them all, in pages.
+    let [gets, pages] = ["get", "zscan"].map(|it| site.server.calls(it));
+    assert!((600..=630).contains(&gets) && pages < 20, "{gets} {pages}");
+}
+
+/// As a block of an older version, or of a service without the rights to write the index.
+#[tokio::test]
+async fn a_block_that_is_not_in_the_index_is_found_by_a_scan() {
+    let site = Site::start().await;
+    site.text("block user=alice --for 1h");
+    site.server.run::<()>("DEL sluicegate:!blocks");
+    let text = site.text("blocks");
+    assert!(
+        text.starts_with("Nobody is blocked.") && text.contains("--scan"),
+        "{text}"
+    );
+    let listed = site.json("blocks --scan", 0);
+    assert_eq!(listed["blocks"][0]["identity"], "user=alice");
 }

@@ -176,3 +176,31 @@ async fn what_cannot_be_asked_is_an_error_of_its_kind() {
         );
     }
 }
+
+#[tokio::test]
+async fn strikes_are_shown_beside_how_many_ban() {
+    let site = Site::start().await;
+    site.tool.write(
+        "bans.toml",
+        "login = { rules = \"0/1d\", strikes = \"5/10m\", ban = \"1h\" }",
+    );
+    let policy = Policy::parse("login", "0/1d").unwrap();
+    let policy = policy.ban("5/10m=1h".parse().unwrap());
+    let charge = || Charge::new(&policy, Key::new("user", "alice"), 1);
+    for _ in 0..3 {
+        site.limiter.check([charge()]).await.unwrap();
+    }
+    site.limiter.strikes_counted().await;
+    let text = site.text("inspect user=alice --policies bans.toml");
+    assert!(text.contains("\n3 of 5 strikes in 10m\n"), "{text}");
+    let text = site.text("inspect user=alice");
+    assert!(text.contains("\n3 strikes in 10m\n"), "{text}");
+    for _ in 3..5 {
+        site.limiter.check([charge()]).await.unwrap();
+    }
+    site.limiter.strikes_counted().await;
+    let text = site.text("inspect user=alice --policies bans.toml");
+    assert!(text.contains("\nbanned until "), "{text}");
+    assert!(text.contains(" UTC, by 0/1d of login\n"), "{text}");
+    assert!(!text.contains("strikes"), "{text}");
+}

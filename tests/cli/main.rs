@@ -21,6 +21,7 @@ mod identities;
 mod inspect;
 mod nothing;
 mod places;
+mod policies;
 mod readme;
 mod reset;
 mod rights;

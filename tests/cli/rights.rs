@@ -14,7 +14,8 @@ const NEEDS: [(&str, &[&str], i32); 12] = [
     ("top --denied", &DENIED, 0),
     ("reset user=alice --policy api --yes", &RESET, 0),
     ("reset user=alice --yes", &RESET_FOUND, 0),
-    ("blocks", &SCAN, 0),
+    ("blocks", &BLOCKS, 0),
+    ("blocks --scan", &SCAN, 0),
     ("block user=alice --for 1h", &BLOCK, 0),
     ("unblock user=alice", &RESET, 1), // she is not blocked
     (
@@ -27,6 +28,7 @@ const NEEDS: [(&str, &[&str], i32); 12] = [
 const READ: [&str; 3] = ["~sluicegate:*", "+get", "+time"];
 const SCAN: [&str; 5] = ["~sluicegate:*", "+get", "+time", "+scan", "+dbsize"];
 const DENIED: [&str; 4] = ["~sluicegate:*", "+get", "+time", "+zrange"];
+const BLOCKS: [&str; 4] = ["~sluicegate:*", "+get", "+time", "+zscan"];
 const RESET: [&str; 6] = [
     "~sluicegate:*",
     "+get",
@@ -83,7 +85,9 @@ async fn each_verb_does_with_its_rights_and_with_no_fewer() {
                     "{verb} without {missing:?}: {said:?}"
                 );
             }
-            let named = ["+time", "+scan", "+dbsize", "+evalsha", "+eval", "+zrange"];
+            let named = [
+                "+time", "+scan", "+zscan", "+dbsize", "+evalsha", "+eval", "+zrange",
+            ];
             if let Some(right) = missing.filter(|it| named.contains(it)) {
                 let expected = format!("the right `{right}` is missing");
                 assert!(said.stderr.contains(&expected), "{verb}: {said:?}");
@@ -120,6 +124,7 @@ fn the_page_names_these() {
         &READ[..],
         &SCAN,
         &DENIED,
+        &BLOCKS,
         &RESET,
         &RESET_FOUND,
         &BLOCK,
@@ -159,7 +164,9 @@ async fn verbs_that_read_write_nothing_and_run_no_script() {
     called.sort_unstable();
     assert_eq!(
         called,
-        ["dbsize", "get", "hello", "ping", "scan", "time", "zrange"]
+        [
+            "dbsize", "get", "hello", "hgetall", "ping", "scan", "time", "zrange", "zscan"
+        ]
     );
     let after: Vec<u8> = site.server.run("GET sluicegate:{user=alice}:api");
     assert_eq!(before, after);

@@ -31,7 +31,9 @@ impl Site {
         tool.write("sluicegate.toml", format!("redis = \"{}\"", server.url()));
         tool.write("policies.toml", POLICIES);
         let store = RedisStore::connect(server.url()).await.unwrap();
+        // It publishes when a test asks for it.
         let limiter = Limiter::new(store).timeout(Duration::from_secs(30));
+        let limiter = limiter.publish_policies(false);
         Self {
             server,
             tool,

@@ -9,7 +9,7 @@ use std::{
 use http::{Request, Response, request::Parts};
 use sluicegate::{
     Charge, Decision, Key, KeyExtractor, Limiter, Policy, RateLimitLayer, Rule, Store, Usage,
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockDetails, BlockRequest, BlockedBy, Until},
     decision::Blocked,
     error::ExtractError,
     extract::Keys,
@@ -31,6 +31,8 @@ macro_rules! blocks {
             a_blocked_check_charges_nothing_to_anybody
             of_two_blocks_the_later_end_holds
             a_block_for_ever_is_one_for_ever
+            a_block_keeps_its_details_and_of_two_those_of_the_later_end
+            a_ban_keeps_the_policy_and_the_rule_that_denied
             unblocking_ends_all_blocks
             unblocking_forgets_the_strikes
             checks_that_enforce_no_blocks_are_not_denied
@@ -85,7 +87,18 @@ async fn decide(store: &dyn Store, users: &[&str]) -> Decision {
 }
 
 async fn block(store: &dyn Store, key: &Key, until: impl Into<Until>, by: BlockedBy) -> Block {
-    store.block(key, until.into(), by).await.unwrap()
+    store.block(key, request(until, by)).await.unwrap()
+}
+
+/// A block by an operator, or a ban by a policy that denies all.
+pub(crate) fn request(until: impl Into<Until>, by: BlockedBy) -> BlockRequest {
+    match by {
+        BlockedBy::Ban => {
+            let policy = banning("3/10m=1h");
+            BlockRequest::ban(until, &policy, &policy.rules()[0])
+        }
+        _ => BlockRequest::new(until),
+    }
 }
 
 async fn block_user(store: &dyn Store, name: &str, until: impl Into<Until>) -> Block {
@@ -201,6 +214,57 @@ pub(crate) async fn of_two_blocks_the_later_end_holds(store: Arc<dyn Store>, clo
     assert_eq!(past.until_ms(), Some(START_MS + 999));
 }
 
+async fn details(store: &dyn Store) -> BlockDetails {
+    let listed = store.blocks(10).await.unwrap();
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    listed[0].details().clone()
+}
+
+pub(crate) async fn a_block_keeps_its_details_and_of_two_those_of_the_later_end(
+    store: Arc<dyn Store>,
+    clock: TestClock,
+) {
+    let request = |span, reason| BlockRequest::new(span).reason(reason).author("kim@desk");
+    let limiter = patient(Arc::clone(&store));
+    let alice = user("alice");
+    let first = request(HOUR, "scrapes\nprices");
+    limiter.block(&alice, first).await.unwrap();
+    clock.advance(Duration::from_secs(1));
+    // Ends earlier: nothing of it is kept.
+    let earlier = request(HOUR / 2, "again");
+    limiter.block(&alice, earlier).await.unwrap();
+    let kept = details(&store).await;
+    assert_eq!(kept.created_ms(), Some(START_MS));
+    assert_eq!(kept.reason(), Some("scrapes prices"));
+    assert_eq!(kept.author(), Some("kim@desk"));
+    assert_eq!((kept.policy(), kept.rule()), (None, None));
+    limiter.block(&alice, 2 * HOUR).await.unwrap();
+    let kept = details(&store).await;
+    assert_eq!(kept.created_ms(), Some(START_MS + 1_000));
+    assert_eq!((kept.reason(), kept.author()), (None, None));
+    // Checks see the block as ever, next to others in one call.
+    let checks = [&["bob"][..], &["alice"], &["bob"]].map(|users| Operation::Check(check(users)));
+    let replies = store.call(checks.to_vec()).await.unwrap();
+    let allowed = replies.into_iter().map(|reply| match reply.unwrap() {
+        Reply::Check(decision) => decision.is_allowed(),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(allowed.collect::<Vec<_>>(), [true, false, true]);
+}
+
+pub(crate) async fn a_ban_keeps_the_policy_and_the_rule_that_denied(
+    store: Arc<dyn Store>,
+    _: TestClock,
+) {
+    let policy = Policy::parse("login", "5/1s,0/1d").unwrap();
+    let policy = policy.ban("1/10m=1h".parse().unwrap());
+    let limiter = patient(Arc::clone(&store));
+    strike(&limiter, &policy, "alice").await;
+    let kept = details(&store).await;
+    assert_eq!((kept.policy(), kept.rule()), (Some("login"), Some("0/1d")));
+    assert_eq!(kept.created_ms(), Some(START_MS));
+}
+
 pub(crate) async fn a_block_for_ever_is_one_for_ever(store: Arc<dyn Store>, clock: TestClock) {
     let block = block_user(&store, "alice", Until::ForEver).await;
     assert_eq!(block.until_ms(), None);
@@ -307,7 +371,8 @@ pub(crate) async fn a_ban_needs_all_its_strikes_and_forgets_them(
     let ban = async |strikes: &str| {
         let strikes: Rule = strikes.parse().unwrap();
         let until = Until::At(at(clock.now_ms()) + HOUR);
-        store.ban(&user("alice"), strikes, until).await.unwrap()
+        let request = request(until, BlockedBy::Ban);
+        store.ban(&user("alice"), strikes, request).await.unwrap()
     };
     assert_eq!(ban("1/10s@1s").await, None);
     for _ in 0..2 {
@@ -543,15 +608,13 @@ pub(crate) async fn operations_with_blocks_are_done_in_their_order(
         alice(),
         Operation::Block {
             key: user("alice"),
-            until: Until::After(HOUR),
-            by: BlockedBy::Ban,
+            request: request(HOUR, BlockedBy::Ban),
         },
         alice(),
         Operation::Check(check(&["bob"])),
         Operation::Block {
             key: user("alice"),
-            until: Until::After(HOUR / 2),
-            by: BlockedBy::Operator,
+            request: request(HOUR / 2, BlockedBy::Operator),
         },
         Operation::Unblock { key: user("alice") },
         alice(),

@@ -7,7 +7,7 @@ use std::{
 
 use sluicegate::{
     Decision, Key, MemoryStore, Policy, Rule, Store, Usage,
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockRequest},
     store::{CallFuture, Check, Operation, Settlement, StoreFuture},
     test_util::TestClock,
 };
@@ -78,12 +78,12 @@ impl Store for Flaky {
         self.answer(|store| store.reset(policy, key))
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
-        self.answer(|store| store.block(key, until, by))
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
+        self.answer(|store| store.block(key, request))
     }
 
-    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
-        self.answer(|store| store.ban(key, strikes, until))
+    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
+        self.answer(|store| store.ban(key, strikes, request))
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {

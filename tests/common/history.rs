@@ -526,8 +526,7 @@ impl<'a> Player<'a> {
             },
             Part::Block(key, until, by) => Operation::Block {
                 key: key_of(*key),
-                until: *until,
-                by: *by,
+                request: super::blocks::request(*until, *by),
             },
             Part::Unblock(key) => Operation::Unblock { key: key_of(*key) },
             Part::Settle(check, costs) => Operation::Settle(self.settlement(*check, costs)?),
@@ -569,8 +568,8 @@ impl<'a> Player<'a> {
                 self.spoiled.retain(|it| !is_it(it));
                 Reply::Reset
             }
-            Operation::Block { key, until, by } => {
-                Reply::Block(self.store.block(&key, until, by).await.unwrap())
+            Operation::Block { key, request } => {
+                Reply::Block(self.store.block(&key, request).await.unwrap())
             }
             Operation::Unblock { key } => {
                 self.store.unblock(&key).await.unwrap();

@@ -34,6 +34,8 @@ struct Keys {
     values: HashMap<Vec<u8>, (Vec<u8>, u64)>,
     /// The keys of which `GET` answers that they are of another type.
     of_wrong_type: HashSet<Vec<u8>>,
+    /// The members of the one sorted set.
+    index: std::collections::BTreeSet<Vec<u8>>,
 }
 
 impl Keys {
@@ -148,6 +150,22 @@ impl LuaServer {
             b"DEL" => {
                 self.keys.lock().unwrap().values.remove(args[1]);
                 Ok(Value::Int(1))
+            }
+            b"ZADD" => {
+                self.keys.lock().unwrap().index.insert(args[4].to_vec());
+                Ok(Value::Int(1))
+            }
+            b"ZREM" => {
+                self.keys.lock().unwrap().index.remove(args[2]);
+                Ok(Value::Int(1))
+            }
+            b"ZREMRANGEBYSCORE" => Ok(Value::Int(0)),
+            b"ZSCAN" => {
+                let index = &self.keys.lock().unwrap().index;
+                let members = index.iter().flat_map(|it| [it.clone(), b"0".to_vec()]);
+                let members = members.map(Value::BulkString).collect();
+                let end = Value::BulkString(b"0".to_vec());
+                Ok(Value::Array(vec![end, Value::Array(members)]))
             }
             other => panic!("{}", String::from_utf8_lossy(other)),
         }

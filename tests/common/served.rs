@@ -10,7 +10,7 @@ use std::{
 
 use sluicegate::{
     Decision, Key, Policy, RedisStore, Rule, Store, Usage,
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockRequest, BlockedIdentity},
     contributors::{Contribution, Contributors},
     denials::{DenialReport, Denials},
     store::{CallFuture, Check, ContributeFuture, Operation, Settlement, StoreFuture},
@@ -37,6 +37,9 @@ pub(crate) const LEAST_RIGHTS: [&str; 8] = [
     "+del",
 ];
 
+/// What it grants him besides, where blocks are to be listed.
+pub(crate) const BLOCKS_RIGHTS: [&str; 4] = ["+zadd", "+zrem", "+zremrangebyscore", "+zscan"];
+
 /// What it grants him besides, where charges name who contributes.
 pub(crate) const CONTRIBUTORS_RIGHTS: [&str; 4] =
     ["+pexpire", "+zincrby", "+zrange", "+zremrangebyrank"];
@@ -50,6 +53,11 @@ impl Served {
     /// The same, with those that contributors need.
     pub(crate) async fn start_with_contributors_rights() -> (Self, TestClock) {
         Self::start_with(&[&LEAST_RIGHTS[..], &CONTRIBUTORS_RIGHTS].concat()).await
+    }
+
+    /// The same, with those that a list of blocks needs.
+    pub(crate) async fn start_with_blocks_rights() -> (Self, TestClock) {
+        Self::start_with(&[&LEAST_RIGHTS[..], &BLOCKS_RIGHTS].concat()).await
     }
 
     async fn start_with(rights: &[&str]) -> (Self, TestClock) {
@@ -142,16 +150,20 @@ impl<T: fmt::Debug + Send + Sync + 'static, S: Store> Store for Served<T, S> {
         self.store.reset(policy, key)
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
-        self.store.block(key, until, by)
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
+        self.store.block(key, request)
     }
 
-    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
-        self.store.ban(key, strikes, until)
+    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
+        self.store.ban(key, strikes, request)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
         self.store.unblock(key)
+    }
+
+    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
+        self.store.blocks(most)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

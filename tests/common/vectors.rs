@@ -170,7 +170,10 @@ async fn replay(store: &dyn Store, clock: &TestClock, file: &File, name: &str) {
             store.unblock(&key_of(key)).await.unwrap();
         } else if let Some(key) = &step.block {
             let until = step.until();
-            let block = store.block(&key_of(key), until, by(step.by.as_deref().unwrap()));
+            let block = store.block(
+                &key_of(key),
+                super::blocks::request(until, by(step.by.as_deref().unwrap())),
+            );
             let block = block.await.unwrap();
             match &step.holds {
                 Some(holds) => assert_eq!(block, holds.block(), "{at}"),

@@ -7,7 +7,7 @@ use std::sync::{
 
 use sluicegate::{
     Decision, Key, Policy, Rule, Store, StoreError, Usage,
-    block::{Block, BlockedBy, BlockedIdentity, Until},
+    block::{Block, BlockRequest, BlockedIdentity},
     contributors::{Contribution, Contributors},
     denials::{DenialReport, Denials},
     store::{
@@ -126,12 +126,12 @@ impl<S: Store> Store for Verified<S> {
         self.cache.reset(policy, key)
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
-        self.cache.block(key, until, by)
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
+        self.cache.block(key, request)
     }
 
-    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
-        self.cache.ban(key, strikes, until)
+    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
+        self.cache.ban(key, strikes, request)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {

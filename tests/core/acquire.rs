@@ -17,7 +17,7 @@ use http::{Request, Response, StatusCode};
 use sluicegate::{
     Charge, Decision, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Store,
     StoreError, Usage,
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockRequest, Until},
     error::StoreErrorKind,
     extract::{Keys, KeysFuture},
     observe::{DecisionEvent, Observer},
@@ -91,8 +91,8 @@ impl Store for Timed {
         self.store.reset(policy, key)
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
-        self.store.block(key, until, by)
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
+        self.store.block(key, request)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {

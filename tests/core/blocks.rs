@@ -247,7 +247,7 @@ async fn nobody_is_banned_who_is_unblocked_at_the_same_time() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 start.wait();
-                drop(store.ban(&user("alice"), strikes, Until::ForEver));
+                drop(store.ban(&user("alice"), strikes, Until::ForEver.into()));
             });
             start.wait();
             drop(store.unblock(&user("alice")));

@@ -7,7 +7,7 @@ use http::{HeaderName, HeaderValue, Request};
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, Value, aio::ConnectionLike};
 use sluicegate::{
     Charge, Decision, ForwardedIp, Key, Policy, RedisStore, Rule, Store,
-    block::{BlockedBy, Until},
+    block::{BlockRequest, Until},
     extract::{Cidr, TrustedProxies},
     policies::Policies,
     store::{Check, Operation, Settlement},
@@ -118,13 +118,13 @@ pub(crate) fn script_reply(data: &[u8]) {
     let key = check.charges()[0].key().clone();
     let enforcing = Operation::Check(check.clone().enforce_blocks(true));
     let unblock = Operation::Unblock { key: key.clone() };
-    let (until, by) = (Until::ForEver, BlockedBy::Operator);
+    let request = BlockRequest::new(Until::ForEver);
     let ban = Operation::Ban {
         key: key.clone(),
         strikes: Rule::per_minute(1),
-        until,
+        request: request.clone(),
     };
-    let block = Operation::Block { key, until, by };
+    let block = Operation::Block { key, request };
     let first = if choice & 0x40 == 0 {
         Operation::Check(check)
     } else {

@@ -4,14 +4,14 @@ mod least_rights {
     crate::contract!(crate::common::served::Served::start_with_least_rights);
     crate::contributors!(crate::common::served::Served::start_with_contributors_rights);
     crate::denials!(crate::common::served::Served::start_with_contributors_rights);
-    crate::blocks!(crate::common::served::Served::start_with_least_rights);
+    crate::blocks!(crate::common::served::Served::start_with_blocks_rights);
 }
 
 use std::time::Duration;
 
 use crate::common::{
     redis::Server,
-    served::{CONTRIBUTORS_RIGHTS, LEAST_RIGHTS, limited},
+    served::{BLOCKS_RIGHTS, CONTRIBUTORS_RIGHTS, LEAST_RIGHTS, limited},
 };
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore, StoreError, error::StoreErrorKind};
 
@@ -68,7 +68,34 @@ async fn with_all_of_them_everything_works() {
 fn the_documentation_names_these() {
     let page = include_str!("../../docs/guide/servers.md");
     assert!(page.contains(&format!(">PASSWORD {}\n", LEAST_RIGHTS.join(" "))));
+    assert!(page.contains(&format!("- `{}` where", BLOCKS_RIGHTS.join(" "))));
+    assert!(page.contains("- `+hgetall +hset +hdel +pexpire` where"));
     assert!(page.contains(&format!("- `{}` where", CONTRIBUTORS_RIGHTS.join(" "))));
+}
+
+#[tokio::test]
+async fn a_list_of_blocks_needs_four_more_and_without_them_blocks_hold_all_the_same() {
+    for missing in BLOCKS_RIGHTS {
+        let server = Server::start();
+        let rights = LEAST_RIGHTS.into_iter().chain(BLOCKS_RIGHTS);
+        let rights: Vec<_> = rights.filter(|&it| it != missing).collect();
+        let store = RedisStore::connect(limited(&server, &rights))
+            .await
+            .unwrap();
+        everything(&store).await.expect(missing);
+        let limiter = Limiter::new(store);
+        let alice = Key::new("user", "alice");
+        limiter
+            .block(&alice, Duration::from_secs(60))
+            .await
+            .unwrap();
+        let listed = limiter.blocks(10).await;
+        match missing {
+            "+zscan" => assert_eq!(listed.unwrap_err().kind(), StoreErrorKind::AccessDenied),
+            "+zadd" => assert_eq!(listed.unwrap().len(), 0),
+            _ => assert_eq!(listed.unwrap().len(), 1, "{missing}"),
+        }
+    }
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use futures::{
 use proptest::prelude::*;
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError,
-    block::{BlockedBy, Until},
+    block::Until,
     error::StoreErrorKind,
     observe::{BreakerEvent, Observer},
     store::{Check, DenyCache, Leases, Settlement},
@@ -543,7 +543,7 @@ async fn operations_of_all_kinds_share_calls_in_their_order() {
     let denied = begin([store.check(&one)]).await;
     let reset = begin([store.reset(&api, &alice)]).await;
     let after = begin([store.check(&one), store.check(&one)]).await;
-    let blocked = begin([store.block(&alice, Until::ForEver, BlockedBy::Operator)]).await;
+    let blocked = begin([store.block(&alice, Until::ForEver.into())]).await;
     let enforces = begin([store.check(&one.clone().enforce_blocks(true))]).await;
     let unblocked = begin([store.unblock(&alice)]).await;
     let enforces_nothing = begin([store.check(&one.clone().enforce_blocks(true))]).await;

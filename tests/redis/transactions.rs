@@ -16,7 +16,7 @@ use futures::future::join_all;
 use proptest::prelude::*;
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store, StoreError,
-    block::{BlockedBy, Until},
+    block::Until,
     error::StoreErrorKind,
     store::{Check, DenyCache, Leases, Operation, redis::transactions::TransactionStore},
     test_util::TestClock,
@@ -84,10 +84,10 @@ async fn pool(url: String) -> Pool {
     pool.build(manager).await.unwrap()
 }
 
-/// A store whose user has no other rights than it needs.
+/// A store whose user has no other rights than it needs, also to list blocks.
 async fn start() -> (Served<Arc<Server>, TransactionStore>, TestClock) {
     let server = shared_server();
-    let (url, prefix) = limited_apart(&server, &RIGHTS);
+    let (url, prefix) = limited_apart(&server, &[&RIGHTS[..], &["+scan"]].concat());
     let clock = TestClock::new(0);
     let store = RedisStore::transactions(pool(url).await).prefix(&prefix);
     (Served::by(server, store.clock(clock.clone())), clock)
@@ -224,7 +224,7 @@ async fn listing_who_is_blocked_needs_one_right_more() {
     for user in 0..1_200 {
         let key = Key::new("user", user.to_string());
         let until = Until::After(Duration::from_secs(1 + user % 2 * 600));
-        store.block(&key, until, BlockedBy::Operator).await.unwrap();
+        store.block(&key, until.into()).await.unwrap();
     }
     assert_eq!(
         store.blocks(9).await.unwrap_err().kind(),

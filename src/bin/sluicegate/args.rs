@@ -13,6 +13,7 @@ use super::{
     explain::ExplainArgs,
     hash::HashArgs,
     inspect::InspectArgs,
+    published::PoliciesArgs,
     reset::ResetArgs,
     settings::Settings,
     simulate::SimulateArgs,
@@ -24,7 +25,8 @@ const AFTER_HELP: &str = "\
 Exit codes:
   0  done; for a question: yes
   1  the answer is no: `check` found an error, `explain` a denial, `unblock`
-     no block, `contributors` none, `hash` no value; or you said no
+     no block, `contributors` none, `hash` no value, `policies` none; or you said
+     no
   2  the arguments, the configuration or a file cannot be used
   3  the server cannot be reached, or said no
 
@@ -108,6 +110,8 @@ pub(crate) enum Command {
     Unblock(UnblockArgs),
     /// List who is blocked
     Blocks(BlocksArgs),
+    /// List the policies that services publish
+    Policies(PoliciesArgs),
     /// Delete what an identity has used
     Reset(ResetArgs),
     /// Show who has used a shared limit up

@@ -10,7 +10,7 @@ use clap::Args;
 use serde::Serialize;
 use sluicegate::{
     Key, Limiter,
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockDetails, BlockRequest, BlockedBy, Until},
     store::redis::inspect::{Inspector, StoredBlock},
 };
 
@@ -24,12 +24,12 @@ use super::{
     scan::{DEFAULT_LOAD, Scan, of_home},
     server,
     settings::Settings,
-    text::{self, date_time, millis, span},
+    text::{self, date_time, millis, printable, span},
 };
 
 const EXAMPLES: &str = "\
 Examples:
-  sluicegate block ip=203.0.113.7 --for 2h
+  sluicegate block ip=203.0.113.7 --for 2h --reason 'scrapes prices'
   sluicegate block user=alice user=bob --until 2026-12-01T08:00:00+01:00
   sluicegate block header:x-api-key=- --forever < key.txt
   sluicegate block -f abusers.txt --for 1d
@@ -70,6 +70,14 @@ pub(crate) struct BlockArgs {
 
     #[command(flatten)]
     until: UntilArgs,
+
+    /// Why: shown to all who may list blocks; at most 200 bytes
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+
+    /// Who asks for it, shown like the reason [default: USER@HOST]
+    #[arg(long, value_name = "NAME")]
+    author: Option<String>,
 }
 
 #[derive(Args)]
@@ -110,6 +118,13 @@ pub(crate) struct BlockReport {
     pub(crate) until_ms: Option<u64>,
     /// `operator` or `ban`.
     pub(crate) by: &'static str,
+    /// When it was made, in ms since the Unix epoch; null in a block of an older version, as all below.
+    pub(crate) created_ms: Option<u64>,
+    pub(crate) reason: Option<String>,
+    pub(crate) author: Option<String>,
+    /// Of a ban: the policy, and its rule that denied.
+    pub(crate) policy: Option<String>,
+    pub(crate) rule: Option<String>,
 }
 
 /// The answer about one identity as JSON; fields are only ever added.
@@ -138,16 +153,20 @@ struct ListReport<'a> {
     identities: &'a [Report],
 }
 
-impl From<Block> for BlockReport {
-    fn from(block: Block) -> Self {
+impl BlockReport {
+    fn new(block: Block, details: &BlockDetails) -> Self {
+        let owned = |text: Option<&str>| text.map(str::to_owned);
         Self {
             until_ms: block.until_ms(),
             by: block.by().as_str(),
+            created_ms: details.created_ms(),
+            reason: owned(details.reason()),
+            author: owned(details.author()),
+            policy: owned(details.policy()),
+            rule: owned(details.rule()),
         }
     }
-}
 
-impl BlockReport {
     /// The block that holds at this time, of what is stored.
     pub(crate) fn of(stored: StoredBlock, now_ms: u64) -> Result<Option<Self>> {
         let block = stored.map_err(|error| {
@@ -157,7 +176,8 @@ impl BlockReport {
             ))
         })?;
         let holds = |it: &Self| it.until_ms.is_none_or(|until| until > now_ms);
-        Ok(block.map(Self::from).filter(holds))
+        let block = block.map(|(block, details)| Self::new(block, &details));
+        Ok(block.filter(holds))
     }
 
     pub(crate) fn is_ban(&self) -> bool {
@@ -184,6 +204,27 @@ impl BlockReport {
             None => format!("{by} for ever"),
             Some(until) => format!("{by} until {}", date_time(until)),
         }
+    }
+
+    /// `since 2026-11-22 14:40:03.123 UTC, by kim@host: scrapes prices`, as far as it is known.
+    pub(crate) fn origin(&self) -> Option<String> {
+        let since = format!("since {}", date_time(self.created_ms?));
+        Some(match self.why() {
+            Some(why) => format!("{since}, {why}"),
+            None => since,
+        })
+    }
+
+    /// `by kim@host: scrapes prices`, or `by 10/1m of login`.
+    pub(crate) fn why(&self) -> Option<String> {
+        let by = match (&self.policy, &self.rule, &self.author) {
+            (Some(policy), Some(rule), _) => Some(format!("by {rule} of {policy}")),
+            (_, _, Some(author)) => Some(format!("by {author}")),
+            _ => None,
+        };
+        let parts = [by, self.reason.clone()].into_iter().flatten();
+        let why = parts.collect::<Vec<_>>().join(": ");
+        (!why.is_empty()).then(|| printable(why.as_bytes()))
     }
 }
 
@@ -214,7 +255,7 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
         for named in &named {
             // Before the block itself is stored.
             let warning = doubts.of(&named.key).await;
-            let blocked = block_one(named, &args.until, &limiter, &inspector).await;
+            let blocked = block_one(named, args, &limiter, &inspector).await;
             let (report, asked_ms) = blocked.map_err(|error| {
                 after(&reports, "blocked", of_home(error, &inspector, &named.key))
             })?;
@@ -230,11 +271,11 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
 /// Also the end that was asked for.
 async fn block_one(
     named: &Named,
-    until: &UntilArgs,
+    args: &BlockArgs,
     limiter: &Limiter,
     inspector: &Inspector,
 ) -> Result<(Report, Option<u64>)> {
-    let key = &named.key;
+    let (key, until) = (&named.key, &args.until);
     let now_ms = inspector.now_ms(key).await?;
     if until.ms(now_ms).is_some_and(|it| it <= now_ms) {
         return Err(Error::usage(
@@ -242,7 +283,12 @@ async fn block_one(
         ));
     }
     let before = BlockReport::of(inspector.block(key).await?, now_ms)?;
-    let held = BlockReport::from(limiter.block(key, until.get()).await?);
+    let author = args.author.clone().or_else(user_and_host);
+    let request = BlockRequest::new(until.get()).reason(&args.reason);
+    let request = request.author(author.as_deref().unwrap_or_default());
+    let block = limiter.block(key, request).await?;
+    let held = BlockReport::of(inspector.block(key).await?, now_ms)?;
+    let held = held.unwrap_or_else(|| BlockReport::new(block, &BlockDetails::default()));
     let is_as_before = before.is_some_and(|before| before.until_ms == held.until_ms);
     // The server counts a span from its own time, a little later than this was asked.
     let span_ms = until.span.map(millis).filter(|_| !is_as_before);
@@ -269,6 +315,9 @@ fn write_blocked(report: &Report, asked_ms: Option<u64>, output: &mut Output) ->
     };
     let (title, text) = (&report.title, block.text(report.now_ms));
     writeln!(output, "{BOLD}{title}{BOLD:#} is {BAD}{text}{BAD:#}.")?;
+    if let Some(origin) = block.origin() {
+        output.hint(&origin)?;
+    }
     if report.kept == Some(true) {
         let asked = asked_ms.map_or_else(String::new, date_time);
         warn(format_args!(
@@ -455,6 +504,18 @@ fn write_unblocked(report: &Report, is_readable: bool, output: &mut Output) -> R
         .warning
         .as_deref()
         .map_or(Ok(()), |why| output.hint(why))
+}
+
+/// Who runs the tool, as far as the system says so.
+fn user_and_host() -> Option<String> {
+    let set = |name: &&str| std::env::var(name).ok().filter(|it| !it.is_empty());
+    let user = ["USER", "USERNAME", "LOGNAME"].iter().find_map(set)?;
+    let host = ["HOSTNAME", "COMPUTERNAME"].iter().find_map(set);
+    let host = host.or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok());
+    Some(match host {
+        Some(host) => format!("{user}@{}", host.trim()),
+        None => user,
+    })
 }
 
 fn parse_date(text: &str) -> Result<SystemTime, String> {

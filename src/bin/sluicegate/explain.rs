@@ -36,7 +36,7 @@ Examples:
 
 Answers what the service would be answered if it charged the identity under
 all policies of the file, or those that are named. What fits is told by the
-policies of the file: it has to be that of the service. Nothing is charged.
+policies that the service publishes, or of the file. Nothing is charged.
 
 Name the policies of a route with --policy. A request that is charged for
 several identities, an address and a user for instance, needs a question for
@@ -125,14 +125,13 @@ struct RuleReport {
 }
 
 pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
-    let file = settings.policies_or(args.read.policies.as_deref());
-    if file.is_none() {
-        return Err(Error::usage(
-            "the limits are needed: give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml",
-        ));
-    }
     let key = args.identity.key(settings.ipv6_prefix())?;
     let reading = args.read.read(settings, key.clone())?;
+    if !reading.has_limits {
+        return Err(Error::usage(
+            "the limits are needed, and the service publishes none: give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml",
+        ));
+    }
     let mut report = report(&reading, &key, args.cost)?;
     report.title = args.identity.title(&reading.identity);
     if args.read.only.is_empty() {
@@ -163,7 +162,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         other_policies: Vec::new(),
     };
     let mut longest = 0;
-    if let Some(block) = BlockReport::of(reading.block, reading.now_ms)? {
+    if let Some(block) = BlockReport::of(reading.block.clone(), reading.now_ms)? {
         // Nothing beats for ever.
         longest = block.until_ms.unwrap_or(u64::MAX);
         report.passes = false;
@@ -374,6 +373,9 @@ fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
             output,
             "{BAD}It is denied, where blocks are enforced:{BAD:#}\n{text}."
         )?;
+        if let Some(origin) = block.origin() {
+            output.hint(&origin)?;
+        }
     }
     match (&report.denied_by, report.passes_ms) {
         (None, _) if report.blocked.is_some() => {}

@@ -77,6 +77,8 @@ pub(crate) struct Report {
     pub(crate) blocked: Option<BlockReport>,
     /// How often the service has denied it lately, by policy; null where that was not read, as by `watch`.
     pub(crate) denied: Option<Vec<DenialReport>>,
+    /// Denials that count towards a ban.
+    pub(crate) strikes: Vec<StrikesReport>,
     pub(crate) policies: Vec<PolicyReport>,
     /// Under which something is stored, where a file has others; not looked for by `watch`.
     other_policies: Vec<String>,
@@ -90,6 +92,14 @@ pub(crate) struct PolicyReport {
     /// Why what is stored cannot be read; null where it can.
     pub(crate) error: Option<String>,
     pub(crate) rules: Vec<RuleReport>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct StrikesReport {
+    pub(crate) count: u64,
+    /// How many ban; null where no policy that is known tells it.
+    pub(crate) limit: Option<u64>,
+    pub(crate) window_ms: u64,
 }
 
 /// A rule of the policy, or of somebody else's policy of that name.
@@ -149,8 +159,9 @@ impl Report {
             has_file: reading.entries.iter().any(|it| it.policy.is_some()),
             why: String::new(),
             now_ms: reading.now_ms,
-            blocked: BlockReport::of(reading.block, reading.now_ms)?,
+            blocked: BlockReport::of(reading.block.clone(), reading.now_ms)?,
             denied: reading.denied.clone(),
+            strikes: strikes(reading),
             policies: policies
                 .map(|entry| PolicyReport::of(entry, reading.now_ms))
                 .collect(),
@@ -171,6 +182,12 @@ impl Report {
         writeln!(output, "{BOLD}{}{BOLD:#}  {DIM}{time}{DIM:#}", self.title)?;
         if let Some(block) = &self.blocked {
             writeln!(output, "{BAD}{}{BAD:#}", block.text(self.now_ms))?;
+            if let Some(origin) = block.origin() {
+                output.hint(&origin)?;
+            }
+        }
+        for strikes in &self.strikes {
+            writeln!(output, "{}", strikes.text())?;
         }
         if self.policies.is_empty() {
             writeln!(output, "Nothing is stored.")?;
@@ -236,6 +253,37 @@ impl Report {
         }
         align_right(&mut table, 2..=3);
         table
+    }
+}
+
+/// Of each window in which strikes count; those that ban after the fewest first.
+fn strikes(reading: &Reading) -> Vec<StrikesReport> {
+    let Ok(Some(stored)) = &reading.strikes else {
+        return Vec::new();
+    };
+    let policies = reading.entries.iter().filter_map(|it| it.policy.as_ref());
+    let bans: Vec<Rule> = policies
+        .filter_map(|policy| Some(policy.banned_by()?.strikes()))
+        .collect();
+    let sections = stored.sections().iter().map(|section| {
+        let limits = bans.iter().filter(|rule| section.is_of(rule));
+        StrikesReport {
+            count: section.used(reading.now_ms),
+            limit: limits.map(Rule::limit).min(),
+            window_ms: millis(section.rule(0).window()),
+        }
+    });
+    sections.filter(|strikes| strikes.count > 0).collect()
+}
+
+impl StrikesReport {
+    /// `3 of 5 strikes in 10m`
+    fn text(&self) -> String {
+        let window = span(self.window_ms);
+        match self.limit {
+            Some(limit) => format!("{} of {limit} strikes in {window}", self.count),
+            None => format!("{} strikes in {window}", self.count),
+        }
     }
 }
 

@@ -17,6 +17,7 @@ mod identity;
 mod inspect;
 mod output;
 mod policies_file;
+mod published;
 mod reading;
 mod reset;
 mod scan;
@@ -70,6 +71,7 @@ fn run(cli: Cli) -> Result<Answer> {
         Command::Block(args) => block::block(&args, &settings()?, output),
         Command::Unblock(args) => block::unblock(&args, &settings()?, output),
         Command::Blocks(args) => blocks::run(&args, &settings()?, output),
+        Command::Policies(args) => published::run(&args, &settings()?, output),
         Command::Reset(args) => reset::run(&args, &settings()?, output),
         Command::Contributors(args) => contributors::run(&args, &settings()?, output),
         Command::Hash(args) => hash::run(&args, &settings()?, output),

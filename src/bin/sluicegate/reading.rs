@@ -16,7 +16,7 @@ use super::{
     census,
     denied::DenialReport,
     error::Result,
-    policies_file,
+    policies_file, published,
     scan::{DEFAULT_LOAD, Scan, of_home},
     server,
     settings::Settings,
@@ -26,8 +26,8 @@ use super::{
 /// The arguments of verbs that read what is stored for an identity.
 #[derive(Args)]
 pub(crate) struct ReadArgs {
-    /// The service's policies: their limits are not stored. Without them all keys of the server are looked at, to find
-    /// those of the identity [default: `policies` of the configuration file]
+    /// The service's policies, instead of those that it publishes. Without either all keys of the server are looked
+    /// at, to find those of the identity [default: `policies` of the configuration file]
     #[arg(long, value_name = "FILE")]
     pub(crate) policies: Option<PathBuf>,
 
@@ -48,9 +48,13 @@ pub(crate) struct Reading {
     pub(crate) now_ms: u64,
     /// Whether the identity is blocked, whatever it has used.
     pub(crate) block: StoredBlock,
+    /// Denials that count towards a ban, whatever the policy.
+    pub(crate) strikes: StoredResult,
     pub(crate) entries: Vec<Entry>,
     /// How often the identity was denied; `None` where that was not read.
     pub(crate) denied: Option<Vec<DenialReport>>,
+    /// Whether a file or the service tells limits.
+    pub(crate) has_limits: bool,
 }
 
 /// What is stored under one policy.
@@ -68,6 +72,7 @@ pub(crate) struct Reader {
     /// By name; those without limits are named or found.
     policies: Vec<(String, Option<Policy>)>,
     local_clock: bool,
+    has_limits: bool,
 }
 
 impl ReadArgs {
@@ -89,14 +94,15 @@ impl ReadArgs {
         inspector: Inspector,
         key: Key,
     ) -> Result<Reader> {
-        let file = settings.policies_or(self.policies.as_deref());
-        let known = file.map(policies_file::load).transpose()?;
+        let file = self.policies.as_deref();
+        let known = published::limits(settings, file, &inspector).await?;
+        let from_file = settings.policies_or(file);
         let policies = match &known {
             Some(known) if self.only.is_empty() => known
                 .iter()
                 .map(|policy| (policy.name().to_owned(), Some(policy.clone())))
                 .collect(),
-            _ if !self.only.is_empty() => self.named(known.as_ref().zip(file))?,
+            _ if !self.only.is_empty() => self.named(known.as_ref(), from_file)?,
             _ => {
                 let names = found(&inspector, &key).await?.into_iter();
                 names.map(|name| (name, None)).collect()
@@ -107,13 +113,22 @@ impl ReadArgs {
             key,
             policies,
             local_clock: self.local_clock,
+            has_limits: known.is_some(),
         })
     }
 
-    fn named(&self, known: Option<(&Policies, &Path)>) -> Result<Vec<(String, Option<Policy>)>> {
+    fn named(
+        &self,
+        known: Option<&Policies>,
+        file: Option<&Path>,
+    ) -> Result<Vec<(String, Option<Policy>)>> {
         let named = self.only.iter().map(|name| {
-            let policy = known.map(|(known, file)| policies_file::named(known, file, name));
-            Ok((name.clone(), policy.transpose()?.cloned()))
+            let policy = match (known, file) {
+                (Some(known), Some(file)) => Some(policies_file::named(known, file, name)?),
+                (Some(known), None) => known.get(name),
+                (None, _) => None,
+            };
+            Ok((name.clone(), policy.cloned()))
         });
         named.collect()
     }
@@ -150,8 +165,13 @@ impl Reader {
             identity: self.inspector.name(&self.key, "").identity().to_owned(),
             now_ms,
             block: self.inspector.block(&self.key).await?,
+            strikes: self
+                .inspector
+                .read(&self.inspector.strikes(&self.key))
+                .await?,
             entries,
             denied: None,
+            has_limits: self.has_limits,
         })
     }
 

@@ -19,13 +19,14 @@ use super::{CallFuture, ContributeFuture, Operation, Reply, Settlement, Store, S
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    block::{Block, BlockedBy, BlockedIdentity, Until},
+    block::{Block, BlockRequest, BlockedIdentity},
     check::Check,
     contributors::{Contribution, Contributors},
     decision::{Decision, Usage},
     denials::{DenialReport, Denials},
     error::StoreError,
     key::Key,
+    policies::PublishedPolicy,
     policy::Policy,
     rule::Rule,
 };
@@ -137,14 +138,14 @@ impl Store for DenyCache {
         self.store.reset(policy, key).holding(given_back)
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
         let given_back = GivenBack::new(&self.memory).add_blocks(key);
-        self.store.block(key, until, by).holding(given_back)
+        self.store.block(key, request).holding(given_back)
     }
 
-    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
         let given_back = GivenBack::new(&self.memory).add_blocks(key);
-        self.store.ban(key, strikes, until).holding(given_back)
+        self.store.ban(key, strikes, request).holding(given_back)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
@@ -184,6 +185,10 @@ impl Store for DenyCache {
 
     fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
         self.store.contribute(contributions)
+    }
+
+    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
+        self.store.publish(policies)
     }
 
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {

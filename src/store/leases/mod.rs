@@ -26,7 +26,7 @@ use self::{
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    block::{Block, BlockedBy, BlockedIdentity, Until},
+    block::{Block, BlockRequest, BlockedIdentity},
     charge::Charge,
     check::Check,
     contributors::{Contribution, Contributors},
@@ -35,6 +35,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::Key,
     operation::{Operation, Reply},
+    policies::PublishedPolicy,
     policy::Policy,
     rule::{Rule, millis},
     settlement::Settlement,
@@ -422,16 +423,16 @@ impl Store for Leases {
         Revocation::call(vec![revocation], move || store.reset(&policy, &key))
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
         let revocation = Revocation::block(&self.inner, key);
-        self.inner.store.block(key, until, by).holding(revocation)
+        self.inner.store.block(key, request).holding(revocation)
     }
 
-    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
         let revocation = Revocation::block(&self.inner, key);
         self.inner
             .store
-            .ban(key, strikes, until)
+            .ban(key, strikes, request)
             .holding(revocation)
     }
 
@@ -466,6 +467,10 @@ impl Store for Leases {
 
     fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
         self.inner.store.contribute(contributions)
+    }
+
+    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
+        self.inner.store.publish(policies)
     }
 
     fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {

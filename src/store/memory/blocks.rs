@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    block::{Block, BlockedBy, BlockedIdentity},
+    block::{Block, BlockDetails, BlockRequest, BlockedBy, BlockedIdentity},
     check::Check,
     decision::Blocked,
     error::StoreError,
@@ -21,9 +21,15 @@ const SWEEP_MS: u64 = 1_000;
 #[derive(Debug)]
 pub(super) struct Blocks {
     capacity: usize,
-    by_key: RwLock<HashMap<Key, Block>>,
+    by_key: RwLock<HashMap<Key, Held>>,
     /// Written under the lock.
     swept_at_ms: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Held {
+    block: Block,
+    details: BlockDetails,
 }
 
 impl Blocks {
@@ -43,8 +49,8 @@ impl Blocks {
         }
         let now_ms = now_ms();
         let blocks = check.keys().filter_map(|key| {
-            let block = by_key.get(key).filter(|it| it.holds(now_ms))?;
-            Some((key, *block))
+            let held = by_key.get(key).filter(|it| it.block.holds(now_ms))?;
+            Some((key, held.block))
         });
         let latest = blocks.reduce(|one, other| {
             if one.1.or_later(other.1) == one.1 {
@@ -59,10 +65,18 @@ impl Blocks {
     /// Adds a block, unless one holds that ends later. Answers the one that holds. Where there is no room, an
     /// operator's takes that of the ban that ends first: whoever has many identities banned must not keep operators
     /// from blocking.
-    pub(super) fn block(&self, key: Key, block: Block, now_ms: u64) -> Result<Block, StoreError> {
+    pub(super) fn block(
+        &self,
+        key: Key,
+        request: &BlockRequest,
+        now_ms: u64,
+    ) -> Result<Block, StoreError> {
+        let block = Block::begin(request.until(), request.by(), now_ms);
         let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
-        let known = by_key.get(&key).filter(|it| it.holds(now_ms));
-        let block = known.map_or(block, |known| known.or_later(block));
+        let known = by_key.get(&key).map(|held| held.block);
+        if let Some(known) = known.filter(|it| it.holds(now_ms) && it.or_later(block) == *it) {
+            return Ok(known);
+        }
         if !block.holds(now_ms) {
             return Ok(block);
         }
@@ -72,23 +86,26 @@ impl Blocks {
                 return Err(FULL);
             }
         }
-        by_key.insert(key, block);
+        let details = request.details().clone().created_at(now_ms);
+        by_key.insert(key, Held { block, details });
         Ok(block)
     }
 
-    fn make_room(&self, by_key: &mut HashMap<Key, Block>, by: BlockedBy, now_ms: u64) {
+    fn make_room(&self, by_key: &mut HashMap<Key, Held>, by: BlockedBy, now_ms: u64) {
         let is_ban = by == BlockedBy::Ban;
         let swept_ms = now_ms.abs_diff(self.swept_at_ms.load(Relaxed));
         if is_ban && swept_ms < SWEEP_MS {
             return;
         }
         self.swept_at_ms.store(now_ms, Relaxed);
-        by_key.retain(|_, it| it.holds(now_ms));
+        by_key.retain(|_, held| held.block.holds(now_ms));
         if is_ban || by_key.len() < self.capacity {
             return;
         }
-        let bans = by_key.iter().filter(|(_, it)| it.by() == BlockedBy::Ban);
-        let first = bans.min_by_key(|(_, it)| it.until_ms());
+        let bans = by_key
+            .iter()
+            .filter(|(_, held)| held.block.by() == BlockedBy::Ban);
+        let first = bans.min_by_key(|(_, held)| held.block.until_ms());
         if let Some(key) = first.map(|(key, _)| key.clone()) {
             by_key.remove(&key);
         }
@@ -96,8 +113,10 @@ impl Blocks {
 
     pub(super) fn list(&self, most: usize, now_ms: u64) -> Vec<BlockedIdentity> {
         let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
-        let blocks = by_key.iter().filter(|(_, block)| block.holds(now_ms));
-        let listed = blocks.map(|(key, block)| BlockedIdentity::new(identity(key), *block));
+        let blocks = by_key.iter().filter(|(_, held)| held.block.holds(now_ms));
+        let listed = blocks.map(|(key, held)| {
+            BlockedIdentity::new(identity(key), held.block, held.details.clone())
+        });
         listed.take(most).collect()
     }
 

@@ -29,7 +29,7 @@ use self::{
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    block::{Block, BlockedBy, BlockedIdentity, STRIKES, Until},
+    block::{Block, BlockRequest, BlockedIdentity, STRIKES},
     charge::Charge,
     check::Check,
     contributors::{Contribution, Contributors},
@@ -294,18 +294,21 @@ impl Inner {
         shards.shard(token).remove(token);
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> Result<Block, StoreError> {
-        let now_ms = self.clock.now_ms();
-        let block = Block::begin(until, by, now_ms);
-        self.blocks.block(key.clone(), block, now_ms)
+    fn block(&self, key: &Key, request: &BlockRequest) -> Result<Block, StoreError> {
+        self.blocks.block(key.clone(), request, self.clock.now_ms())
     }
 
-    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> Result<Option<Block>, StoreError> {
+    fn ban(
+        &self,
+        key: &Key,
+        strikes: Rule,
+        request: &BlockRequest,
+    ) -> Result<Option<Block>, StoreError> {
         let _alone = self.bans.lock().unwrap_or_else(PoisonError::into_inner);
         if self.strikes(key, strikes) < strikes.limit() {
             return Ok(None);
         }
-        let block = self.block(key, until, BlockedBy::Ban)?;
+        let block = self.block(key, request)?;
         self.forget(STRIKES, key);
         Ok(Some(block))
     }
@@ -340,12 +343,12 @@ impl Inner {
                 self.forget(policy.name(), key);
                 Ok(Reply::Reset)
             }
-            Operation::Block { key, until, by } => self.block(key, *until, *by).map(Reply::Block),
+            Operation::Block { key, request } => self.block(key, request).map(Reply::Block),
             Operation::Ban {
                 key,
                 strikes,
-                until,
-            } => self.ban(key, *strikes, *until).map(Reply::Ban),
+                request,
+            } => self.ban(key, *strikes, request).map(Reply::Ban),
             Operation::Unblock { key } => {
                 self.unblock(key);
                 Ok(Reply::Unblock)
@@ -387,12 +390,12 @@ impl Store for MemoryStore {
         StoreFuture::ready(Ok(()))
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
-        StoreFuture::ready(self.inner.block(key, until, by))
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
+        StoreFuture::ready(self.inner.block(key, &request))
     }
 
-    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
-        StoreFuture::ready(self.inner.ban(key, strikes, until))
+    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
+        StoreFuture::ready(self.inner.ban(key, strikes, &request))
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {

@@ -14,7 +14,7 @@ use super::{
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockRequest},
     check::Check,
     decision::{Decision, Usage},
     error::StoreError,
@@ -50,14 +50,9 @@ impl RedisStore {
         self.execute_one(Operation::Reset { policy, key }, |_| Some(()))
     }
 
-    pub(super) fn block_one_slot(
-        &self,
-        key: &Key,
-        until: Until,
-        by: BlockedBy,
-    ) -> StoreFuture<Block> {
+    pub(super) fn block_one_slot(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
         let key = key.clone();
-        self.execute_one(Operation::Block { key, until, by }, |reply| match reply {
+        self.execute_one(Operation::Block { key, request }, |reply| match reply {
             Reply::Block(block) => Some(block),
             _ => None,
         })
@@ -67,12 +62,12 @@ impl RedisStore {
         &self,
         key: &Key,
         strikes: Rule,
-        until: Until,
+        request: BlockRequest,
     ) -> StoreFuture<Option<Block>> {
         let ban = Operation::Ban {
             key: key.clone(),
             strikes,
-            until,
+            request,
         };
         self.execute_one(ban, |reply| match reply {
             Reply::Ban(block) => Some(block),

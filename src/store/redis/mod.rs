@@ -5,12 +5,13 @@ use std::sync::Arc;
 use redis::{RedisResult, Value};
 
 use crate::{
-    block::{Block, BlockedBy, BlockedIdentity, Until},
+    block::{Block, BlockRequest, BlockedIdentity},
     check::Check,
     contributors::{Contribution, Contributors},
     decision::{Decision, Usage},
     denials::{DenialReport, Denials},
     key::Key,
+    policies::PublishedPolicy,
     policy::Policy,
     rule::Rule,
     settlement::Settlement,
@@ -18,6 +19,7 @@ use crate::{
 };
 
 mod batch;
+mod block_index;
 mod calls;
 #[cfg(feature = "cluster")]
 mod cluster;
@@ -35,6 +37,7 @@ mod error;
 // For the operators' tool: it follows the layout of what is stored, and may change at any time.
 pub mod inspect;
 mod names;
+mod policies;
 mod script;
 #[cfg(feature = "tls")]
 mod tls;
@@ -170,29 +173,32 @@ impl Store for RedisStore {
         self.reset_one_slot(policy, key)
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
-        self.block_one_slot(key, until, by)
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
+        let index = self.index_block(key, &request);
+        self.with_index(index, self.block_one_slot(key, request))
     }
 
-    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
-        self.ban_one_slot(key, strikes, until)
+    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
+        let index = self.index_block(key, &request);
+        self.with_index(index, self.ban_one_slot(key, strikes, request))
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        self.unblock_one_slot(key)
+        self.with_index(self.index_unblock(key), self.unblock_one_slot(key))
     }
 
     fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
         let inspector = Inspector::over(self);
-        StoreFuture::pending(async move { inspector.blocks(most).await })
+        StoreFuture::pending(async move { inspector.all_blocked(most).await })
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
+        let index = self.index_operations(&operations);
         #[cfg(feature = "cluster")]
         if self.transport.is_cluster() {
-            return self.call_by_slot(operations);
+            return self.with_index(index, self.call_by_slot(operations));
         }
-        self.call_one_slot(operations)
+        self.with_index(index, self.call_one_slot(operations))
     }
 
     fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
@@ -209,6 +215,10 @@ impl Store for RedisStore {
 
     fn denials(&self) -> StoreFuture<Denials> {
         self.read_denials()
+    }
+
+    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
+        Some(self.publish_all(policies))
     }
 
     fn single_failure_domain(&self) -> bool {

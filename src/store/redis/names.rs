@@ -58,6 +58,22 @@ impl Names {
         self.hash_key = blake3::derive_key(CONTEXT, secret);
     }
 
+    /// The name of the index of blocks.
+    pub(super) fn block_index(&self) -> Vec<u8> {
+        format!("{}:!blocks", self.prefix).into_bytes()
+    }
+
+    /// The name of the hash of published policies.
+    pub(super) fn policies(&self) -> Vec<u8> {
+        format!("{}:!policies", self.prefix).into_bytes()
+    }
+
+    /// What stands in the braces of an identity's names.
+    pub(super) fn identity(&self, key: &Key) -> Vec<u8> {
+        let name = self.name("", key);
+        name[self.prefix.len() + ":{".len()..name.len() - "}:".len()].to_vec()
+    }
+
     /// Writes the name of the key that holds the counts of `key` under the policy of this name.
     pub(super) fn write(&self, name: &mut Vec<u8>, policy: &str, key: &Key) {
         name.extend_from_slice(self.prefix.as_bytes());

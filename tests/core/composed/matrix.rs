@@ -10,7 +10,7 @@ use std::{
 
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockRequest, Until},
     error::StoreErrorKind,
     store::{CallFuture, Check, DenyCache, Leases, Operation, Settlement, StoreFuture},
     test_util::TestClock,
@@ -100,9 +100,9 @@ impl Store for Faulty {
         self.act(move |store| store.reset(&policy, &key))
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
         let key = key.clone();
-        self.act(move |store| store.block(&key, until, by))
+        self.act(move |store| store.block(&key, request))
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {

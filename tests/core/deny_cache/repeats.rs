@@ -13,7 +13,7 @@ use http::{Request, Response};
 use sluicegate::{
     Charge, Decision, Denial, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer, Rule,
     Store, StoreError, Usage,
-    block::{Ban, Block, BlockedBy, Until},
+    block::{Ban, Block, BlockRequest, BlockedBy, Until},
     error::StoreErrorKind,
     observe::{CompletionEvent, DecisionEvent, Observer},
     store::{CallFuture, Check, DenyCache, Operation, Reply, Settlement, StoreFuture},
@@ -66,12 +66,12 @@ impl Store for Counting {
         self.store.reset(policy, key)
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
-        self.store.block(key, until, by)
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
+        self.store.block(key, request)
     }
 
-    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
-        self.store.ban(key, strikes, until)
+    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
+        self.store.ban(key, strikes, request)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
@@ -410,7 +410,10 @@ async fn blocked_identities_are_refused_until_their_block_ends() {
         assert_eq!(blocked.retry_after(), ms.map(Duration::from_millis));
     };
     site.cache
-        .block(&user("alice"), block(500), BlockedBy::Ban)
+        .block(
+            &user("alice"),
+            crate::common::blocks::request(block(500), BlockedBy::Ban),
+        )
         .await
         .unwrap();
     is_blocked(Some(500), false).await;
@@ -420,7 +423,7 @@ async fn blocked_identities_are_refused_until_their_block_ends() {
     is_blocked(Some(1), false).await;
     // A later end is seen at once, and so is the end of all.
     site.cache
-        .block(&user("alice"), Until::ForEver, BlockedBy::Operator)
+        .block(&user("alice"), Until::ForEver.into())
         .await
         .unwrap();
     is_blocked(None, false).await;
@@ -434,9 +437,7 @@ async fn a_block_is_told_at_once_where_a_limit_has_denied() {
     let site = site();
     let alice = check([charge(&policy("api", "1/1h"), "alice")]).enforce_blocks(true);
     site.exhaust(&alice).await;
-    let block = site
-        .cache
-        .block(&user("alice"), Until::ForEver, BlockedBy::Operator);
+    let block = site.cache.block(&user("alice"), Until::ForEver.into());
     block.await.unwrap();
     assert!(matches!(site.check(&alice).await, Decision::Blocked(_)));
 }

@@ -14,7 +14,7 @@ use std::{
 use futures::FutureExt;
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockRequest},
     error::StoreErrorKind,
     store::{CallFuture, Check, DenyCache, Leases, Operation, Settlement, StoreFuture},
     test_util::TestClock,
@@ -84,8 +84,8 @@ impl Store for Slow {
         self.hold(&self.holds_resets, self.store.reset(policy, key))
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
-        self.store.block(key, until, by)
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
+        self.store.block(key, request)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

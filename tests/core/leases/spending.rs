@@ -10,7 +10,7 @@ use std::{
 
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, Usage,
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockRequest},
     error::{StoreError, StoreErrorKind},
     store::{CallFuture, Check, Leases, Operation, Settlement, StoreFuture},
     test_util::TestClock,
@@ -52,9 +52,9 @@ impl Store for Counting {
         self.store.reset(policy, key)
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
         self.count();
-        self.store.block(key, until, by)
+        self.store.block(key, request)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

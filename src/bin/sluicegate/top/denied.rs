@@ -13,6 +13,7 @@ use super::{TopArgs, shorten};
 use crate::{
     Answer,
     block::BlockReport,
+    census,
     denied::{CountsReport, DenialReport},
     error::Result,
     identity,
@@ -120,7 +121,7 @@ impl Row {
 fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
     if report.denied.is_empty() {
         writeln!(output, "No identity was denied within the last hour.")?;
-        return output.hint(&settings.prefix_hint());
+        return output.hint(&census::ask_reason(settings, None));
     }
     let of = |identities: usize| match identities {
         1 => "1 identity".to_owned(),

@@ -22,7 +22,7 @@ use super::{
     drift::OtherRule,
     error::{Error, Result},
     output::{BAD, Output, WARN, align_right},
-    policies_file,
+    policies_file, published,
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
     settings::Settings,
@@ -151,18 +151,17 @@ pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
         return denied::run(args, settings, output);
     }
     let file = settings.policies_or(args.policies.as_deref());
-    let policies = file.map(policies_file::load).transpose()?;
-    if let (Some(policies), Some(file), Some(name)) = (&policies, file, &args.policy) {
-        policies_file::named(policies, file, name)?;
-    }
-    let has_file = file.is_some();
     let report = server::block_on(settings, async {
         let (_, inspector) = server::connect(settings).await?;
+        let policies = published::limits(settings, args.policies.as_deref(), &inspector).await?;
+        if let (Some(policies), Some(file), Some(name)) = (&policies, file, &args.policy) {
+            policies_file::named(policies, file, name)?;
+        }
         let mut report = Top::new(args, policies).run(&inspector).await?;
         if report.read > 0 || output.is_json() && args.policy.is_none() {
             return Ok(report);
         }
-        if let Some(policy) = args.policy.as_deref().filter(|_| !has_file) {
+        if let Some(policy) = args.policy.as_deref().filter(|_| file.is_none()) {
             let census = Census::take(&inspector, settings).await?;
             if let Some(why) = census.why_no_policy(policy) {
                 return Err(Error::usage(why));
@@ -414,7 +413,7 @@ fn write(report: &Report, args: &TopArgs, output: &mut Output) -> Result<()> {
         )?;
     }
     if report.full.is_none() {
-        output.hint("limits are not stored: --policies FILE tells who is denied")?;
+        output.hint("the service publishes no limits: --policies FILE tells who is denied")?;
     }
     Ok(())
 }

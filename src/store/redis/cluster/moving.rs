@@ -11,7 +11,7 @@ use std::time::UNIX_EPOCH;
 
 use super::{cross_slot, slots::Slots};
 use crate::{
-    block::{BLOCKS, BlockedBy, STRIKES, Until},
+    block::{BLOCKS, STRIKES, Until},
     charge::Charge,
     check::Check,
     decision::{Blocked, Decision},
@@ -130,7 +130,7 @@ impl RedisStore {
     async fn blocked(&self, charge: &Charge) -> Result<Option<Blocked>, StoreError> {
         let key = charge.key();
         let long_ago = Until::At(UNIX_EPOCH);
-        let block = self.block_one_slot(key, long_ago, BlockedBy::Operator);
+        let block = self.block_one_slot(key, long_ago.into());
         let block = block.await?;
         if block.until_ms() == Some(0) {
             return Ok(None);

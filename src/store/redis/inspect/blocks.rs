@@ -1,19 +1,23 @@
 //! Blocks, as `lua/README.md` describes what is stored of them.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::collections::BTreeMap;
 
-use tokio::time::sleep;
+use redis::Cmd;
 
-use super::{Inspector, Selection, Server, StoredName, UnreadableValue, stored};
+use super::{Inspector, Selection, Server, StoredName, UnreadableValue, stored, within};
 use crate::{
-    block::{BLOCKS, Block, BlockedBy, BlockedIdentity},
+    block::{BLOCKS, Block, BlockDetails, BlockedBy, BlockedIdentity},
     error::StoreError,
     key::Key,
-    store::redis::script::VERSION,
+    store::redis::{
+        contributors::send_all,
+        error::store_error,
+        script::{VERSION, number},
+    },
 };
 
 /// What is read of the block of an identity: `None` if there is none; or why it cannot be read.
-pub type StoredBlock = Result<Option<Block>, UnreadableValue>;
+pub type StoredBlock = Result<Option<(Block, BlockDetails)>, UnreadableValue>;
 
 /// How many keys are looked at at a time.
 const BATCH: u32 = 500;
@@ -37,32 +41,84 @@ impl Inspector {
         self.all(Some(BLOCKS))
     }
 
-    /// Who is blocked now, at most so many. The servers are kept busy for at most half of the time.
-    pub(in crate::store::redis) async fn blocks(
+    /// Looks into the index of blocks: answers with the keys of about `count` of them, and the cursor to go on with: 0
+    /// in the beginning and in the end.
+    ///
+    /// Those that have ended or were unblocked may still be among them, and some may come twice. A key is not among
+    /// them if its block could not be indexed: of an older version, or where a right is missing.
+    ///
+    /// # Errors
+    ///
+    /// When the server does not answer in time, or with an error.
+    pub async fn indexed_blocks(
+        &self,
+        cursor: u64,
+        count: u32,
+    ) -> Result<(u64, Vec<StoredName>), StoreError> {
+        let names = &self.store.names;
+        let index = names.block_index();
+        let mut scan = redis::cmd("ZSCAN");
+        scan.arg(&index).arg(cursor).arg("COUNT").arg(count);
+        let found = self.send(&scan, &index).await;
+        let found = found.and_then(|found| Ok(redis::from_redis_value(found)?));
+        let (next, found): (u64, Vec<(Vec<u8>, f64)>) =
+            found.map_err(|error| store_error(&error))?;
+        let found = found
+            .iter()
+            .filter_map(|(identity, _)| StoredName::of_block(names, identity));
+        Ok((next, found.collect()))
+    }
+
+    /// The time of the server that keeps the index, in ms since the Unix epoch.
+    ///
+    /// # Errors
+    ///
+    /// As [`now_ms`](Self::now_ms).
+    pub async fn index_now_ms(&self) -> Result<u64, StoreError> {
+        self.now_ms_at(&self.store.names.block_index()).await
+    }
+
+    /// Reads the blocks that these keys hold, at the same time.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub async fn blocks(&self, names: &[StoredName]) -> Result<Vec<StoredBlock>, StoreError> {
+        let gets = names.iter().map(|name| {
+            let mut get = redis::cmd("GET");
+            get.arg(name.as_bytes());
+            get
+        });
+        let gets: Vec<Cmd> = gets.collect();
+        let gets = gets.iter().zip(names.iter().map(StoredName::as_bytes));
+        let replies = send_all(&self.store.transport, gets.collect());
+        let replies = within(self.timeout, async { Ok(replies.await) }).await;
+        let replies = replies.map_err(|error| store_error(&error))?.into_iter();
+        replies.map(|reply| stored(reply, read)).collect()
+    }
+
+    /// Who is blocked now, at most so many.
+    pub(in crate::store::redis) async fn all_blocked(
         &self,
         most: usize,
     ) -> Result<Vec<BlockedIdentity>, StoreError> {
-        let mut blocks = BTreeMap::new();
-        for server in self.servers().await? {
-            let (now_ms, mut cursor) = (server.now_ms().await?, 0);
-            while blocks.len() < most {
-                let begun = Instant::now();
-                let names;
-                (cursor, names) = server.scan(cursor, &self.all_blocks(), BATCH).await?;
-                for (name, block) in names.iter().zip(server.blocks(&names).await?) {
-                    if let Some(block) = block?.filter(|it| it.holds(now_ms)) {
-                        blocks.insert(name.identity().to_owned(), block);
-                    }
+        let (mut blocks, mut cursor) = (BTreeMap::new(), 0);
+        while blocks.len() < most {
+            let names;
+            (cursor, names) = self.indexed_blocks(cursor, BATCH).await?;
+            let now_ms = self.index_now_ms().await?;
+            for (name, block) in names.iter().zip(self.blocks(&names).await?) {
+                if let Some(held) = block?.filter(|(block, _)| block.holds(now_ms)) {
+                    blocks.insert(name.identity().to_owned(), held);
                 }
-                if cursor == 0 {
-                    break;
-                }
-                sleep(begun.elapsed()).await;
+            }
+            if cursor == 0 {
+                break;
             }
         }
         let blocks = blocks.into_iter().take(most);
         Ok(blocks
-            .map(|(identity, block)| BlockedIdentity::new(identity, block))
+            .map(|(identity, (block, details))| BlockedIdentity::new(identity, block, details))
             .collect())
     }
 }
@@ -79,18 +135,29 @@ impl Server {
     }
 }
 
-fn read(value: &[u8]) -> Result<Block, UnreadableValue> {
-    let &[ref until @ .., by, version] = value else {
+fn read(value: &[u8]) -> Result<(Block, BlockDetails), UnreadableValue> {
+    let Some((&[a, b, c, d, e, f, by, version], details)) = value.split_first_chunk() else {
         return Err(UnreadableValue::Malformed);
     };
+    // Without details, or with the time and the lengths of the texts.
+    if !details.is_empty() && details.len() < 10 {
+        return Err(UnreadableValue::Malformed);
+    }
     if version != VERSION {
         return Err(UnreadableValue::OtherVersion(version));
     }
-    match (<[u8; 6]>::try_from(until), BlockedBy::of_code(by)) {
-        (Ok([a, b, c, d, e, f]), Some(by)) => {
-            Ok(Block::new(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]), by))
-        }
-        _ => Err(UnreadableValue::Malformed),
+    let Some(by) = BlockedBy::of_code(by) else {
+        return Err(UnreadableValue::Malformed);
+    };
+    let block = Block::new(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]), by);
+    Ok((block, read_details(details)))
+}
+
+/// Those of a block of an older version are not known. No check reads them, so nothing in them is an error.
+fn read_details(mut bytes: &[u8]) -> BlockDetails {
+    match number(&mut bytes, 6) {
+        Some(created_ms) => BlockDetails::read_texts(created_ms, bytes).unwrap_or_default(),
+        None => BlockDetails::default(),
     }
 }
 
@@ -106,9 +173,10 @@ mod tests {
 
     #[test]
     fn only_what_the_script_writes_is_a_block() {
-        let block = read(&[1, 2, 0, 0, 0, 0, 2, VERSION]).unwrap();
+        let (block, details) = read(&[1, 2, 0, 0, 0, 0, 2, VERSION]).unwrap();
+        assert_eq!(details, BlockDetails::default());
         assert_eq!((block.until_ms(), block.by()), (Some(513), BlockedBy::Ban));
-        let for_ever = read(&[255, 255, 255, 255, 255, 255, 1, VERSION]).unwrap();
+        let (for_ever, _) = read(&[255, 255, 255, 255, 255, 255, 1, VERSION]).unwrap();
         assert_eq!(
             (for_ever.until_ms(), for_ever.by()),
             (None, BlockedBy::Operator)

@@ -1,6 +1,7 @@
 //! Reads what a [`RedisStore`] has stored, without writing anything: for operators' tools.
 //!
-//! Once it has logged in, no command but `GET`, `TIME`, `SCAN`, `DBSIZE`, `ZRANGE`, `PING` and `HELLO` is sent; on a cluster also
+//! Once it has logged in, no command but `GET`, `ZSCAN`, `ZRANGE`, `HGETALL`, `TIME`, `SCAN`, `DBSIZE`, `PING` and `HELLO` is
+//! sent; on a cluster also
 //! `CLUSTER SLOTS` and `ASKING`, and behind sentinels `ROLE`. No script is run.
 //!
 //! ```no_run
@@ -36,10 +37,12 @@ use super::{
     milliseconds, names,
 };
 use crate::{
+    block::STRIKES,
     contributors::Contributors,
     denials::Span,
     error::{StoreError, StoreErrorKind},
     key::Key,
+    policies::PublishedPolicy,
     policy::Policy,
     text::Text,
 };
@@ -141,6 +144,12 @@ impl Inspector {
         StoredName::write(&self.store.names, key, policy)
     }
 
+    /// The name of the key that holds the [strikes](crate::block#bans) of an identity.
+    #[must_use]
+    pub fn strikes(&self, key: &Key) -> StoredName {
+        self.name(key, STRIKES)
+    }
+
     /// Reads one key.
     ///
     /// # Errors
@@ -172,6 +181,17 @@ impl Inspector {
                 &io::Error::from(io::ErrorKind::TimedOut).into(),
             ))
         })
+    }
+
+    /// What services [publish](crate::Limiter::publish_policies) of their policies. Where processes differ, there are
+    /// several of one name.
+    ///
+    /// # Errors
+    ///
+    /// When the server does not answer in time, or with an error.
+    pub async fn policies(&self) -> Result<Vec<PublishedPolicy>, StoreError> {
+        let policies = tokio::time::timeout(self.timeout, self.store.published_policies());
+        policies.await.unwrap_or(Err(TOO_LATE))
     }
 
     /// The servers that keep keys: the server, or each primary of a cluster.
@@ -215,6 +235,9 @@ impl Inspector {
         within(self.timeout, self.store.transport.send(cmd, routing_key)).await
     }
 }
+
+const TOO_LATE: StoreError =
+    StoreError::new(StoreErrorKind::Timeout, "no answer within the timeout");
 
 /// What a `GET` has answered, as `read` reads it.
 fn stored<T>(

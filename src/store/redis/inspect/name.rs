@@ -25,6 +25,13 @@ impl StoredName {
         }
     }
 
+    /// The key of the block of an identity, as the index has it.
+    pub(super) fn of_block(names: &Names, identity: &[u8]) -> Option<Self> {
+        let prefix = names.prefix().as_bytes();
+        let end = ["}:", BLOCKS].concat();
+        Self::read(names, [prefix, b":{", identity, end.as_bytes()].concat())
+    }
+
     /// `None` for a name that this store does not give.
     pub(super) fn read(names: &Names, name: Vec<u8>) -> Option<Self> {
         let name = Self::read_of_any_prefix(name)?;

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use redis::{Cmd, Script};
 
 use crate::{
-    block::{BLOCKS, BlockedBy, STRIKES, Until, UntilMs},
+    block::{BLOCKS, BlockRequest, STRIKES, UntilMs},
     check::Check,
     key::Key,
     operation::Operation,
@@ -93,12 +93,12 @@ impl Call {
                 Operation::Fill { check, count } => call.push_check(names, check, *count),
                 Operation::Settle(settlement) => call.push_settlement(names, settlement),
                 Operation::Reset { policy, key } => call.push_reset(names, policy.name(), key),
-                Operation::Block { key, until, by } => call.push_block(names, key, *until, *by),
+                Operation::Block { key, request } => call.push_block(names, key, request),
                 Operation::Ban {
                     key,
                     strikes,
-                    until,
-                } => call.push_ban(names, key, *strikes, *until),
+                    request,
+                } => call.push_ban(names, key, *strikes, request),
                 Operation::Unblock { key } => {
                     call.push_reset(names, BLOCKS, key);
                     call.push_reset(names, STRIKES, key);
@@ -196,8 +196,8 @@ impl Call {
         self.push_task(Head::of(RESET), &[], std::iter::empty());
     }
 
-    fn push_block(&mut self, names: &Names, key: &Key, until: Until, by: BlockedBy) {
-        let (action, ms) = match until.ms() {
+    fn push_block(&mut self, names: &Names, key: &Key, request: &BlockRequest) {
+        let (action, ms) = match request.until().ms() {
             UntilMs::After(ms) => (BLOCK_FOR, ms),
             UntilMs::At(ms) => (BLOCK_UNTIL, ms),
         };
@@ -206,13 +206,14 @@ impl Call {
             units: ms,
             ..Head::of(action)
         });
-        self.args.bytes.extend([0, by.code(), VERSION]);
+        self.args.bytes.extend([0, request.by().code(), VERSION]);
+        request.details().write_texts(&mut self.args.bytes);
         self.args.end();
     }
 
     /// The block, and the strikes that it needs and forgets.
-    fn push_ban(&mut self, names: &Names, key: &Key, strikes: Rule, until: Until) {
-        self.push_block(names, key, until, BlockedBy::Ban);
+    fn push_ban(&mut self, names: &Names, key: &Key, strikes: Rule, request: &BlockRequest) {
+        self.push_block(names, key, request);
         self.push_key(names, STRIKES, key);
         let limit = std::iter::once(strikes.limit());
         self.push_task(Head::of(RESET + JOINED), &[strikes], limit);

@@ -61,7 +61,7 @@ async fn scan(
         for (name, value) in names.iter().zip(reading.values) {
             // One that has ended meanwhile holds nothing.
             let block = value?.map(|it| read_block(&it)).transpose()?;
-            let block = block.filter(|it| it.holds(now_ms));
+            let block = block.filter(|(block, _)| block.holds(now_ms));
             if let (Some(block), Some(identity)) = (block, identity(name)) {
                 blocks.insert(identity, block);
             }
@@ -73,7 +73,7 @@ async fn scan(
     }
     let blocks = blocks.into_iter().take(most);
     Ok(blocks
-        .map(|(identity, block)| BlockedIdentity::new(identity, block))
+        .map(|(identity, (block, details))| BlockedIdentity::new(identity, block, details))
         .collect())
 }
 

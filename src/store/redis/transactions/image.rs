@@ -8,7 +8,7 @@ use super::{
     plan::{Places, StoredKey},
 };
 use crate::{
-    block::{Block, BlockedBy, Until},
+    block::{Block, BlockDetails, BlockRequest},
     charge::Charge,
     check::Check,
     decision::{Blocked, Count, Filled, Usage},
@@ -34,7 +34,7 @@ struct Value {
 
 enum Content {
     Counts(Entry),
-    Block(Option<Block>),
+    Block(Option<(Block, BlockDetails)>),
 }
 
 /// What is to be written to a key.
@@ -91,15 +91,12 @@ impl Image {
                 self.forget(places);
                 Ok(Reply::Reset)
             }
-            Operation::Block { until, by, .. } => {
-                let block = Block::begin(*until, *by, self.now_ms);
-                self.block(block, places).map(Reply::Block)
-            }
+            Operation::Block { request, .. } => self.block(request, places).map(Reply::Block),
             Operation::Ban {
                 key,
                 strikes,
-                until,
-            } => self.ban(key, *strikes, *until, places).map(Reply::Ban),
+                request,
+            } => self.ban(key, *strikes, request, places).map(Reply::Ban),
             Operation::Unblock { .. } => {
                 self.forget(places);
                 Ok(Reply::Unblock)
@@ -153,7 +150,10 @@ impl Image {
 
     fn held_block(&self, place: usize) -> Result<Option<Block>, StoreError> {
         match &self.values[place].content {
-            Ok(Content::Block(block)) => Ok(block.filter(|it| it.holds(self.now_ms))),
+            Ok(Content::Block(held)) => {
+                let block = held.as_ref().map(|(block, _)| *block);
+                Ok(block.filter(|it| it.holds(self.now_ms)))
+            }
             Ok(Content::Counts(_)) => Err(OTHER_CONTENT),
             Err(error) => Err(error.clone()),
         }
@@ -227,12 +227,16 @@ impl Image {
     }
 
     /// Adds a block, unless one holds that ends later. Answers the one that holds.
-    fn block(&mut self, block: Block, places: &Places) -> Result<Block, StoreError> {
-        let place = places.blocks[0];
+    fn block(&mut self, request: &BlockRequest, places: &Places) -> Result<Block, StoreError> {
+        let (place, now_ms) = (places.blocks[0], self.now_ms);
+        let block = Block::begin(request.until(), request.by(), now_ms);
         let known = self.held_block(place)?;
-        let block = known.map_or(block, |known| known.or_later(block));
-        if block.holds(self.now_ms) && known != Some(block) {
-            self.values[place].replace(Content::Block(Some(block)));
+        if let Some(known) = known.filter(|it| it.or_later(block) == *it) {
+            return Ok(known);
+        }
+        if block.holds(now_ms) {
+            let details = request.details().clone().created_at(now_ms);
+            self.values[place].replace(Content::Block(Some((block, details))));
         }
         Ok(block)
     }
@@ -241,7 +245,7 @@ impl Image {
         &mut self,
         key: &Key,
         strikes: Rule,
-        until: Until,
+        request: &BlockRequest,
         places: &Places,
     ) -> Result<Option<Block>, StoreError> {
         let look = Charge::new(&Policy::of_strikes(strikes), key.clone(), 0);
@@ -249,8 +253,7 @@ impl Image {
         if counts[0].used < strikes.limit() {
             return Ok(None);
         }
-        let block = Block::begin(until, BlockedBy::Ban, self.now_ms);
-        let block = self.block(block, places)?;
+        let block = self.block(request, places)?;
         self.forget_counts(places);
         Ok(Some(block))
     }
@@ -304,8 +307,8 @@ impl Value {
                 value: write_counts(entry),
                 expires_ms: entry.release_ms(),
             },
-            Ok(Content::Block(Some(block))) => Change::Set {
-                value: write_block(*block),
+            Ok(Content::Block(Some((block, details)))) => Change::Set {
+                value: write_block(*block, details),
                 expires_ms: block.stored_until_ms(),
             },
             _ => Change::Delete,

@@ -3,7 +3,7 @@
 //! ```text
 //!   counts   version · for each section: step · retention · number of steps · for each step: distance · units
 //!                      or, of a bucket:  0 · window · refill · missing · when
-//!   a block  version · when it ends · by whom
+//!   a block  version · when it ends · by whom · when it was made · texts, as of the script's
 //! ```
 //!
 //! The version is a byte; all else are numbers of seven bits a byte, the lowest first, all but the last marked by the
@@ -13,7 +13,7 @@
 use std::collections::HashSet;
 
 use crate::{
-    block::{Block, BlockedBy},
+    block::{Block, BlockDetails, BlockedBy},
     error::StoreError,
     rule::MAX_UNITS,
     store::{
@@ -116,22 +116,31 @@ fn read_queue(step_ms: u64, bytes: &mut &[u8]) -> Option<StepQueue> {
 }
 
 /// A block, and nothing else, of an identity.
-pub(super) fn write_block(block: Block) -> Vec<u8> {
+pub(super) fn write_block(block: Block, details: &BlockDetails) -> Vec<u8> {
     let mut bytes = vec![VERSION];
     put(
         &mut bytes,
-        [block.stored_until_ms(), block.by().code().into()],
+        [
+            block.stored_until_ms(),
+            block.by().code().into(),
+            details.created_ms().unwrap_or(0),
+        ],
     );
+    details.write_texts(&mut bytes);
     bytes
 }
 
 /// Reads what [`write_block`] wrote; any other bytes are an error.
-pub(super) fn read_block(value: &[u8]) -> Result<Block, StoreError> {
+pub(super) fn read_block(value: &[u8]) -> Result<(Block, BlockDetails), StoreError> {
     let mut bytes = body(value)?;
     let (until_ms, by) = (take(&mut bytes), take(&mut bytes));
     let by = by.and_then(|by| BlockedBy::of_code(u8::try_from(by).ok()?));
-    match (until_ms, by) {
-        (Some(until_ms), Some(by)) if bytes.is_empty() => Ok(Block::new(until_ms, by)),
+    let details = match bytes {
+        [] => Some(BlockDetails::default()), // of an older version
+        _ => take(&mut bytes).and_then(|ms| BlockDetails::read_texts(ms, bytes)),
+    };
+    match (until_ms, by, details) {
+        (Some(until_ms), Some(by), Some(details)) => Ok((Block::new(until_ms, by), details)),
         _ => Err(UNREADABLE),
     }
 }
@@ -173,7 +182,10 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
-    use crate::window::Spec;
+    use crate::{
+        block::{BlockRequest, Until},
+        window::Spec,
+    };
 
     /// The end and the units of each.
     type Steps = Vec<(u64, u64)>;
@@ -229,7 +241,10 @@ mod tests {
         }
         for (until_ms, by) in [(1, BlockedBy::Ban), ((1 << 48) - 1, BlockedBy::Operator)] {
             let block = Block::new(until_ms, by);
-            assert_eq!(read_block(&write_block(block)).unwrap(), block);
+            let request = BlockRequest::new(Until::ForEver).reason("why");
+            let details = request.details().clone().created_at(7);
+            let read = read_block(&write_block(block, &details)).unwrap();
+            assert_eq!(read, (block, details));
         }
     }
 

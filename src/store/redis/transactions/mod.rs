@@ -11,7 +11,7 @@ use super::{RedisStore, error::ANOTHER_REPLY, names::Names};
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    block::{Block, BlockedBy, BlockedIdentity, Until},
+    block::{Block, BlockRequest, BlockedIdentity},
     decision::{Decision, Usage},
     key::Key,
     policy::Policy,
@@ -123,20 +123,20 @@ impl Store for TransactionStore {
         self.execute_one(Operation::Reset { policy, key }, |_| Some(()))
     }
 
-    fn block(&self, key: &Key, until: Until, by: BlockedBy) -> StoreFuture<Block> {
+    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
         let key = key.clone();
-        self.execute_one(Operation::Block { key, until, by }, |reply| match reply {
+        self.execute_one(Operation::Block { key, request }, |reply| match reply {
             Reply::Block(block) => Some(block),
             _ => None,
         })
     }
 
-    fn ban(&self, key: &Key, strikes: Rule, until: Until) -> StoreFuture<Option<Block>> {
+    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
         let key = key.clone();
         let ban = Operation::Ban {
             key,
             strikes,
-            until,
+            request,
         };
         self.execute_one(ban, |reply| match reply {
             Reply::Ban(block) => Some(block),

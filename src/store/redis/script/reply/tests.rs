@@ -91,8 +91,7 @@ fn of_an_unblocking_that_failed_both_answers_are_read() {
     let unblock = Operation::Unblock { key: key() };
     let block = Operation::Block {
         key: key(),
-        until: crate::block::Until::ForEver,
-        by: BlockedBy::Ban,
+        request: crate::block::Until::ForEver.into(),
     };
     let operations = [unblock, block];
     for failed in [
@@ -127,9 +126,9 @@ proptest! {
         let key = Key::new("user", "alice");
         let enforcing = Operation::Fill { check: check().enforce_blocks(true), count: 3 };
         let unblock = Operation::Unblock { key: key.clone() };
-        let until = crate::block::Until::ForEver;
-        let block = Operation::Block { key: key.clone(), until, by: BlockedBy::Ban };
-        let ban = Operation::Ban { key, strikes: crate::Rule::per_minute(1), until };
+        let request = crate::block::BlockRequest::from(crate::block::Until::ForEver);
+        let block = Operation::Block { key: key.clone(), request: request.clone() };
+        let ban = Operation::Ban { key, strikes: crate::Rule::per_minute(1), request };
         let limits = [Operation::Check(check()), fill, Operation::Settle(settlement), reset];
         for first in limits.into_iter().chain([enforcing, block, ban, unblock]) {
             let operations = [first, Operation::Check(check())];

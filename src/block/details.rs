@@ -1,0 +1,238 @@
+//! [`BlockRequest`] and [`BlockDetails`]: why an identity is blocked, and by whom.
+
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
+
+use super::{BlockedBy, Until};
+use crate::{policy::Policy, rule::Rule};
+
+/// In bytes. What is longer is cut.
+const MAX_REASON: usize = 200;
+const MAX_OTHER: usize = 100;
+
+/// A block that is asked for: until when, and why. A time alone is one without a reason.
+///
+/// ```
+/// use std::time::Duration;
+/// use sluicegate::block::BlockRequest;
+///
+/// let request = BlockRequest::new(Duration::from_secs(3600)).reason("scrapes prices").author("kim");
+/// assert_eq!(request.details().reason(), Some("scrapes prices"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockRequest {
+    until: Until,
+    by: BlockedBy,
+    details: BlockDetails,
+}
+
+impl BlockRequest {
+    /// An operator's block until then, without a reason.
+    #[must_use]
+    pub fn new(until: impl Into<Until>) -> Self {
+        Self {
+            until: until.into(),
+            by: BlockedBy::Operator,
+            details: BlockDetails::default(),
+        }
+    }
+
+    /// A ban until then by this policy, whose `rule` has denied.
+    #[must_use]
+    pub fn ban(until: impl Into<Until>, policy: &Policy, rule: &Rule) -> Self {
+        let mut request = Self::new(until);
+        request.by = BlockedBy::Ban;
+        request.details.policy = clean(policy.name(), MAX_OTHER);
+        request.details.rule = clean(&rule.to_string(), MAX_OTHER);
+        request
+    }
+
+    /// Says why, for all who may list blocks: cut after 200 bytes, and each control character becomes a blank.
+    #[must_use]
+    pub fn reason(mut self, reason: &str) -> Self {
+        self.details.reason = clean(reason, MAX_REASON);
+        self
+    }
+
+    /// Says who asks for it, for all who may list blocks: cut after 100 bytes, and each control character becomes a
+    /// blank.
+    #[must_use]
+    pub fn author(mut self, author: &str) -> Self {
+        self.details.author = clean(author, MAX_OTHER);
+        self
+    }
+
+    /// Until when.
+    #[must_use]
+    pub const fn until(&self) -> Until {
+        self.until
+    }
+
+    /// Who makes it.
+    #[must_use]
+    pub const fn by(&self) -> BlockedBy {
+        self.by
+    }
+
+    /// Why. A store adds [when](BlockDetails::created_at) it is made.
+    #[must_use]
+    pub const fn details(&self) -> &BlockDetails {
+        &self.details
+    }
+}
+
+impl From<Until> for BlockRequest {
+    fn from(until: Until) -> Self {
+        Self::new(until)
+    }
+}
+
+impl From<Duration> for BlockRequest {
+    fn from(span: Duration) -> Self {
+        Self::new(span)
+    }
+}
+
+impl From<SystemTime> for BlockRequest {
+    fn from(time: SystemTime) -> Self {
+        Self::new(time)
+    }
+}
+
+/// What is known of a block beside its end. Checks do not read it.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct BlockDetails {
+    created_ms: Option<u64>,
+    reason: Box<str>,
+    author: Box<str>,
+    policy: Box<str>,
+    rule: Box<str>,
+}
+
+impl BlockDetails {
+    /// For stores: the same details of a block that is made at this time of the store, in ms since the Unix epoch.
+    #[must_use]
+    pub fn created_at(mut self, now_ms: u64) -> Self {
+        self.created_ms = Some(now_ms);
+        self
+    }
+
+    /// When the block was made, in ms since the Unix epoch by the store's clock.
+    #[must_use]
+    pub const fn created_ms(&self) -> Option<u64> {
+        self.created_ms
+    }
+
+    /// Why, in the words of its author.
+    #[must_use]
+    pub const fn reason(&self) -> Option<&str> {
+        known(&self.reason)
+    }
+
+    /// Who asked for it.
+    #[must_use]
+    pub const fn author(&self) -> Option<&str> {
+        known(&self.author)
+    }
+
+    /// The name of the policy that has banned.
+    #[must_use]
+    pub const fn policy(&self) -> Option<&str> {
+        known(&self.policy)
+    }
+
+    /// The rule of that policy that has denied: `10/1m`.
+    #[must_use]
+    pub const fn rule(&self) -> Option<&str> {
+        known(&self.rule)
+    }
+}
+
+#[cfg(feature = "redis")]
+impl BlockDetails {
+    /// As they are stored, without the time: of each text its length in one byte, and its bytes.
+    pub(crate) fn write_texts(&self, bytes: &mut Vec<u8>) {
+        for text in [&self.reason, &self.author, &self.policy, &self.rule] {
+            let length = u8::try_from(text.len()).unwrap_or(0);
+            bytes.push(length);
+            bytes.extend_from_slice(&text.as_bytes()[..length.into()]);
+        }
+    }
+
+    /// Reads what [`write_texts`](Self::write_texts) wrote, behind the time; any other bytes are `None`.
+    pub(crate) fn read_texts(created_ms: u64, mut bytes: &[u8]) -> Option<Self> {
+        let mut next = |most| {
+            let (length, rest) = bytes.split_first()?;
+            let (text, rest) = rest.split_at_checked((*length).into())?;
+            bytes = rest;
+            Some(clean(&String::from_utf8_lossy(text), most))
+        };
+        let details = Self {
+            created_ms: Some(created_ms),
+            reason: next(MAX_REASON)?,
+            author: next(MAX_OTHER)?,
+            policy: next(MAX_OTHER)?,
+            rule: next(MAX_OTHER)?,
+        };
+        bytes.is_empty().then_some(details)
+    }
+}
+
+impl fmt::Debug for BlockDetails {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockDetails")
+            .field("created_ms", &self.created_ms)
+            .field("reason", &self.reason())
+            .field("author", &self.author())
+            .field("policy", &self.policy())
+            .field("rule", &self.rule())
+            .finish()
+    }
+}
+
+const fn known(text: &str) -> Option<&str> {
+    if text.is_empty() { None } else { Some(text) }
+}
+
+/// Fit to be stored and shown.
+fn clean(text: &str, most: usize) -> Box<str> {
+    let end = (0..=most.min(text.len())).rev();
+    let end = end.into_iter().find(|end| text.is_char_boundary(*end));
+    let text = &text[..end.unwrap_or(0)];
+    text.replace(char::is_control, " ").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_between_characters_and_have_no_control_characters() {
+        let request = BlockRequest::new(Until::ForEver);
+        let request = request.reason(&"ä".repeat(300)).author("a\x1b[31m\nb");
+        let details = request.details();
+        assert_eq!(details.reason(), Some(&*"ä".repeat(100)));
+        assert_eq!(details.author(), Some("a [31m b"));
+        assert_eq!((details.policy(), details.created_ms()), (None, None));
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn what_is_written_is_read_and_nothing_else() {
+        let policy = Policy::parse("login", "10/1m").unwrap();
+        let ban = BlockRequest::ban(Until::ForEver, &policy, &policy.rules()[0]);
+        let details = ban.reason("why").author("kim").details().clone();
+        let mut bytes = Vec::new();
+        details.write_texts(&mut bytes);
+        let read = BlockDetails::read_texts(7, &bytes);
+        assert_eq!(read, Some(details.clone().created_at(7)));
+        assert_eq!(details.rule(), Some("10/1m"));
+        for end in 0..bytes.len() {
+            assert_eq!(BlockDetails::read_texts(7, &bytes[..end]), None, "{end}");
+        }
+        bytes.push(0);
+        assert_eq!(BlockDetails::read_texts(7, &bytes), None);
+    }
+}

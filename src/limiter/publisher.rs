@@ -1,0 +1,263 @@
+//! [`Publisher`]: publishes the policies of a limiter in its store, for operators' tools.
+//!
+//! ```text
+//!  decision ──▶ note: seen before?          on the request's path: a load for each charge, no lock
+//!                  │ no
+//!                  ▼
+//!               policies ──▶ task: Store::publish, after a second, and again every five minutes
+//! ```
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{AcqRel, Relaxed, Release},
+        },
+    },
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::Notify,
+    time::{sleep, timeout},
+};
+
+use super::Limiter;
+use crate::{
+    charge::Charge,
+    check::Check,
+    error::{StoreError, StoreErrorKind},
+    failure::FailurePolicy,
+    jitter,
+    policy::Policy,
+    published::PublishedPolicy,
+    store::Store,
+    warning,
+};
+
+/// How many policies a process publishes.
+const MAX_POLICIES: usize = 256;
+
+/// From a new policy to its publication: others are likely to follow.
+const DELAY: Duration = Duration::from_secs(2);
+
+/// From one publication to the next; much less than the store keeps them.
+const REFRESH: Duration = Duration::from_secs(300);
+
+/// From a publication that failed to the next, doubled each time up to `REFRESH`.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// How long one publication may take.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A power of two.
+const SEEN: usize = 256;
+
+/// The policies of one limiter and its clones.
+pub(super) struct Publisher {
+    store: Arc<dyn Store>,
+    /// Marks of policies and kinds that are known, each at a place by its value or at the next one.
+    seen: [AtomicU64; SEEN],
+    known: Mutex<HashMap<Policy, PublishedPolicy>>,
+    running: Arc<AtomicBool>,
+    /// Wakes the task: there is something new, or the limiter is gone.
+    changed: Arc<Notify>,
+    has_failed: AtomicBool,
+}
+
+impl Publisher {
+    /// `None` over a store that publishes nothing.
+    pub(super) fn new(store: &Arc<dyn Store>) -> Option<Arc<Self>> {
+        store.publish(&[])?;
+        Some(Arc::new(Self {
+            store: Arc::clone(store),
+            seen: [const { AtomicU64::new(0) }; SEEN],
+            known: Mutex::default(),
+            running: Arc::default(),
+            changed: Arc::default(),
+            has_failed: AtomicBool::new(false),
+        }))
+    }
+
+    /// Notes the policies of a check that was decided.
+    pub(super) fn note(self: &Arc<Self>, check: &Check, on_failure: FailurePolicy) {
+        for charge in check.all_charges() {
+            let mark = mark(charge);
+            let [first, second] = self.places(mark);
+            if first.load(Relaxed) != mark && second.load(Relaxed) != mark {
+                self.add(charge, mark, check.enforces_blocks(), on_failure);
+            }
+        }
+    }
+
+    fn places(&self, mark: u64) -> [&AtomicU64; 2] {
+        let place = (mark >> 32) as usize % SEEN;
+        [&self.seen[place], &self.seen[(place + 1) % SEEN]]
+    }
+
+    #[cold]
+    fn add(
+        self: &Arc<Self>,
+        charge: &Charge,
+        mark: u64,
+        enforces_blocks: bool,
+        on_failure: FailurePolicy,
+    ) {
+        let policy = charge.policy();
+        let mut known = self.lock();
+        let is_full = known.len() >= MAX_POLICIES;
+        if policy.rules().is_empty() || is_full && !known.contains_key(policy) {
+            return;
+        }
+        let entry = known.entry(policy.clone());
+        // Only of the policy that is kept: the address of another may be used again.
+        let is_kept = match &entry {
+            std::collections::hash_map::Entry::Occupied(it) => {
+                it.key().address() == policy.address()
+            }
+            std::collections::hash_map::Entry::Vacant(_) => true,
+        };
+        let mut is_new = false;
+        let published = entry.or_insert_with(|| {
+            is_new = true;
+            let failure = policy.failure_policy().unwrap_or(on_failure);
+            PublishedPolicy::new(policy.clone().on_failure(failure), enforces_blocks)
+        });
+        is_new |= published.add_kind(charge.key().kind());
+        drop(known);
+        if is_kept {
+            let [first, second] = self.places(mark);
+            let place = if first.load(Relaxed) == 0 {
+                first
+            } else {
+                second
+            };
+            place.store(mark, Relaxed);
+        }
+        if is_new {
+            self.ensure_running();
+            self.changed.notify_one();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Policy, PublishedPolicy>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Outside of a runtime nothing is published.
+    fn ensure_running(self: &Arc<Self>) {
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        if !self.running.swap(true, AcqRel) {
+            let running = Running(Arc::clone(&self.running));
+            let changed = Arc::clone(&self.changed);
+            drop(runtime.spawn(run(Arc::downgrade(self), changed, running)));
+        }
+    }
+
+    async fn publish(&self) -> Result<(), StoreError> {
+        let policies: Vec<PublishedPolicy> = self.lock().values().cloned().collect();
+        let Some(answer) = self.store.publish(&policies) else {
+            return Ok(());
+        };
+        let result = timeout(TIMEOUT, answer).await;
+        let result = result.unwrap_or(Err(TOO_LATE));
+        let had_failed = self.has_failed.swap(result.is_err(), Relaxed);
+        if let (Err(error), false) = (&result, had_failed) {
+            warning::policies_not_published(error);
+        }
+        result
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.changed.notify_one();
+    }
+}
+
+/// Notes that the task has ended, however it did: it may be aborted with its runtime.
+struct Running(Arc<AtomicBool>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.store(false, Release);
+    }
+}
+
+/// Publishes until the limiter is dropped.
+async fn run(publisher: Weak<Publisher>, changed: Arc<Notify>, _running: Running) {
+    let mut retry = RETRY;
+    loop {
+        sleep(jitter::around(DELAY)).await;
+        let Some(publisher) = publisher.upgrade() else {
+            return;
+        };
+        let pause = match publisher.publish().await {
+            Ok(()) => {
+                retry = RETRY;
+                jitter::around(REFRESH)
+            }
+            Err(_) => {
+                retry = (retry * 2).min(REFRESH);
+                sleep_without(publisher, retry / 2).await;
+                continue;
+            }
+        };
+        drop(publisher);
+        let _ = timeout(pause, changed.notified()).await;
+    }
+}
+
+/// Waits without keeping the publisher.
+async fn sleep_without(publisher: Arc<Publisher>, pause: Duration) {
+    drop(publisher);
+    sleep(pause).await;
+}
+
+/// Of a policy and a kind of keys; never 0.
+fn mark(charge: &Charge) -> u64 {
+    let kind = charge.key().kind();
+    let address = charge.policy().address() ^ (kind.as_ptr() as u64).rotate_left(32);
+    (address ^ kind.len() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1
+}
+
+impl Limiter {
+    /// Sets whether the policies are published in the store, for operators' tools. The default is `true`.
+    ///
+    /// A task publishes each policy some seconds after its first use, and again every five minutes; the store keeps
+    /// them for a day. Published are its name, rules, ban and failure policy, whether it is a shadow and enforces
+    /// blocks, and the kinds of keys that it was charged to, but no value of a key; of at most 256 policies. Requests
+    /// do not wait for it, and what fails gives one warning. A memory store publishes nothing.
+    #[must_use]
+    pub fn publish_policies(self, publish: bool) -> Self {
+        self.change(|inner| {
+            inner.publisher = match publish {
+                true => Publisher::new(&inner.store),
+                false => None,
+            };
+        })
+    }
+
+    /// Publishes now what is known of policies.
+    ///
+    /// # Errors
+    ///
+    /// When the store could not publish them within a second.
+    #[cfg(feature = "test-util")]
+    pub async fn policies_published(&self) -> Result<(), StoreError> {
+        match &self.inner.publisher {
+            Some(publisher) => publisher.publish().await,
+            None => Ok(()),
+        }
+    }
+}
+
+const TOO_LATE: StoreError = StoreError::new(
+    StoreErrorKind::Timeout,
+    "the policies were not published in time",
+);

@@ -1,0 +1,121 @@
+//! Published policies: a hash of their definitions, for operators' tools.
+//!
+//! ```text
+//!   sluicegate:!policies
+//!     api:5f3c09ab   seen=1790000003123 · version=0.1.0 · blocks=true · kinds=ip,user · rules=10/1s
+//! ```
+//!
+//! Two definitions of one name are two fields, so that a difference between processes can be seen. The key is alone,
+//! and so in one slot of a cluster.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use super::{RedisStore, error::store_error};
+use crate::{error::StoreError, published::PublishedPolicy, rule::millis, store::StoreFuture};
+
+/// For how long a definition is kept after a process has last said that it decides by it.
+const KEPT: Duration = Duration::from_secs(86_400);
+
+/// How many definitions are kept, and in how many bytes.
+const MAX_FIELDS: usize = 256;
+const MAX_BYTES: usize = 65_536;
+
+impl RedisStore {
+    pub(super) fn publish_all(&self, policies: &[PublishedPolicy]) -> StoreFuture<()> {
+        let (store, policies) = (self.clone(), policies.to_vec());
+        StoreFuture::pending(async move {
+            let stored = store.published_fields().await?;
+            let now_ms = store.client_now_ms();
+            let is_over = |it: &PublishedPolicy| it.seen_ms().saturating_add(millis(KEPT)) < now_ms;
+            let (over, held): (Vec<_>, Vec<_>) = stored
+                .into_iter()
+                .partition(|(_, _, policy)| policy.as_ref().is_none_or(is_over));
+            let name = store.names.policies();
+            let mut delete = redis::cmd("HDEL");
+            delete.arg(&name);
+            let mut set = redis::cmd("HSET");
+            set.arg(&name);
+            let (mut count, mut bytes) = (held.len(), held.iter().map(size).sum::<usize>());
+            let mut is_set = false;
+            for mut policy in policies {
+                let field = field(&policy);
+                let known = held.iter().find(|(known, ..)| *known == field);
+                // Other processes may have seen other kinds.
+                for kind in known
+                    .iter()
+                    .filter_map(|it| it.2.as_ref())
+                    .flat_map(|it| it.kinds())
+                {
+                    policy.add_kind(kind);
+                }
+                let text = policy.text(now_ms);
+                if known.is_none() {
+                    count += 1;
+                    bytes += field.len() + text.len();
+                    if count > MAX_FIELDS || bytes > MAX_BYTES {
+                        break;
+                    }
+                }
+                set.arg(field).arg(text);
+                is_set = true;
+            }
+            for (field, ..) in &over {
+                delete.arg(field);
+            }
+            if !over.is_empty() {
+                store.send_to_policies(&delete).await?;
+            }
+            if is_set {
+                store.send_to_policies(&set).await?;
+                let mut expire = redis::cmd("PEXPIRE");
+                store
+                    .send_to_policies(expire.arg(&name).arg(millis(KEPT)))
+                    .await?;
+            }
+            Ok(())
+        })
+    }
+
+    /// What is published; without what cannot be read.
+    pub(super) async fn published_policies(&self) -> Result<Vec<PublishedPolicy>, StoreError> {
+        let fields = self.published_fields().await?.into_iter();
+        Ok(fields.filter_map(|(_, _, policy)| policy).collect())
+    }
+
+    /// Of each field its name, how long its value is, and what was read.
+    async fn published_fields(
+        &self,
+    ) -> Result<Vec<(String, usize, Option<PublishedPolicy>)>, StoreError> {
+        let mut all = redis::cmd("HGETALL");
+        let reply = self
+            .send_to_policies(all.arg(self.names.policies()))
+            .await?;
+        let fields: Vec<(Vec<u8>, Vec<u8>)> = redis::from_redis_value(reply)
+            .map_err(|error| store_error(&redis::RedisError::from(error)))?;
+        let fields = fields.into_iter().map(|(field, value)| {
+            let field = String::from_utf8_lossy(&field).into_owned();
+            let text = String::from_utf8_lossy(&value);
+            let name = field.split(':').next().unwrap_or_default();
+            let policy = PublishedPolicy::parse(name, &text);
+            (field, value.len(), policy)
+        });
+        Ok(fields.collect())
+    }
+
+    async fn send_to_policies(&self, cmd: &redis::Cmd) -> Result<Value, StoreError> {
+        let reply = self.transport.send(cmd, &self.names.policies()).await;
+        reply.map_err(|error| store_error(&error))
+    }
+}
+
+fn size((field, length, _): &(String, usize, Option<PublishedPolicy>)) -> usize {
+    field.len() + length
+}
+
+/// The name, and a hash of the definition.
+fn field(policy: &PublishedPolicy) -> String {
+    let hash = blake3::hash(policy.definition().as_bytes()).to_hex();
+    format!("{}:{}", policy.policy().name(), &hash[..8])
+}
