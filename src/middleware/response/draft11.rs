@@ -3,6 +3,7 @@
 use std::{cell::RefCell, cmp::Reverse};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use smallvec::SmallVec;
 
 use super::seconds::seconds;
 use crate::{
@@ -110,7 +111,7 @@ impl Draft11 {
             .chain(shadows.into_iter().flatten())
             .map(|it| it.policy());
         let chosen = checked.clone().filter(|it| local || !self.knows(it));
-        let mut chosen: Vec<Policy> = chosen.cloned().collect();
+        let mut chosen: SmallVec<[Policy; 8]> = chosen.cloned().collect();
         // Those whose limits do not apply to the request are listed all the same, as policies that never change are.
         let is_checked =
             |handle: &PolicyHandle| checked.clone().any(|it| it.name() == handle.name());
