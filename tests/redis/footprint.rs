@@ -34,7 +34,8 @@ async fn store(server: &Server) -> RedisStore {
 }
 
 fn limiter(store: &RedisStore) -> Limiter {
-    Limiter::new(store.clone()).timeout(Duration::from_secs(30))
+    let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(30));
+    limiter.publish_policies(false) // keys and commands are counted
 }
 
 /// The commands that scripts have sent.
