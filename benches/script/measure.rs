@@ -20,7 +20,7 @@ use redis::aio::MultiplexedConnection;
 use redis_server::Server;
 use sluicegate::{
     Charge, Key, Policy, RedisStore, Rule, Store,
-    block::{BlockedBy, Until},
+    block::Until,
     store::{Check, Operation, Settlement},
     test_util::TestClock,
 };
@@ -357,9 +357,7 @@ impl Case {
         };
         for user in 0..IDENTITIES {
             for key in check_of(policies, user)?.keys() {
-                store
-                    .block(key, Until::ForEver, BlockedBy::Operator)
-                    .await?;
+                store.block(key, Until::ForEver.into()).await?;
             }
         }
         Ok(())

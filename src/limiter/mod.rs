@@ -43,7 +43,6 @@ pub(crate) use wait_queue::WhereOpen;
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// With none at all, nothing could ever be decided.
-pub(crate) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// A year: longer than anybody waits, and far from what an `Instant` cannot hold.
 pub(crate) const FOR_EVER: Duration = Duration::from_secs(31_536_000);
@@ -129,12 +128,21 @@ impl Limiter {
 
     /// Sets how long one call may take, whatever it waits for: a connection, a reconnection, the answer.
     ///
-    /// The default is 100 ms, the least is 1 ms, and the most a year. A call that is cut off ends in
+    /// The default is 100 ms, and the most a year. A call that is cut off ends in
     /// [`Timeout`](crate::error::StoreErrorKind::Timeout); what it was made for may still be done. The store is
     /// [told](Store::set_timeout) of it.
+    ///
+    /// # Panics
+    ///
+    /// When `timeout` is zero: no call could succeed, and under [`FailurePolicy::Open`] no request would be limited.
     #[must_use]
+    #[track_caller]
     pub fn timeout(self, timeout: Duration) -> Self {
-        let timeout = timeout.clamp(SHORTEST_TIMEOUT, FOR_EVER);
+        assert!(
+            !timeout.is_zero(),
+            "a timeout of zero leaves no time to decide"
+        );
+        let timeout = timeout.min(FOR_EVER);
         self.inner.store.set_timeout(timeout);
         self.change(|inner| inner.timeout = timeout)
     }
@@ -150,10 +158,17 @@ impl Limiter {
     /// share of `1/replicas`, rounded down, but never to 0 where the limit is not.
     ///
     /// The default is 1: every process then admits the whole limit. Nothing finds the number out; where it varies, take
-    /// the usual one. 0 counts as 1.
+    /// the usual one.
+    ///
+    /// # Panics
+    ///
+    /// When `replicas` is 0.
     #[must_use]
+    #[track_caller]
     pub fn replicas(self, replicas: u32) -> Self {
-        let replicas = NonZeroU32::new(replicas).unwrap_or(NonZeroU32::MIN);
+        let Some(replicas) = NonZeroU32::new(replicas) else {
+            panic!("`replicas` must be at least 1");
+        };
         self.change(|inner| inner.local.replicas = replicas)
     }
 

@@ -4,7 +4,7 @@
 //!  decision ──▶ note: seen before?          on the request's path: a load for each charge, no lock
 //!                  │ no
 //!                  ▼
-//!               policies ──▶ task: Store::publish, after a second, and again every five minutes
+//!               policies ──▶ task: Store::publish, after some seconds, and again every five minutes
 //! ```
 
 use std::{
@@ -42,7 +42,7 @@ use crate::{
 const MAX_POLICIES: usize = 256;
 
 /// From a new policy to its publication: others are likely to follow.
-const DELAY: Duration = Duration::from_secs(2);
+const DELAY: Duration = Duration::from_secs(5);
 
 /// From one publication to the next; much less than the store keeps them.
 const REFRESH: Duration = Duration::from_secs(300);

@@ -14,7 +14,7 @@ use crate::{
     extract::{AsyncKeyExtractor, ChargesFuture, IntoCharges, KeyExtractor},
     failure::FailurePolicy,
     key::Key,
-    limiter::{FOR_EVER, IntoLimiter, Limiter, SHORTEST_TIMEOUT},
+    limiter::{FOR_EVER, IntoLimiter, Limiter},
     observe::Observer,
     policy::Policy,
 };
@@ -458,19 +458,33 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets how long a decision may take. The default is the limiter's, 100 ms. Look-ups, which come before it, have
     /// [a timeout of their own](Self::look_up_timeout). See [`Limiter::timeout`].
+    ///
+    /// # Panics
+    ///
+    /// When `timeout` is zero.
     #[must_use]
+    #[track_caller]
     pub fn timeout(self, timeout: Duration) -> Self {
         self.change_limiter(|limiter| limiter.timeout(timeout))
     }
 
     /// Sets how long all look-ups of a request together may take: those of [`limit_async`](Self::limit_async) and of
-    /// [`charge_async`](Self::charge_async). The default is 1 s, the least 1 ms, and the most a year.
+    /// [`charge_async`](Self::charge_async). The default is 1 s, and the most a year.
     ///
     /// It is longer than the [timeout](Self::timeout) of a decision, since a database is slower than the store: a
     /// look-up that takes 150 ms must not mean no limit. A limit whose look-up takes longer follows the failure policy.
+    ///
+    /// # Panics
+    ///
+    /// When `timeout` is zero.
     #[must_use]
+    #[track_caller]
     pub fn look_up_timeout(self, timeout: Duration) -> Self {
-        let timeout = timeout.clamp(SHORTEST_TIMEOUT, FOR_EVER);
+        assert!(
+            !timeout.is_zero(),
+            "a timeout of zero leaves no time to look up"
+        );
+        let timeout = timeout.min(FOR_EVER);
         self.change(|shared| shared.plan.look_up_timeout = timeout)
     }
 
@@ -485,7 +499,12 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets how many processes share the limits: where this one decides [locally](FailurePolicy::Local), it admits
     /// `1/replicas` of each. The default is the limiter's, 1. See [`Limiter::replicas`].
+    ///
+    /// # Panics
+    ///
+    /// When `replicas` is 0.
     #[must_use]
+    #[track_caller]
     pub fn replicas(self, replicas: u32) -> Self {
         self.change_limiter(|limiter| limiter.replicas(replicas))
     }

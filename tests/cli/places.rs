@@ -16,6 +16,7 @@ use crate::{
 
 async fn charge(store: RedisStore, users: u32) {
     let limiter = Limiter::new(store).timeout(Duration::from_secs(10));
+    let limiter = limiter.publish_policies(false); // all keys are counted
     for user in 0..users {
         let key = Key::new("user", user.to_string());
         let charge = Charge::new(&policy("api"), key, 1 + u64::from(user % 10));

@@ -5,7 +5,7 @@ use sluicegate::{Charge, Key, block::Until};
 use crate::{common::served::limited, site::Site};
 
 /// A verb, the rights that it needs, and the exit code with them.
-const NEEDS: [(&str, &[&str], i32); 12] = [
+const NEEDS: [(&str, &[&str], i32); 13] = [
     ("inspect user=alice --policies policies.toml", &READ, 0),
     ("inspect user=alice", &SCAN, 0),
     ("explain user=alice --policies policies.toml", &READ, 0),

@@ -11,7 +11,7 @@ use axum::{
     routing::{get, post},
 };
 use futures::future::BoxFuture;
-use http::{Request, Response, header::RETRY_AFTER, request::Parts};
+use http::{HeaderValue, Request, Response, header::RETRY_AFTER, request::Parts};
 use http_body_util::BodyExt;
 use sluicegate::{
     Charge, Decision, FailurePolicy, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy,
@@ -574,7 +574,7 @@ async fn a_limit_of_0_is_a_switch_and_no_request_is_too_large_for_it() {
     let problems = ProblemJson::default().status_if_never(StatusCode::FORBIDDEN);
     for (service, expected) in [
         (around(layer("all", "0/1d"), hello()), 429),
-        (around(layer("all", "0/1d").cost(|_| 11), hello()), 429),
+        (around(layer("all", "0/1d").cost(|_, _| 11), hello()), 429),
         (
             around(layer("all", "0/1d").rejection(EmptyBody), hello()),
             429,
@@ -597,7 +597,7 @@ async fn a_limit_of_0_is_a_switch_and_no_request_is_too_large_for_it() {
             assert_eq!(problem["violated-policies"], serde_json::json!(["all"]));
         }
     }
-    let looks = around(layer("all", "0/1d").cost(|_| 0), hello());
+    let looks = around(layer("all", "0/1d").cost(|_, _| 0), hello());
     assert_eq!(ask(&looks).await.status(), 200);
 }
 
@@ -639,7 +639,9 @@ async fn a_request_without_a_key_is_told_what_is_missing_and_never_a_value() {
     let expected = "the cookie that identifies the client was sent twice: `SID`";
     assert_eq!(ask(&cookie, &twice).await, (400, Some(expected.to_owned())));
 
-    let token = by(Box::new(BearerToken.or_unauthorized("Bearer")));
+    let token = by(Box::new(
+        BearerToken.or_unauthorized(HeaderValue::from_static("Bearer")),
+    ));
     let expected = "the client has to authenticate";
     assert_eq!(ask(&token, &[]).await, (401, Some(expected.to_owned())));
 

@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, future::ready, net::SocketAddr};
 
-use http::{Request, Response, request::Parts};
+use http::{HeaderValue, Request, Response, request::Parts};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper_util::{
@@ -180,7 +180,7 @@ fn a_bearer_token_is_a_secret_and_its_absence_can_ask_for_one() {
     assert_eq!(key, Key::secret("bearer", "abc"));
     let head = Request::get("/").body(()).unwrap().into_parts().0;
     let error = BearerToken
-        .or_unauthorized("Bearer")
+        .or_unauthorized(HeaderValue::from_static("Bearer"))
         .extract(&head)
         .unwrap_err();
     assert_eq!(error.kind(), ExtractErrorKind::Unauthenticated);

@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, net::SocketAddr};
 
-use http::{Request, Response, request::Parts};
+use http::{HeaderName, Request, Response, request::Parts};
 use sluicegate::{
     ForwardedIp, Header, Key, KeyExtractor, MemoryStore, PeerIp, Policy, RateLimitLayer,
     extract::TrustedProxies,
@@ -133,7 +133,10 @@ fn a_proxy_that_is_taken_for_the_client_is_warned_of() {
             ("x-real-ip", "203.0.113.9".to_owned()),
         ]
     };
-    let ip = ForwardedIp::header("x-real-ip", networks(&["10.0.0.0/8"]));
+    let ip = ForwardedIp::header(
+        HeaderName::from_static("x-real-ip"),
+        networks(&["10.0.0.0/8"]),
+    );
     let lines = warned(ip, (0..200).map(|number| (PROXY, both(number))));
     assert_warned(&lines, &["header=\"x-real-ip\"", "add its network"]);
 }
@@ -171,7 +174,10 @@ fn proxies_that_hide_addresses_are_warned_of() {
     );
     // A proxy that adds a line instead of overwriting it.
     let twice = |number| vec![("x-real-ip", client(number)), ("x-real-ip", client(number))];
-    let ip = ForwardedIp::header("x-real-ip", networks(&["10.0.0.0/8"]));
+    let ip = ForwardedIp::header(
+        HeaderName::from_static("x-real-ip"),
+        networks(&["10.0.0.0/8"]),
+    );
     let lines = warned(ip, (0..200).map(|number| (PROXY, twice(number))));
     assert_warned(&lines, &["overwrite a header of one address"]);
 }

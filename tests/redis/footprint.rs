@@ -35,8 +35,9 @@ async fn store(server: &Server) -> RedisStore {
 
 /// It reports no denials, which are commands of their own, a second later.
 fn limiter(store: &RedisStore) -> Limiter {
-    let limiter = Limiter::new(store.clone()).count_denials(false);
-    limiter.timeout(Duration::from_secs(30))
+    let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(30));
+    // Keys and commands are counted.
+    limiter.count_denials(false).publish_policies(false)
 }
 
 /// The commands that scripts have sent.

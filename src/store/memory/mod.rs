@@ -141,11 +141,17 @@ impl MemoryStore {
 
     /// Makes it an empty store for `keys` keys: one key is one identity under one policy.
     ///
-    /// The default is 100 000, and the least is 1. Keys are spread over up to 16 parts of at least 1024, and a part can
-    /// be full a little before the others.
+    /// The default is 100 000. Keys are spread over up to 16 parts of at least 1024, and a part can be full a little
+    /// before the others.
+    ///
+    /// # Panics
+    ///
+    /// When `keys` is 0.
     #[must_use]
+    #[track_caller]
     pub fn capacity(self, keys: usize) -> Self {
-        Self::build(keys.max(1), self.inner.clock.clone())
+        assert!(keys > 0, "the capacity must be at least one key");
+        Self::build(keys, self.inner.clock.clone())
     }
 
     /// Makes it an empty store that goes by `clock` instead of the system's.

@@ -163,7 +163,7 @@ pub(super) fn trusting(spelling: &Spelling, proxies: TrustedProxies) -> Router {
     let ip = match spelling.header {
         "forwarded" => ForwardedIp::forwarded(proxies),
         "x-forwarded-for" => ForwardedIp::x_forwarded_for(proxies),
-        one_address => ForwardedIp::header(one_address, proxies),
+        one_address => ForwardedIp::header(one_address.parse().unwrap(), proxies),
     };
     let policy = Policy::parse("ip-64", "5/1m").unwrap();
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(policy, ip);
