@@ -42,8 +42,6 @@ pub(crate) use wait_queue::WhereOpen;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// With none at all, nothing could ever be decided.
-
 /// A year: longer than anybody waits, and far from what an `Instant` cannot hold.
 pub(crate) const FOR_EVER: Duration = Duration::from_secs(31_536_000);
 
