@@ -50,7 +50,7 @@ fn a_wrong_password_is_told_of_once_and_nothing_of_it_is_shown() {
             }
         });
     });
-    let error = r#"kind="access_denied" error=the Redis server refuses this user or password cause="AuthenticationFailed""#;
+    let error = r#"kind="access_denied" error=the Redis server refuses this user or password cause="the authentication failed""#;
     assert_eq!(
         *trace.lines.lock().unwrap(),
         [
