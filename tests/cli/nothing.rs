@@ -93,7 +93,10 @@ async fn another_identity_of_a_kind_has_no_counts() {
         "{said}"
     );
     // There is no block, and no reason to give.
-    assert_eq!(site.text("blocks"), "Nobody is blocked.\n");
+    assert_eq!(
+        site.text("blocks"),
+        "Nobody is blocked.\nBlocks that are not in the index are found by --scan\n"
+    );
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use sluicegate::{
 use super::{
     census,
     denied::DenialReport,
-    error::Result,
+    error::{Result, warn},
     policies_file, published,
     scan::{DEFAULT_LOAD, Scan, of_home},
     server,
@@ -82,7 +82,7 @@ impl ReadArgs {
             let (_, inspector) = server::connect(settings).await?;
             let reader = self.reader(settings, inspector, key).await?;
             let mut reading = reader.read().await?;
-            reading.denied = reader.denied(&reading).await?;
+            reading.denied = reader.denied(&reading).await;
             Ok(reading)
         })
     }
@@ -177,17 +177,21 @@ impl Reader {
 
     /// How often the identity was denied lately, under the policies that were read or by a block. `None` without the
     /// right to know.
-    async fn denied(&self, reading: &Reading) -> Result<Option<Vec<DenialReport>>> {
+    async fn denied(&self, reading: &Reading) -> Option<Vec<DenialReport>> {
         let denials = match self.inspector.denials(reading.now_ms).await {
             Ok(denials) => denials,
-            Err(error) if error.code() == Some("NOPERM") => return Ok(None),
-            Err(error) => return Err(error.into()),
+            Err(error) if error.code() == Some("NOPERM") => return None,
+            // They may be on another node of a cluster than the identity.
+            Err(error) => {
+                warn(format_args!("denials are not read: {error}"));
+                return None;
+            }
         };
         let is_read = |policy: &str| reading.entries.iter().any(|it| it.name == policy);
         let denied = denials
             .iter()
             .filter(|it| it.identity() == reading.identity && it.policy().is_none_or(is_read));
-        Ok(Some(denied.map(DenialReport::of).collect()))
+        Some(denied.map(DenialReport::of).collect())
     }
 }
 
