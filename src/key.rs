@@ -68,7 +68,7 @@ impl Key {
                 form: Form::Secret,
                 ..self
             },
-            _ => self,
+            Form::Secret => self,
         }
     }
 

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::{failure::FailurePolicy, policy::Policy};
+#[cfg(feature = "redis")]
+use crate::failure::FailurePolicy;
+use crate::policy::Policy;
 
 /// How many kinds of keys are published of a policy.
 const MAX_KINDS: usize = 16;

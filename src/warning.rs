@@ -29,7 +29,10 @@ pub(crate) fn behind_proxy() {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ProxyMistake {
     /// The requests come from peers outside of the trusted networks, such as this one.
-    Untrusted { peer: Option<IpAddr> },
+    Untrusted {
+        #[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "only logged"))]
+        peer: Option<IpAddr>,
+    },
     /// Trusted proxies do not send the header.
     NoHeader,
     /// The header has fewer entries than proxies were counted.

@@ -117,6 +117,7 @@ impl Usage {
     }
 
     /// The usage of a check whose parts were decided separately; not to be settled.
+    #[cfg(feature = "cluster")]
     pub(crate) fn joined(check: &Check, decided_at_ms: u64, rules: Vec<RuleUsage>) -> Self {
         Self::of(check, decided_at_ms, rules, false)
     }
@@ -130,6 +131,7 @@ impl Usage {
     }
 
     /// The usage of the charges at these places; not to be settled by itself.
+    #[cfg(feature = "cluster")]
     pub(crate) fn pick(&self, charges: &[usize]) -> Self {
         let policies: Vec<PolicyUsage<'_>> = self.policies().collect();
         let rules = charges.iter().flat_map(|index| policies[*index].rules);
