@@ -8,8 +8,9 @@ use crate::charge::Charge;
 /// [settles](crate::Limiter::settle) with it.
 ///
 /// A layer with several policies counts different things under them: name the policies that the cost is for, and the
-/// others keep what they were charged. A name that no policy has settles nothing: a warning says so once, unless a
-/// policy of the layer is only known when it is chosen, by a closure or a look-up.
+/// others keep what they were charged. A name that no policy has settles nothing. A warning says so once where a single
+/// layer is around the handler, and all its policies are known before the first request: none is chosen by a closure or
+/// a look-up.
 ///
 /// ```
 /// use http::{Request, Response};

@@ -16,6 +16,8 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
+use http::HeaderValue;
+
 pub use crate::{policy::PolicyError, rule::RuleError};
 use crate::{store::Blame, text::Text};
 
@@ -29,7 +31,7 @@ use crate::{store::Blame, text::Text};
 ///
 /// let head = http::Request::get("/").body(())?.into_parts().0;
 /// let error = PeerIp.extract(&head).unwrap_err();
-/// assert_eq!(error.kind(), ExtractErrorKind::Misconfigured);         // nobody has put a peer address there
+/// assert_eq!(error.kind(), ExtractErrorKind::Misconfigured);         // the server inserts no peer address
 /// assert!(error.to_string().contains("into_make_service_with_connect_info"));
 /// # Ok::<(), http::Error>(())
 /// ```
@@ -127,7 +129,8 @@ impl ExtractError {
     }
 
     /// Creates an error of the kind [`Unauthenticated`](ExtractErrorKind::Unauthenticated): the client has to
-    /// authenticate. `challenge` is the `WWW-Authenticate` of the response, for instance `Bearer`.
+    /// authenticate. `challenge` is the `WWW-Authenticate` of the response, for instance `Bearer`; one that cannot be
+    /// the value of a header is not sent.
     ///
     /// [`with_challenge`](Self::with_challenge) sets one that names a realm of your configuration.
     #[must_use]
@@ -141,18 +144,25 @@ impl ExtractError {
     }
 
     /// Makes it an error of the kind [`Unauthenticated`](ExtractErrorKind::Unauthenticated) with this
-    /// `WWW-Authenticate`. A challenge that cannot be the value of a header is not sent.
+    /// `WWW-Authenticate`.
     ///
     /// ```
-    /// use sluicegate::{Text, error::ExtractError};
+    /// use http::HeaderValue;
+    /// use sluicegate::error::ExtractError;
     ///
     /// let realm = "staging";                                          // from the configuration
-    /// let challenge = Text::from(format!("Bearer realm=\"{realm}\""));
+    /// let challenge = HeaderValue::try_from(format!("Bearer realm=\"{realm}\""))?;
     /// let error = ExtractError::missing("no token was sent").with_challenge(challenge);
     /// assert_eq!(error.challenge(), Some("Bearer realm=\"staging\""));
+    /// # Ok::<(), http::header::InvalidHeaderValue>(())
     /// ```
     #[must_use]
-    pub fn with_challenge(self, challenge: impl Into<Text>) -> Self {
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "as the literal that is usual"
+    )]
+    pub fn with_challenge(self, challenge: HeaderValue) -> Self {
+        let challenge = String::from_utf8_lossy(challenge.as_bytes()).into_owned();
         Self {
             kind: ExtractErrorKind::Unauthenticated,
             detail: Some(challenge.into()),

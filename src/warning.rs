@@ -1,4 +1,4 @@
-//! What an operator has to know, whether there is an observer or not: warnings of the crate `tracing`.
+//! Warnings for operators, of the crate `tracing`, whether there is an observer or not.
 //!
 //! Each is written once for its cause, and none holds a key or anything else that a client has sent. Without the
 //! feature `tracing`, nothing is written.
@@ -153,13 +153,13 @@ pub(crate) fn breaker_closed() {
     tracing::warn!(target: "sluicegate", "breaker closed: the store decides again");
 }
 
-/// A memory store has no place for a new key; it is told again when it had places for a minute.
+/// A memory store has no place for a new key; the warning is new when it had places for a minute.
 pub(crate) fn memory_full() {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: "sluicegate",
         "a memory store is full of keys at their limits: the failure policy applies to new ones; give it a greater \
-         `capacity`, or limit what makes up keys by something that cannot be made up"
+         `capacity`, or limit the clients that make up keys by something that they cannot make up"
     );
 }
 
@@ -172,7 +172,7 @@ pub(crate) fn nothing_leased() {
     );
 }
 
-/// Blocks hold, and are not among those that are listed; it is told again after the next that is.
+/// Blocks hold, and are not among those that are listed. The warning is new after the next one that is listed.
 #[cfg(feature = "redis")]
 pub(crate) fn blocks_not_indexed(error: &StoreError) {
     #[cfg(feature = "tracing")]
@@ -187,7 +187,7 @@ pub(crate) fn blocks_not_indexed(error: &StoreError) {
     let _ = error;
 }
 
-/// The policies were not published; it is told again after the next time that they are.
+/// The policies were not published. The warning is new after the next time that they are.
 pub(crate) fn policies_not_published(error: &StoreError) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
@@ -201,7 +201,8 @@ pub(crate) fn policies_not_published(error: &StoreError) {
     let _ = error;
 }
 
-/// The store was not told who contributes; it is told again with the next contributions, and the warning is then new.
+/// The store did not take the contributions. The next ones are sent all the same; once it takes them, the warning is
+/// new.
 pub(crate) fn contributors_lost(error: &StoreError) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
@@ -209,7 +210,7 @@ pub(crate) fn contributors_lost(error: &StoreError) {
         kind = error.kind().as_str(),
         %error,
         code = error.code(),
-        "the store does not keep who contributes to a limit; checks are not affected"
+        "the store does not keep the contributors to a limit; checks are not affected"
     );
     #[cfg(not(feature = "tracing"))]
     let _ = error;

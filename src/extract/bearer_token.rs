@@ -29,7 +29,13 @@ use crate::{error::ExtractError, key::Key};
 /// ```
 ///
 /// With [`or_unauthorized`](KeyExtractor::or_unauthorized), a request without a token gets a 401 instead of a 400:
-/// `BearerToken.or_unauthorized("Bearer")`.
+///
+/// ```
+/// # use http::HeaderValue;
+/// # use sluicegate::{KeyExtractor, extract::BearerToken};
+/// let by_token = BearerToken.or_unauthorized(HeaderValue::from_static("Bearer"));
+/// # let _ = by_token;
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BearerToken;
 

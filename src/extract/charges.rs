@@ -39,7 +39,7 @@ impl IntoCharges for Vec<Charge> {
 
 impl IntoCharges for Option<Charge> {
     fn into_charges(self) -> Result<Vec<Charge>, ExtractError> {
-        let charge = self.ok_or(ExtractError::missing("the look-up found nobody to charge"))?;
+        let charge = self.ok_or(ExtractError::missing("the look-up found nothing to charge"))?;
         charge.into_charges()
     }
 }

@@ -30,10 +30,6 @@ impl<E: KeyExtractor> KeyExtractor for OnMissing<E> {
             result => result,
         }
     }
-
-    fn reads_peer(&self, head: &Parts) -> bool {
-        self.extractor.reads_peer(head)
-    }
 }
 
 /// The first of two extractors that finds a key. Made by [`KeyExtractor::or`].
@@ -55,14 +51,6 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
             Err(error) if error.kind() == ExtractErrorKind::Missing => self.second.extract(head),
             result => result,
         }
-    }
-
-    fn reads_peer(&self, head: &Parts) -> bool {
-        let is_first_missing = || {
-            let found = self.first.extract(head);
-            found.is_err_and(|error| error.kind() == ExtractErrorKind::Missing)
-        };
-        self.first.reads_peer(head) || (self.second.reads_peer(head) && is_first_missing())
     }
 }
 
@@ -103,16 +91,13 @@ impl<A, B> And<A, B> {
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
         let firsts = self.first.extract(head)?;
-        let seconds: Vec<Key> = self.second.extract(head)?.into_iter().collect();
+        let seconds = self.second.extract(head)?;
+        let are_of_peer = firsts.are_of_peer() || seconds.are_of_peer();
         let pairs = firsts.into_iter().flat_map(|first| {
             let pair = move |second| both(&first, second);
             seconds.iter().map(pair)
         });
-        Ok(pairs.collect())
-    }
-
-    fn reads_peer(&self, head: &Parts) -> bool {
-        self.first.reads_peer(head) || self.second.reads_peer(head)
+        Ok(pairs.collect::<Keys>().of_peer(are_of_peer))
     }
 }
 
@@ -160,10 +145,6 @@ where
         } else {
             Ok(Keys::skip())
         }
-    }
-
-    fn reads_peer(&self, head: &Parts) -> bool {
-        self.extractor.reads_peer(head) && (self.condition)(head)
     }
 }
 

@@ -10,7 +10,7 @@ type Read<T> = dyn Fn(&T) -> Result<Keys, ExtractError> + Send + Sync;
 /// An identity that an outer layer, such as authentication, has inserted into the request's extensions.
 ///
 /// The layer that inserts it must be outside this one and insert something into **each** request: a `T`, or an
-/// `Option<T>` that is `None` when nobody has signed in. [Here](crate::middleware#authentication-in-axum) are both
+/// `Option<T>` that is `None` when no user has signed in. [Here](crate::middleware#authentication-in-axum) are both
 /// layers in axum. What a request without a user gets is your choice:
 ///
 /// | in the extensions | the key |
@@ -60,7 +60,7 @@ impl<T: Clone + Send + Sync + 'static> KeyExtractor for Extension<T> {
         }
         match head.extensions.get::<Option<T>>() {
             Some(Some(value)) => (self.read)(value),
-            Some(None) => Err(ExtractError::missing("nobody has signed in")),
+            Some(None) => Err(ExtractError::missing("no user has signed in")),
             None => Err(NOT_INSERTED.of_type(type_name::<T>())),
         }
     }
@@ -68,7 +68,7 @@ impl<T: Clone + Send + Sync + 'static> KeyExtractor for Extension<T> {
 
 const NOT_INSERTED: ExtractError = ExtractError::misconfigured(
     "no request has one in its extensions: the layer that inserts it must be outside the limit, and insert an `Option` \
-     where nobody may have signed in",
+     for requests without a user",
 );
 
 impl<T> fmt::Debug for Extension<T> {

@@ -4,10 +4,12 @@ use crate::{check::MAX_CHARGES, error::ExtractError, key::Key};
 ///
 /// One key needs no allocation for the list. A key that is listed twice is charged twice. More than 64 keys are an
 /// error when the request is checked; at most 65 are kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Keys {
     first: Option<Key>,
     others: Vec<Key>,
+    /// Whether they are of the address at the other end of the connection.
+    of_peer: bool,
 }
 
 impl Keys {
@@ -17,7 +19,18 @@ impl Keys {
         Self {
             first: None,
             others: Vec::new(),
+            of_peer: false,
         }
+    }
+
+    /// Marks keys of the address at the other end of the connection: behind a proxy, all clients share it.
+    pub(crate) fn of_peer(mut self, of_peer: bool) -> Self {
+        self.of_peer = of_peer;
+        self
+    }
+
+    pub(crate) const fn are_of_peer(&self) -> bool {
+        self.of_peer
     }
 
     /// Whether there is no key.
@@ -37,6 +50,7 @@ impl From<Key> for Keys {
         Self {
             first: Some(key),
             others: Vec::new(),
+            of_peer: false,
         }
     }
 }
@@ -48,9 +62,19 @@ impl FromIterator<Key> for Keys {
         Self {
             first: keys.next(),
             others: keys.collect(),
+            of_peer: false,
         }
     }
 }
+
+/// By the keys alone, wherever they are from.
+impl PartialEq for Keys {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for Keys {}
 
 impl IntoIterator for Keys {
     type Item = Key;

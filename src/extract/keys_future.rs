@@ -13,9 +13,9 @@ pub type KeysFuture = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + 
 /// Closures `Fn(&Parts) -> F` are such extractors, where the future's output is anything that a
 /// [`KeyExtractor`](super::KeyExtractor) closure may answer. The future owns what it needs: copy it from the head.
 ///
-/// Look-ups of one request run at the same time, after all extractors that answer at once, and under one timeout that
-/// is as long as the store's: a limit whose look-up takes longer follows the failure policy. The store then has its
-/// own time. A look-up that has failed answers [`ExtractError::unavailable`].
+/// Look-ups of one request run at the same time, after all extractors that answer at once, and under one timeout,
+/// [`look_up_timeout`](crate::RateLimitLayer::look_up_timeout): a limit whose look-up takes longer follows the failure
+/// policy. The store then has its own time. A look-up that has failed answers [`ExtractError::unavailable`].
 ///
 /// ```
 /// use http::request::Parts;
@@ -41,7 +41,7 @@ pub type KeysFuture = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + 
     message = "`{Self}` does not look up keys",
     note = "a closure needs its argument's type, `|head: &http::request::Parts| …`, and its future owns what it needs: \
             copy it from the head before an `async move`",
-    note = "what the head alone tells goes to `limit`"
+    note = "a key that the head alone holds goes to `limit`"
 )]
 pub trait AsyncKeyExtractor: Send + Sync + 'static {
     /// Looks up the keys of a request.

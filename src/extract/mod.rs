@@ -59,14 +59,6 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// find out now.
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError>;
 
-    /// Whether the keys of this request are of the address at the other end of the connection, as those of
-    /// [`PeerIp`](struct@PeerIp) are. The layer asks for its first 10 000 requests, and warns once if such a limit is
-    /// behind a proxy, where that is the proxy's address. For this, [`or`](Self::or) may extract, and
-    /// [`only_when`](Self::only_when) ask its condition, once more.
-    fn reads_peer(&self, _head: &Parts) -> bool {
-        false
-    }
-
     /// Skips this limit for requests that do not identify their client
     /// ([`Missing`](crate::error::ExtractErrorKind::Missing)).
     fn or_skip(self) -> OnMissing<Self>
@@ -104,7 +96,6 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        let challenge = String::from_utf8_lossy(challenge.as_bytes()).into_owned();
         let missing = ExtractError::missing("the client has to authenticate");
         OnMissing::new(self, Err(missing.with_challenge(challenge)))
     }
@@ -125,7 +116,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     ///
     /// let mut head = http::Request::get("/").body(())?.into_parts().0;
     /// head.extensions.insert(std::net::SocketAddr::from(([203, 0, 113, 7], 50000)));
-    /// head.extensions.insert(None::<User>);                           // nobody has signed in
+    /// head.extensions.insert(None::<User>);                           // no user has signed in
     /// assert_eq!(who.extract(&head)?, Keys::from(Key::new("ip", "203.0.113.7")));
     /// head.extensions.insert(Some(User(7)));
     /// assert_eq!(who.extract(&head)?, Keys::from(Key::new("user", "7")));
@@ -230,18 +221,10 @@ impl KeyExtractor for Box<dyn KeyExtractor> {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
         (**self).extract(head)
     }
-
-    fn reads_peer(&self, head: &Parts) -> bool {
-        (**self).reads_peer(head)
-    }
 }
 
 impl KeyExtractor for Arc<dyn KeyExtractor> {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
         (**self).extract(head)
-    }
-
-    fn reads_peer(&self, head: &Parts) -> bool {
-        (**self).reads_peer(head)
     }
 }

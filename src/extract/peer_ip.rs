@@ -106,10 +106,6 @@ impl Default for PeerIp {
 impl KeyExtractor for PeerIp {
     fn extract(&self, head: &Parts) -> Result<Keys, ExtractError> {
         let peer = ip::peer(&head.extensions)?;
-        Ok(ip::key(peer, self.ipv6_prefix).into())
-    }
-
-    fn reads_peer(&self, _head: &Parts) -> bool {
-        true
+        Ok(Keys::from(ip::key(peer, self.ipv6_prefix)).of_peer(true))
     }
 }

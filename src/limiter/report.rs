@@ -109,6 +109,11 @@ impl Limiter {
         }
     }
 
+    /// Whether there is an observer.
+    pub(crate) fn is_observed(&self) -> bool {
+        self.inner.observer.is_some()
+    }
+
     /// Tells of a policy that a layer limits by.
     pub(crate) fn report_policy(&self, policy: &Policy) {
         if let Some(observer) = &self.inner.observer {

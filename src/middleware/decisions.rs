@@ -52,6 +52,8 @@ pub struct Decisions {
     outer: Option<Arc<Self>>,
     /// Whether one of the layers puts them into every response.
     in_response: bool,
+    /// Whether the innermost layer settles, and no layer further out has passed the request on before.
+    of_outermost: bool,
 }
 
 impl Decisions {
@@ -61,7 +63,17 @@ impl Decisions {
             innermost,
             in_response: in_response || outer.as_ref().is_some_and(|it| it.in_response),
             outer: outer.map(Arc::new),
+            of_outermost: false,
         }
+    }
+
+    pub(super) const fn set_outermost(&mut self, of_outermost: bool) {
+        self.of_outermost = of_outermost;
+    }
+
+    /// Whether they are of a layer that settles, around which there is no other one that does.
+    pub(super) const fn are_of_outermost(&self) -> bool {
+        self.of_outermost
     }
 
     /// The decision of the innermost layer that has checked a policy of this name, also as a

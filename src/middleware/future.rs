@@ -162,6 +162,9 @@ where
                 StateProj::Serving { response, admitted } => {
                     let mut response = ready!(response.poll(cx));
                     let shared = &this.shared;
+                    if let Ok(response) = &mut response {
+                        shared.see_cost(response, admitted.as_ref());
+                    }
                     // Still in the state: if the user's closure panics, there will be no response.
                     let settling = match (&mut response, admitted.as_ref()) {
                         (Ok(response), Some(admitted)) => shared.settle(response, admitted),
@@ -217,7 +220,13 @@ fn serve<S: Service<Request<B>>, B, R>(
     body: B,
     decision: Option<Decision>,
 ) -> State<S, B, S::Future, S::Response> {
-    let admitted = decision.map(|it| shared.admit(&mut head.extensions, it));
+    let admitted = match decision {
+        Some(decision) => Some(shared.admit(&mut head.extensions, decision)),
+        None => {
+            shared.pass(&mut head.extensions);
+            None
+        }
+    };
     let mut calling = Calling { shared, admitted };
     State::Serving {
         response: service.call(Request::from_parts(head, body)),

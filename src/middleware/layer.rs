@@ -121,12 +121,12 @@ impl<R> RateLimitLayer<R> {
         }))
     }
 
-    /// Names who contributes to the limit that was added last, so that [`Limiter::contributors`] can tell who used it
-    /// up: see [`contributors`](crate::contributors).
+    /// Names the contributors to the limit that was added last, so that [`Limiter::contributors`] can list those that
+    /// used it up: see [`contributors`](crate::contributors).
     ///
     /// The label is the first key that `extractor` finds; a request without one is counted without a label. It changes
-    /// no decision, and clients are told nothing of it. Of a [`Header`](crate::Header) or a cookie, which are
-    /// [secret](Key::secret), a hash is told: where operators may read the value, take a closure. A charge that
+    /// no decision, and no response shows it. A [`Header`](crate::Header) or a cookie is [secret](Key::secret) and is
+    /// listed as a hash: where operators may read the value, take a closure. A charge that
     /// [`charge_async`](Self::charge_async) has looked up keeps the contributor that [`Charge::by`] names.
     ///
     /// ```
@@ -509,7 +509,8 @@ impl<R> RateLimitLayer<R> {
         self.change_limiter(|limiter| limiter.replicas(replicas))
     }
 
-    /// Sets who is notified of each decision and each failure. The default is the limiter's, nobody; it replaces that.
+    /// Sets the observer that is notified of each decision and each failure, in place of the limiter's. By default the
+    /// limiter has none.
     #[must_use]
     pub fn observer(self, observer: impl Observer) -> Self {
         self.change_limiter(|limiter| limiter.observer(observer))
@@ -559,7 +560,7 @@ impl<R> RateLimitLayer<R> {
     /// whatever else is further out. It takes as long as the headers. By default they are in the extensions of the
     /// request, and of rejections.
     ///
-    /// Of layers around each other, it is enough that one does so that decides about the request. A layer that only
+    /// Among layers around each other, it is enough that one does so that decides about the request. A layer that only
     /// [looks up](Self::deny_blocked) blocks decides about none that passes.
     #[must_use]
     pub fn decisions_in_response(self) -> Self {
@@ -641,7 +642,6 @@ impl<S, R> Layer<S> for RateLimitLayer<R> {
     type Service = RateLimit<S, R>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        self.shared.introduce_policies();
         RateLimit::new(inner, self.clone())
     }
 }

@@ -21,6 +21,7 @@ impl<S, R> RateLimit<S, R> {
     /// Creates the middleware around `inner`, as [`Layer::layer`](tower_layer::Layer::layer) does.
     #[must_use]
     pub fn new(inner: S, layer: RateLimitLayer<R>) -> Self {
+        layer.shared.introduce_policies();
         Self {
             inner,
             shared: layer.shared,

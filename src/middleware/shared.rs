@@ -12,7 +12,7 @@ use super::{
     Decisions, HeaderStyle, MakeRejection, Rejection,
     decide::Plan,
     respond::{Respond, shown},
-    response::{self, Headers, Told},
+    response::{self, Headers, Sent},
     settle::{Settle, Settling},
 };
 use crate::{actual_cost::ActualCost, decision::Decision, limiter::Limiter};
@@ -30,12 +30,16 @@ pub(super) struct Shared<R> {
     introduced: AtomicBool,
 }
 
-/// In the extensions of a response for the next layer further out: what the headers tell, and by which decisions.
-type ToldBy = (Told, Decisions);
+/// In the extensions of a response for the next layer further out: what its headers say, and by which decisions.
+type SentBy = (Sent, Decisions);
 
-/// In the extensions of a response for the layers further out: a layer has looked at its `ActualCost`.
+/// In the extensions of a request for the layers further in: a layer that settles has let it pass without a decision.
 #[derive(Clone)]
-struct CostIsChecked;
+struct PassedUndecided;
+
+/// In the extensions of a response for the layers further out: a layer has passed on its `ActualCost`.
+#[derive(Clone)]
+struct CostIsSeen;
 
 impl<R> Shared<R> {
     pub(super) fn new(limiter: Limiter, rejection: R) -> Self {
@@ -70,20 +74,31 @@ impl<R> Shared<R> {
         *self.introduced.get_mut() = false;
     }
 
-    /// Tells the observer of the policies, once, however often a service is made.
+    /// Reports the policies to the observer, once, however often a service is made.
     pub(super) fn introduce_policies(&self) {
-        if !self.introduced.swap(true, Ordering::Relaxed) {
+        if self.plan.limiter.is_observed() && !self.introduced.swap(true, Ordering::Relaxed) {
             let policies = self.plan.known_policies();
             policies.for_each(|it| self.plan.limiter.report_policy(&it));
         }
     }
 
-    /// Tells the handler of the decision.
+    /// Puts the decision into the extensions of a request, for the handler.
     pub(super) fn admit(&self, extensions: &mut Extensions, decision: Decision) -> Decisions {
         let outer = extensions.remove::<Decisions>();
-        let admitted = Decisions::within(outer, decision, self.decisions_in_response);
+        let settles = self.settle.cost_of.is_some();
+        let is_outermost =
+            settles && outer.is_none() && extensions.get::<PassedUndecided>().is_none();
+        let mut admitted = Decisions::within(outer, decision, self.decisions_in_response);
+        admitted.set_outermost(is_outermost);
         extensions.insert(admitted.clone());
         admitted
+    }
+
+    /// Marks a request that passes without a decision.
+    pub(super) fn pass(&self, extensions: &mut Extensions) {
+        if self.settle.cost_of.is_some() {
+            extensions.insert(PassedUndecided);
+        }
     }
 
     /// The settlement that a response requires; `None` when it costs what was charged.
@@ -93,7 +108,6 @@ impl<R> Shared<R> {
         admitted: &Decisions,
     ) -> Option<Settling> {
         let cost_of = self.settle.cost_of.as_ref()?;
-        self.check_names(response.extensions_mut(), admitted);
         Settle::of_response(
             &**cost_of,
             &self.plan.limiter,
@@ -102,21 +116,20 @@ impl<R> Shared<R> {
         )
     }
 
-    /// Looks for a cost under a policy that was not checked. The innermost layer that settles does, which knows the
-    /// decisions of those around it.
-    fn check_names(&self, extensions: &mut Extensions, admitted: &Decisions) {
+    /// Warns of a cost under a policy that does not exist. Of several layers none can know: another one may have the
+    /// policy, and no limit of it applied to this request.
+    pub(super) fn see_cost<B>(&self, response: &mut Response<B>, admitted: Option<&Decisions>) {
+        let extensions = response.extensions_mut();
         let Some(cost) = extensions.get::<ActualCost>() else {
             return;
         };
-        let unknown = cost.names().find(|name| admitted.by_policy(name).is_none());
-        if let Some(unknown) = unknown
-            && extensions.get::<CostIsChecked>().is_none()
+        if let Some(admitted) = admitted.filter(|it| it.are_of_outermost())
+            && extensions.get::<CostIsSeen>().is_none()
+            && let Some(unknown) = cost.names().find(|name| admitted.by_policy(name).is_none())
         {
-            self.plan.warn_of_unknown(unknown, admitted);
+            self.plan.warn_of_unknown(unknown);
         }
-        if admitted.have_outer() {
-            extensions.insert(CostIsChecked);
-        }
+        extensions.insert(CostIsSeen);
     }
 
     /// There will be no response to a request that was admitted.
@@ -132,14 +145,14 @@ impl<R> Shared<R> {
         settled: Option<Decision>,
     ) {
         let extensions = response.extensions_mut();
-        // The service may have passed on the response of a client that is limited, too: what it was told says nothing
+        // The service may have passed on the response of a client that is limited, too: its headers say nothing
         // about this request.
         let is_own = |decisions: &Decisions| decisions.has(admitted.innermost());
         let within = extensions.remove::<Decisions>();
         let is_foreign = within.is_some();
         let inner = within.filter(is_own);
-        let told = extensions.remove::<ToldBy>();
-        let told = told.filter(|(_, by)| is_own(by)).map(|(told, _)| told);
+        let sent = extensions.remove::<SentBy>();
+        let sent = sent.filter(|(_, by)| is_own(by)).map(|(sent, _)| sent);
         let denied = match &inner {
             Some(inner) => !inner.innermost().is_allowed(),
             None => !is_foreign && response::is_denial(response),
@@ -147,10 +160,10 @@ impl<R> Shared<R> {
         // The headers of a denial must not be mixed with what is left here.
         if !denied {
             let now = settled.as_ref().unwrap_or_else(|| admitted.innermost());
-            let told = self.headers.add(response, &shown(now, self.jitter), told);
-            if let Some(told) = told.filter(|_| admitted.have_outer()) {
-                let told: ToldBy = (told, admitted.clone());
-                response.extensions_mut().insert(told);
+            let sent = self.headers.add(response, &shown(now, self.jitter), sent);
+            if let Some(sent) = sent.filter(|_| admitted.have_outer()) {
+                let sent: SentBy = (sent, admitted.clone());
+                response.extensions_mut().insert(sent);
             }
         }
         if inner.is_none() && !admitted.are_in_response() {

@@ -314,7 +314,7 @@ fn who_operates_a_store_that_keeps_no_contributors_is_told_once() {
             pass(2).await;
         }
     });
-    let warning = "WARN the store does not keep who contributes to a limit; checks are not affected \
+    let warning = "WARN the store does not keep the contributors to a limit; checks are not affected \
                    kind=\"invalid_request\" error=this store keeps no contributors";
     assert_eq!(lines, [warning]);
 }

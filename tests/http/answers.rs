@@ -424,6 +424,46 @@ async fn many_rules_make_no_headers_that_a_proxy_has_no_room_for() {
     assert_eq!(items(&denied, "ratelimit"), listed[..4]);
 }
 
+#[tokio::test]
+async fn policies_that_are_chosen_take_no_room_beside_the_others() {
+    let rules = "9/1s,9/1m,9/1h,9/1d";
+    let policies = |kind: &'static str, rules: &'static str| {
+        (0..4).map(move |number| policy(&format!("a-policy-that-is-{kind}-{number}"), rules))
+    };
+    let limits = RateLimitLayer::new(MemoryStore::new());
+    let limits =
+        policies("fixed", rules).fold(limits, |layer, fixed| layer.limit(fixed, everybody()));
+    let tightest = "3/1s,3/1m,3/1h,3/1d";
+    let limits = policies("chosen", tightest).fold(limits, |layer, chosen| {
+        layer.limit(move |_: &Parts| chosen.clone(), everybody())
+    });
+    let response = ask(&around(limits, hello())).await;
+    for name in ["ratelimit", "ratelimit-policy"] {
+        let lines = lines(response.headers(), name);
+        let bytes: usize = lines.iter().map(|line| line.len()).sum();
+        assert!((512..=1_024).contains(&bytes), "{bytes}");
+        assert!(
+            lines[0].starts_with("\"a-policy-that-is-chosen-"),
+            "{lines:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_list_of_what_is_left_is_bounded_too() {
+    let limits = RateLimitLayer::new(MemoryStore::new());
+    let limits = (0..9).fold(limits, |layer, number| {
+        let name = format!("a-policy-with-a-very-long-name-whose-windows-are-{number}");
+        let rules = "999999999/1ms,99999999/2ms";
+        layer.limit(policy(&name, rules), everybody())
+    });
+    let response = ask(&around(limits, hello())).await;
+    for name in ["ratelimit", "ratelimit-policy"] {
+        let lines = lines(response.headers(), name);
+        assert!(lines.iter().all(|line| line.len() <= 1_024), "{lines:?}");
+    }
+}
+
 // Older header styles
 
 /// Nine of ten are left for 60 s, and 99 of 100 for an hour.

@@ -368,10 +368,9 @@ fn the_width_of_an_ipv6_network_is_configurable() {
 }
 
 #[test]
-fn a_network_that_is_too_wide_is_narrowed() {
-    let key = |bits| PeerIp.ipv6_prefix(bits).extract(&from("[2001:db8:1::1]:1"));
-    assert_eq!(key(31), key(32));
-    assert_ne!(key(32), key(33));
+#[should_panic(expected = "32 to 128 bits")]
+fn a_network_that_is_too_wide_is_an_error_when_built() {
+    let _ = PeerIp.ipv6_prefix(31);
 }
 
 #[test]

@@ -171,15 +171,10 @@ async fn a_look_up_slower_than_the_store_may_be_limits_all_the_same() {
     assert_eq!(status(&hurried, "").await, 503);
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_timeout_of_zero_for_look_ups_is_one_of_a_millisecond() {
-    let start = Instant::now();
-    let layer = RateLimitLayer::new(MemoryStore::new())
-        .charge_async(|_: &Parts| std::future::pending::<Charge>())
-        .look_up_timeout(Duration::ZERO)
-        .on_failure(FailurePolicy::Closed);
-    assert_eq!(status(&layer, "").await, 503);
-    assert_eq!(start.elapsed(), Duration::from_millis(1));
+#[test]
+#[should_panic(expected = "a timeout of zero leaves no time to look up")]
+fn a_timeout_of_zero_for_look_ups_is_an_error_when_built() {
+    let _ = RateLimitLayer::new(MemoryStore::new()).look_up_timeout(Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]

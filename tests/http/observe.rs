@@ -19,7 +19,7 @@ use http::{Request, Response};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sluicegate::{
     Charge, FailurePolicy, Header, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
-    middleware::{EmptyBody, HeaderStyle, Routes},
+    middleware::{EmptyBody, HeaderStyle, RateLimit, Routes},
     observe::{CallInfo, MetricsObserver, Observer, PollScope, TracingObserver},
     store::StoreFuture,
 };
@@ -481,6 +481,10 @@ fn counters_are_at_zero_before_the_first_request() {
     let built = registered(|observer| async move {
         let _ = layer(observer).layer(());
     });
+    let wrapped = registered(|observer| async move {
+        let _ = RateLimit::new((), layer(observer));
+    });
+    assert_eq!(wrapped, built);
     let mut expected = vec![
         "sluicegate_bans_total policy=api = 0".to_owned(),
         "sluicegate_denials_total policy=api rule=10/1m shadow=false = 0".to_owned(),

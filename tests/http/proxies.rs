@@ -1,6 +1,13 @@
 //! Wrong about the proxies in front of it: a service is warned of each such mistake once, in words that name the mend.
 
-use std::{convert::Infallible, net::SocketAddr};
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+};
 
 use http::{HeaderName, Request, Response, request::Parts};
 use sluicegate::{
@@ -100,7 +107,7 @@ fn trusted_networks_without_the_proxy_are_warned_of() {
         assert_warned(&lines, &words);
     }
     // The peer may be a client: then it is personal data.
-    let ip = ForwardedIp::x_forwarded_for(networks(&[]));
+    let ip = ForwardedIp::x_forwarded_for(networks(&["10.0.0.0/8"]));
     let lines = warned(ip, forwarded("203.0.113.9", |client| client, 100));
     assert_warned(&lines, &["`TrustedProxies::networks`"]);
     assert!(!lines[0].contains("203.0.113.9"), "{lines:?}");
@@ -129,7 +136,7 @@ fn a_proxy_that_is_taken_for_the_client_is_warned_of() {
     // As nginx behind another proxy sends both.
     let both = |number| {
         vec![
-            (XFF, client(number)),
+            (XFF, format!("{}, 203.0.113.9", client(number))),
             ("x-real-ip", "203.0.113.9".to_owned()),
         ]
     };
@@ -288,6 +295,92 @@ fn a_limit_that_falls_back_to_the_peer_is_warned_of_only_where_it_does() {
         .or(Key::new("service", "all"));
     let lines = warned(never, forwarded());
     assert!(lines.is_empty(), "{lines:?}");
+}
+
+#[test]
+fn the_peers_of_the_proxy_protocol_are_the_clients_and_not_warned_of() {
+    let from = |name: &'static str, value: fn(&str) -> String| {
+        (0..300).map(move |number| {
+            let peer = ["203.0.113.7", "203.0.113.8", "198.51.100.9"][number % 3];
+            (peer, vec![(name, value(peer))])
+        })
+    };
+    for requests in [
+        from(XFF, str::to_owned),
+        from(XFF, |peer| format!("6.6.6.6, {peer}")),
+        from("forwarded", |peer| format!("for={peer};proto=https")),
+    ] {
+        assert_eq!(warned(PeerIp, requests), [""; 0]);
+    }
+    // The address of a proxy is further in: the peer is another one.
+    let behind = from(XFF, |peer| format!("{peer}, 10.0.0.2"));
+    assert_warned(&warned(PeerIp, behind), &["use `ForwardedIp`"]);
+}
+
+#[test]
+fn headers_that_clients_make_up_where_they_reach_the_service_directly_are_no_mistake() {
+    let direct = |trusted| ForwardedIp::x_forwarded_for(trusted);
+    // Whoever sends them: without a trusted proxy no header is read.
+    for ip in [direct(networks(&[])), direct(count(0))] {
+        let bot = forwarded("203.0.113.9", |client| client, 500);
+        assert_eq!(warned(ip, bot), [""; 0]);
+    }
+    // A bot among other clients, and many bots at once.
+    let among = |number: usize| match number % 2 {
+        0 => ("203.0.113.9", vec![(XFF, client(number))]),
+        _ => ("203.0.113.7", vec![]),
+    };
+    let lines = warned(direct(networks(&["10.0.0.0/8"])), (0..1_000).map(among));
+    assert_eq!(lines, [""; 0]);
+    let many = |number: usize| {
+        let bots = ["203.0.113.7", "203.0.113.8", "203.0.113.9"];
+        (bots[number % 3], vec![(XFF, client(number))])
+    };
+    let lines = warned(direct(networks(&["10.0.0.0/8"])), (0..1_000).map(many));
+    assert_eq!(lines, [""; 0]);
+    // Several proxies of the same kind are not the clients.
+    let proxies = |number: usize| {
+        let proxies = ["172.18.0.5", "172.18.0.6"];
+        (proxies[number % 2], vec![(XFF, client(number))])
+    };
+    let lines = warned(direct(networks(&["10.0.0.0/8"])), (0..100).map(proxies));
+    assert_warned(&lines, &["`TrustedProxies::networks`", "172.18.0."]);
+}
+
+#[test]
+fn one_client_through_many_nodes_of_a_network_is_not_taken_for_a_proxy() {
+    let monitor = |number| {
+        vec![
+            (XFF, format!("203.0.113.9, {}", client(number))),
+            ("cf-connecting-ip", "203.0.113.9".to_owned()),
+        ]
+    };
+    let ip = ForwardedIp::header(
+        HeaderName::from_static("cf-connecting-ip"),
+        networks(&["10.0.0.0/8"]),
+    );
+    let lines = warned(ip, (0..300).map(|number| (PROXY, monitor(number))));
+    assert_eq!(lines, [""; 0]);
+}
+
+#[test]
+fn conditions_and_extractors_are_called_once_for_each_request() {
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = calls.clone();
+    let condition = move |_: &Parts| counted.fetch_add(1, SeqCst) < u32::MAX;
+    let counted = calls.clone();
+    let first = move |_: &Parts| {
+        counted.fetch_add(1, SeqCst);
+        None::<Key>
+    };
+    let who = first.or(PeerIp).only_when(condition);
+    let lines = warned(who, forwarded(PROXY, |client| client, 100));
+    assert_warned(&lines, &["use `ForwardedIp`"]);
+    assert_eq!(calls.load(SeqCst), 200);
+    // A closure of the user's that answers the keys of `PeerIp` is limited by the peer, too.
+    let own = |head: &Parts| PeerIp.extract(head);
+    let lines = warned(own, forwarded(PROXY, |client| client, 100));
+    assert_warned(&lines, &["use `ForwardedIp`"]);
 }
 
 #[test]

@@ -167,3 +167,15 @@ async fn nothing_is_skipped_because_of_how_its_path_is_written() {
         assert_eq!(ask(&app, &Method::GET, "/health").await, 200);
     }
 }
+
+#[test]
+fn a_route_with_an_entry_for_another_method_is_not_taken_for_another_entrys() {
+    let routes = Routes::new(Route::skip())
+        .route("POST /health", entry("health"))
+        .route("/api/health", entry("seldom"));
+    let app = Router::new()
+        .route("/health", hello())
+        .route("/api/health", hello())
+        .layer(layer(routes));
+    assert_eq!(warned(&app, &["/health"], 5_000), [""; 0]);
+}

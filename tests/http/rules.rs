@@ -202,6 +202,32 @@ fn the_first_mistake_of_a_table_is_an_error_of_the_limit() {
         mistake(twice),
         "`GET /search` is a route that has an entry already"
     );
+    for name in [
+        "/items/:id",
+        "/files/*rest",
+        "/items/{id",
+        "/items/id}",
+        "/items/{}",
+        "/files/{*}",
+        "GET /{a{b}}",
+    ] {
+        assert_eq!(
+            mistake(table().route(name, Route::skip())),
+            format!("`{name}` is not a route: captures are written {{id}} or {{*rest}}")
+        );
+    }
+    let written = table()
+        .route("/items/{id}", Route::skip())
+        .route("/files/{*rest}", Route::skip())
+        .route("/v1/items:batch", Route::skip())
+        .route("/{{id}}/a*", Route::skip());
+    assert!(layer().try_limit(written, PeerIp).is_ok());
+    let weighted = "`Route::skip()` has no weight: its requests are not counted";
+    assert_eq!(
+        mistake(table().route("/health", Route::skip().weight(5))),
+        weighted
+    );
+    assert_eq!(mistake(Routes::new(Route::skip().weight(5))), weighted);
     let inner = table().route("search", Route::skip());
     assert!(mistake(table().route("/search", Route::new(inner))).starts_with("`search` is not"));
 }

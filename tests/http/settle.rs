@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use crate::common::scripted::Scripted;
 use crate::common::{site::Site, trace::traced};
 use axum::{
     Extension, Router,
@@ -703,6 +704,28 @@ fn a_cost_for_a_policy_that_does_not_exist_is_warned_of_once() {
         warned_of_cost(&[settled(tokens())], &ActualCost::new(5)),
         [""; 0]
     );
+}
+
+#[test]
+fn a_cost_for_a_policy_of_a_layer_without_a_decision_is_not_warned_of() {
+    let limits = || RateLimitLayer::new(MemoryStore::new()).settle(ActualCost::or_charged);
+    let requests = limits().limit(policy("requests", "99/1d"), everybody());
+    let cost = ActualCost::of("tokens", 5);
+    let tokens = || limits().limit(policy("tokens", "900/1d"), everybody());
+    let failing = RateLimitLayer::new(Scripted::failing())
+        .limit(policy("tokens", "900/1d"), everybody())
+        .settle(ActualCost::or_charged);
+    let skipping = tokens().skip(|_: &Parts| true);
+    for undecided in [failing, skipping] {
+        for layers in [
+            [requests.clone(), undecided.clone()],
+            [undecided.clone(), requests.clone()],
+        ] {
+            let lines = warned_of_cost(&layers, &cost);
+            let about_cost = lines.iter().filter(|line| line.contains("ActualCost"));
+            assert_eq!(about_cost.count(), 0, "{lines:?}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -1,13 +1,16 @@
 //! The entries of a header that may be sent in several lines, read from the right.
 
+use std::net::IpAddr;
+
 use http::{HeaderMap, HeaderName, HeaderValue, header::ValueIter};
 
+use super::parse;
 use crate::error::ExtractError;
 
 /// The most entries that are read.
 pub(super) const MAX_ENTRIES: usize = 64;
 
-/// As many entries of 64 bytes. What is left of the trusted part is never read, however long it is.
+/// As many entries of 64 bytes. The part to the left of the trusted entries is never read, however long it is.
 const MAX_BYTES: usize = 4096;
 
 const TOO_LONG: ExtractError =
@@ -22,6 +25,17 @@ pub(super) enum Form {
     Forwarded,
     /// One address, and no list.
     Single,
+}
+
+impl Form {
+    /// The address that an entry holds, in its canonical form.
+    pub(super) fn address(self, entry: &[u8]) -> Option<IpAddr> {
+        let text = str::from_utf8(entry).ok()?;
+        match self {
+            Self::Forwarded => parse::for_of(text).and_then(parse::address),
+            Self::XForwardedFor | Self::Single => parse::address(text),
+        }
+    }
 }
 
 pub(super) struct Entries<'a> {

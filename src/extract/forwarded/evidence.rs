@@ -9,7 +9,7 @@ use std::{
 
 use crate::warning::ProxyMistake;
 
-/// How many forwarded requests are compared with each other.
+/// How many requests are compared with each other.
 const WINDOW: u32 = 100;
 
 /// Not all: some requests may be made up.
@@ -22,6 +22,8 @@ const MANY_CHANGES: u32 = 10;
 pub(super) enum Seen {
     /// This peer, which is not trusted, sent a forwarded request.
     Untrusted(IpAddr),
+    /// A peer that is not trusted sent a request which was not forwarded: it is a client.
+    Direct,
     /// A trusted proxy sent no header.
     NoHeader,
     /// The header has fewer entries than there are proxies.
@@ -49,11 +51,14 @@ pub(super) struct Evidence {
     found: Vec<mem::Discriminant<ProxyMistake>>,
 }
 
-/// The last forwarded requests.
+/// The last requests, without those of trusted proxies without a header.
 #[derive(Debug, Default)]
 struct Window {
     requests: u32,
-    untrusted: u32,
+    /// How many came from the first peer of the window that is not trusted, and how many from internal ones.
+    of_peer: u32,
+    of_internal: u32,
+    peer: Option<IpAddr>,
     too_few: u32,
     unreadable: u32,
     /// The first client of the window, and how many requests were its, with other entries beyond it.
@@ -81,12 +86,12 @@ impl Evidence {
             let is_never_there = !self.has_seen_header && self.without_header >= WINDOW;
             return is_never_there.then_some(ProxyMistake::NoHeader);
         }
-        self.has_seen_header |= !matches!(seen, Seen::Untrusted(_));
+        self.has_seen_header |= !matches!(seen, Seen::Untrusted(_) | Seen::Direct);
         self.window.add(seen);
         if self.window.requests < WINDOW {
             return None;
         }
-        mem::take(&mut self.window).mistake(seen)
+        mem::take(&mut self.window).mistake()
     }
 }
 
@@ -94,7 +99,10 @@ impl Window {
     fn add(&mut self, seen: &Seen) {
         self.requests += 1;
         match seen {
-            Seen::Untrusted(_) => self.untrusted += 1,
+            Seen::Untrusted(peer) => {
+                self.of_peer += u32::from(*self.peer.get_or_insert(*peer) == *peer);
+                self.of_internal += u32::from(is_internal(peer));
+            }
             Seen::TooFew => self.too_few += 1,
             Seen::Client(ip, Some(beyond)) if *self.client.get_or_insert(*ip) == *ip => {
                 self.of_client += 1;
@@ -102,18 +110,15 @@ impl Window {
                 self.changes += u32::from(last != *beyond);
             }
             Seen::Unreadable => self.unreadable += 1,
-            Seen::Client(..) | Seen::NoHeader => {}
+            Seen::Client(..) | Seen::Direct | Seen::NoHeader => {}
         }
     }
 
-    fn mistake(&self, last: &Seen) -> Option<ProxyMistake> {
-        if self.untrusted >= MOST_OF_THEM {
-            let peer = match last {
-                Seen::Untrusted(peer) => Some(*peer),
-                _ => None,
-            };
+    fn mistake(&self) -> Option<ProxyMistake> {
+        // Each of many public peers may be a client that has made up the header.
+        if self.of_peer.max(self.of_internal) >= MOST_OF_THEM {
             return Some(ProxyMistake::Untrusted {
-                peer: peer.filter(is_internal),
+                peer: self.peer.filter(is_internal),
             });
         }
         if self.too_few >= MOST_OF_THEM {

@@ -1,11 +1,10 @@
 use std::{net::IpAddr, sync::Arc};
 
-use http::{HeaderName, HeaderValue, header::FORWARDED, request::Parts};
+use http::{HeaderName, header::FORWARDED, request::Parts};
 
 use super::{
     entries::{Entries, Form},
     evidence::{Evidence, Seen, hash_of},
-    parse,
     trusted::{Trust, TrustedProxies},
 };
 use crate::{
@@ -177,11 +176,13 @@ impl Source {
         Ok(Found::Header(ip))
     }
 
-    /// The evidence of this request; `None` if it came through no proxy.
+    /// The evidence of this request; `None` where no proxy is trusted, as in a service that clients reach directly.
     fn seen(&self, head: &Parts, found: &Result<Found, ExtractError>) -> Option<Seen> {
         match found {
-            Ok(Found::Peer(peer)) => self.is_forwarded(head).then_some(Seen::Untrusted(*peer)),
-            Ok(Found::Header(ip)) => Some(Seen::Client(*ip, self.beyond(head).map(hash_of))),
+            Ok(Found::Peer(_)) if self.trusted.is_none() => None,
+            Ok(Found::Peer(peer)) if self.is_forwarded(head) => Some(Seen::Untrusted(*peer)),
+            Ok(Found::Peer(_)) => Some(Seen::Direct),
+            Ok(Found::Header(ip)) => Some(Seen::Client(*ip, self.beyond(head, *ip).map(hash_of))),
             Err(error) if *error == ABSENT => Some(Seen::NoHeader),
             Err(error) if *error == TOO_FEW => Some(Seen::TooFew),
             Err(_) => Some(Seen::Unreadable),
@@ -192,10 +193,15 @@ impl Source {
         head.headers.contains_key(&self.header) || ip::is_forwarded(&head.headers)
     }
 
-    /// The entry to the left of the client's. Beside a single value, that is the list which most proxies write, too.
-    fn beyond<'a>(&self, head: &'a Parts) -> Option<&'a [u8]> {
+    /// The entry to the left of the client's. Beside a single value, it is looked for in the list which most proxies
+    /// write, too.
+    fn beyond<'a>(&self, head: &'a Parts, client: IpAddr) -> Option<&'a [u8]> {
         if self.form == Form::Single {
-            return head.headers.get(X_FORWARDED_FOR).map(HeaderValue::as_bytes);
+            let form = Form::XForwardedFor;
+            let entries = Entries::new(&head.headers, &X_FORWARDED_FOR, form);
+            let mut entries = entries.map_while(Result::ok);
+            entries.find(|entry| form.address(entry) == Some(client))?;
+            return entries.next();
         }
         let mut entries = self.entries(head).ok()?.map_while(Result::ok);
         match &self.trusted.trust {
@@ -208,7 +214,7 @@ impl Source {
         }
     }
 
-    /// What is left of the entry that is used is never read.
+    /// Never reads the entries to the left of the one that is used.
     fn first_from_right(
         &self,
         head: &Parts,
@@ -247,11 +253,6 @@ impl Source {
     }
 
     fn parse(&self, entry: &[u8]) -> Result<IpAddr, ExtractError> {
-        let text = str::from_utf8(entry).map_err(|_| UNREADABLE)?;
-        let address = match self.form {
-            Form::Forwarded => parse::for_of(text).and_then(parse::address),
-            Form::XForwardedFor | Form::Single => parse::address(text),
-        };
-        address.ok_or(UNREADABLE)
+        self.form.address(entry).ok_or(UNREADABLE)
     }
 }

@@ -3,8 +3,10 @@
 mod entries;
 mod evidence;
 mod forwarded_ip;
+mod nearest;
 mod parse;
 mod trusted;
 
 pub use forwarded_ip::ForwardedIp;
+pub(crate) use nearest::is_forwarded_for_other;
 pub use trusted::TrustedProxies;

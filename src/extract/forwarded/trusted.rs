@@ -14,6 +14,14 @@ pub(super) enum Trust {
 }
 
 impl TrustedProxies {
+    /// Whether no proxy is trusted, so that no header is read.
+    pub(super) fn is_none(&self) -> bool {
+        match &self.trust {
+            Trust::Networks(networks) => networks.is_empty(),
+            Trust::Count(proxies) => *proxies == 0,
+        }
+    }
+
     /// Trusts the proxies of these networks only: where the peer is in none of them, the header is ignored.
     ///
     /// Without any network, no header is ever read, and the peer is the client.

@@ -1,7 +1,8 @@
 //! [`IdentityHasher`]: a hash of a policy's name and a key that takes some nanoseconds.
 //!
 //! It multiplies eight bytes at a time, and adds the upper half of the product to the lower, as wyhash does. Its seeds
-//! differ in each process. A client that found two identities of one hash would have both counted as one, no more.
+//! differ in each process. If a client found two identities of one hash, both would be counted as one, and nothing else
+//! would happen.
 
 use std::hash::{BuildHasher, RandomState};
 

@@ -16,7 +16,7 @@ pub(in crate::middleware) struct AccessLists {
 }
 
 impl AccessLists {
-    /// Whether the request passes at once, without a key, a charge or a header. What is blocked is not skipped.
+    /// Whether the request passes at once, without a key, a charge or a header. A list that blocks comes before one that skips.
     pub(super) fn skips(&self, head: &Parts) -> Result<bool, Rejection> {
         if any(&self.blocked, head) {
             return Err(Rejection::OnDenyList);
@@ -37,7 +37,7 @@ impl AccessLists {
         Ok(())
     }
 
-    /// Whether a key is to be charged. What is blocked is not skipped.
+    /// Whether a key is to be charged. A list that blocks comes before one that skips.
     pub(super) fn charges(&self, key: &Key) -> Result<bool, Rejection> {
         if any(&self.blocked_keys, key) {
             return Err(Rejection::OnDenyList);

@@ -19,8 +19,7 @@ impl Plan {
         let shadow = self.shadow || shadow;
         let passes = match &rejection {
             Rejection::MissingKey(error) => {
-                // Not for a mistake in the service, which would otherwise be a limit that nobody has, and nobody
-                // notices.
+                // Not for a mistake in the service: the limit would apply to no request, and no operator would notice.
                 let is_open = error.kind() == ExtractErrorKind::Unavailable
                     && limiter.failure_policy_of(policy) == FailurePolicy::Open;
                 if error.kind() == ExtractErrorKind::Misconfigured {

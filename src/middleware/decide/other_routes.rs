@@ -7,49 +7,72 @@ const MAX_ROUTES: usize = 256;
 
 #[derive(Debug, Default)]
 pub(super) struct OtherRoutes {
-    routes: Vec<Box<str>>,
+    routes: Vec<OtherRoute>,
+}
+
+#[derive(Debug)]
+pub(super) struct OtherRoute {
+    path: Box<str>,
+    erased: Box<str>,
 }
 
 impl OtherRoutes {
     /// Whether the route is a new one.
-    pub(super) fn add(&mut self, route: &str) -> bool {
-        let is_new = self.routes.len() < MAX_ROUTES && !self.routes.iter().any(|it| **it == *route);
+    pub(super) fn add(&mut self, path: &str) -> bool {
+        let is_new =
+            self.routes.len() < MAX_ROUTES && !self.routes.iter().any(|it| *it.path == *path);
         if is_new {
-            self.routes.push(route.into());
+            self.routes.push(OtherRoute::of(path));
         }
         is_new
     }
 
-    /// The route that differs from this path in the names of its captures alone.
-    pub(super) fn with_other_captures(&self, path: &str) -> Option<&str> {
-        let erased = erased(path);
-        self.find(|route| route != path && self::erased(route) == erased)
+    pub(super) fn all(&self) -> &[OtherRoute] {
+        &self.routes
     }
 
-    /// The route that has a prefix which this path lacks, or the other way round, or another slash at its end.
-    pub(super) fn with_other_prefix(&self, path: &str) -> Option<&str> {
-        let exact = path;
-        let path = erased(path.trim_end_matches('/'));
-        let has_name = |path: &str| {
-            path.split('/')
-                .any(|it| !it.is_empty() && !it.starts_with('{'))
-        };
-        self.find(|route| {
-            let is_same = route == exact;
-            let route = erased(route.trim_end_matches('/'));
-            let fits = route.ends_with(&path) || path.ends_with(&route);
-            !is_same && fits && has_name(&path) && has_name(&route)
-        })
-    }
-
-    fn find(&self, is_meant: impl Fn(&str) -> bool) -> Option<&str> {
-        let mut routes = self.routes.iter().map(|route| &**route);
-        routes.find(|route| is_meant(route))
+    /// The route that was added last.
+    pub(super) fn newest(&self) -> &[OtherRoute] {
+        &self.routes[self.routes.len().saturating_sub(1)..]
     }
 }
 
+impl OtherRoute {
+    fn of(path: &str) -> Self {
+        Self {
+            path: path.into(),
+            erased: erased(path).into(),
+        }
+    }
+
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether an entry for this path, which is `erased` without the names of its captures, is probably meant for the
+    /// route.
+    pub(super) fn is_meant(&self, path: &str, erased: &str, by_prefix: bool) -> bool {
+        let is_another = *self.path != *path;
+        let other_captures = *self.erased == *erased;
+        is_another && (other_captures || (by_prefix && self.has_other_prefix(erased)))
+    }
+
+    /// Whether the route has a prefix which this path lacks, or the other way round, or another slash at its end.
+    fn has_other_prefix(&self, erased: &str) -> bool {
+        let path = erased.trim_end_matches('/');
+        let route = self.erased.trim_end_matches('/');
+        let fits = route.ends_with(path) || path.ends_with(route);
+        fits && has_name(path) && has_name(route)
+    }
+}
+
+fn has_name(erased: &str) -> bool {
+    let mut segments = erased.split('/');
+    segments.any(|segment| !segment.is_empty() && !segment.starts_with('{'))
+}
+
 /// The path without the names of its captures.
-fn erased(path: &str) -> String {
+pub(super) fn erased(path: &str) -> String {
     let segments = path.split('/');
     let erased = segments.map(|segment| match segment {
         capture if capture.starts_with("{*") => "{*}",
@@ -73,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_route_that_is_probably_meant_is_told_from_another_one() {
+    fn a_route_that_is_probably_meant_is_found() {
         let mut others = OtherRoutes::default();
         for route in [
             "/items/{item_id}",
@@ -103,8 +126,12 @@ mod tests {
             ("/{id}", None, None),
             ("/", None, None),
         ] {
-            assert_eq!(others.with_other_captures(path), captures, "{path}");
-            assert_eq!(others.with_other_prefix(path), prefix, "{path}");
+            let meant = |by_prefix| {
+                let mut routes = others.all().iter();
+                let route = routes.find(|it| it.is_meant(path, &erased(path), by_prefix));
+                route.map(OtherRoute::path)
+            };
+            assert_eq!((meant(false), meant(true)), (captures, prefix), "{path}");
         }
     }
 }

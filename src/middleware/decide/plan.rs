@@ -17,7 +17,7 @@ use crate::{
     extract::{AsyncKeyExtractor, ChargesFuture, KeyExtractor, Keys},
     key::Key,
     limiter::Limiter,
-    middleware::{Decisions, Rejection},
+    middleware::Rejection,
     policies::{PoliciesRead, PolicyHandle},
     policy::Policy,
 };
@@ -75,14 +75,14 @@ impl ChargeLookUp {
     }
 }
 
-/// One limit: the policy, who is limited, and who contributes to it, if that is to be told.
+/// One limit: the policy, the extractor of the identities that it limits, and that of their contributors, if any.
 pub(in crate::middleware) struct Limit<E: ?Sized> {
     selector: PolicySelector,
     extractor: Arc<E>,
     contributor: Option<Arc<dyn KeyExtractor>>,
 }
 
-/// Who contributes by this request; nobody where the extractor finds no key.
+/// The contributor of this request; `None` where the extractor finds no key.
 fn contributor(extractor: Option<&Arc<dyn KeyExtractor>>, head: &Parts) -> Option<Arc<Key>> {
     let keys = extractor?.extract(head).ok()?;
     keys.into_iter().next().map(label::bounded)
@@ -162,10 +162,8 @@ impl Plan {
 
     /// Warns of a final cost for a policy that was not checked, if there is no such policy.
     #[cold]
-    pub(in crate::middleware) fn warn_of_unknown(&self, name: &str, checked: &Decisions) {
-        // Another layer may have the policy, and no limit of it applied to this request.
-        let knows_all = self.charge_look_ups.is_empty() && !checked.have_outer();
-        if !knows_all || !self.selectors().all(PolicySelector::is_known) {
+    pub(in crate::middleware) fn warn_of_unknown(&self, name: &str) {
+        if !self.charge_look_ups.is_empty() || !self.selectors().all(PolicySelector::is_known) {
             return;
         }
         let known: Vec<Policy> = self.selectors().flat_map(PolicySelector::known).collect();
@@ -222,22 +220,22 @@ impl Plan {
 
     /// Adds the charges of all limits whose keys are known from the head alone.
     pub(super) fn charge_known(&self, draft: &mut Draft, head: &Parts) -> Result<(), Rejection> {
-        self.warnings.watch(head, || self.reads_peer(head));
+        let mut reads_peer = false;
+        let mut extract = |extractor: &dyn KeyExtractor| {
+            let found = extractor.extract(head);
+            reads_peer |= found.as_ref().is_ok_and(Keys::are_of_peer);
+            found
+        };
         for limit in &self.limits {
-            let found = limit.extractor.extract(head);
+            let found = extract(&*limit.extractor);
             self.charge(draft, limit, found, head)?;
         }
         for extractor in &self.deny_blocked {
-            self.look_up_blocks(draft, extractor.extract(head))?;
+            let found = extract(&**extractor);
+            self.look_up_blocks(draft, found)?;
         }
+        self.warnings.watch(head, reads_peer);
         Ok(())
-    }
-
-    /// Whether the request is limited, or denied, by the address of its peer.
-    fn reads_peer(&self, head: &Parts) -> bool {
-        let limits = self.limits.iter().map(|limit| &limit.extractor);
-        let mut extractors = limits.chain(&self.deny_blocked);
-        extractors.any(|extractor| extractor.reads_peer(head))
     }
 
     /// Adds the identities whose blocks deny the request.
@@ -391,7 +389,7 @@ impl Plan {
         }
     }
 
-    /// Where all policies that the selector could choose are shadows, nobody is rejected.
+    /// Where all policies that the selector could choose are shadows, no request is rejected.
     #[cold]
     fn fail_without_policy(
         &self,

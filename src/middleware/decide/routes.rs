@@ -8,7 +8,7 @@ use http::{Method, request::Parts};
 
 use super::{
     normal_path::normal_form,
-    other_routes::{OtherRoutes, described},
+    other_routes::{OtherRoute, OtherRoutes, described, erased},
     policy_selector::{Choice, IntoPolicySelector, KnownPolicy, PolicySelector},
 };
 use crate::{
@@ -62,10 +62,18 @@ use crate::{
 /// ```
 pub struct Routes {
     default: Route,
-    by_path: HashMap<Box<str>, Vec<Entry>>,
+    by_path: HashMap<Box<str>, Entries>,
     watch: Watch<OtherRoutes>,
     /// The first entry that could not be added.
     mistake: Option<PolicyError>,
+}
+
+/// The entries of one path.
+#[derive(Debug)]
+struct Entries {
+    /// The path without the names of its captures.
+    erased: Box<str>,
+    by_method: Vec<Entry>,
 }
 
 #[derive(Debug)]
@@ -87,6 +95,8 @@ const PROBABLE: u32 = 1_000;
 #[derive(Clone, Debug)]
 pub struct Route {
     limit: Option<(PolicySelector, u64)>,
+    /// Whether it skips and has a weight, which cannot count.
+    has_idle_weight: bool,
 }
 
 impl Route {
@@ -95,20 +105,27 @@ impl Route {
     pub fn new(policy: impl IntoPolicySelector) -> Self {
         Self {
             limit: Some((policy.into_selector(), 1)),
+            has_idle_weight: false,
         }
     }
 
     /// Requests pass this limit without being counted.
     #[must_use]
     pub const fn skip() -> Self {
-        Self { limit: None }
+        Self {
+            limit: None,
+            has_idle_weight: false,
+        }
     }
 
     /// Sets how many times its cost a request is charged here. The default is 1; 0 looks without charging.
+    ///
+    /// A route that [skips](Self::skip) has no weight: it is a mistake, and an error when the limit is added.
     #[must_use]
     pub fn weight(mut self, weight: u64) -> Self {
-        if let Some((_, it)) = &mut self.limit {
-            *it = weight;
+        match &mut self.limit {
+            Some((_, current)) => *current = weight,
+            None => self.has_idle_weight = true,
         }
         self
     }
@@ -124,6 +141,10 @@ impl Route {
     fn check(&self) -> Result<(), PolicyError> {
         match &self.limit {
             Some((source, _)) => source.check(),
+            None if self.has_idle_weight => {
+                let problem = "has no weight: its requests are not counted";
+                Err(PolicyError::Route(NameError::new("Route::skip()", problem)))
+            }
             None => Ok(()),
         }
     }
@@ -155,10 +176,11 @@ impl Routes {
 
     /// Adds an entry: `/items/{id}` for any method, or `GET /items/{id}` for one.
     ///
-    /// A name that is not a path, or a method and a path, is a mistake, as is one that has an entry already, or whose
-    /// method has lower-case letters: methods are case-sensitive in HTTP, and `get` is not one. The first mistake is the
-    /// error of [`try_limit`](crate::RateLimitLayer::try_limit) with this table, and
-    /// [`limit`](crate::RateLimitLayer::limit) panics.
+    /// A name that is not a path, or a method and a path, is a mistake, as is one that has an entry already, one whose
+    /// method has lower-case letters (methods are case-sensitive in HTTP, and `get` is not one), and one whose captures
+    /// are written in another way than `{id}` or `{*rest}`, such as `/items/:id`. The first mistake is the error of
+    /// [`try_limit`](crate::RateLimitLayer::try_limit) with this table, and [`limit`](crate::RateLimitLayer::limit)
+    /// panics.
     #[must_use]
     pub fn route(mut self, name: &str, route: impl Into<Route>) -> Self {
         if let Err(problem) = self.add(name, route.into()) {
@@ -170,11 +192,13 @@ impl Routes {
 
     fn add(&mut self, name: &str, route: Route) -> Result<(), &'static str> {
         let (method, path) = read(name)?;
-        let entries = self.by_path.entry(path.into()).or_default();
-        if entries.iter().any(|twin| twin.method == method) {
+        let entries = self.by_path.entry(path.into());
+        let entries = entries.or_insert_with_key(|path| Entries::of(path));
+        let by_method = &mut entries.by_method;
+        if by_method.iter().any(|twin| twin.method == method) {
             return Err("is a route that has an entry already");
         }
-        entries.push(Entry {
+        by_method.push(Entry {
             method,
             route,
             is_settled: AtomicBool::new(false),
@@ -187,9 +211,14 @@ impl Routes {
         if let Some(mistake) = &self.mistake {
             return Err(mistake.clone());
         }
-        let mut entries = self.by_path.values().flatten().map(|entry| &entry.route);
-        entries.try_for_each(Route::check)?;
-        self.default.check()
+        self.all().try_for_each(Route::check)
+    }
+
+    /// The routes of all entries, and the default.
+    fn all(&self) -> impl Iterator<Item = &Route> {
+        let entries = self.by_path.values().flat_map(|it| &it.by_method);
+        let routes = entries.map(|entry| &entry.route);
+        routes.chain([&self.default])
     }
 
     pub(super) fn choose(
@@ -209,10 +238,7 @@ impl Routes {
 
     /// Whether all policies are known before the first request.
     pub(super) fn is_known(&self) -> bool {
-        let entries = self.by_path.values().flatten().map(|entry| &entry.route);
-        let mut limits = entries
-            .chain([&self.default])
-            .filter_map(|route| route.limit.as_ref());
+        let mut limits = self.all().filter_map(|route| route.limit.as_ref());
         limits.all(|(selector, _)| selector.is_known())
     }
 
@@ -224,8 +250,9 @@ impl Routes {
                     entry.is_settled.store(true, Relaxed);
                     false
                 }
-                (None, Some(route)) => others.add(route),
-                (None, None) => false,
+                // Where other methods have an entry, the route is the table's, and no entry is meant for it.
+                (None, Some(route)) if !self.by_path.contains_key(route) => others.add(route),
+                (None, _) => false,
             };
             let suspects = self.suspects(others, is_new, requests);
             (!suspects.is_empty()).then_some((suspects, requests))
@@ -237,24 +264,31 @@ impl Routes {
 
     /// The entries that no request has met, each once, with the route that is probably meant.
     fn suspects(&self, others: &OtherRoutes, is_new: bool, requests: u32) -> Vec<String> {
+        // The others were compared when they were new.
+        let routes = match requests {
+            PROBABLE => others.all(),
+            _ if is_new => others.newest(),
+            _ => &[],
+        };
         let ends = requests == WATCHED;
-        if !is_new && requests != PROBABLE && !ends {
+        if routes.is_empty() && !ends {
             return Vec::new();
         }
         let mut suspects = Vec::new();
         for (path, entries) in &self.by_path {
-            let meant = others.with_other_captures(path).or_else(|| {
-                (requests >= PROBABLE)
-                    .then(|| others.with_other_prefix(path))
-                    .flatten()
-            });
+            let mut unmet = entries.unmet().peekable();
+            if unmet.peek().is_none() {
+                continue;
+            }
+            let is_meant =
+                |route: &&OtherRoute| route.is_meant(path, &entries.erased, requests >= PROBABLE);
+            let meant = routes.iter().find(is_meant);
             if meant.is_none() && !ends {
                 continue;
             }
-            for entry in entries
-                .iter()
-                .filter(|it| !it.is_settled.swap(true, Relaxed))
-            {
+            for entry in unmet {
+                entry.is_settled.store(true, Relaxed);
+                let meant = meant.map(OtherRoute::path);
                 suspects.push(described(entry.method.as_ref(), path, meant));
             }
         }
@@ -268,15 +302,11 @@ impl Routes {
 
     /// All policies that are known before the first request.
     pub(super) fn known_sources(&self) -> Vec<KnownPolicy<'_>> {
-        let entries = self.by_path.values().flatten().map(|entry| &entry.route);
-        entries
-            .chain([&self.default])
-            .flat_map(Route::known_sources)
-            .collect()
+        self.all().flat_map(Route::known_sources).collect()
     }
 
     fn find(&self, method: &Method, path: &str) -> Option<&Entry> {
-        let entries = self.by_path.get(path)?;
+        let entries = &self.by_path.get(path)?.by_method;
         let of = |method: Option<&Method>| entries.iter().find(|it| it.method.as_ref() == method);
         of(Some(method))
             .or_else(|| of(Some(&Method::GET)).filter(|_| method == Method::HEAD))
@@ -303,6 +333,21 @@ impl Routes {
     }
 }
 
+impl Entries {
+    fn of(path: &str) -> Self {
+        Self {
+            erased: erased(path).into(),
+            by_method: Vec::new(),
+        }
+    }
+
+    /// Those that no request has met, and no warning has named.
+    fn unmet(&self) -> impl Iterator<Item = &Entry> {
+        let entries = self.by_method.iter();
+        entries.filter(|entry| !entry.is_settled.load(Relaxed))
+    }
+}
+
 const NOT_MATCHED: ExtractError = ExtractError::misconfigured(
     "the table of routes has entries with captures, as in /items/{id}, and this layer does not see which route was \
      matched: enable sluicegate's feature `axum`, and add the layer to the `Router` whose routes they are, not around \
@@ -316,8 +361,29 @@ fn read(name: &str) -> Result<(Option<Method>, &str), &'static str> {
         Some((method, path)) => (Some(read_method(method)?), path),
         None => (None, name),
     };
-    let is_path = path.starts_with('/');
-    is_path.then_some((method, path)).ok_or(FORM)
+    if !path.starts_with('/') {
+        return Err(FORM);
+    }
+    if !path.split('/').all(is_segment) {
+        return Err("is not a route: captures are written {id} or {*rest}");
+    }
+    Ok((method, path))
+}
+
+/// Whether a router could have the segment: `:id` and `*rest` are of other versions, and `{{` stands for a brace.
+fn is_segment(segment: &str) -> bool {
+    let segment = segment.replace("{{", "").replace("}}", "");
+    let (mut is_open, mut is_empty) = (false, false);
+    for char in segment.chars() {
+        match char {
+            '{' if is_open => return false,
+            '}' if !is_open || is_empty => return false,
+            '{' | '}' => is_open = !is_open,
+            _ => {}
+        }
+        is_empty = char == '{' || (char == '*' && is_empty);
+    }
+    !is_open && !segment.starts_with([':', '*'])
 }
 
 /// An entry for `get` would never apply.

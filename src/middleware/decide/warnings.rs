@@ -1,4 +1,4 @@
-//! What a layer warns of: each mistake once, however many requests meet it.
+//! The warnings of a layer: each mistake once, however many requests meet it.
 
 use std::{
     mem,
@@ -13,7 +13,10 @@ use http::request::Parts;
 use tokio::time::Instant;
 
 use super::similar::most_similar;
-use crate::{error::ExtractError, extract::ip, policy::Policy, warning, watch::Watch};
+use crate::{
+    error::ExtractError, extract::forwarded::is_forwarded_for_other, policy::Policy, warning,
+    watch::Watch,
+};
 
 /// How many requests that are limited by their peer's address are compared with each other.
 const WINDOW: u32 = 100;
@@ -25,12 +28,12 @@ const MOST_OF_THEM: u32 = 90;
 const RECOVERED_AFTER: Duration = Duration::from_secs(10);
 
 /// More mistakes than one layer has.
-const MAX_TOLD: usize = 16;
+const MAX_WARNED: usize = 16;
 
 /// Shared by the services of a layer. A layer that is derived from another one warns for itself.
 #[derive(Default)]
 pub(in crate::middleware) struct Warnings {
-    told: Mutex<Vec<ExtractError>>,
+    warned: Mutex<Vec<ExtractError>>,
     peers: Watch<Peers>,
     /// Whether limits have been left out lately, so that other requests cost one load.
     leaves_out: AtomicBool,
@@ -57,10 +60,10 @@ impl Clone for Warnings {
 impl Warnings {
     /// A limit can find no key or no policy for any request.
     pub(super) fn misconfigured(&self, policy: Option<&Policy>, error: &ExtractError) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() < MAX_TOLD && !told.contains(error) {
-            told.push(error.clone());
-            drop(told);
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.len() < MAX_WARNED && !warned.contains(error) {
+            warned.push(error.clone());
+            drop(warned);
             warning::misconfigured(policy.map(Policy::name), error);
         }
     }
@@ -108,9 +111,9 @@ impl Warnings {
     }
 
     /// Notes whether a request that is limited by its peer's address was forwarded.
-    pub(super) fn watch(&self, head: &Parts, reads_peer: impl FnOnce() -> bool) {
+    pub(super) fn watch(&self, head: &Parts, reads_peer: bool) {
         let note =
-            |peers: &mut Peers, _| reads_peer().then(|| peers.add(ip::is_forwarded(&head.headers)));
+            |peers: &mut Peers, _| reads_peer.then(|| peers.add(is_forwarded_for_other(head)));
         if self.peers.note(note) == Some(true) {
             warning::behind_proxy();
         }

@@ -16,7 +16,7 @@ use crate::{
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// The longest list of a layer, in bytes. Proxies have little room for all headers of a response, nginx 4 KiB, and
+/// The longest list of a layer, in bytes, whether it is sent in one line or in two. Proxies have little room for all headers of a response, nginx 4 KiB, and
 /// answer with an error of their own where that is too small.
 const MAX_FIELD: usize = 1_024;
 
@@ -32,8 +32,8 @@ thread_local! {
 #[derive(Clone)]
 pub(super) struct Draft11 {
     policy_field: Option<HeaderValue>,
-    /// Whether there are too many rules to list them all.
-    is_long: bool,
+    /// The length of `policy_field`, also where it is too long for a header.
+    policy_len: usize,
     policies: Vec<(Policy, Vec<Item>)>,
     all_known: bool,
     /// Whether shadows are listed.
@@ -69,7 +69,7 @@ impl Draft11 {
         }
         Self {
             policy_field: value(&field),
-            is_long: field.len() > MAX_FIELD,
+            policy_len: field.len(),
             policies: distinct,
             all_known,
             shadows,
@@ -94,17 +94,18 @@ impl Draft11 {
     /// Policies that were chosen for this request are in a line of their own: a list may have several lines.
     pub(super) fn append(&self, headers: &mut HeaderMap, decision: &Decision) {
         // All limits of a local decision differ from these.
-        let local = decision.usage().is_local();
-        if !local {
-            self.append_known(headers, decision);
+        if decision.usage().is_local() {
+            return Self::append_all(&[&self.chosen(decision, true)], headers, decision);
         }
-        if local || !self.all_known {
-            self.append_chosen(headers, decision, local);
+        if self.all_known {
+            return Self::append_all(&[self], headers, decision);
         }
+        Self::append_all(&[self, &self.chosen(decision, false)], headers, decision);
     }
 
+    /// The policies that are not known before the request: those that were chosen for it, and those of the handles.
     #[cold]
-    fn append_chosen(&self, headers: &mut HeaderMap, decision: &Decision, local: bool) {
+    fn chosen(&self, decision: &Decision, local: bool) -> Self {
         let shadows = decision.usage().shadow().map(|it| it.usage().policies());
         let checked = decision.usage().policies();
         let checked = checked
@@ -117,9 +118,7 @@ impl Draft11 {
             |handle: &PolicyHandle| checked.clone().any(|it| it.name() == handle.name());
         let others = self.handles.iter().filter(|it| !local && !is_checked(it));
         chosen.extend(others.map(|it| self.current(it)));
-        if !chosen.is_empty() {
-            Self::new(chosen.iter(), true, self.shadows).append_known(headers, decision);
-        }
+        Self::new(chosen.iter(), true, self.shadows)
     }
 
     fn current(&self, handle: &PolicyHandle) -> Policy {
@@ -135,15 +134,22 @@ impl Draft11 {
         self.policies.iter().any(|(it, _)| it.is_same(policy))
     }
 
-    fn append_known(&self, headers: &mut HeaderMap, decision: &Decision) {
-        if self.is_long {
-            return self.append_tightest(headers, decision);
+    /// Appends the lists of all policies, or of the tightest rules alone where there is no room for all.
+    fn append_all(parts: &[&Self], headers: &mut HeaderMap, decision: &Decision) {
+        let fields = parts.iter().map(|part| part.field(decision));
+        let fields: SmallVec<[Option<HeaderValue>; 2]> = fields.collect();
+        let usages: usize = fields.iter().flatten().map(HeaderValue::len).sum();
+        let quotas: usize = parts.iter().map(|part| part.policy_len).sum();
+        if usages.max(quotas) > MAX_FIELD {
+            return Self::append_tightest(parts, headers, decision);
         }
-        if let Some(field) = self.field(decision) {
-            headers.append(RATELIMIT, field);
-        }
-        if let Some(field) = &self.policy_field {
-            headers.append(RATELIMIT_POLICY, field.clone());
+        for (part, field) in parts.iter().zip(fields) {
+            if let Some(field) = field {
+                headers.append(RATELIMIT, field);
+            }
+            if let Some(field) = &part.policy_field {
+                headers.append(RATELIMIT_POLICY, field.clone());
+            }
         }
     }
 
@@ -164,11 +170,13 @@ impl Draft11 {
 
     /// Both lists of as many rules as there is room for, the tightest first.
     #[cold]
-    fn append_tightest(&self, headers: &mut HeaderMap, decision: &Decision) {
+    fn append_tightest(parts: &[&Self], headers: &mut HeaderMap, decision: &Decision) {
         let mut rules = Vec::new();
-        self.each(decision, |policy, item, usage| {
-            rules.push((policy, item, usage))
-        });
+        for part in parts {
+            part.each(decision, |policy, item, usage| {
+                rules.push((policy, item, usage))
+            });
+        }
         rules.sort_by_key(|(_, _, usage)| (!usage.is_exceeded(), share_left(usage)));
         let (mut usages, mut quotas) = (Vec::new(), Vec::new());
         for (policy, item, usage) in rules {
@@ -216,7 +224,7 @@ impl Draft11 {
     }
 }
 
-/// What is left of a limit, as a part of 2^53, the greatest limit.
+/// The share of a limit that is left, as a part of 2^53, the greatest limit.
 fn share_left(usage: &RuleUsage) -> u128 {
     let limit = usage.rule().limit().max(1);
     (u128::from(usage.remaining()) << 53) / u128::from(limit)
@@ -299,7 +307,7 @@ fn push_number(field: &mut Vec<u8>, number: u64) {
     field.extend_from_slice(digits.format(number.min(MAX_INTEGER)).as_bytes());
 }
 
-/// Of two keys that were checked under a policy: the exceeded one with the longer wait, or else the one with less left.
+/// The tighter of two keys under one policy: the exceeded one with the longer wait, or else the one with less left.
 fn tighter<'a>(one: &'a RuleUsage, other: &'a RuleUsage) -> &'a RuleUsage {
     let order = |it: &RuleUsage| {
         let is_exceeded = it.is_exceeded();

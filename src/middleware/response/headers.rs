@@ -5,7 +5,7 @@ use http::{HeaderName, Response, StatusCode, header};
 use super::{
     draft11::{self, Draft11},
     seconds::retry_after,
-    single_rule::{self, Reset, SingleRule, Told},
+    single_rule::{self, Reset, Sent, SingleRule},
 };
 use crate::{decision::Decision, middleware::decide::Plan};
 
@@ -106,7 +106,7 @@ impl HeaderStyle {
     /// `RateLimit-Policy` lists all policies of the layer, also those whose limit does not apply to the request, such
     /// as of an extractor that skips it; of a closure or a table of routes, the one that was chosen. `RateLimit` lists
     /// those that were checked. Several layers each add their items.
-    /// Of a layer whose rules would make a list longer than 1 KiB, both fields list the tightest of the rules that were
+    /// Where the rules of a layer would make a list longer than 1 KiB, both fields list the tightest of the rules that were
     /// checked, as many as fit.
     /// [Shadows](crate::Policy::shadow) are left out, unless asked for
     /// [`with_shadows`](Self::with_shadows).
@@ -248,25 +248,25 @@ pub(in crate::middleware) struct Headers {
 }
 
 impl Headers {
-    /// Adds the headers of a decision to those of the layers further in, which have told `inner`. Answers what all of
+    /// Adds the headers of a decision to those of the layers further in, which have sent `inner`. Answers what all of
     /// them tell.
     pub(in crate::middleware) fn add<B>(
         &self,
         response: &mut Response<B>,
         decision: &Decision,
-        inner: Option<Told>,
-    ) -> Option<Told> {
-        let mut told = inner;
+        inner: Option<Sent>,
+    ) -> Option<Sent> {
+        let mut sent = inner;
         let tells = self.tells(response.status(), decision);
         let headers = response.headers_mut();
         if tells {
             if let Some(draft) = &self.draft11 {
                 draft.append(headers, decision);
             }
-            told = self.style.single.insert(headers, decision, inner);
+            sent = self.style.single.insert(headers, decision, inner);
         }
         let wait = match decision {
-            Decision::Allowed(_) => return told,
+            Decision::Allowed(_) => return sent,
             Decision::Denied(denial) => denial.retry_after(),
             Decision::Blocked(blocked) => blocked.told_retry_after(),
         };
@@ -274,11 +274,11 @@ impl Headers {
             Some(wait) => headers.insert(header::RETRY_AFTER, retry_after(wait)),
             None => headers.remove(header::RETRY_AFTER),
         };
-        told
+        sent
     }
 
     fn tells(&self, status: StatusCode, decision: &Decision) -> bool {
-        // Of a layer without headers, those of a layer further in tell nothing either.
+        // Where a layer has no headers, those of a layer further in say nothing of it either.
         let has_headers = self.draft11.is_some() || self.style.single != SingleRule::NONE;
         let redirects = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
         let blocked = matches!(decision, Decision::Blocked(_));

@@ -18,4 +18,4 @@ pub(super) use headers::{Headers, is_denial};
 pub use problem::ProblemJson;
 pub use rejection::{EmptyBody, MakeRejection, Rejection};
 pub(super) use seconds::retry_after;
-pub(super) use single_rule::Told;
+pub(super) use single_rule::Sent;

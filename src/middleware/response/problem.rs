@@ -68,7 +68,7 @@ impl ProblemJson {
         self
     }
 
-    /// Sets the status for a request that can never pass, so that no time to retry can be told: its cost is above a
+    /// Sets the status for a request that can never pass, and to which no time to retry can be sent: its cost is above a
     /// limit, or the limit is 0. The default is [413, or 429](Rejection::status) under a limit of 0.
     #[must_use]
     pub const fn status_if_never(mut self, status: StatusCode) -> Self {

@@ -38,9 +38,9 @@ pub(super) enum Reset {
     Epoch,
 }
 
-/// What a layer has told in such headers.
+/// What a layer has sent in such headers.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::middleware) struct Told {
+pub(in crate::middleware) struct Sent {
     style: SingleRule,
     limit: u64,
     remaining: u64,
@@ -65,36 +65,36 @@ impl SingleRule {
         }
     }
 
-    /// Tells of the tightest rule of this decision and of what a layer further in has told, also in the style of that
+    /// Tells of the tightest rule of this decision and of what a layer further in has sent, also in the style of that
     /// layer: a header that it has sent must not tell of more than is left here.
     pub(super) fn insert(
         self,
         headers: &mut HeaderMap,
         decision: &Decision,
-        inner: Option<Told>,
-    ) -> Option<Told> {
+        inner: Option<Sent>,
+    ) -> Option<Sent> {
         let style = inner.map_or(self, |inner| inner.style.and(self));
         if style == Self::NONE {
             return None;
         }
-        let own = Told::of(decision, style);
-        let told = match (inner, own) {
+        let own = Sent::of(decision, style);
+        let sent = match (inner, own) {
             (Some(inner), Some(own)) if own.is_tighter_than(&inner) => own,
-            (Some(inner), _) => Told { style, ..inner },
+            (Some(inner), _) => Sent { style, ..inner },
             (None, own) => own?,
         };
-        told.insert(headers);
+        sent.insert(headers);
         if self.draft7 {
             append_policy(headers, decision.usage());
         }
-        Some(told)
+        Some(sent)
     }
 }
 
-impl Told {
+impl Sent {
     /// The denying rule with the longest wait, or else the one with the smallest share left; of several, the first.
     fn of(decision: &Decision, style: SingleRule) -> Option<Self> {
-        let told = |usage: &RuleUsage, reset| Self {
+        let sent = |usage: &RuleUsage, reset| Self {
             style,
             limit: usage.rule().limit(),
             remaining: usage.remaining(),
@@ -103,7 +103,7 @@ impl Told {
         match decision {
             Decision::Allowed(usage) => usage
                 .rules()
-                .map(|it| told(it, Some(it.reset_after())))
+                .map(|it| sent(it, Some(it.reset_after())))
                 .reduce(|least, it| {
                     if it.is_tighter_than(&least) {
                         it
@@ -111,7 +111,7 @@ impl Told {
                         least
                     }
                 }),
-            Decision::Denied(denial) => Some(told(denial.rule(), denial.retry_after())),
+            Decision::Denied(denial) => Some(sent(denial.rule(), denial.retry_after())),
             Decision::Blocked(_) => None,
         }
     }
