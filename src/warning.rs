@@ -198,7 +198,8 @@ pub(crate) fn policies_not_published(error: &StoreError) {
     let _ = error;
 }
 
-/// The store was not told who contributes; it is told again with the next contributions, and the warning is then new.
+/// The store did not take a report of contributors. The next report is tried all the same; once one succeeds, the
+/// warning is new.
 pub(crate) fn contributors_lost(error: &StoreError) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
