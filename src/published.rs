@@ -76,7 +76,7 @@ impl PublishedPolicy {
 
 #[cfg(feature = "redis")]
 impl PublishedPolicy {
-    /// What tells two definitions of one name apart.
+    /// The parts by which two definitions of one name differ.
     pub(crate) fn definition(&self) -> String {
         let policy = &self.policy;
         let mut text = format!("rules={policy}\n");

@@ -201,8 +201,8 @@ pub(crate) fn policies_not_published(error: &StoreError) {
     let _ = error;
 }
 
-/// The store did not take the contributions. The next ones are sent all the same; once it takes them, the warning is
-/// new.
+/// The store did not take a report of contributors. The next report is tried all the same; once one succeeds, the
+/// warning is new.
 pub(crate) fn contributors_lost(error: &StoreError) {
     #[cfg(feature = "tracing")]
     tracing::warn!(

@@ -1,4 +1,4 @@
-//! What the limiter tells a store of contributors, and what the store answers.
+//! [`Contribution`], which the limiter reports to a store, and the store's answer.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -42,7 +42,7 @@ impl Contribution {
     #[must_use]
     pub const fn expires_in(&self) -> Duration {
         let left_ms = self.span.release_ms().saturating_sub(self.latest_ms);
-        // What is told within the second counts as told at its end.
+        // A report within the second counts as one at its end.
         Duration::from_millis(left_ms.saturating_add(1_000))
     }
 

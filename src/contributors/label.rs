@@ -10,7 +10,7 @@ pub(crate) const MAX_LABEL: usize = 44;
 /// The longest value that a process keeps as it is. Whatever is longer is hashed by the store.
 const MAX_VALUE: usize = 48;
 
-/// How much of the kind is told beside a hash.
+/// How much of the kind stands beside a hash.
 const MAX_HASHED_KIND: usize = 10;
 
 /// A key that takes a bounded room: of a long value the beginning, and a hash of the whole.
@@ -28,7 +28,7 @@ pub(crate) fn bounded(label: Key) -> Arc<Key> {
     })
 }
 
-/// How long the hash of a long value is, in hexadecimal digits: nobody finds another value with the same one.
+/// How long the hash of a long value is, in hexadecimal digits: another value with the same one cannot be found.
 const HASH: usize = 32;
 
 #[cfg(feature = "redis")]

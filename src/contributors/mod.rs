@@ -52,7 +52,7 @@ impl Contributors {
         Self {
             list,
             total: total.max(known),
-            // What is known to be somebody's is nobody else's.
+            // The known units of one contributor are those of no other.
             error: error.min(total.saturating_sub(known)),
         }
     }
@@ -69,7 +69,7 @@ impl Contributors {
         self.total
     }
 
-    /// How much higher the units of a contributor may be than is told, at most; a contributor that is not listed has no
+    /// How much higher the units of a contributor may be than they are listed, at most; a contributor that is not listed has no
     /// more than this. 0 when the units are exact.
     #[must_use]
     pub const fn error(&self) -> u64 {
@@ -78,7 +78,7 @@ impl Contributors {
 }
 
 impl Contributor {
-    /// Who it is: the kind and the value of the [key](Charge::by), or a hash of the value; at most 44 bytes.
+    /// Its name: the kind and the value of the [key](Charge::by), or a hash of the value; at most 44 bytes.
     ///
     /// Data of a client: do not log it, or use it in metrics, where that is not allowed.
     #[must_use]

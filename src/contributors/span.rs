@@ -10,7 +10,7 @@ use crate::{
 /// So many make up a window.
 const SPANS: u64 = 6;
 
-/// Shorter ones would be over before their contributions are told, once a second.
+/// Shorter ones would be over before their contributions are reported, once a second.
 const MIN_SPAN_MS: u64 = 2_000;
 
 /// The sixth of a window that a time falls into.
@@ -89,7 +89,7 @@ fn begin_ms(rule: &Rule, at_ms: u64) -> u64 {
     }
 }
 
-/// Whether the window begins anew at times of its own, and is long enough for that to be told.
+/// Whether the window begins at times of its own, and is long enough for that to show in reports.
 fn is_aligned(rule: &Rule) -> bool {
     rule.is_fixed() && millis(rule.window()) >= SPANS * MIN_SPAN_MS
 }

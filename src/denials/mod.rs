@@ -1,8 +1,8 @@
 //! [`Denials`]: how often identities were denied within the last minute and hour.
 //!
 //! Metrics count the denials of a policy, and name no identities. So each process counts the denials of each identity
-//! under each policy, and reports them to the store about once a second. [`Limiter::denials`] answers what all processes have
-//! reported, and so do the [operators' tool](crate::operating)'s `top --denied`, `explain` and `inspect`:
+//! under each policy, and reports them to the store about once a second. [`Limiter::denials`] adds up the reports of all
+//! processes, and so do the [operators' tool](crate::operating)'s `top --denied`, `explain` and `inspect`:
 //!
 //! ```
 //! use sluicegate::{Key, Charge, Limiter, MemoryStore, Policy};
@@ -31,8 +31,8 @@
 //!   layer's own deny list denies.
 //! - A request that is admitted, under a policy that has denied the identity within the hour before, in the same
 //!   process: so that there is a share.
-//! - Not what a [shadow](Policy::shadow) would have denied: observers count those. Not looks, and not the tries of a
-//!   caller that waits, only how its wait ends.
+//! - Not the requests that a [shadow](Policy::shadow) would have denied: observers count those. Not looks, and so no
+//!   charge of a cost of 0. Of a caller that waits only how its wait ends, not each try.
 //!
 //! The last minute is that minute and up to 10 s before it, and the last hour that hour and up to 10 minutes before it.
 //! The newest second of *other* processes is missing.
@@ -41,11 +41,14 @@
 //!
 //! A process counts 4 096 identities and is exact for about a thousand; of more, it forgets those that were denied
 //! least. A store keeps the 512 that were denied most in each sixth of a minute and of an hour: in Redis in at most 14
-//! sorted sets that expire by themselves, together below 2 MB, however many processes and policies there are. What was
-//! reported to a store that did not answer is lost. A key of more than 2 KB is not counted.
+//! sorted sets that expire by themselves, together below 2 MB, however many processes and policies there are. Each
+//! report competes with these sums: under a flood of more than 512 identities, one that is new is listed with its last
+//! minute alone until it is denied more often in one second than the least of the 512 in the ten minutes, or until the
+//! next ten minutes begin. A report that the store does not answer is lost. A key of more than 2 KB is not counted.
 //!
 //! No request waits for a report. As long as a process has denied no request within the hour, an admission costs one
-//! load from memory; afterwards a look into a table, and a denial some tens of nanoseconds. A task of tokio's reports,
+//! load from memory; afterwards a look into a table, and a denial some tens of nanoseconds. Threads wait for each other,
+//! for as short a time, only where a denial enters an identity or begins its next ten seconds. A task of tokio's reports,
 //! and ends when there has been nothing to report for ten seconds; outside of a runtime there is none.
 //! [`Limiter::count_denials`] switches all of it off. Stores that keep no denials, such as
 //! [transactions](crate::store::redis::transactions), switch it off by themselves.
@@ -65,8 +68,8 @@ pub(crate) use report::{DenialCount, Span};
 /// How many identities a store keeps for each [`Span`].
 pub(crate) const KEPT_IDENTITIES: usize = 512;
 
-/// The identities that were denied within the last hour, those first that were denied most in the last minute: what
-/// [`Limiter::denials`] answers.
+/// The identities that were denied within the last hour, those first that were denied most in the last minute: the
+/// answer of [`Limiter::denials`].
 #[derive(Clone, Debug, Default)]
 pub struct Denials {
     list: Vec<DeniedIdentity>,
@@ -92,7 +95,9 @@ impl Denials {
     /// Creates the answer from what was counted in the last minute and in the last hour, for each policy and identity;
     /// of several with the same, the counts are added up. For stores.
     ///
-    /// A policy of `None` stands for blocks. Identities read as [`DeniedIdentity::identity`] has them.
+    /// The hour contains the minute: where you pass less for the hour, as a set had no room for more, the minute's
+    /// counts stand for both. A policy of `None` stands for blocks. Identities read as [`DeniedIdentity::identity`] has
+    /// them.
     #[must_use]
     pub fn new(
         last_minute: impl IntoIterator<Item = (Option<String>, String, RequestCounts)>,
@@ -113,7 +118,8 @@ impl Denials {
                 policy,
                 identity,
                 last_minute,
-                last_hour,
+                // The sets of the hour may have had no room for what those of the minute still keep.
+                last_hour: last_hour.max(last_minute),
             },
         );
         let mut list: Vec<_> = list.filter(|it| it.last_hour.denied > 0).collect();
@@ -135,8 +141,8 @@ impl DeniedIdentity {
         self.policy.as_deref()
     }
 
-    /// Who it is: `user=alice`, or `api-key=#` and a hash where the value is long, unusual or secret. Over Redis it is
-    /// what names the identity in the store's keys, and for the operators' tool.
+    /// Its kind and value: `user=alice`, or `api-key=#` and a hash where the value is long, unusual or secret. Over
+    /// Redis, the store's keys and the operators' tool name the identity by it.
     ///
     /// Data of a client: do not log it, or use it in metrics, where that is not allowed.
     #[must_use]
@@ -150,7 +156,7 @@ impl DeniedIdentity {
         self.last_minute
     }
 
-    /// The requests of the last 60 to 70 minutes.
+    /// The requests of the last 60 to 70 minutes: at least those of the last minute.
     #[must_use]
     pub const fn last_hour(&self) -> RequestCounts {
         self.last_hour
@@ -188,6 +194,17 @@ impl RequestCounts {
     #[must_use]
     pub const fn total(&self) -> u64 {
         self.denied.saturating_add(self.admitted)
+    }
+
+    /// The larger of both numbers each.
+    const fn max(self, other: Self) -> Self {
+        const fn larger(a: u64, b: u64) -> u64 {
+            if a > b { a } else { b }
+        }
+        Self {
+            denied: larger(self.denied, other.denied),
+            admitted: larger(self.admitted, other.admitted),
+        }
     }
 
     pub(crate) const fn plus(self, other: Self) -> Self {
@@ -243,6 +260,21 @@ mod tests {
         });
         let list: Vec<_> = list.collect();
         assert_eq!(list, [("a", 5, 6, 6), ("b", 2, 11, 12), ("c", 0, 0, 71)]);
+    }
+
+    #[test]
+    fn the_hour_contains_the_minute() {
+        let minute = [counted("new", 9, 3), counted("some", 5, 1)];
+        let denials = Denials::new(minute, [counted("some", 2, 7), counted("none", 0, 7)]);
+        let list = denials
+            .iter()
+            .map(|it| (&it.identity()[5..], it.last_hour()));
+        let list: Vec<_> = list.collect();
+        let expected = [
+            ("new", RequestCounts::new(9, 3)),
+            ("some", RequestCounts::new(5, 7)),
+        ];
+        assert_eq!(list, expected);
     }
 
     #[test]

@@ -15,9 +15,9 @@ use crate::{
 pub(crate) enum Resolution {
     /// The store has decided, or the memory of this process in its place.
     Decided(Decision),
-    /// Nobody could decide, and the failure policy lets the request pass.
+    /// The store could not decide, and the failure policy lets the request pass.
     Open(StoreError),
-    /// Nobody could decide, and the request does not pass.
+    /// The store could not decide, and the request does not pass.
     Closed(StoreError),
 }
 

@@ -1,11 +1,12 @@
-//! [`Flusher`]: tells the store once a second, by a task that runs while there is something to tell.
+//! [`Flusher`]: reports to the store once a second, by a task that runs while there is something to report.
 
 use std::{
     sync::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{
             AtomicBool,
-            Ordering::{AcqRel, Relaxed, Release},
+            Ordering::{AcqRel, Relaxed, Release, SeqCst},
+            fence,
         },
     },
     time::Duration,
@@ -13,25 +14,27 @@ use std::{
 
 use tokio::{runtime::Handle, time::sleep};
 
+use crate::error::{StoreError, StoreErrorKind};
+
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long one call may take; what it was to tell is lost then. As long as a flush may be late.
+/// How long one call may take; later, its report is lost. As long as a flush may be late.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// After so many flushes without anything to tell, the task ends.
+/// After so many flushes without anything to report, the task ends.
 pub(super) const IDLE: u64 = 10;
 
-/// What counts something, and tells the store of it.
+/// Counts something, and reports it to the store.
 pub(super) trait Counter: Send + Sync + 'static {
     fn flusher(&self) -> &Flusher;
 
-    /// Tells the store what was counted.
+    /// Reports the counts to the store.
     fn flush(&self) -> impl Future<Output = ()> + Send;
 
     /// Whether the task may end, as nothing was counted for a while.
     fn is_idle(&self) -> bool;
 
-    /// Whether there is something to tell.
+    /// Whether there is something to report.
     fn has_news(&self) -> bool;
 }
 
@@ -39,9 +42,9 @@ pub(super) trait Counter: Send + Sync + 'static {
 #[derive(Default)]
 pub(super) struct Flusher {
     running: Arc<AtomicBool>,
-    /// Where the task was spawned, for what is to be told when the limiter is dropped.
+    /// Where the task was spawned, for the last report when the limiter is dropped.
     runtime: Mutex<Option<Handle>>,
-    /// One flush at a time: what the store answers is about what it was told last.
+    /// One flush at a time: the store's answer is about its newest report.
     pub(super) turn: tokio::sync::Mutex<()>,
     pub(super) has_failed: AtomicBool,
 }
@@ -56,8 +59,10 @@ impl Drop for Running {
 }
 
 impl Flusher {
-    /// Spawns the task, unless it runs. Outside of a runtime there is none.
+    /// Spawns the task, unless it runs, after something was counted. Outside of a runtime there is none.
     pub(super) fn ensure_running<C: Counter>(&self, counter: &Arc<C>) {
+        // Pairs with that of a task that ends: this thread sees that it has ended, or the task sees the counts.
+        fence(SeqCst);
         if !self.running.load(Relaxed) {
             self.spawn(counter);
         }
@@ -78,7 +83,17 @@ impl Flusher {
         runtime.spawn(run(Arc::downgrade(counter), running));
     }
 
-    /// Tells what was not told yet, in the background and if there is a runtime.
+    /// Whether the error of a flush calls for a warning: an outage has warnings of its own, and others get one until a
+    /// flush succeeds.
+    pub(super) fn is_news(&self, error: &StoreError) -> bool {
+        let is_outage = matches!(
+            error.kind(),
+            StoreErrorKind::Unavailable | StoreErrorKind::Timeout
+        );
+        !is_outage && !self.has_failed.swap(true, Relaxed)
+    }
+
+    /// Reports the rest, in the background and if there is a runtime.
     pub(super) fn flush_last<C: Counter>(&self, counter: &Arc<C>) {
         let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(runtime) = runtime.take() else {
@@ -102,6 +117,7 @@ async fn run<C: Counter>(counter: Weak<C>, running: Running) {
         }
         drop(running);
         // A thread that counted just before has seen a running task.
+        fence(SeqCst);
         if counter.has_news() {
             counter.flusher().ensure_running(&counter);
         }

@@ -24,6 +24,7 @@ macro_rules! denials {
             a_minute_and_an_hour_later_denials_have_left
             an_identity_is_short_and_hides_what_is_secret
             of_many_identities_those_that_were_denied_most_are_kept
+            a_new_identity_is_listed_while_the_ten_minutes_have_no_room_for_it
         }
     };
     (@each $new:path: $($sentence:ident)*) => {
@@ -218,4 +219,27 @@ pub(crate) async fn of_many_identities_those_that_were_denied_most_are_kept(
     assert_eq!(denials.iter().len(), 512);
     let first = denials.iter().take(7).map(|it| it.last_minute().denied());
     assert_eq!(first.collect::<Vec<_>>(), [3, 3, 3, 3, 3, 3, 1]);
+}
+
+pub(crate) async fn a_new_identity_is_listed_while_the_ten_minutes_have_no_room_for_it(
+    store: Arc<dyn Store>,
+    clock: TestClock,
+) {
+    let (limiter, api) = (patient(store), policy("api", "0/1h"));
+    clock.set(START_MS - START_MS % 600_000);
+    for user in 0..512 {
+        for _ in 0..4 {
+            check(&limiter, &api, &user.to_string(), 1).await;
+        }
+    }
+    limiter.denials().await.unwrap();
+    clock.advance(Duration::from_secs(120));
+    for requests in [3, 6, 9] {
+        for _ in 0..3 {
+            check(&limiter, &api, "new", 1).await;
+        }
+        let first = listed(&limiter).await.swap_remove(0);
+        let counts = format!("{requests}/{requests}");
+        assert_eq!(first, format!("api user=new {counts} {counts}"));
+    }
 }

@@ -319,6 +319,20 @@ fn who_operates_a_store_that_keeps_no_contributors_is_told_once() {
     assert_eq!(lines, [warning]);
 }
 
+#[cfg(feature = "tracing")]
+#[test]
+fn an_outage_gives_no_warning_of_contributors() {
+    let lines = traced(true, async {
+        let probe = Probe::default();
+        probe.is_deaf.store(true, SeqCst);
+        let limiter = Limiter::new(probe.clone());
+        check(&limiter, "alice").await;
+        pass(4).await;
+        assert_eq!(probe.told.load(SeqCst), 1);
+    });
+    assert_eq!(lines, [""; 0]);
+}
+
 /// The bytes that a process keeps for each of so many accounts, after 120 labels of 48 bytes and a new span.
 fn bytes_for_each(accounts: u32) -> u64 {
     let clock = TestClock::new(1_000_000_000);

@@ -77,6 +77,13 @@ async fn deny(limiter: &Limiter, user: &str) {
     assert!(!limiter.check([charge]).await.unwrap().is_allowed());
 }
 
+/// Under a policy of the same name.
+async fn admit(limiter: &Limiter, user: &str, cost: u64) {
+    let roomy = Policy::parse("api", "1000/1h").unwrap();
+    let charge = Charge::new(&roomy, Key::new("user", user), cost);
+    assert!(limiter.check([charge]).await.unwrap().is_allowed());
+}
+
 /// How many denials and admissions the store knows, without asking the limiter, which would tell it more.
 async fn known(store: &impl Store) -> (u64, u64) {
     sums(&store.denials().await.unwrap())
@@ -123,9 +130,7 @@ async fn the_store_is_told_once_a_second_until_nothing_happens_any_more() {
     pass(15).await;
     assert_eq!(tasks(), 0, "nothing happens");
     // An admission of one who was denied is news, too.
-    let roomy = Policy::parse("api", "9/1h").unwrap();
-    let charge = Charge::new(&roomy, Key::new("user", "alice"), 1);
-    assert!(limiter.check([charge]).await.unwrap().is_allowed());
+    admit(&limiter, "alice", 1).await;
     pass(2).await;
     assert_eq!(known(&probe).await, (201, 1));
 }
@@ -279,6 +284,34 @@ async fn a_store_that_keeps_no_denials_is_asked_once() {
     assert!(error.is_ok(), "nothing is told any more");
 }
 
+#[tokio::test(start_paused = true)]
+async fn once_a_store_has_said_that_it_keeps_no_denials_no_admission_is_reported() {
+    let probe = Probe {
+        refuses: Some(StoreErrorKind::InvalidRequest),
+        ..Probe::default()
+    };
+    let limiter = Limiter::new(probe.clone());
+    deny(&limiter, "alice").await;
+    pass(2).await;
+    for _ in 0..5 {
+        admit(&limiter, "alice", 1).await;
+        pass(2).await;
+    }
+    assert_eq!(probe.told.load(SeqCst), 1);
+    pass(15).await;
+    assert_eq!(tasks(), 0);
+}
+
+#[tokio::test]
+async fn a_look_is_neither_denied_nor_admitted() {
+    let limiter = Limiter::new(MemoryStore::new());
+    deny(&limiter, "alice").await;
+    admit(&limiter, "alice", 0).await;
+    assert_eq!(sums(&limiter.denials().await.unwrap()), (1, 0));
+    admit(&limiter, "alice", 2).await;
+    assert_eq!(sums(&limiter.denials().await.unwrap()), (1, 1));
+}
+
 #[cfg(feature = "tracing")]
 #[test]
 fn a_missing_right_is_told_once_and_an_outage_not_again() {
@@ -318,8 +351,6 @@ async fn a_clock_that_was_ahead_for_a_moment_silences_no_identity() {
         clock.set(START_MS + at_ms);
         deny(&limiter, "alice").await;
     }
-    let roomy = Policy::parse("api", "100/1h").unwrap();
-    let charge = Charge::new(&roomy, Key::new("user", "alice"), 1);
-    assert!(limiter.check([charge]).await.unwrap().is_allowed());
+    admit(&limiter, "alice", 1).await;
     assert_eq!(sums(&limiter.denials().await.unwrap()), (2, 1));
 }

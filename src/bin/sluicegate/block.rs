@@ -54,7 +54,9 @@ Examples:
 
 Ends every block of the identity, bans among them, for all replicas at once,
 and forgets its strikes. What it has used stays: `sluicegate reset` deletes
-that. --all asks first, and looks for blocks as `sluicegate blocks` does.
+that. --all asks first. It looks at all keys of the server, slowly, so as not
+to be in the way, as `sluicegate blocks --scan` does: so it also ends blocks
+that are not in the index.
 
 Exit codes: 0 done, 1 one of them was not blocked; strikes are forgotten all
 the same; or you said no.

@@ -75,7 +75,7 @@ pub(crate) struct Named {
 }
 
 impl Named {
-    /// An identity as it is stored.
+    /// An identity as the store lists it: `user=alice`, or a hash. `None` if it is none.
     pub(crate) fn listed(stored: &str) -> Option<Self> {
         let (kind, value) = stored.split_once('=')?;
         let key = hashed_key(leaked(kind), value);
@@ -254,15 +254,6 @@ pub(crate) fn key(kind: &str, value: &str, hashed: bool, ipv6_prefix: u8) -> Res
 fn is_hash(value: &str) -> bool {
     let hash = value.strip_prefix('#').unwrap_or_default();
     hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
-/// The key of an identity as the store lists it: `user=alice`, or a hash. `None` if it is none.
-pub(crate) fn listed(text: &str) -> Option<Key> {
-    let (kind, token) = text.split_once('=')?;
-    if is_hash(token) {
-        return hashed_key(leaked(kind), token);
-    }
-    Some(Key::new(leaked(kind), token))
 }
 
 /// The key of a header or a cookie, whose names are made of the same characters.

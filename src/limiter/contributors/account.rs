@@ -1,4 +1,4 @@
-//! [`Account`]: what this process knows of the contributors to one account.
+//! [`Account`]: the contributors to one account, as this process knows them.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
     policy::Policy,
 };
 
-/// How many spans that are over wait to be told, at most.
+/// How many spans that are over wait for the next report, at most.
 const MAX_LATE: usize = 4;
 
 pub(super) struct Account {
@@ -17,7 +17,7 @@ pub(super) struct Account {
     key: Key,
     span: Span,
     sketch: Sketch,
-    /// What belongs to spans before this one.
+    /// The contributions of spans before this one.
     late: Vec<Contribution>,
     latest_ms: u64,
     /// When it was last used, in flushes.
@@ -41,7 +41,7 @@ impl Account {
         self.policy.name() == policy.name() && self.key == *key
     }
 
-    /// Begins anew if the account is so far ahead of `now_ms`, the store's time, that nothing would be added: the
+    /// Begins again if the account is so far ahead of `now_ms`, the store's time, that nothing would be added: the
     /// store's clock was set back.
     pub(super) fn be_at(&mut self, policy: &Policy, now_ms: u64) {
         if self.latest_ms >= Span::at(policy, now_ms).release_ms() {
@@ -68,7 +68,7 @@ impl Account {
         self.sketch.add(label, units);
     }
 
-    /// What the store was not told yet, and marks it as told: the newest span last.
+    /// The rest that was not reported yet, and marks it as reported: the newest span last.
     pub(super) fn take_unsent(&mut self) -> Vec<Contribution> {
         let mut unsent = std::mem::take(&mut self.late);
         for late in &mut unsent {
@@ -80,14 +80,14 @@ impl Account {
         unsent
     }
 
-    /// Notes what the store has kept of what it was told.
+    /// Notes how much of a contribution the store has kept.
     pub(super) fn note<'a>(
         &mut self,
-        told: &Contribution,
+        sent: &Contribution,
         labels: impl Iterator<Item = Label<'a>>,
         kept: &Kept,
     ) {
-        if told.span == self.span {
+        if sent.span == self.span {
             self.sketch.note(labels, kept);
         }
     }
@@ -104,7 +104,7 @@ impl Account {
         }
     }
 
-    /// Keeps what was not told for the next flush; of the labels as many as a store would keep.
+    /// Keeps the rest for the next flush; of the labels as many as a store would keep.
     fn end_span(&mut self) {
         let unsent = std::mem::take(&mut self.sketch).take_unsent();
         let mut late = self.contribution(unsent);
@@ -171,14 +171,14 @@ mod tests {
     }
 
     /// Where each begins, its sum, and how many labels it names.
-    fn told(account: &mut Account) -> Vec<(u64, i64, usize)> {
+    fn reported(account: &mut Account) -> Vec<(u64, i64, usize)> {
         let unsent = account.take_unsent().into_iter();
-        let told = unsent.map(|it| (it.start_ms(), it.total, it.units.len()));
-        told.collect()
+        let reported = unsent.map(|it| (it.start_ms(), it.total, it.units.len()));
+        reported.collect()
     }
 
     #[test]
-    fn units_are_told_under_the_span_that_they_were_charged_in() {
+    fn units_are_reported_under_the_span_that_they_were_charged_in() {
         let mut account = account();
         for (at_ms, units) in [
             (25_000, 1),
@@ -190,14 +190,14 @@ mod tests {
             add(&mut account, &policy(), 7, at_ms, units);
         }
         let expected = [(10_000, 5, 1), (20_000, 5, 1), (30_000, 5, 1)];
-        assert_eq!(told(&mut account), expected);
-        assert_eq!(told(&mut account), []);
+        assert_eq!(reported(&mut account), expected);
+        assert_eq!(reported(&mut account), []);
         // Too old to be part of a window.
         add(&mut account, &policy(), 7, 100_000, 1);
         add(&mut account, &policy(), 7, 39_999, 1);
         add(&mut account, &policy(), 7, 40_000, 1);
         let expected = [(40_000, 1, 1), (100_000, 1, 1)];
-        assert_eq!(told(&mut account), expected);
+        assert_eq!(reported(&mut account), expected);
     }
 
     #[test]
@@ -213,7 +213,7 @@ mod tests {
             (20_000, 30, KEPT_LABELS),
             (30_000, 1, 1),
         ];
-        assert_eq!(told(&mut account), expected);
+        assert_eq!(reported(&mut account), expected);
     }
 
     #[test]
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_store_has_dropped_is_told_again_but_not_of_another_span() {
+    fn what_the_store_has_dropped_is_reported_again_but_not_of_another_span() {
         let mut account = account();
         let kept = |units| Kept::new(vec![units], 0);
         let key = &user(7);
@@ -243,8 +243,8 @@ mod tests {
         account.note(&first, label(), &kept(2));
         assert_eq!(account.take_unsent()[0].units[0].1, 3);
         add(&mut account, &policy(), 7, 35_000, 1);
-        assert_eq!(told(&mut account), [(30_000, 1, 1)]);
+        assert_eq!(reported(&mut account), [(30_000, 1, 1)]);
         account.note(&first, label(), &kept(0));
-        assert_eq!(told(&mut account), []);
+        assert_eq!(reported(&mut account), []);
     }
 }

@@ -1,4 +1,4 @@
-//! Telling the store of contributors, once a second.
+//! Reports contributors to the store, once a second.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -15,10 +15,10 @@ use crate::{
     warning,
 };
 
-/// So many are told in one call: some thousand commands.
+/// So many are reported in one call: some thousand commands.
 const CALL: usize = 64;
 
-/// Tells the store of one account, and then asks it who has contributed.
+/// Reports one account to the store, and then asks it for the contributors.
 pub(super) fn contributors(
     shared: Arc<Shared>,
     policy: Policy,
@@ -47,15 +47,15 @@ impl Counter for Shared {
         while !unsent.is_empty() {
             let rest = unsent.split_off(unsent.len().min(CALL));
             let call = std::mem::replace(&mut unsent, rest);
-            match timeout(TIMEOUT, self.tell(call)).await {
+            match timeout(TIMEOUT, self.report(call)).await {
                 Ok(Ok(())) => self.flusher.has_failed.store(false, Relaxed),
                 Ok(Err(error)) => return self.failed(&error),
-                Err(_) => return self.failed(&too_late()),
+                Err(_) => return self.failed(&TOO_LATE),
             }
         }
     }
 
-    /// Forgets accounts that nobody has used for a while, and answers whether none are left.
+    /// Forgets accounts without a use for a while, and answers whether none are left.
     fn is_idle(&self) -> bool {
         let now = self.flushes.load(Relaxed);
         let mut left = false;
@@ -73,7 +73,8 @@ impl Counter for Shared {
 }
 
 impl Shared {
-    /// Tells the store of one account, after a flush that is under way: that one may have begun before the newest charges.
+    /// Reports one account to the store, after a flush that is under way: that one may have begun before the newest
+    /// charges.
     async fn flush_account(&self, policy: &Policy, key: &Key) -> Result<(), StoreError> {
         let _turn = self.flusher.turn.lock().await;
         let hash = self.hash(policy, key);
@@ -84,11 +85,11 @@ impl Shared {
         if unsent.is_empty() {
             return Ok(());
         }
-        self.tell(unsent).await
+        self.report(unsent).await
     }
 
-    /// What cannot be told is lost: it may have been added, and must not be added twice.
-    async fn tell(&self, contributions: Vec<Contribution>) -> Result<(), StoreError> {
+    /// If it fails, the contributions are lost: the store may have added them, and must not add them twice.
+    async fn report(&self, contributions: Vec<Contribution>) -> Result<(), StoreError> {
         let answers = self.store.contribute(&contributions).await?;
         let mut first_error = Ok(());
         for (contribution, answer) in contributions.iter().zip(answers) {
@@ -102,15 +103,13 @@ impl Shared {
 
     #[cold]
     fn failed(&self, error: &StoreError) {
-        if !self.flusher.has_failed.swap(true, Relaxed) {
+        if self.flusher.is_news(error) {
             warning::contributors_lost(error);
         }
     }
 }
 
-const fn too_late() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Timeout,
-        "the store was not told of contributors in time",
-    )
-}
+const TOO_LATE: StoreError = StoreError::new(
+    StoreErrorKind::Timeout,
+    "the store did not take the report of contributors in time",
+);

@@ -1,4 +1,4 @@
-//! [`Tracker`]: counts contributors in this process, and tells the store of them.
+//! [`Tracker`]: counts contributors in this process, and reports them to the store.
 //!
 //! ```text
 //!  decision ──▶ record ──▶ account ──▶ sketch          on the request's path: a lock, no waiting
@@ -73,7 +73,7 @@ impl Tracker {
         }
     }
 
-    /// Counts what was admitted, by those who contributed.
+    /// Counts an admission, by its contributors.
     fn record(&self, charges: &[Charge], usage: &Usage) {
         let at_ms = usage.decided_at_ms();
         for charge in charges {
@@ -115,14 +115,14 @@ impl Shared {
         }
     }
 
-    /// Notes what the store has kept of what it was told.
-    fn note(&self, told: &Contribution, kept: &Kept) {
-        let hash = self.hash(&told.policy, &told.key);
+    /// Notes how much of a contribution the store has kept.
+    fn note(&self, sent: &Contribution, kept: &Kept) {
+        let hash = self.hash(&sent.policy, &sent.key);
         if let Some(account) = self.shard(hash).get_mut(&hash)
-            && account.is(&told.policy, &told.key)
+            && account.is(&sent.policy, &sent.key)
         {
-            let labels = told.units.iter().map(|(key, _)| self.label(key));
-            account.note(told, labels, kept);
+            let labels = sent.units.iter().map(|(key, _)| self.label(key));
+            account.note(sent, labels, kept);
         }
     }
 
@@ -158,11 +158,10 @@ fn make_room(accounts: &mut Accounts) {
 }
 
 impl Limiter {
-    /// Tells who has contributed most to what was charged to `key` under `policy`, in the current window and by all
-    /// processes: see [`contributors`](crate::contributors).
+    /// The contributors to the charges of `key` under `policy`, in the current window and by all processes: see [`contributors`](crate::contributors).
     ///
-    /// This process tells the store of its newest contributions first; those of the others are up to about a second
-    /// old. An observer is notified of a [peek](crate::observe::CallKind::Peek).
+    /// This process reports its newest contributions first; those of the others are up to about a second old. An
+    /// observer is notified of a [peek](crate::observe::CallKind::Peek).
     ///
     /// # Errors
     ///
@@ -180,7 +179,7 @@ impl Limiter {
         self.ask(info, begin).await
     }
 
-    /// Counts what the store has admitted, by those who contributed.
+    /// Counts an admission by the store, by its contributors.
     pub(super) fn record_contributors(&self, decision: &Decision, check: &Check) {
         let Decision::Allowed(usage) = decision else {
             return;

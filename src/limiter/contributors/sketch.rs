@@ -1,8 +1,8 @@
 //! [`Sketch`]: the greatest contributors to one account in one span, in bounded memory.
 //!
 //! Space-saving (Metwally et al., 2005): a label that is not among the counters takes the place of the least, and with
-//! it its count, as how wrong it may be. What is certain of a label is its count without that error: this is what is
-//! told, so that what a store adds up is never too high.
+//! it its count, as how wrong it may be. The count of a label without that error is certain: the sketch
+//! reports this, so that the sum of a store is never too high.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(super) struct Label<'a> {
     pub(super) hash: u64,
 }
 
-/// What has to be told: see [`Contribution`](crate::contributors::Contribution).
+/// A report of what is new: see [`Contribution`](crate::contributors::Contribution).
 #[derive(Default)]
 pub(super) struct Unsent {
     pub(super) units: Vec<(Arc<Key>, i64)>,
@@ -34,7 +34,7 @@ pub(super) struct Sketch {
     /// The greatest count that a label has lost: what any label had that is not counted, at most.
     lost: u64,
     total: i64,
-    /// What the store was told of the total and of the error.
+    /// How much of the total and of the error was reported.
     sent: (i64, i64),
     /// What the store wants of a label to keep it.
     floor: u64,
@@ -78,7 +78,7 @@ impl Sketch {
         }
     }
 
-    /// What the store was not told yet, and marks it as told. Labels that the store would not keep wait.
+    /// The rest that was not reported yet, and marks it as reported. Labels that the store would not keep wait.
     pub(super) fn take_unsent(&mut self) -> Unsent {
         let (floor, mut waiting) = (self.floor, 0);
         let mut units = Vec::new();
@@ -103,8 +103,8 @@ impl Sketch {
         }
     }
 
-    /// Notes what the store has of the labels that it was told last. Less than it should have been means that it has
-    /// dropped a label, or what it was told: then the difference is told again.
+    /// Notes how much the store has of the labels that were reported last. Less than there should be means that it has
+    /// dropped a label, or a report: then the difference is reported again.
     pub(super) fn note<'a>(&mut self, labels: impl Iterator<Item = Label<'a>>, kept: &Kept) {
         self.floor = kept.floor;
         for (label, units) in labels.zip(&kept.units) {

@@ -1,8 +1,7 @@
 //! [`IdentityHasher`]: a hash of a policy's name and a key that takes some nanoseconds.
 //!
-//! It multiplies eight bytes at a time, and adds the upper half of the product to the lower, as wyhash does. Its seeds
-//! differ in each process. If a client found two identities of one hash, both would be counted as one, and nothing else
-//! would happen.
+//! It multiplies eight bytes at a time, and mixes the upper half of the product into the lower, as wyhash does. Its
+//! seeds differ in each process. Two identities of one hash count as one, which is all that a collision does.
 
 use std::hash::{BuildHasher, RandomState};
 

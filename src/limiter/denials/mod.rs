@@ -1,4 +1,4 @@
-//! [`Tracker`]: counts denials in this process, and tells the store of them.
+//! [`Tracker`]: counts denials in this process, and reports them to the store.
 //!
 //! ```text
 //!  decision ──▶ count ──▶ table                        on the request's path: no waiting
@@ -46,7 +46,7 @@ struct Shared {
     /// The store keeps no denials.
     is_off: AtomicBool,
     flusher: Flusher,
-    /// How many flushes in a row had nothing to tell.
+    /// How many flushes in a row had nothing to report.
     idle: AtomicU64,
 }
 
@@ -69,6 +69,7 @@ impl Tracker {
         match decision {
             Decision::Allowed(usage) if self.shared.table.is_active() => self.admitted(usage),
             Decision::Allowed(_) => {}
+            _ if self.shared.is_off.load(Relaxed) => {}
             Decision::Denied(denial) => self.denied(denial),
             Decision::Blocked(blocked) => self.blocked(blocked),
         }
@@ -76,7 +77,8 @@ impl Tracker {
 
     fn admitted(&self, usage: &Usage) {
         let (table, at_ms) = (&self.shared.table, usage.decided_at_ms());
-        for charge in usage.check().charges() {
+        let charges = usage.check().charges().iter();
+        for charge in charges.filter(|charge| charge.cost() > 0) {
             // The task runs where something was counted before.
             if table.admit(charge.policy(), charge.key(), at_ms) == Some(true) {
                 self.shared.flusher.ensure_running(&self.shared);
@@ -85,9 +87,6 @@ impl Tracker {
     }
 
     fn denied(&self, denial: &Denial) {
-        if self.shared.is_off.load(Relaxed) {
-            return;
-        }
         let usage = denial.usage();
         for (charge, policy) in usage.check().charges().iter().zip(usage.policies()) {
             if policy.rules().iter().any(RuleUsage::is_exceeded) {
@@ -100,11 +99,9 @@ impl Tracker {
     }
 
     fn blocked(&self, blocked: &Blocked) {
-        if !self.shared.is_off.load(Relaxed) {
-            let table = &self.shared.table;
-            table.deny(None, blocked.key(), blocked.decided_at_ms());
-            self.shared.flusher.ensure_running(&self.shared);
-        }
+        let table = &self.shared.table;
+        table.deny(None, blocked.key(), blocked.decided_at_ms());
+        self.shared.flusher.ensure_running(&self.shared);
     }
 }
 
@@ -130,7 +127,7 @@ impl Counter for Shared {
 }
 
 impl Shared {
-    /// Tells the store what was counted. What cannot be told is lost: it may have been added.
+    /// Reports the counts to the store. If that fails, they are lost: the store may have added them.
     async fn report(&self) -> Result<(), StoreError> {
         let _turn = self.flusher.turn.lock().await;
         let reports = reports(&self.table);
@@ -144,16 +141,13 @@ impl Shared {
         Ok(())
     }
 
-    /// An outage has warnings of its own.
     #[cold]
     fn failed(&self, error: &StoreError) {
-        let is_outage = matches!(
-            error.kind(),
-            StoreErrorKind::Unavailable | StoreErrorKind::Timeout
-        );
         if error.kind() == StoreErrorKind::InvalidRequest {
+            // Without a denial that is remembered, no admission is counted either.
             self.is_off.store(true, Relaxed);
-        } else if !is_outage && !self.flusher.has_failed.swap(true, Relaxed) {
+            self.table.forget_all();
+        } else if self.flusher.is_news(error) {
             warning::denials_lost(error);
         }
     }
@@ -232,5 +226,5 @@ impl fmt::Debug for Tracker {
 
 const TOO_LATE: StoreError = StoreError::new(
     StoreErrorKind::Timeout,
-    "the store was not told of denials in time",
+    "the store did not take the report of denials in time",
 );

@@ -6,8 +6,9 @@
 //!                                    and counts of spans that are over
 //! ```
 //!
-//! A denial enters its identity, in the place of the one in its set that was denied least lately, and takes the lock;
-//! an admission is added where its identity is found, and takes it once in a span.
+//! A denial and an admission are added where their identity is found. A denial enters an identity that is not there, in
+//! the place of the one in its set that was denied least lately. Only that, and the first request of an identity in
+//! each span, takes the lock.
 
 use std::{
     mem,
@@ -36,13 +37,12 @@ const MAX_LATE: usize = 2 * WAYS;
 /// A longer value is not counted: clients choose how much memory they take.
 const MAX_VALUE: usize = 2_048;
 
-#[derive(Default)]
 pub(super) struct Table {
     hasher: IdentityHasher,
     /// The span of the newest denial; 0 while none is remembered.
     newest: AtomicU64,
-    /// Made by the first denial.
-    sets: OnceLock<Box<[Set]>>,
+    /// Each made by the first denial in it, so that no request waits for more than 2 KB of memory.
+    sets: [OnceLock<Box<Set>>; SETS],
 }
 
 /// Aligned to lines of the processor's cache: an identity that is not in it is missed in one, and another is found in
@@ -63,7 +63,7 @@ struct Slot {
     hash: AtomicU64,
     /// The span that the counts belong to.
     span: AtomicU64,
-    /// Denied · 2^32 + admitted, since they were reported.
+    /// Denied · 2^32 + admitted, since they were taken.
     counts: AtomicU64,
 }
 
@@ -76,6 +76,13 @@ struct Held {
 struct Identity {
     policy: Option<Policy>,
     key: Key,
+    /// By the denials that were taken from its slot.
+    standing: Standing,
+}
+
+/// How much, and how lately, an identity was denied.
+#[derive(Clone, Copy)]
+struct Standing {
     /// The span of its latest denial.
     denied_in: u64,
     /// How often it was denied, of which each minute since then takes half away.
@@ -100,6 +107,16 @@ pub(super) const fn start_ms(span: u64) -> u64 {
     (span - 1) * Span::OF_MINUTE_MS
 }
 
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            hasher: IdentityHasher::default(),
+            newest: AtomicU64::new(0),
+            sets: [const { OnceLock::new() }; SETS],
+        }
+    }
+}
+
 impl Table {
     /// Whether admissions have to be counted.
     pub(super) fn is_active(&self) -> bool {
@@ -112,36 +129,28 @@ impl Table {
             return;
         }
         let span = span_at(at_ms);
-        self.newest.store(span, Relaxed);
-        let sets = self
-            .sets
-            .get_or_init(|| (0..SETS).map(|_| Set::default()).collect());
-        let hash = self.hasher.hash(policy, key);
-        let set = set_of(sets, hash);
-        let mut held = set.lock();
-        let way = match set.find(hash) {
-            Some(way) => way,
-            None => set.enter(&mut held, hash, policy, key, span),
-        };
-        if let Some(identity) = &mut held.identities[way] {
-            identity.weight = identity.weight_at(span).saturating_add(1);
-            identity.denied_in = span;
+        if self.newest.load(Relaxed) != span {
+            self.newest.store(span, Relaxed);
         }
-        set.begin(&mut held, way, span);
-        set.slots[way].counts.fetch_add(DENIED, Relaxed);
+        let hash = self.hasher.hash(policy, key);
+        let set = self.set_of(hash).get_or_init(Box::default);
+        let known = set.find(hash).map(|way| &set.slots[way]);
+        match known.filter(|slot| slot.span.load(Relaxed) == span) {
+            Some(slot) => drop(slot.counts.fetch_add(DENIED, Relaxed)),
+            None => set.deny(hash, policy, key, span),
+        }
     }
 
     /// Counts an admission, if this policy has denied the identity within the hour: else answers `None`. Otherwise,
     /// whether nothing was counted of it since it was taken.
     pub(super) fn admit(&self, policy: &Policy, key: &Key, at_ms: u64) -> Option<bool> {
         let span = span_at(at_ms);
-        let sets = self.sets.get()?;
         if span > self.newest.load(Relaxed) + REMEMBERED {
-            self.forget_all(sets);
+            self.forget_all();
             return None;
         }
         let hash = self.hasher.hash(Some(policy), key);
-        let set = set_of(sets, hash);
+        let set = self.set_of(hash).get()?;
         let way = set.find(hash)?;
         let slot = &set.slots[way];
         if slot.span.load(Relaxed) != span && !set.remember(way, hash, span) {
@@ -153,13 +162,15 @@ impl Table {
     /// Takes what was counted since the last time.
     pub(super) fn take(&self) -> Vec<Counted> {
         let mut taken = Vec::new();
-        for set in self.sets.get().into_iter().flatten() {
+        for set in self.made() {
             let mut held = set.lock();
             let held = &mut *held;
             taken.append(&mut held.late);
-            for (way, identity) in held.identities.iter().enumerate() {
-                if let Some(identity) = identity {
-                    taken.extend(set.take(way, identity));
+            for (slot, identity) in set.slots.iter().zip(&mut held.identities) {
+                match identity {
+                    Some(identity) => taken.extend(slot.take(identity)),
+                    // A thread has added to it after its identity was forgotten.
+                    None => slot.counts.store(0, Relaxed),
                 }
             }
         }
@@ -168,28 +179,33 @@ impl Table {
 
     /// Whether something was counted since it was taken.
     pub(super) fn has_counts(&self) -> bool {
-        let mut sets = self.sets.get().into_iter().flatten();
-        sets.any(|set| {
+        self.made().any(|set| {
             let mut slots = set.slots.iter();
-            slots.any(|it| it.counts.load(Relaxed) > 0) || !set.lock().late.is_empty()
+            slots.any(|slot| slot.counts.load(Relaxed) > 0) || !set.lock().late.is_empty()
         })
     }
 
-    /// No denial is younger than an hour.
+    /// As no denial is younger than an hour, or no store wants to know any.
     #[cold]
-    fn forget_all(&self, sets: &[Set]) {
+    pub(super) fn forget_all(&self) {
         self.newest.store(0, Relaxed);
-        for set in sets {
+        for set in self.made() {
             let mut held = set.lock();
             for way in 0..WAYS {
                 set.forget(&mut held, way);
             }
         }
     }
-}
 
-fn set_of(sets: &[Set], hash: u64) -> &Set {
-    &sets[(hash & 0xFFFF) as usize % SETS]
+    fn set_of(&self, hash: u64) -> &OnceLock<Box<Set>> {
+        &self.sets[(hash & 0xFFFF) as usize % SETS]
+    }
+
+    fn made(&self) -> impl Iterator<Item = &Set> {
+        self.sets
+            .iter()
+            .filter_map(|set| set.get().map(|set| &**set))
+    }
 }
 
 /// The byte that marks an identity: not 0.
@@ -227,6 +243,18 @@ impl Set {
         marks.store(others | mark << shift, Relaxed);
     }
 
+    /// Counts a denial of an identity that is not there, or has other counts in its slot.
+    #[cold]
+    fn deny(&self, hash: u64, policy: Option<&Policy>, key: &Key, span: u64) {
+        let mut held = self.lock();
+        let way = match self.find(hash) {
+            Some(way) => way,
+            None => self.enter(&mut held, hash, policy, key, span),
+        };
+        self.begin(&mut held, way, span);
+        self.slots[way].counts.fetch_add(DENIED, Relaxed);
+    }
+
     /// Puts an identity into a free slot, or in the place of the one that was denied least lately.
     fn enter(
         &self,
@@ -236,9 +264,10 @@ impl Set {
         key: &Key,
         span: u64,
     ) -> usize {
-        let weights = held.identities.iter().map(|identity| {
-            let known = identity.as_ref();
-            known.map(|it| (it.weight_at(span), it.denied_in))
+        let weights = held.identities.iter().zip(&self.slots);
+        let weights = weights.map(|(identity, slot)| {
+            let standing = identity.as_ref().map(|identity| slot.standing(identity));
+            standing.map(|standing| (standing.weight_at(span), standing.denied_in))
         });
         let least = weights.enumerate().min_by_key(|(_, weight)| *weight);
         let way = least.map_or(0, |(way, _)| way);
@@ -246,8 +275,10 @@ impl Set {
         held.identities[way] = Some(Identity {
             policy: policy.cloned(),
             key: key.clone(),
-            denied_in: span,
-            weight: 0,
+            standing: Standing {
+                denied_in: span,
+                weight: 0,
+            },
         });
         self.slots[way].span.store(span, Relaxed);
         self.slots[way].hash.store(hash, Relaxed);
@@ -266,7 +297,8 @@ impl Set {
         if self.slots[way].hash.load(Relaxed) != hash {
             return false;
         }
-        if span > identity.denied_in.saturating_add(REMEMBERED) {
+        let denied_in = self.slots[way].standing(identity).denied_in;
+        if span > denied_in.saturating_add(REMEMBERED) {
             self.end_span(&mut held, way);
             self.forget(&mut held, way);
             return false;
@@ -286,27 +318,11 @@ impl Set {
     /// Keeps the counts of a span for the next report.
     fn end_span(&self, held: &mut Held, way: usize) {
         let Held { identities, late } = held;
-        if let Some(identity) = &identities[way]
+        if let Some(identity) = &mut identities[way]
             && late.len() < MAX_LATE
         {
-            late.extend(self.take(way, identity));
+            late.extend(self.slots[way].take(identity));
         }
-    }
-
-    fn take(&self, way: usize, identity: &Identity) -> Option<Counted> {
-        let slot = &self.slots[way];
-        if slot.counts.load(Relaxed) == 0 {
-            return None;
-        }
-        let counts = slot.counts.swap(0, Relaxed);
-        Some(Counted {
-            span: slot.span.load(Relaxed),
-            count: DenialCount {
-                policy: identity.policy.clone(),
-                key: identity.key.clone(),
-                counts: RequestCounts::new(counts / DENIED, counts % DENIED),
-            },
-        })
     }
 
     fn forget(&self, held: &mut Held, way: usize) {
@@ -316,8 +332,44 @@ impl Set {
     }
 }
 
-impl Identity {
-    fn weight_at(&self, span: u64) -> u64 {
+impl Slot {
+    /// Takes what was counted of the identity that is in it.
+    fn take(&self, identity: &mut Identity) -> Option<Counted> {
+        if self.counts.load(Relaxed) == 0 {
+            return None;
+        }
+        let (counts, span) = (self.counts.swap(0, Relaxed), self.span.load(Relaxed));
+        identity.standing = identity.standing.after(counts / DENIED, span);
+        Some(Counted {
+            span,
+            count: DenialCount {
+                policy: identity.policy.clone(),
+                key: identity.key.clone(),
+                counts: RequestCounts::new(counts / DENIED, counts % DENIED),
+            },
+        })
+    }
+
+    /// That of its identity, with the denials that were not taken yet.
+    fn standing(&self, identity: &Identity) -> Standing {
+        let denied = self.counts.load(Relaxed) / DENIED;
+        identity.standing.after(denied, self.span.load(Relaxed))
+    }
+}
+
+impl Standing {
+    /// After so many denials more, in this span.
+    fn after(self, denied: u64, span: u64) -> Self {
+        match denied {
+            0 => self,
+            _ => Self {
+                denied_in: span,
+                weight: self.weight_at(span).saturating_add(denied),
+            },
+        }
+    }
+
+    fn weight_at(self, span: u64) -> u64 {
         let minutes = span.saturating_sub(self.denied_in) / 6;
         self.weight >> minutes.min(63)
     }

@@ -1,4 +1,4 @@
-//! Who has contributed to accounts: a sorted set for each sixth of a window, which a script of its own adds to.
+//! The contributors to accounts: a sorted set for each sixth of a window, which a script of its own adds to.
 //!
 //! ```text
 //!   sluicegate:{account=acme}:api:by:<length>:<start>
@@ -115,7 +115,7 @@ impl RedisStore {
     }
 }
 
-/// What is left of each label. The last part of the reply tells the least that is kept, in a set that is full.
+/// The rest of each label. The last part of the reply is the least that a full set has kept.
 fn kept(reply: Value) -> RedisResult<Kept> {
     let mut scores = Vec::<Value>::from_redis_value(reply)?;
     let floor = scores.pop().map(Set::members).transpose()?;

@@ -48,11 +48,11 @@ impl RedisStore {
         })
     }
 
-    /// By the time that a look tells, as proxies pass no `TIME` on.
+    /// By the time of a look, as proxies pass no `TIME` on.
     pub(super) fn read_denials(&self) -> StoreFuture<Denials> {
-        let (store, nobody) = (self.clone(), Key::new("", ""));
+        let (store, no_identity) = (self.clone(), Key::new("", ""));
         StoreFuture::pending(async move {
-            let now_ms = store.now_ms(Policy::of_look_ups(), &nobody).await?;
+            let now_ms = store.now_ms(Policy::of_look_ups(), &no_identity).await?;
             Inspector::over(&store).denials(now_ms).await
         })
     }

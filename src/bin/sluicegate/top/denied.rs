@@ -16,7 +16,7 @@ use crate::{
     census,
     denied::{CountsReport, DenialReport},
     error::Result,
-    identity,
+    identity::Named,
     output::{BAD, Output, align_right},
     server,
     settings::Settings,
@@ -54,7 +54,7 @@ pub(super) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
 }
 
 async fn report(args: &TopArgs, inspector: &Inspector) -> Result<Report> {
-    let now_ms = inspector.denials_now_ms().await?;
+    let now_ms = inspector.index_now_ms().await?;
     let denials = inspector.denials(now_ms).await?;
     let only = args.policy.as_deref();
     let is_asked_for = |it: &&DeniedIdentity| only.is_none() || it.policy() == only;
@@ -82,10 +82,10 @@ async fn blocked(
     identity: &str,
     now_ms: u64,
 ) -> Result<Option<BlockReport>> {
-    let Some(key) = identity::listed(identity) else {
+    let Some(named) = Named::listed(identity) else {
         return Ok(None);
     };
-    let block = inspector.block(&key).await?;
+    let block = inspector.block(&named.key).await?;
     Ok(BlockReport::of(block, now_ms).unwrap_or_default())
 }
 

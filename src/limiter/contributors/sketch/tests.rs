@@ -2,15 +2,15 @@ use std::collections::HashMap;
 
 use super::*;
 
-/// A store that keeps what it is told, as one of 16 labels does.
+/// A store that adds up reports, and keeps 16 labels.
 #[derive(Default)]
-struct Told {
+struct Stored {
     units: HashMap<Arc<Key>, i64>,
     total: i64,
     error: i64,
 }
 
-impl Told {
+impl Stored {
     fn flush(&mut self, sketch: &mut Sketch) {
         let unsent = sketch.take_unsent();
         self.total += unsent.total;
@@ -49,17 +49,17 @@ fn label(key: &Arc<Key>) -> Label<'_> {
 
 #[test]
 fn few_labels_are_counted_exactly() {
-    let (mut sketch, mut told) = (Sketch::default(), Told::default());
+    let (mut sketch, mut stored) = (Sketch::default(), Stored::default());
     for round in 1..=5 {
         for number in 0..16 {
             sketch.add(label(&key(number)), 1 + number.cast_signed());
         }
-        told.flush(&mut sketch);
+        stored.flush(&mut sketch);
         for number in 0..16 {
-            assert_eq!(told.units(&key(number)), round * (1 + number));
+            assert_eq!(stored.units(&key(number)), round * (1 + number));
         }
     }
-    assert_eq!((told.total, told.error), (5 * 136, 0));
+    assert_eq!((stored.total, stored.error), (5 * 136, 0));
     assert!(sketch.take_unsent().units.is_empty());
 }
 
@@ -67,7 +67,7 @@ fn few_labels_are_counted_exactly() {
 fn what_is_told_is_never_too_high_and_too_low_by_no_more_than_the_error() {
     let mut random = fastrand::Rng::with_seed(7);
     for labels in [10, 30, 60, 1_000] {
-        let (mut sketch, mut told) = (Sketch::default(), Told::default());
+        let (mut sketch, mut stored) = (Sketch::default(), Stored::default());
         let mut truth: HashMap<u64, i64> = HashMap::new();
         for step in 0..20_000 {
             // Few labels have most; some units are given back.
@@ -82,19 +82,19 @@ fn what_is_told_is_never_too_high_and_too_low_by_no_more_than_the_error() {
             *had += units;
             sketch.add(label(&key(number)), units);
             if step % 500 == 0 {
-                told.flush(&mut sketch);
+                stored.flush(&mut sketch);
             }
         }
-        told.flush(&mut sketch);
-        told.flush(&mut sketch);
-        assert_eq!(told.total, truth.values().sum::<i64>());
+        stored.flush(&mut sketch);
+        stored.flush(&mut sketch);
+        assert_eq!(stored.total, truth.values().sum::<i64>());
         let floor = sketch.floor.cast_signed();
         for (number, units) in &truth {
-            let known = told.units(&key(*number)).cast_signed();
+            let known = stored.units(&key(*number)).cast_signed();
             // Units that were given back by a label that was not counted any more are not known of.
-            let slack = floor + told.total / 20;
+            let slack = floor + stored.total / 20;
             assert!(known <= units + slack, "{known} of {units}");
-            assert!(units - known <= told.error + slack, "{known} of {units}");
+            assert!(units - known <= stored.error + slack, "{known} of {units}");
         }
     }
 }
@@ -103,7 +103,7 @@ fn what_is_told_is_never_too_high_and_too_low_by_no_more_than_the_error() {
 fn without_giving_back_the_bounds_are_strict() {
     let mut random = fastrand::Rng::with_seed(8);
     for labels in [30, 60, 1_000] {
-        let (mut sketch, mut told) = (Sketch::default(), Told::default());
+        let (mut sketch, mut stored) = (Sketch::default(), Stored::default());
         let mut truth: HashMap<u64, u64> = HashMap::new();
         let mut total = 0;
         for step in 0..40_000 {
@@ -114,13 +114,13 @@ fn without_giving_back_the_bounds_are_strict() {
             total += 1;
             sketch.add(label(&key(number)), 1);
             if step % 500 == 0 {
-                told.flush(&mut sketch);
+                stored.flush(&mut sketch);
             }
         }
-        told.flush(&mut sketch);
-        let error = told.error.unsigned_abs() + sketch.floor;
+        stored.flush(&mut sketch);
+        let error = stored.error.unsigned_abs() + sketch.floor;
         for (number, units) in &truth {
-            let known = told.units(&key(*number));
+            let known = stored.units(&key(*number));
             assert!(
                 known <= *units && *units - known <= error,
                 "{known} {units}"
@@ -133,36 +133,36 @@ fn without_giving_back_the_bounds_are_strict() {
 
 #[test]
 fn a_label_that_comes_late_is_told_as_soon_as_it_is_among_the_greatest() {
-    let (mut sketch, mut told) = (Sketch::default(), Told::default());
+    let (mut sketch, mut stored) = (Sketch::default(), Stored::default());
     for number in 0..16 {
         sketch.add(label(&key(number)), 1_000);
     }
-    told.flush(&mut sketch);
+    stored.flush(&mut sketch);
     // Two labels, so that the floor has to be passed by each of them.
     for _ in 0..11 {
         sketch.add(label(&key(98)), 100);
         sketch.add(label(&key(99)), 100);
-        told.flush(&mut sketch);
+        stored.flush(&mut sketch);
     }
-    assert_eq!(told.units(&key(98)), 1_100);
-    assert_eq!(told.units(&key(99)), 1_100);
+    assert_eq!(stored.units(&key(98)), 1_100);
+    assert_eq!(stored.units(&key(99)), 1_100);
 }
 
 #[test]
 fn what_a_store_has_lost_is_told_again() {
-    let (mut sketch, mut told) = (Sketch::default(), Told::default());
+    let (mut sketch, mut stored) = (Sketch::default(), Stored::default());
     sketch.add(label(&key(1)), 100);
-    told.flush(&mut sketch);
-    told = Told::default();
+    stored.flush(&mut sketch);
+    stored = Stored::default();
     sketch.add(label(&key(1)), 1);
-    told.flush(&mut sketch);
-    told.flush(&mut sketch);
-    assert_eq!(told.units(&key(1)), 101);
+    stored.flush(&mut sketch);
+    stored.flush(&mut sketch);
+    assert_eq!(stored.units(&key(1)), 101);
 }
 
 #[test]
 fn units_that_are_given_back_do_not_push_others_out() {
-    let (mut sketch, mut told) = (Sketch::default(), Told::default());
+    let (mut sketch, mut stored) = (Sketch::default(), Stored::default());
     for number in 0..10_000 {
         // A wrong password counts, a right one is given back.
         sketch.add(label(&key(number)), 1);
@@ -170,27 +170,33 @@ fn units_that_are_given_back_do_not_push_others_out() {
             sketch.add(label(&key(number)), -1);
         }
     }
-    told.flush(&mut sketch);
-    assert_eq!((told.units(&key(77)), told.total, told.error), (1, 1, 0));
+    stored.flush(&mut sketch);
+    assert_eq!(
+        (stored.units(&key(77)), stored.total, stored.error),
+        (1, 1, 0)
+    );
 }
 
 #[test]
 fn what_a_label_gives_back_that_is_not_counted_is_taken_from_the_total_alone() {
-    let (mut sketch, mut told) = (Sketch::default(), Told::default());
+    let (mut sketch, mut stored) = (Sketch::default(), Stored::default());
     sketch.add(label(&key(1)), 5);
     sketch.add(label(&key(2)), -3);
-    told.flush(&mut sketch);
-    assert_eq!((told.units(&key(1)), told.total, told.error), (5, 2, 0));
-    assert_eq!(told.units.get(&key(2)), None);
+    stored.flush(&mut sketch);
+    assert_eq!(
+        (stored.units(&key(1)), stored.total, stored.error),
+        (5, 2, 0)
+    );
+    assert_eq!(stored.units.get(&key(2)), None);
 }
 
 #[test]
 fn a_label_that_the_store_would_not_keep_waits_and_is_part_of_the_error() {
-    let (mut sketch, mut told) = (Sketch::default(), Told::default());
+    let (mut sketch, mut stored) = (Sketch::default(), Stored::default());
     for number in 0..16 {
         sketch.add(label(&key(number)), 1_000);
     }
-    told.flush(&mut sketch);
+    stored.flush(&mut sketch);
     sketch.add(label(&key(99)), 1_000);
     let waiting = sketch.take_unsent();
     assert_eq!((waiting.units.len(), waiting.error), (0, 1_000));

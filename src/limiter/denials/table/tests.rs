@@ -1,4 +1,9 @@
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 
 use super::*;
 
@@ -88,7 +93,7 @@ fn an_hour_after_its_latest_denial_an_identity_is_forgotten() {
     assert_eq!(
         taken(&table)[&(3_600, "1".to_owned())],
         (0, 1),
-        "what was counted is told"
+        "what was counted is reported"
     );
     assert!(table.is_active());
     assert!(
@@ -177,7 +182,7 @@ fn a_value_that_would_take_much_memory_is_not_counted() {
 fn threads_that_count_at_the_same_time_lose_nothing() {
     let (table, policy) = (Table::default(), policy());
     table.deny(Some(&policy), &user(0), START_MS);
-    let taken: u64 = std::thread::scope(|scope| {
+    let taken: u64 = thread::scope(|scope| {
         let taking = scope.spawn(|| {
             let taken = (0..200).flat_map(|_| table.take());
             taken.map(|it| it.count.counts.total()).sum::<u64>()
@@ -194,4 +199,59 @@ fn threads_that_count_at_the_same_time_lose_nothing() {
     });
     let rest: u64 = table.take().iter().map(|it| it.count.counts.total()).sum();
     assert_eq!(taken + rest, 40_001);
+}
+
+#[test]
+fn a_denial_of_a_known_identity_waits_for_no_lock() {
+    let (table, policy) = (Arc::new(Table::default()), policy());
+    table.deny(Some(&policy), &user(1), START_MS);
+    let hash = table.hasher.hash(Some(&policy), &user(1));
+    let held = table.set_of(hash).get().unwrap().lock();
+    let (sender, receiver) = mpsc::channel();
+    let denying = Arc::clone(&table);
+    thread::spawn(move || {
+        denying.deny(Some(&policy), &user(1), START_MS + 1);
+        sender.send(())
+    });
+    let denied = receiver.recv_timeout(Duration::from_secs(10));
+    assert_eq!(denied, Ok(()));
+    drop(held);
+    assert_eq!(taken(&table), of([(0, 1, 2, 0)]));
+}
+
+#[test]
+fn a_denial_after_an_admission_of_its_span_prolongs_the_hour() {
+    let (table, policy) = (Table::default(), policy());
+    table.deny(Some(&policy), &user(1), START_MS);
+    table.admit(&policy, &user(1), START_MS + 1_800_000);
+    table.deny(Some(&policy), &user(1), START_MS + 1_800_000);
+    let later = table.admit(&policy, &user(1), START_MS + 5_400_000);
+    assert_eq!(later, Some(true));
+    assert!(
+        table
+            .admit(&policy, &user(1), START_MS + 5_410_000)
+            .is_none()
+    );
+}
+
+#[test]
+fn only_sets_with_a_denial_take_memory() {
+    let (table, policy) = (Table::default(), policy());
+    assert_eq!(table.made().count(), 0);
+    for _ in 0..3 {
+        table.deny(Some(&policy), &user(1), START_MS);
+    }
+    assert_eq!(table.made().count(), 1);
+}
+
+#[test]
+fn what_was_added_to_a_free_slot_is_no_news_for_ever() {
+    let (table, policy) = (Table::default(), policy());
+    table.deny(Some(&policy), &user(1), START_MS);
+    table.forget_all();
+    let set = table.made().next().unwrap();
+    // As by a thread that had found the identity just before.
+    set.slots[0].counts.store(ADMITTED, Relaxed);
+    assert!(table.has_counts());
+    assert!(table.take().is_empty() && !table.has_counts());
 }

@@ -26,7 +26,7 @@ mod name;
 mod server;
 mod value;
 
-use std::{collections::HashMap, io, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use redis::{Cmd, RedisError, RedisResult, Value};
 
@@ -39,7 +39,6 @@ use super::{
 use crate::{
     block::STRIKES,
     contributors::Contributors,
-    denials::Span,
     error::{StoreError, StoreErrorKind},
     key::Key,
     policies::PublishedPolicy,
@@ -175,12 +174,7 @@ impl Inspector {
     ) -> Result<Contributors, StoreError> {
         let now_ms = self.now_ms(key).await?;
         let contributors = self.store.contributors_at(now_ms, policy, key);
-        let in_time = tokio::time::timeout(self.timeout, contributors).await;
-        in_time.unwrap_or_else(|_| {
-            Err(store_error(
-                &io::Error::from(io::ErrorKind::TimedOut).into(),
-            ))
-        })
+        self.in_time(contributors).await
     }
 
     /// What services [publish](crate::Limiter::publish_policies) of their policies. Where processes differ, there are
@@ -190,8 +184,7 @@ impl Inspector {
     ///
     /// When the server does not answer in time, or with an error.
     pub async fn policies(&self) -> Result<Vec<PublishedPolicy>, StoreError> {
-        let policies = tokio::time::timeout(self.timeout, self.store.published_policies());
-        policies.await.unwrap_or(Err(TOO_LATE))
+        self.in_time(self.store.published_policies()).await
     }
 
     /// The servers that keep keys: the server, or each primary of a cluster.
@@ -205,16 +198,6 @@ impl Inspector {
         Ok(servers.map(|to| Server::new(self, to)).collect())
     }
 
-    /// The time of the server that keeps the [denials](Self::denials), as [`now_ms`](Self::now_ms) has it.
-    ///
-    /// # Errors
-    ///
-    /// As [`now_ms`](Self::now_ms).
-    pub async fn denials_now_ms(&self) -> Result<u64, StoreError> {
-        self.now_ms_at(&self.store.names.denials(Span::both(0)[0]))
-            .await
-    }
-
     async fn now_ms_at(&self, name: &[u8]) -> Result<u64, StoreError> {
         #[cfg(feature = "test-util")]
         if let Some(clock) = &self.store.clock {
@@ -222,13 +205,16 @@ impl Inspector {
         }
         let time = self.send(&redis::cmd("TIME"), name).await;
         let now_ms = time.and_then(milliseconds);
-        now_ms.map_err(|error| {
-            if self.store.transport.is_cluster() {
-                store_error(&error)
-            } else {
-                not_of_a_proxy(&error)
-            }
-        })
+        now_ms.map_err(|error| unknown_to_proxies(&error, self.store.transport.is_cluster()))
+    }
+
+    /// Waits for the answer to several commands.
+    async fn in_time<T>(
+        &self,
+        answer: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let answer = tokio::time::timeout(self.timeout, answer);
+        answer.await.unwrap_or(Err(TOO_LATE))
     }
 
     async fn send(&self, cmd: &Cmd, routing_key: &[u8]) -> RedisResult<Value> {
@@ -261,9 +247,9 @@ fn mode(reply: Value) -> Option<String> {
     redis::from_redis_value(reply.remove("mode")?).ok()
 }
 
-/// The error of a command that proxies do not know.
-fn not_of_a_proxy(error: &RedisError) -> StoreError {
-    if !error.is_connection_dropped() || error.is_connection_refusal() {
+/// The error of a command that proxies do not know. No node of a cluster is behind one.
+fn unknown_to_proxies(error: &RedisError, is_of_cluster: bool) -> StoreError {
+    if is_of_cluster || !error.is_connection_dropped() || error.is_connection_refusal() {
         return store_error(error);
     }
     StoreError::new(

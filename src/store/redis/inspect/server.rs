@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::{Pipeline, RedisError, RedisResult, Value};
 
-use super::{Inspector, StoredName, StoredResult, StoredValue, not_of_a_proxy, stored};
+use super::{Inspector, StoredName, StoredResult, StoredValue, stored, unknown_to_proxies};
 use crate::{
     error::StoreError,
     key::Key,
@@ -173,12 +173,8 @@ impl Server {
         Ok(replies.collect())
     }
 
-    /// No node of a cluster is behind a proxy.
     fn error(&self, error: &RedisError) -> StoreError {
-        match self.to.node_address() {
-            Some(_) => store_error(error),
-            None => not_of_a_proxy(error),
-        }
+        unknown_to_proxies(error, self.to.node_address().is_some())
     }
 
     async fn send(&self, cmd: &redis::Cmd) -> RedisResult<Value> {
