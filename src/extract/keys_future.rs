@@ -13,8 +13,8 @@ pub type KeysFuture = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + 
 /// Closures `Fn(&Parts) -> F` are such extractors, where the future's output is anything that a
 /// [`KeyExtractor`](super::KeyExtractor) closure may answer. The future owns what it needs: copy it from the head.
 ///
-/// Look-ups of one request run at the same time, after all extractors that answer at once, and under one timeout,
-/// [`look_up_timeout`](crate::RateLimitLayer::look_up_timeout): a limit whose look-up takes longer follows the failure
+/// Look-ups of one request run at the same time, after all extractors that answer at once, and under
+/// [one timeout](crate::RateLimitLayer::look_up_timeout): a limit whose look-up takes longer follows the failure
 /// policy. The store then has its own time. A look-up that has failed answers [`ExtractError::unavailable`].
 ///
 /// ```

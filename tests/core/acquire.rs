@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    future::Future,
+    future::{Future, poll_fn},
     pin::pin,
     sync::{
         Arc, Mutex,
@@ -384,6 +384,73 @@ async fn a_turn_that_is_given_to_a_caller_who_is_never_polled_again_is_overdue_a
     }
     assert!(acquire().await.unwrap().is_allowed());
     assert_eq!(store.now_ms(), 1_201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_are_admitted_in_order_when_an_overdue_turn_is_given_up_and_a_lost_one_is_passed_over()
+ {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone()).timeout(ms(100));
+    let wait = async || {
+        let decision = limiter.acquire(calls("1/1s@exact", 1), LONG).await;
+        decision.unwrap().is_allowed().then(|| store.now_ms())
+    };
+    assert_eq!(wait().await, Some(0));
+    let mut lost: Vec<_> = (0..2).map(|_| Box::pin(wait())).collect();
+    let mut polled: Vec<_> = (0..3).map(|_| Box::pin(wait())).collect();
+    for caller in lost.iter_mut().chain(&mut polled) {
+        assert!(caller.as_mut().now_or_never().is_none());
+    }
+    // The last comes first where all are polled.
+    polled.reverse();
+    let mut admitted_ms = join_all(polled).await;
+    admitted_ms.reverse();
+    // The turn is overdue after 1,201 ms, and the first in the queue says nothing for 200 ms more.
+    assert_eq!(admitted_ms, [Some(1_401), Some(2_402), Some(3_403)]);
+    drop(lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_was_passed_over_keeps_its_place() {
+    let store = Timed::new();
+    let limiter = Limiter::new(store.clone()).timeout(ms(100));
+    let wait = async || {
+        let decision = limiter.acquire(calls("1/1s@exact", 1), LONG).await;
+        decision.unwrap().is_allowed().then(|| store.now_ms())
+    };
+    assert_eq!(wait().await, Some(0));
+    let mut callers: Vec<_> = (0..5).map(|_| Box::pin(wait())).collect();
+    for caller in &mut callers {
+        assert!(caller.as_mut().now_or_never().is_none());
+    }
+    let [_has_turn, mut stalls, second, third, fourth] = <[_; 5]>::try_from(callers).ok().unwrap();
+    let stalls = async {
+        tokio::time::sleep(ms(1_500)).await;
+        stalls.as_mut().await
+    };
+    let (stalls, second, third, fourth) = tokio::join!(stalls, second, third, fourth);
+    // The third has the turn when the first is back.
+    let expected = [1_401, 2_402, 3_403, 4_404].map(Some);
+    assert_eq!([second, third, stalls, fourth], expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_in_a_long_queue_are_hardly_ever_woken() {
+    let limiter = Limiter::new(Timed::new());
+    let wait = || limiter.acquire(calls("1/1h", 1), LONG * 60 * 1_000);
+    assert!(wait().await.unwrap().is_allowed());
+    let polls = AtomicU32::new(0);
+    let callers = (0..500).map(|_| {
+        let (mut caller, polls) = (Box::pin(wait()), &polls);
+        poll_fn(move |cx| {
+            polls.fetch_add(1, SeqCst);
+            caller.as_mut().poll(cx)
+        })
+    });
+    let minute = tokio::time::timeout(LONG, join_all(callers)).await;
+    assert!(minute.is_err(), "an hour has not passed");
+    let polls = polls.load(SeqCst);
+    assert!(polls < 500 * 20, "{polls}");
 }
 
 #[tokio::test(start_paused = true)]

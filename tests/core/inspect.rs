@@ -1,5 +1,10 @@
 //! Proves that what the script stores is read as it means it, without a server: by the script in Lua 5.4.
 
+use std::{
+    io::{Read, Write},
+    net::TcpListener,
+};
+
 use crate::common::{
     history::{History, few_cases, large, steady, wild},
     lua::LuaServer,
@@ -8,6 +13,7 @@ use crate::common::{
 use proptest::prelude::*;
 use sluicegate::{
     Charge, Key, Limiter, Policy, RedisStore,
+    error::StoreErrorKind,
     store::redis::inspect::{StoredValue, UnreadableValue},
     test_util::TestClock,
 };
@@ -91,4 +97,38 @@ async fn what_no_script_of_this_version_writes_cannot_be_read() {
         StoredValue::read(b"").unwrap_err(),
         UnreadableValue::Malformed
     );
+}
+
+#[tokio::test]
+async fn whether_a_server_is_a_node_of_a_cluster_is_an_error_where_none_can_be_reached() {
+    let no_longer_listens = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = no_longer_listens.local_addr().unwrap();
+    drop(no_longer_listens);
+    let store = RedisStore::connect_lazy(format!("redis://{address}/")).unwrap();
+    let error = store.inspector().is_cluster_node().await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn a_proxy_that_hangs_up_is_no_node_of_a_cluster() {
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}/", proxy.local_addr().unwrap());
+    let hangs_up = std::thread::spawn(move || {
+        let mut client = proxy.accept().unwrap().0;
+        let mut sent = [0; 1_024];
+        // What clients say of themselves is answered, as far as they wait for it.
+        loop {
+            let count = client.read(&mut sent).unwrap();
+            let commands = String::from_utf8_lossy(&sent[..count]);
+            if count == 0 || commands.contains("HELLO") {
+                return;
+            }
+            for _ in commands.matches('*') {
+                client.write_all(b"+OK\r\n").unwrap();
+            }
+        }
+    });
+    let store = RedisStore::connect_lazy(url).unwrap();
+    assert!(!store.inspector().is_cluster_node().await.unwrap());
+    hangs_up.join().unwrap();
 }

@@ -1,17 +1,17 @@
 //! [`Turns`]: the callers of a queue that may ask the store at the same time.
 
 use std::{
-    pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    collections::VecDeque,
+    future::poll_fn,
+    sync::{Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
-};
+use smallvec::SmallVec;
+use tokio::time::Instant;
 
-use crate::limiter::timeout::within;
+use crate::limiter::{FOR_EVER, timeout::within};
 
 /// As many callers ask at once at most, so that a crowd does not meet a server all at once.
 const MOST: u64 = 256;
@@ -21,8 +21,10 @@ const MOST: u64 = 256;
 /// The first caller asks alone. What the store then says is left lets as many others ask at the same time, so that the
 /// time of a round trip does not limit how many are admitted; a denial leaves one.
 ///
-/// A caller may never give its turn back, since its runtime is parked. So when all turns are overdue, a caller that
-/// waits gives them up: there is one new turn, and those that wait go on to wait for it.
+/// A caller may never give its turn back, since its runtime is parked. So when all turns are overdue, the first caller
+/// that waits gives them up and has the only turn. Its runtime may be parked as well: the caller behind it watches
+/// for turns that are overdue by its patience, the third for twice that, and so on. So the first one that is not
+/// parked comes next, and a long queue has few timers that run out.
 #[derive(Debug)]
 pub(super) struct Turns {
     state: Mutex<State>,
@@ -30,69 +32,95 @@ pub(super) struct Turns {
 
 #[derive(Debug)]
 struct State {
-    /// Closed when its turns are given up.
-    semaphore: Arc<Semaphore>,
-    /// Free or taken.
-    now: usize,
+    arrivals: u64,
+    /// In order of arrival. All turns are taken while there are any.
+    waiting: VecDeque<Waiting>,
+    /// The callers that have a turn and do not know it yet.
+    granted: Vec<u64>,
+    /// Those of callers that were granted one among them.
+    taken: usize,
     wanted: usize,
+    /// How often turns were given up: those of before count no more.
+    generation: u64,
     /// Every turn is overdue from then on.
     overdue_at: Instant,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    patience: Duration,
+    waker: Waker,
+}
+
+/// A caller that has no turn yet.
+///
+/// It gives up its place, or a turn that it has not noticed, when dropped.
+struct Caller<'a> {
+    turns: &'a Turns,
+    number: u64,
+    patience: Duration,
+    has_turn: bool,
 }
 
 /// Given back when dropped.
 #[derive(Debug)]
 pub(super) struct Turn<'a> {
     turns: &'a Turns,
-    permit: Option<OwnedSemaphorePermit>,
+    generation: u64,
     patience: Duration,
 }
+
+/// Woken without the lock.
+type Wakers = SmallVec<[Waker; 2]>;
 
 impl Turns {
     pub(super) fn new() -> Self {
         Self {
-            state: Mutex::new(State::with_one_turn(Instant::now())),
+            state: Mutex::new(State {
+                arrivals: 0,
+                waiting: VecDeque::new(),
+                granted: Vec::new(),
+                taken: 0,
+                wanted: 1,
+                generation: 0,
+                overdue_at: Instant::now(),
+            }),
         }
     }
 
     /// Waits for a turn. It is overdue when its caller is `patience` late with its [work](Turn::works_until).
     pub(super) async fn take(&self, patience: Duration) -> Turn<'_> {
+        let mut caller = Caller::arrive(self, patience);
         loop {
-            let semaphore = Arc::clone(&self.state().semaphore);
-            let mut acquired = pin!(semaphore.acquire_owned());
-            let permit = loop {
-                let rest = self.state().overdue_at.duration_since(Instant::now());
-                match within(rest, acquired.as_mut()).await {
-                    Some(permit) => break permit.ok(),
-                    None => self.give_up_overdue(patience),
-                }
-            };
-            if permit.is_some() {
-                return Turn {
-                    turns: self,
-                    permit,
-                    patience,
-                };
+            let (rank, rest) = caller.watch();
+            let turn = poll_fn(|cx| caller.poll(rank, cx));
+            let turn = within(rest, turn).await;
+            if let Some(turn) = turn.unwrap_or_else(|| caller.give_up_overdue()) {
+                return turn;
             }
         }
     }
 
     /// Sets how many callers may ask at the same time: at least one.
     pub(super) fn set_number(&self, wanted: u64) {
-        let mut state = self.state();
-        state.wanted = usize::try_from(wanted.clamp(1, MOST)).unwrap_or(1);
-        if let Some(more) = state.wanted.checked_sub(state.now) {
-            state.semaphore.add_permits(more);
-            state.now = state.wanted;
-        }
+        let wanted = usize::try_from(wanted.clamp(1, MOST)).unwrap_or(1);
+        self.change(|state, _| state.wanted = wanted);
     }
 
-    fn give_up_overdue(&self, patience: Duration) {
+    /// Gives the turns that are free after a change to those that wait, and lets a new first caller watch.
+    fn change<T>(&self, change: impl FnOnce(&mut State, &mut Wakers) -> T) -> T {
+        let mut wakers = Wakers::new();
         let mut state = self.state();
-        let now = Instant::now();
-        if state.overdue_at <= now {
-            state.semaphore.close();
-            *state = State::with_one_turn(now + patience);
+        let first = state.first();
+        let changed = change(&mut state, &mut wakers);
+        state.hand_out(&mut wakers);
+        if state.first() != first {
+            wakers.extend(state.waiting.front().map(|first| first.waker.clone()));
         }
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+        changed
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -101,13 +129,141 @@ impl Turns {
 }
 
 impl State {
-    fn with_one_turn(overdue_at: Instant) -> Self {
-        Self {
-            semaphore: Arc::new(Semaphore::new(1)),
-            now: 1,
-            wanted: 1,
-            overdue_at,
+    fn first(&self) -> Option<u64> {
+        self.waiting.front().map(|first| first.number)
+    }
+
+    /// How many wait ahead of a caller.
+    fn rank(&self, number: u64) -> usize {
+        self.waiting.partition_point(|it| it.number < number)
+    }
+
+    fn waits_at(&self, rank: usize, number: u64) -> bool {
+        let there = self.waiting.get(rank);
+        there.is_some_and(|there| there.number == number)
+    }
+
+    /// Until when a caller of this rank takes turns for being used.
+    fn watched_until(&self, rank: usize, patience: Duration) -> Instant {
+        let rank = u32::try_from(rank).unwrap_or(u32::MAX);
+        let more = patience.saturating_mul(rank).min(FOR_EVER);
+        self.overdue_at + more
+    }
+
+    fn hand_out(&mut self, wakers: &mut Wakers) {
+        while self.taken < self.wanted
+            && let Some(next) = self.waiting.pop_front()
+        {
+            self.begin(next.patience);
+            self.granted.push(next.number);
+            wakers.push(next.waker);
         }
+    }
+
+    /// One more turn is used from now on.
+    fn begin(&mut self, patience: Duration) {
+        self.taken += 1;
+        self.overdue_at = self.overdue_at.max(Instant::now() + patience);
+    }
+
+    fn take_granted(&mut self, number: u64) -> bool {
+        let place = self.granted.iter().position(|it| *it == number);
+        place.map(|place| self.granted.swap_remove(place)).is_some()
+    }
+}
+
+impl<'a> Caller<'a> {
+    fn arrive(turns: &'a Turns, patience: Duration) -> Self {
+        let mut state = turns.state();
+        state.arrivals += 1;
+        let number = state.arrivals;
+        drop(state);
+        Self {
+            turns,
+            number,
+            patience,
+            has_turn: false,
+        }
+    }
+
+    /// Its rank, and how long it watches from now on.
+    fn watch(&self) -> (usize, Duration) {
+        let state = self.turns.state();
+        let rank = state.rank(self.number);
+        let until = state.watched_until(rank, self.patience);
+        (rank, until.saturating_duration_since(Instant::now()))
+    }
+
+    /// Its turn; `None` if it watches as one of this rank and has become the first.
+    fn poll(&mut self, watches_as: usize, cx: &Context<'_>) -> Poll<Option<Turn<'a>>> {
+        let mut state = self.turns.state();
+        if state.take_granted(self.number) {
+            return Poll::Ready(Some(self.turn(&state)));
+        }
+        if state.taken < state.wanted {
+            state.begin(self.patience);
+            return Poll::Ready(Some(self.turn(&state)));
+        }
+        let rank = state.rank(self.number);
+        if state.waits_at(rank, self.number) {
+            state.waiting[rank].waker.clone_from(cx.waker());
+        } else {
+            // It has just come, or it was passed over and is there after all.
+            let waiting = Waiting {
+                number: self.number,
+                patience: self.patience,
+                waker: cx.waker().clone(),
+            };
+            state.waiting.insert(rank, waiting);
+        }
+        match rank {
+            0 if watches_as > 0 => Poll::Ready(None),
+            _ => Poll::Pending,
+        }
+    }
+
+    /// Takes the only turn if all are overdue. Those ahead had longer to do so: they are passed over.
+    fn give_up_overdue(&mut self) -> Option<Turn<'a>> {
+        let turns = self.turns;
+        turns.change(|state, wakers| {
+            let rank = state.rank(self.number);
+            let watched_until = state.watched_until(rank, self.patience);
+            if !state.waits_at(rank, self.number) || watched_until > Instant::now() {
+                return None;
+            }
+            let passed = state.waiting.drain(..=rank);
+            wakers.extend(passed.map(|passed| passed.waker));
+            state.granted.clear();
+            state.generation += 1;
+            (state.taken, state.wanted) = (0, 1);
+            state.begin(self.patience);
+            Some(self.turn(state))
+        })
+    }
+
+    fn turn(&mut self, state: &State) -> Turn<'a> {
+        self.has_turn = true;
+        Turn {
+            turns: self.turns,
+            generation: state.generation,
+            patience: self.patience,
+        }
+    }
+}
+
+impl Drop for Caller<'_> {
+    fn drop(&mut self) {
+        if self.has_turn {
+            return;
+        }
+        self.turns.change(|state, wakers| {
+            let rank = state.rank(self.number);
+            if state.waits_at(rank, self.number) {
+                wakers.extend(state.waiting.remove(rank).map(|left| left.waker));
+            } else if state.take_granted(self.number) {
+                state.taken -= 1;
+            }
+        });
     }
 }
 
@@ -116,20 +272,18 @@ impl Turn<'_> {
     /// overdue.
     pub(super) fn works_until(&self, then: Instant) {
         let mut state = self.turns.state();
-        state.overdue_at = state.overdue_at.max(then + self.patience);
+        if self.generation == state.generation {
+            state.overdue_at = state.overdue_at.max(then + self.patience);
+        }
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut state = self.turns.state();
-        let is_too_many = state.now > state.wanted;
-        if let Some(permit) = self.permit.take()
-            && is_too_many
-            && Arc::ptr_eq(permit.semaphore(), &state.semaphore)
-        {
-            permit.forget();
-            state.now -= 1;
-        }
+        self.turns.change(|state, _| {
+            if self.generation == state.generation {
+                state.taken -= 1;
+            }
+        });
     }
 }

@@ -108,16 +108,16 @@ impl Inspector {
     }
 
     /// Whether the server is a node of a cluster, and so keeps only some of the keys: connect to the cluster instead.
-    /// `false` where the server does not say so: a proxy, or a server that does not know `HELLO`.
+    /// `false` where the server does not say so: a proxy, which hangs up, or a server that does not know `HELLO`.
     ///
     /// # Errors
     ///
-    /// When the server does not answer in time.
+    /// When the server cannot be reached, or does not answer in time.
     pub async fn is_cluster_node(&self) -> Result<bool, StoreError> {
         match self.send(&redis::cmd("HELLO"), b"").await {
             Ok(reply) => Ok(mode(reply).is_some_and(|mode| mode == "cluster")),
-            Err(error) if error.is_timeout() => Err(store_error(&error)),
-            Err(_) => Ok(false),
+            Err(error) if error.code().is_some() || hangs_up(&error) => Ok(false),
+            Err(error) => Err(store_error(&error)),
         }
     }
 
@@ -247,9 +247,14 @@ fn mode(reply: Value) -> Option<String> {
     redis::from_redis_value(reply.remove("mode")?).ok()
 }
 
+/// Whether the server has closed a connection.
+fn hangs_up(error: &RedisError) -> bool {
+    error.is_connection_dropped() && !error.is_connection_refusal()
+}
+
 /// The error of a command that proxies do not know. No node of a cluster is behind one.
 fn unknown_to_proxies(error: &RedisError, is_of_cluster: bool) -> StoreError {
-    if is_of_cluster || !error.is_connection_dropped() || error.is_connection_refusal() {
+    if is_of_cluster || !hangs_up(error) {
         return store_error(error);
     }
     StoreError::new(
