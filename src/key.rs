@@ -63,12 +63,12 @@ impl Key {
     /// The same identity with its value as a secret, which is another key. For values that your operators are not to see.
     #[must_use]
     pub fn into_secret(self) -> Self {
-        match self.form {
-            Form::Plain => Self {
-                form: Form::Secret,
-                ..self
-            },
-            Form::Secret => self,
+        if self.form != Form::Plain {
+            return self;
+        }
+        Self {
+            form: Form::Secret,
+            ..self
         }
     }
 
