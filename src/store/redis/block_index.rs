@@ -106,6 +106,10 @@ impl RedisStore {
         vec![remove]
     }
 
+    #[cfg_attr(
+        not(feature = "test-util"),
+        expect(clippy::unused_self, reason = "only tests set a clock")
+    )]
     pub(super) fn client_now_ms(&self) -> u64 {
         #[cfg(feature = "test-util")]
         if let Some(clock) = &self.clock {
