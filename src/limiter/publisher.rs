@@ -82,7 +82,8 @@ impl Publisher {
         }))
     }
 
-    /// Notes the policies of a check that was decided.
+    /// Notes the policies of a check that was decided: by one load for each charge, if it was noted before and its mark
+    /// stands at its own place.
     pub(super) fn note(self: &Arc<Self>, check: &Check, on_failure: FailurePolicy) {
         for charge in check.all_charges() {
             let mark = mark(charge);
@@ -107,7 +108,10 @@ impl Publisher {
         on_failure: FailurePolicy,
     ) {
         let policy = charge.policy();
-        let mut known = self.lock();
+        // Requests do not wait for each other: the next one tries again.
+        let Ok(mut known) = self.known.try_lock() else {
+            return;
+        };
         let is_full = known.len() >= MAX_POLICIES;
         if policy.rules().is_empty() || is_full && !known.contains_key(policy) {
             return;

@@ -52,11 +52,13 @@ impl RedisStore {
                 }
                 let text = policy.text(now_ms);
                 if known.is_none() {
-                    count += 1;
-                    bytes += field.len() + text.len();
-                    if count > MAX_FIELDS || bytes > MAX_BYTES {
-                        break;
+                    let more = field.len() + text.len();
+                    if count == MAX_FIELDS || bytes + more > MAX_BYTES {
+                        // Those after it may be stored already, and have to stay so.
+                        continue;
                     }
+                    count += 1;
+                    bytes += more;
                 }
                 set.arg(field).arg(text);
                 is_set = true;

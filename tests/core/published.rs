@@ -1,0 +1,139 @@
+//! Proves when policies are published, that a failure is tried again, and that no request waits for it.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use sluicegate::{
+    Charge, Decision, Key, Limiter, MemoryStore, Policy, Store, StoreError, Usage,
+    error::StoreErrorKind,
+    policies::PublishedPolicy,
+    store::{Check, Settlement, StoreFuture},
+};
+use tokio::{
+    task::yield_now,
+    time::{Instant, advance},
+};
+
+/// A memory store that publishes, but refuses so many publications before.
+#[derive(Clone, Debug, Default)]
+struct Publishing {
+    store: MemoryStore,
+    refuses: Arc<AtomicUsize>,
+    /// When each came, and how many policies it had.
+    publications: Arc<Mutex<Vec<(Instant, usize)>>>,
+}
+
+impl Store for Publishing {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        self.store.check(check)
+    }
+
+    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
+        self.store.reset(policy, key)
+    }
+
+    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
+        // A limiter asks once whether there is anything to publish to.
+        if policies.is_empty() {
+            return Some(StoreFuture::ready(Ok(())));
+        }
+        let mut publications = self.publications.lock().unwrap();
+        publications.push((Instant::now(), policies.len()));
+        let refused = self
+            .refuses
+            .fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+        let error = StoreError::new(StoreErrorKind::Unavailable, "down");
+        Some(StoreFuture::ready(refused.map_or(Ok(()), |_| Err(error))))
+    }
+}
+
+impl Publishing {
+    /// The seconds from a time to each publication.
+    fn seconds_after(&self, start: Instant) -> Vec<f64> {
+        let publications = self.publications.lock().unwrap();
+        let seconds = publications
+            .iter()
+            .map(|(at, _)| at.duration_since(start).as_secs_f64());
+        seconds.collect()
+    }
+
+    fn sizes(&self) -> Vec<usize> {
+        let publications = self.publications.lock().unwrap();
+        publications.iter().map(|(_, policies)| *policies).collect()
+    }
+}
+
+async fn charge(limiter: &Limiter, policy: &Policy) {
+    let charge = Charge::new(policy, Key::new("user", "alice"), 1);
+    limiter.check([charge]).await.unwrap();
+}
+
+async fn pass(seconds: u64) {
+    for _ in 0..seconds * 4 {
+        advance(Duration::from_millis(250)).await;
+        for _ in 0..4 {
+            yield_now().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn policies_are_published_some_seconds_after_their_first_use_and_again_later() {
+    let store = Publishing::default();
+    let limiter = Limiter::new(store.clone());
+    let [api, login] = ["api", "login"].map(|name| Policy::parse(name, "1000/1h").unwrap());
+    let start = Instant::now();
+    charge(&limiter, &api).await;
+    charge(&limiter, &login).await;
+    assert_eq!(Instant::now(), start, "no request waits");
+    pass(3).await;
+    assert_eq!(store.sizes(), [0; 0]);
+    pass(4).await;
+    assert_eq!(store.sizes(), [2], "both at once");
+    pass(20).await;
+    let published = store.sizes().len();
+    for _ in 0..100 {
+        charge(&limiter, &api).await;
+    }
+    pass(100).await;
+    assert_eq!(store.sizes().len(), published, "nothing is new");
+    pass(400).await;
+    assert!(store.sizes().len() > published, "each stays fresh");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_publication_that_fails_is_tried_again_less_and_less_often() {
+    let store = Publishing::default();
+    store.refuses.store(3, SeqCst);
+    let limiter = Limiter::new(store.clone());
+    let start = Instant::now();
+    charge(&limiter, &Policy::parse("api", "1000/1h").unwrap()).await;
+    pass(120).await;
+    let at = store.seconds_after(start);
+    let pauses: Vec<f64> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    // Each time twice as long, and up to 6.25 s more.
+    for (pause, least) in pauses.iter().zip([10.0, 20.0, 40.0]) {
+        assert!((least..least + 8.0).contains(pause), "{pauses:?}");
+    }
+    assert!(store.refuses.load(SeqCst) == 0 && at.len() >= 4, "{at:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limiter_that_is_dropped_publishes_no_more() {
+    let store = Publishing::default();
+    let limiter = Limiter::new(store.clone());
+    charge(&limiter, &Policy::parse("api", "1000/1h").unwrap()).await;
+    drop(limiter);
+    pass(10).await;
+    assert_eq!(store.sizes(), [0; 0]);
+    assert_eq!(Arc::strong_count(&store.publications), 1);
+}

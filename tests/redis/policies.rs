@@ -1,0 +1,136 @@
+//! Published policies on real servers: when they expire, how many there are at most, and in a cluster.
+
+use std::time::Duration;
+
+use sluicegate::{
+    Charge, Key, Limiter, Policy, RedisStore, error::StoreErrorKind, policies::PublishedPolicy,
+    test_util::TestClock,
+};
+
+use crate::common::{
+    cluster::Cluster,
+    redis::Server,
+    served::{LEAST_RIGHTS, limited},
+};
+
+const START_MS: u64 = 1_790_000_000_000;
+const DAY: Duration = Duration::from_secs(86_400);
+const NAME: &str = "sluicegate:!policies";
+
+async fn store(server: &Server, clock: &TestClock) -> RedisStore {
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    store.clock(clock.clone())
+}
+
+fn limiter(store: &RedisStore) -> Limiter {
+    Limiter::new(store.clone()).timeout(Duration::from_secs(30))
+}
+
+async fn charge(limiter: &Limiter, name: &str, rules: &str) {
+    let policy = Policy::parse(name, rules).unwrap();
+    let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+    limiter.check([charge]).await.unwrap();
+}
+
+/// As a process with these policies does, of names and rules.
+async fn publish(store: &RedisStore, policies: impl IntoIterator<Item = (String, String)>) {
+    let limiter = limiter(store);
+    for (name, rules) in policies {
+        charge(&limiter, &name, &rules).await;
+    }
+    limiter.policies_published().await.unwrap();
+}
+
+fn one(name: &str) -> [(String, String); 1] {
+    [(name.into(), "10/1s".into())]
+}
+
+/// In the order of their names, with the time at which a process has published each.
+async fn published(store: &RedisStore) -> Vec<(String, u64)> {
+    let policies = store.inspector().policies().await.unwrap();
+    let name_and_time =
+        |published: &PublishedPolicy| (published.policy().name().to_owned(), published.seen_ms());
+    let mut published: Vec<_> = policies.iter().map(name_and_time).collect();
+    published.sort_unstable();
+    published
+}
+
+#[tokio::test]
+async fn a_definition_leaves_a_day_after_its_last_publication_and_the_hash_expires() {
+    let (server, clock) = (Server::start(), TestClock::new(START_MS));
+    let store = store(&server, &clock).await;
+    publish(&store, one("old")).await;
+    clock.advance(DAY);
+    publish(&store, one("new")).await;
+    let end_ms = START_MS + 86_400_000;
+    let expected = [("new".into(), end_ms), ("old".into(), START_MS)];
+    assert_eq!(published(&store).await, expected);
+    clock.advance(Duration::from_millis(1));
+    publish(&store, one("new")).await;
+    assert_eq!(published(&store).await, [("new".into(), end_ms + 1)]);
+    let ttl_ms: u64 = server.run(&format!("PTTL {NAME}"));
+    assert!((86_000_000..=86_400_000).contains(&ttl_ms), "{ttl_ms}");
+}
+
+#[tokio::test]
+async fn no_more_than_256_definitions_are_published_and_each_of_them_stays_fresh() {
+    let (server, clock) = (Server::start(), TestClock::new(START_MS));
+    let store = store(&server, &clock).await;
+    let policies = |numbers: std::ops::Range<u32>| {
+        numbers.map(|number| (format!("p{number:03}"), "10/1s".to_owned()))
+    };
+    publish(&store, policies(0..250)).await;
+    clock.advance(Duration::from_secs(300));
+    // In one process: those that were there, and more than there is room for.
+    publish(&store, policies(200..300)).await;
+    let published = published(&store).await;
+    assert_eq!(published.len(), 256);
+    let now_ms = START_MS + 300_000;
+    let stale = published.iter().filter(|(_, seen_ms)| *seen_ms < now_ms);
+    assert_eq!(stale.count(), 200, "those of the first process alone");
+}
+
+#[tokio::test]
+async fn the_definitions_take_no_more_than_64_kb() {
+    let (server, clock) = (Server::start(), TestClock::new(START_MS));
+    let store = store(&server, &clock).await;
+    // A third of a kB each.
+    let policies = (0..250).map(|number| {
+        let rules =
+            (1..=16).map(|rule| format!("{}/{rule}s", 1_000_000_000 + rule * 1_000_000 + number));
+        (format!("p{number}"), rules.collect::<Vec<_>>().join(","))
+    });
+    publish(&store, policies).await;
+    let fields: Vec<String> = server.run(&format!("HGETALL {NAME}"));
+    let bytes: usize = fields.iter().map(String::len).sum();
+    assert!((60_000..=65_536).contains(&bytes), "{bytes}");
+}
+
+#[tokio::test]
+async fn what_a_refused_publication_had_is_in_the_next() {
+    let (server, clock) = (Server::start(), TestClock::new(START_MS));
+    let user = limited(&server, &LEAST_RIGHTS);
+    let refused = RedisStore::connect(user.as_str()).await.unwrap();
+    let limiter = limiter(&refused);
+    charge(&limiter, "api", "10/1s").await;
+    let error = limiter.policies_published().await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::AccessDenied);
+    let store = store(&server, &clock).await;
+    assert_eq!(published(&store).await, []);
+    for right in ["hgetall", "hset", "hdel", "pexpire"] {
+        let _: () = server.run(&format!("ACL SETUSER limiter +{right}"));
+    }
+    limiter.policies_published().await.unwrap();
+    assert_eq!(published(&store).await[0].0, "api");
+}
+
+#[tokio::test]
+async fn in_a_cluster_one_node_keeps_the_definitions_of_all() {
+    let cluster = Cluster::start(Duration::from_secs(5));
+    let store = RedisStore::cluster(cluster.urls()).await.unwrap();
+    publish(&store, one("api")).await;
+    publish(&store, one("login")).await;
+    let published = published(&store).await;
+    let names = published.iter().map(|(name, _)| name.as_str());
+    assert_eq!(names.collect::<Vec<_>>(), ["api", "login"]);
+}
