@@ -1,6 +1,7 @@
 //! [`Eventual`]: a value that is known at once, or has to be waited for.
 
 use std::{
+    future::poll_fn,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -50,4 +51,24 @@ impl<T> Future for Eventual<T> {
             Self::Pending(future) => future.as_mut().poll(cx),
         }
     }
+}
+
+/// Waits for all at the same time. Their outputs are in their order.
+pub(crate) async fn join_all<F: Future + Unpin>(mut futures: Vec<F>) -> Vec<F::Output> {
+    let mut outputs: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
+    poll_fn(|cx| {
+        for (future, output) in futures.iter_mut().zip(&mut outputs) {
+            if output.is_none()
+                && let Poll::Ready(ready) = Pin::new(future).poll(cx)
+            {
+                *output = Some(ready);
+            }
+        }
+        match outputs.iter().all(Option::is_some) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
+    outputs.into_iter().flatten().collect()
 }

@@ -99,3 +99,35 @@ impl Reply {
         }
     }
 }
+
+/// What one operation was asked for; `None` if it is the reply to another.
+#[cfg(feature = "redis")]
+impl Reply {
+    pub(crate) fn decision(self) -> Option<Decision> {
+        match self {
+            Self::Check(decision) => Some(decision),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn usage(self) -> Option<Usage> {
+        match self {
+            Self::Settle(usage) => Some(usage),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn block(self) -> Option<Block> {
+        match self {
+            Self::Block(block) => Some(block),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn ban(self) -> Option<Option<Block>> {
+        match self {
+            Self::Ban(block) => Some(block),
+            _ => None,
+        }
+    }
+}

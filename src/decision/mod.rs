@@ -409,7 +409,6 @@ impl Blocked {
     }
 
     /// Of two answers to one check, the one whose block ends later.
-    #[cfg(feature = "cluster")]
     pub(crate) fn or_later(self, other: Self) -> Self {
         if self.block().or_later(other.block()) == self.block() {
             self

@@ -1,5 +1,7 @@
 //! What a limiter does when the store cannot decide: it follows the failure policy.
 
+use std::num::NonZeroU32;
+
 use super::{Limiter, Resolution};
 use crate::{
     check::Check,
@@ -8,7 +10,29 @@ use crate::{
     failure::FailurePolicy,
     observe::{CallInfo, CallKind, RequestOutcome, Timing},
     policy::Policy,
+    store::{MemoryStore, Store, StoreFuture},
 };
+
+/// A memory store that checks each policy with a share of its limits, `1/replicas`.
+///
+/// The share is rounded down, but a limit above 0 never becomes 0: so all processes together admit no more than the
+/// limit, or one unit each where the limit is smaller than their number. Answers are known at once, and name the
+/// policies with the limits that were applied; a settlement of such an answer is one of the store within.
+#[derive(Clone, Debug)]
+pub(super) struct ScaledStore {
+    pub(super) store: MemoryStore,
+    pub(super) replicas: NonZeroU32,
+}
+
+impl ScaledStore {
+    fn check(&self, check: &Check) -> StoreFuture<Decision> {
+        if self.replicas == NonZeroU32::MIN {
+            return self.store.check(check);
+        }
+        let share = check.with_policies(|policy| policy.share(self.replicas));
+        self.store.check(&share)
+    }
+}
 
 impl Limiter {
     /// What the failure policy makes of a check that the store could not decide.

@@ -32,11 +32,12 @@ use crate::{
     key::Key,
     observe::{CallInfo, CallKind, Observer, RequestOutcome},
     policy::Policy,
-    store::{MemoryStore, ScaledStore, Store, StoreFuture},
+    store::{MemoryStore, Store, StoreFuture},
 };
 use breaker::Breaker;
 use call::{Answer, StoreAnswer};
 pub(crate) use decide::Resolution;
+use fallback::ScaledStore;
 pub(crate) use timeout::LazySleep;
 pub(crate) use wait_queue::WhereOpen;
 

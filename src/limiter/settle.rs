@@ -147,12 +147,11 @@ fn as_decided(usage: Result<Usage, StoreError>, local: bool) -> Result<Usage, St
 
 /// An error where neither was done, which is how the breaker sees one failure. Of two, the one that may have been sent:
 /// what may have been done is not tried again.
-fn one_failure(
-    both: Result<[Result<Usage, StoreError>; 2], StoreError>,
-) -> Result<Settled, StoreError> {
-    match both? {
-        [Err(first), Err(second)] if first.is_unsent() => Err(second),
-        [Err(first), Err(_)] => Err(first),
-        both => Ok(both.into()),
+fn one_failure(both: Result<Settled, StoreError>) -> Result<Settled, StoreError> {
+    let both = both?;
+    match &both[..] {
+        [Err(first), Err(second)] if first.is_unsent() => Err(second.clone()),
+        [Err(first), Err(_)] => Err(first.clone()),
+        _ => Ok(both),
     }
 }

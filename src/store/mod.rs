@@ -6,8 +6,6 @@
 
 use std::{
     fmt,
-    future::poll_fn,
-    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -20,7 +18,7 @@ use crate::{
     decision::{Decision, Usage},
     denials::{DenialReport, Denials},
     error::StoreError,
-    eventual::Eventual,
+    eventual::{Eventual, join_all},
     key::Key,
     policies::PublishedPolicy,
     policy::Policy,
@@ -39,7 +37,6 @@ mod leases;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
-mod scaled;
 mod sent_call;
 
 /// What [`give_backs`] and the balance of [`leases`] count with: tests give them others.
@@ -50,7 +47,6 @@ mod sync {
 pub use deny_cache::DenyCache;
 pub use leases::Leases;
 pub use memory::MemoryStore;
-pub(crate) use scaled::ScaledStore;
 #[cfg(feature = "redis")]
 pub(crate) use sent_call::SentCall;
 pub(crate) use sent_call::{Blame, Journey};
@@ -361,26 +357,13 @@ impl<T: Send + 'static> StoreFuture<T> {
     }
 
     /// The answers of both, which are begun and waited for at the same time.
-    pub(crate) fn both(self, other: Self) -> StoreFuture<[Result<T, StoreError>; 2]> {
+    pub(crate) fn both(self, other: Self) -> StoreFuture<Vec<Result<T, StoreError>>> {
         let journey = self.journey.clone();
-        let (mut answers, mut results) = ([self, other], [None, None]);
-        let answer = Eventual::pending(poll_fn(move |cx| {
-            for (answer, result) in answers.iter_mut().zip(&mut results) {
-                if result.is_none()
-                    && let Poll::Ready(answered) = Pin::new(answer).poll(cx)
-                {
-                    *result = Some(answered);
-                }
-            }
-            match mem::take(&mut results) {
-                [Some(first), Some(second)] => Poll::Ready(Ok([first, second])),
-                waiting => {
-                    results = waiting;
-                    Poll::Pending
-                }
-            }
-        }));
-        StoreFuture { answer, journey }
+        let answers = join_all(vec![self, other]);
+        StoreFuture {
+            answer: Eventual::pending(async { Ok(answers.await) }),
+            journey,
+        }
     }
 
     /// The same answer. The guard, which is to be made before the call begins, is dropped when the answer is there,

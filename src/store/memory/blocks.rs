@@ -50,16 +50,9 @@ impl Blocks {
         let now_ms = now_ms();
         let blocks = check.keys().filter_map(|key| {
             let held = by_key.get(key).filter(|it| it.block.holds(now_ms))?;
-            Some((key, held.block))
+            Some(Blocked::new(key.clone(), held.block, now_ms))
         });
-        let latest = blocks.reduce(|one, other| {
-            if one.1.or_later(other.1) == one.1 {
-                one
-            } else {
-                other
-            }
-        });
-        latest.map(|(key, block)| Blocked::new(key.clone(), block, now_ms))
+        blocks.reduce(Blocked::or_later)
     }
 
     /// Adds a block, unless one holds that ends later. Answers the one that holds. Where there is no room, an

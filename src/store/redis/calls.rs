@@ -19,8 +19,6 @@ use crate::{
     decision::{Decision, Usage},
     error::StoreError,
     key::Key,
-    policy::Policy,
-    rule::Rule,
     settlement::Settlement,
     store::{CallFuture, Operation, Reply, StoreFuture},
 };
@@ -32,55 +30,19 @@ impl RedisStore {
     }
 
     pub(super) fn check_one_slot(&self, check: &Check) -> StoreFuture<Decision> {
-        self.execute_one(Operation::Check(check.clone()), |reply| match reply {
-            Reply::Check(decision) => Some(decision),
-            _ => None,
-        })
+        self.execute_one(Operation::Check(check.clone()), Reply::decision)
     }
 
     pub(super) fn settle_one_slot(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.execute_one(Operation::Settle(settlement.clone()), |reply| match reply {
-            Reply::Settle(usage) => Some(usage),
-            _ => None,
-        })
-    }
-
-    pub(super) fn reset_one_slot(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        let (policy, key) = (policy.clone(), key.clone());
-        self.execute_one(Operation::Reset { policy, key }, |_| Some(()))
+        self.execute_one(Operation::Settle(settlement.clone()), Reply::usage)
     }
 
     pub(super) fn block_one_slot(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
         let key = key.clone();
-        self.execute_one(Operation::Block { key, request }, |reply| match reply {
-            Reply::Block(block) => Some(block),
-            _ => None,
-        })
+        self.execute_one(Operation::Block { key, request }, Reply::block)
     }
 
-    pub(super) fn ban_one_slot(
-        &self,
-        key: &Key,
-        strikes: Rule,
-        request: BlockRequest,
-    ) -> StoreFuture<Option<Block>> {
-        let ban = Operation::Ban {
-            key: key.clone(),
-            strikes,
-            request,
-        };
-        self.execute_one(ban, |reply| match reply {
-            Reply::Ban(block) => Some(block),
-            _ => None,
-        })
-    }
-
-    pub(super) fn unblock_one_slot(&self, key: &Key) -> StoreFuture<()> {
-        let key = key.clone();
-        self.execute_one(Operation::Unblock { key }, |_| Some(()))
-    }
-
-    fn execute_one<T: 'static>(
+    pub(super) fn execute_one<T: 'static>(
         &self,
         operation: Operation,
         read: fn(Reply) -> Option<T>,

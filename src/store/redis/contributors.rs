@@ -8,24 +8,15 @@
 //!     total+error  95        the same and how much labels may be too low
 //! ```
 
-use std::{
-    future::poll_fn,
-    pin::Pin,
-    task::{Context, Poll},
-};
-
 use redis::{Cmd, FromRedisValue, RedisResult, Value};
 
-use super::{
-    RedisStore,
-    error::{closed, store_error},
-    transport::Transport,
-};
+use super::{RedisStore, error::store_error, transport::Transport};
 use crate::{
     charge::Charge,
     check::Check,
     contributors::{Contribution, Contributors, KEPT_LABELS, Kept, Span},
     error::StoreError,
+    eventual::join_all,
     key::Key,
     policy::Policy,
     rule::millis,
@@ -38,8 +29,6 @@ const TOTAL_AND_ERROR: &str = "total+error";
 
 /// Of a set that is full: labels, and the two sums, which stand above them.
 const MEMBERS: usize = KEPT_LABELS + 2;
-
-type Reply<'a> = Pin<Box<dyn Future<Output = RedisResult<Value>> + Send + 'a>>;
 
 /// Adds and sets the TTL in one step: a connection that ends in between would leave a set that never expires.
 pub(super) const SCRIPT: &str = include_str!("contributors.lua");
@@ -129,8 +118,8 @@ fn kept(reply: Value) -> RedisResult<Kept> {
     Ok(Kept::new(units.collect::<RedisResult<_>>()?, floor))
 }
 
-/// All members, the least first.
-fn range(name: &[u8]) -> Cmd {
+/// All members, the least first. `ZRANGE`, as the rights have it.
+pub(super) fn range(name: &[u8]) -> Cmd {
     let mut cmd = redis::cmd("ZRANGE");
     cmd.arg(name).arg(0).arg(-1).arg("WITHSCORES");
     cmd
@@ -193,29 +182,7 @@ pub(super) async fn send_all<'a>(
     transport: &'a Transport,
     commands: Vec<(&'a Cmd, &'a [u8])>,
 ) -> Vec<RedisResult<Value>> {
-    let mut replies: Vec<Result<RedisResult<Value>, Reply<'a>>> = commands
-        .into_iter()
-        .map(|(cmd, key)| Err(Box::pin(transport.send(cmd, key)) as Reply<'a>))
-        .collect();
-    poll_fn(|cx| poll_all(&mut replies, cx)).await;
-    let replies = replies.into_iter();
-    replies
-        .map(|reply| reply.unwrap_or_else(|_| Err(closed())))
-        .collect()
-}
-
-fn poll_all(
-    replies: &mut [Result<RedisResult<Value>, Reply<'_>>],
-    cx: &mut Context<'_>,
-) -> Poll<()> {
-    let mut all = Poll::Ready(());
-    for reply in replies {
-        if let Err(pending) = reply {
-            match pending.as_mut().poll(cx) {
-                Poll::Ready(result) => *reply = Ok(result),
-                Poll::Pending => all = Poll::Pending,
-            }
-        }
-    }
-    all
+    let replies = commands.into_iter();
+    let replies = replies.map(|(cmd, key)| Box::pin(transport.send(cmd, key)));
+    join_all(replies.collect()).await
 }

@@ -14,7 +14,7 @@ use redis::{Cmd, FromRedisValue, RedisResult, Value};
 use super::{
     RedisStore,
     connection::within,
-    contributors::{SCRIPT, send_all},
+    contributors::{SCRIPT, range, send_all},
     error::store_error,
     inspect::Inspector,
 };
@@ -102,13 +102,6 @@ impl Inspector {
         }
         Ok(Denials::new(last_minute, last_hour))
     }
-}
-
-/// All members. `ZRANGE`, as the rights of contributors have it.
-fn range(name: &[u8]) -> Cmd {
-    let mut cmd = redis::cmd("ZRANGE");
-    cmd.arg(name).arg(0).arg(-1).arg("WITHSCORES");
-    cmd
 }
 
 fn rows(reply: Value) -> RedisResult<Vec<(Option<String>, String, RequestCounts)>> {

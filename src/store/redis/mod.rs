@@ -15,7 +15,7 @@ use crate::{
     policy::Policy,
     rule::Rule,
     settlement::Settlement,
-    store::{CallFuture, ContributeFuture, Operation, Store, StoreFuture},
+    store::{CallFuture, ContributeFuture, Operation, Reply, Store, StoreFuture},
 };
 
 mod batch;
@@ -170,7 +170,8 @@ impl Store for RedisStore {
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.reset_one_slot(policy, key)
+        let (policy, key) = (policy.clone(), key.clone());
+        self.execute_one(Operation::Reset { policy, key }, |_| Some(()))
     }
 
     fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
@@ -180,11 +181,19 @@ impl Store for RedisStore {
 
     fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
         let index = self.index_block(key, &request);
-        self.with_index(index, self.ban_one_slot(key, strikes, request))
+        let key = key.clone();
+        let ban = Operation::Ban {
+            key,
+            strikes,
+            request,
+        };
+        self.with_index(index, self.execute_one(ban, Reply::ban))
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        self.with_index(self.index_unblock(key), self.unblock_one_slot(key))
+        let (index, key) = (self.index_unblock(key), key.clone());
+        let unblock = Operation::Unblock { key };
+        self.with_index(index, self.execute_one(unblock, |_| Some(())))
     }
 
     fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {

@@ -1,7 +1,5 @@
 //! A call of several operations: one call of the script for each slot.
 
-use std::collections::HashMap;
-
 use redis::cluster_routing::Slot;
 
 use super::{cross_slot, slots::TOO_LATE};
@@ -22,18 +20,9 @@ struct SlotCall {
     operations: Vec<Operation>,
 }
 
-/// The rounds of calls in which a slot was last used.
-#[derive(Clone, Copy, Default)]
-struct LastUse {
-    /// By an operation of this slot alone. Others of the slot can join its call.
-    alone: usize,
-    /// After the round of an operation of several slots.
-    free: usize,
-}
-
 impl RedisStore {
-    /// Does the operations of each slot in one call, in their order, and those of several slots on their own. All at
-    /// the same time, but for operations that have to wait for one before them which has the same slot.
+    /// Does the operations of each slot in one call, in their order, all calls at the same time. One whose keys are in
+    /// several slots waits for all before it, and all behind it wait for it.
     pub(in crate::store::redis) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
         let mut replies: Replies = operations.iter().map(|_| Err(TOO_LATE)).collect();
         let rounds = self.rounds(operations);
@@ -120,50 +109,36 @@ impl RedisStore {
     /// Which calls are made at the same time, round by round.
     fn rounds(&self, operations: Vec<Operation>) -> Vec<Vec<SlotCall>> {
         let mut rounds: Vec<Vec<SlotCall>> = Vec::new();
-        let mut last_uses: HashMap<Slot, LastUse> = HashMap::new();
         for (place, operation) in operations.into_iter().enumerate() {
-            let slots = match operation.check() {
-                Some(check) => self.slots_of(check),
-                None => self.first_slot(&operation).into_iter().collect(),
-            };
-            let uses = slots.iter().filter_map(|slot| last_uses.get(slot));
-            let only_slot = match slots[..] {
-                [slot] => Some(slot),
-                _ => None,
-            };
-            let round = uses.map(|last| match only_slot {
-                Some(_) => last.alone.max(last.free),
-                None => (last.alone + 1).max(last.free),
-            });
-            let round = round.max().unwrap_or(0);
-            for slot in slots {
-                let last = last_uses.entry(slot).or_default();
-                match only_slot {
-                    Some(_) => last.alone = round,
-                    None => last.free = round + 1,
+            let slot = self.only_slot(&operation);
+            match rounds.last_mut() {
+                Some(round) if slot.is_some() && round.iter().all(|call| call.slot.is_some()) => {
+                    add(round, slot, place, operation);
                 }
+                _ => rounds.push(vec![SlotCall::new(slot, place, operation)]),
             }
-            rounds.resize_with(rounds.len().max(round + 1), Vec::new);
-            add(&mut rounds[round], only_slot, place, operation);
         }
         rounds
     }
 }
 
+impl SlotCall {
+    fn new(slot: Option<Slot>, place: usize, operation: Operation) -> Self {
+        Self {
+            slot,
+            places: vec![place],
+            operations: vec![operation],
+        }
+    }
+}
+
 /// Adds an operation to the call of its slot.
 fn add(round: &mut Vec<SlotCall>, slot: Option<Slot>, place: usize, operation: Operation) {
-    let call = round
-        .iter_mut()
-        .find(|it| slot.is_some() && it.slot == slot);
-    match call {
+    match round.iter_mut().find(|call| call.slot == slot) {
         Some(call) => {
             call.places.push(place);
             call.operations.push(operation);
         }
-        None => round.push(SlotCall {
-            slot,
-            places: vec![place],
-            operations: vec![operation],
-        }),
+        None => round.push(SlotCall::new(slot, place, operation)),
     }
 }

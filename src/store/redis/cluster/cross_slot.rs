@@ -185,10 +185,8 @@ impl CrossSlotCheck {
             }
             Event::Decided(part, Ok(Decision::Blocked(blocked))) => {
                 self.parts[part] = Part::Blocked;
-                self.blocked = match self.blocked.take() {
-                    Some(known) => Some(known.or_later(blocked)),
-                    None => Some(blocked),
-                };
+                let blocks = self.blocked.take().into_iter().chain([blocked]);
+                self.blocked = blocks.reduce(Blocked::or_later);
                 self.fail();
             }
             Event::Decided(part, Err(error)) => {

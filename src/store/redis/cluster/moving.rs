@@ -17,7 +17,6 @@ use crate::{
     decision::{Blocked, Decision},
     error::{StoreError, StoreErrorKind},
     key::Key,
-    settlement::Settlement,
     store::{
         CallFuture, Operation, Reply, StoreFuture,
         redis::{
@@ -46,7 +45,12 @@ impl RedisStore {
             Operation::Fill { check, count } => {
                 self.fill_by_key(check, count).await.map(Reply::Fill)
             }
-            Operation::Settle(settlement) => self.settle_by_key(settlement).await,
+            Operation::Settle(settlement) => {
+                let slots = self.slots_by_key(settlement.check());
+                self.settle_slots(settlement, slots)
+                    .await
+                    .map(Reply::Settle)
+            }
             Operation::Unblock { key } => self.unblock_by_key(&key).await,
             // Its two keys belong together. The next strike asks for it again.
             Operation::Ban { .. } => Err(MOVING),
@@ -65,13 +69,8 @@ impl RedisStore {
             let counting = check.without_shadows();
             return self.check_then_shadows(counting, shadows).await;
         }
-        match check.charges() {
-            [_, _, ..] => {
-                let slots = self.slots_by_key(&check);
-                cross_slot::check(self.clone(), check, slots).await
-            }
-            _ => self.check_one_slot(&check).await,
-        }
+        let slots = self.slots_by_key(&check);
+        cross_slot::check(self.clone(), check, slots).await
     }
 
     async fn fill_by_key(&self, check: Check, count: u16) -> Result<Vec<Decision>, StoreError> {
@@ -89,17 +88,6 @@ impl RedisStore {
         }
     }
 
-    async fn settle_by_key(&self, settlement: Settlement) -> Result<Reply, StoreError> {
-        let usage = match settlement.check().charges() {
-            [_, _, ..] => {
-                let slots = self.slots_by_key(settlement.check());
-                self.settle_slots(settlement, slots).await
-            }
-            _ => self.settle_one_slot(&settlement).await,
-        };
-        usage.map(Reply::Settle)
-    }
-
     async fn unblock_by_key(&self, key: &Key) -> Result<Reply, StoreError> {
         for name in [BLOCKS, STRIKES] {
             let name = self.names.name(name, key);
@@ -115,13 +103,8 @@ impl RedisStore {
         let mut latest: Option<Blocked> = None;
         let charges = check.charges().iter().filter(|_| check.enforces_blocks());
         for charge in charges {
-            let Some(blocked) = self.blocked(charge).await? else {
-                continue;
-            };
-            latest = Some(match latest {
-                Some(known) => known.or_later(blocked),
-                None => blocked,
-            });
+            let blocked = self.blocked(charge).await?;
+            latest = latest.into_iter().chain(blocked).reduce(Blocked::or_later);
         }
         Ok(latest)
     }

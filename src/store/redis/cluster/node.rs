@@ -18,8 +18,6 @@ pub(in crate::store::redis) struct Node {
     connection: Arc<ReconnectingConnection>,
     /// Whether its latest reply would be explained by another topology.
     redirects: AtomicBool,
-    /// Whether it was sent anything since this was last asked.
-    used: AtomicBool,
 }
 
 /// A range of slots, and the primary that serves them.
@@ -52,7 +50,6 @@ impl Node {
             address,
             connection: ReconnectingConnection::new(client),
             redirects: AtomicBool::new(false),
-            used: AtomicBool::new(false),
         }))
     }
 
@@ -68,7 +65,6 @@ impl Node {
         cmd: &Cmd,
         asking: bool,
     ) -> RedisResult<Value> {
-        self.mark_used();
         let result = if asking {
             self.connection.send_asking(cmd).await
         } else {
@@ -86,7 +82,6 @@ impl Node {
         &self,
         cmds: &redis::Pipeline,
     ) -> RedisResult<Vec<RedisResult<Value>>> {
-        self.mark_used();
         self.connection.send_all(cmds).await
     }
 
@@ -97,15 +92,6 @@ impl Node {
 
     pub(super) fn is_unresponsive(&self) -> bool {
         self.connection.is_lost()
-    }
-
-    pub(super) fn mark_used(&self) {
-        self.used.store(true, Relaxed);
-    }
-
-    /// Whether it was used since this was last asked.
-    pub(super) fn take_used(&self) -> bool {
-        self.used.swap(false, Relaxed)
     }
 
     /// Asks which slots are whose.

@@ -1,6 +1,10 @@
 //! [`Nodes`]: which primaries there are, and which slots they serve.
 
-use std::{collections::HashMap, mem, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    mem,
+    sync::Arc,
+};
 
 use redis::{
     Client, ConnectionInfo, ErrorKind, RedisError, RedisResult, cluster::NodeAddress,
@@ -115,15 +119,12 @@ impl Nodes {
         primaries.collect()
     }
 
-    /// Takes over a new topology, and forgets the nodes that serve nothing and were sent nothing since the one before.
-    /// Answers the old owners, to be dropped outside of the lock.
+    /// Takes over a new topology, and forgets the nodes that serve nothing. Answers the old owners, to be dropped
+    /// outside of the lock.
     pub(super) fn adopt(&mut self, ranges: Vec<Range>, owners: Owners) -> Owners {
-        for range in &ranges {
-            if let Some(node) = self.by_address.get(&range.primary) {
-                node.mark_used();
-            }
-        }
-        self.by_address.retain(|_, node| node.take_used());
+        let serving: HashSet<_> = ranges.iter().map(|range| &range.primary).collect();
+        self.by_address
+            .retain(|address, _| serving.contains(address));
         self.ranges = ranges;
         mem::replace(&mut self.owners, owners)
     }
@@ -185,5 +186,24 @@ mod tests {
         nodes.moved(slot, &moved("node:7001"), &seed).unwrap();
         assert!(!nodes.is_known(&ranges()));
         assert_eq!(*nodes.owner(slot).unwrap().address(), *"node:7001");
+    }
+
+    #[test]
+    fn a_node_is_forgotten_with_the_topology_in_which_it_serves_nothing() {
+        let mut nodes = nodes();
+        let seed = Arc::clone(&nodes.seeds[0]);
+        for (port, known) in [(7001, vec![7001]), (7002, vec![7002])] {
+            nodes.named(&moved("node:7009"), &seed).unwrap();
+            let ranges = vec![Range {
+                first: 0,
+                last: 9,
+                primary: NodeAddress::new("node", port),
+            }];
+            let primaries = nodes.primaries(&ranges).unwrap();
+            let owners = owners(&ranges, &primaries);
+            nodes.adopt(ranges, owners);
+            let ports = nodes.by_address.keys().map(NodeAddress::port);
+            assert_eq!(ports.collect::<Vec<_>>(), known);
+        }
     }
 }

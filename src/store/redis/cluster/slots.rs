@@ -75,6 +75,16 @@ impl RedisStore {
         slots
     }
 
+    /// The slot of an operation; `None` if its keys are in several.
+    pub(super) fn only_slot(&self, operation: &Operation) -> Option<Slot> {
+        let check = operation.check();
+        let slots = check.filter(|check| check.all_charges().len() > 1);
+        match slots.map(|check| self.slots_of(check)).as_deref() {
+            None | Some([_]) => self.first_slot(operation),
+            Some(_) => None,
+        }
+    }
+
     /// The slot of an operation whose keys are all in one.
     pub(in crate::store::redis) fn first_slot(&self, operation: &Operation) -> Option<Slot> {
         let (policy, key) = match operation {

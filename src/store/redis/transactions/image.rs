@@ -136,16 +136,12 @@ impl Image {
 
     /// The block that ends last of the identities that the check charges, if one holds.
     fn blocked(&self, check: &Check, places: &Places) -> Result<Option<Blocked>, StoreError> {
-        let mut latest: Option<(_, Block)> = None;
-        for (key, place) in check.keys().zip(&places.blocks) {
-            let Some(block) = self.held_block(*place)? else {
-                continue;
-            };
-            if latest.is_none_or(|(_, it)| it.or_later(block) != it) {
-                latest = Some((key, block));
-            }
-        }
-        Ok(latest.map(|(key, block)| Blocked::new(key.clone(), block, self.now_ms)))
+        let mut keys = check.keys().zip(&places.blocks);
+        keys.try_fold(None, |latest: Option<Blocked>, (key, place)| {
+            let block = self.held_block(*place)?;
+            let blocked = block.map(|it| Blocked::new(key.clone(), it, self.now_ms));
+            Ok(latest.into_iter().chain(blocked).reduce(Blocked::or_later))
+        })
     }
 
     fn held_block(&self, place: usize) -> Result<Option<Block>, StoreError> {

@@ -105,17 +105,11 @@ impl TransactionStore {
 
 impl Store for TransactionStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        self.execute_one(Operation::Check(check.clone()), |reply| match reply {
-            Reply::Check(decision) => Some(decision),
-            _ => None,
-        })
+        self.execute_one(Operation::Check(check.clone()), Reply::decision)
     }
 
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.execute_one(Operation::Settle(settlement.clone()), |reply| match reply {
-            Reply::Settle(usage) => Some(usage),
-            _ => None,
-        })
+        self.execute_one(Operation::Settle(settlement.clone()), Reply::usage)
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
@@ -125,10 +119,7 @@ impl Store for TransactionStore {
 
     fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
         let key = key.clone();
-        self.execute_one(Operation::Block { key, request }, |reply| match reply {
-            Reply::Block(block) => Some(block),
-            _ => None,
-        })
+        self.execute_one(Operation::Block { key, request }, Reply::block)
     }
 
     fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
@@ -138,10 +129,7 @@ impl Store for TransactionStore {
             strikes,
             request,
         };
-        self.execute_one(ban, |reply| match reply {
-            Reply::Ban(block) => Some(block),
-            _ => None,
-        })
+        self.execute_one(ban, Reply::ban)
     }
 
     fn unblock(&self, key: &Key) -> StoreFuture<()> {
