@@ -147,8 +147,8 @@ impl Policy {
         self.on_failure
     }
 
-    /// Blocks who is denied too often by this policy: see [bans](crate::block#bans). The default is nobody. A shadow
-    /// bans nobody.
+    /// Blocks identities that this policy denies too often: see [bans](crate::block#bans). By default there is no ban. A
+    /// shadow bans no identity.
     #[must_use]
     pub fn ban(self, ban: Ban) -> Self {
         Self {
@@ -161,7 +161,7 @@ impl Policy {
         }
     }
 
-    /// The ban for who is denied too often by this policy.
+    /// The ban of identities that this policy denies too often.
     #[must_use]
     pub fn banned_by(&self) -> Option<Ban> {
         self.inner.ban

@@ -95,10 +95,10 @@ async fn a_block_ends_at_its_date_or_never_and_the_later_end_holds() {
 async fn a_ban_is_listed_as_one_and_a_secret_as_its_hash() {
     let site = Site::start().await;
     let limiter = replica(&site).await;
-    let login = Policy::parse("login", "0/1d")
+    let login = Policy::parse("login", "1/1d")
         .unwrap()
         .ban("1/1d=1h".parse().unwrap());
-    let mallory = Charge::new(&login, Key::secret("api-key", "s3cret"), 1);
+    let mallory = Charge::new(&login, Key::secret("api-key", "s3cret"), 2);
     assert!(matches!(
         limiter.check([mallory]).await,
         Ok(Decision::Denied(_))

@@ -182,11 +182,11 @@ async fn strikes_are_shown_beside_how_many_ban() {
     let site = Site::start().await;
     site.tool.write(
         "bans.toml",
-        "login = { rules = \"0/1d\", strikes = \"5/10m\", ban = \"1h\" }",
+        "login = { rules = \"1/1d\", strikes = \"5/10m\", ban = \"1h\" }",
     );
-    let policy = Policy::parse("login", "0/1d").unwrap();
+    let policy = Policy::parse("login", "1/1d").unwrap();
     let policy = policy.ban("5/10m=1h".parse().unwrap());
-    let charge = || Charge::new(&policy, Key::new("user", "alice"), 1);
+    let charge = || Charge::new(&policy, Key::new("user", "alice"), 2);
     for _ in 0..3 {
         site.limiter.check([charge()]).await.unwrap();
     }
@@ -201,6 +201,6 @@ async fn strikes_are_shown_beside_how_many_ban() {
     site.limiter.strikes_counted().await;
     let text = site.text("inspect user=alice --policies bans.toml");
     assert!(text.contains("\nbanned until "), "{text}");
-    assert!(text.contains(" UTC, by 0/1d of login\n"), "{text}");
+    assert!(text.contains(" UTC, by 1/1d of login\n"), "{text}");
     assert!(!text.contains("strikes"), "{text}");
 }

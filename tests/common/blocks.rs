@@ -256,12 +256,12 @@ pub(crate) async fn a_ban_keeps_the_policy_and_the_rule_that_denied(
     store: Arc<dyn Store>,
     _: TestClock,
 ) {
-    let policy = Policy::parse("login", "5/1s,0/1d").unwrap();
+    let policy = Policy::parse("login", "5/1s,1/1d").unwrap();
     let policy = policy.ban("1/10m=1h".parse().unwrap());
     let limiter = patient(Arc::clone(&store));
     strike(&limiter, &policy, "alice").await;
     let kept = details(&store).await;
-    assert_eq!((kept.policy(), kept.rule()), (Some("login"), Some("0/1d")));
+    assert_eq!((kept.policy(), kept.rule()), (Some("login"), Some("1/1d")));
     assert_eq!(kept.created_ms(), Some(START_MS));
 }
 
@@ -300,14 +300,14 @@ pub(crate) async fn unblocking_ends_all_blocks(store: Arc<dyn Store>, _: TestClo
 
 /// A limiter, and what it decides about a user under a policy that denies all and bans for an hour.
 async fn strike(limiter: &Limiter, policy: &Policy, name: &str) -> Decision {
-    let charge = Charge::new(policy, user(name), 1);
+    let charge = Charge::new(policy, user(name), 2);
     let decision = limiter.check([charge]).await.unwrap();
     limiter.strikes_counted().await;
     decision
 }
 
 fn banning(strikes: &str) -> Policy {
-    let policy = Policy::parse("login", "0/1d").unwrap();
+    let policy = Policy::parse("login", "1/1d").unwrap();
     policy.ban(strikes.parse().unwrap())
 }
 

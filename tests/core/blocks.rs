@@ -25,9 +25,9 @@ fn user(name: &str) -> Key {
     Key::new("user", name)
 }
 
-/// A policy that denies everything.
+/// A policy that denies every [`charge`].
 fn policy(name: &str, ban: &str) -> Policy {
-    let policy = Policy::parse(name, "0/1d").unwrap();
+    let policy = Policy::parse(name, "1/1d").unwrap();
     policy.ban(ban.parse().unwrap())
 }
 
@@ -38,7 +38,7 @@ fn memory() -> (Limiter, TestClock) {
 }
 
 fn charge(policy: &Policy, name: &str) -> Charge {
-    Charge::new(policy, user(name), 1)
+    Charge::new(policy, user(name), 2)
 }
 
 /// Decides, and waits until the strikes are counted.
@@ -61,7 +61,7 @@ async fn blocked(limiter: &Limiter, name: &str) -> Option<u64> {
 #[tokio::test]
 async fn who_is_denied_too_often_is_banned_from_the_last_strike_on() {
     let (limiter, clock) = memory();
-    let policy = Policy::parse("login", "1/1d").unwrap();
+    let policy = Policy::parse("login", "2/1d").unwrap();
     let policy = policy.ban("3/1m=1h".parse().unwrap());
     let check = async || check(&limiter, [charge(&policy, "alice")]).await;
     assert!(check().await.is_allowed());
@@ -288,7 +288,7 @@ async fn a_ban_ends_no_longer_block() {
 #[tokio::test(start_paused = true)]
 async fn who_waits_in_vain_is_struck_once() {
     let (limiter, _) = memory();
-    let policy = Policy::parse("login", "1/1m").unwrap();
+    let policy = Policy::parse("login", "2/1m").unwrap();
     let policy = policy.ban("2/1d=1h".parse().unwrap());
     assert!(
         check(&limiter, [charge(&policy, "alice")])

@@ -127,9 +127,9 @@ async fn a_block_that_was_made_elsewhere_is_known_once_it_was_seen() {
 #[tokio::test(start_paused = true)]
 async fn a_ban_that_this_process_made_holds() {
     let (store, limiter) = process();
-    let login = Policy::parse("login", "0/1d").unwrap();
+    let login = Policy::parse("login", "1/1d").unwrap();
     let login = login.ban("2/10m=1h".parse().unwrap());
-    let charge = || [Charge::new(&login, user("alice"), 1)];
+    let charge = || [Charge::new(&login, user("alice"), 2)];
     for _ in 0..2 {
         let denied = limiter.check(charge()).await.unwrap();
         assert!(matches!(denied, Decision::Denied(_)));

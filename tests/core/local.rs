@@ -457,7 +457,7 @@ async fn a_limit_whose_key_cannot_be_found_out_is_left_out_if_its_policy_is_open
                 // The other limit holds all the same.
                 let both = layer.limit(policy("0/1m"), alice());
                 let rejected = if expected == StatusCode::OK {
-                    StatusCode::PAYLOAD_TOO_LARGE
+                    StatusCode::TOO_MANY_REQUESTS
                 } else {
                     expected
                 };

@@ -46,9 +46,9 @@ fn alice() -> Key {
     Key::new("user", "alice")
 }
 
-/// Denies everything; three times in ten minutes, and who asks is banned for a minute and a bit.
+/// Used up by all from the beginning; three denials in ten minutes are a ban for a minute and a bit.
 fn login() -> Policy {
-    let policy = Policy::parse("login", "0/1h").unwrap();
+    let policy = Policy::parse("login", "1/1h").unwrap();
     policy.ban("3/10m=61500ms".parse().unwrap())
 }
 
@@ -58,8 +58,13 @@ fn free() -> Policy {
 
 fn memory() -> (Limiter, TestClock) {
     let clock = TestClock::new(START_MS);
-    let store = MemoryStore::new().clock(clock.clone());
-    (Limiter::new(store), clock)
+    let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
+    for key in [alice(), Header::new("x-user").key(SECRET)] {
+        let charge = Charge::new(&login(), key, 1);
+        let used_up = futures::executor::block_on(limiter.check([charge])).unwrap();
+        assert!(used_up.is_allowed());
+    }
+    (limiter, clock)
 }
 
 async fn send<R: MakeRejection<Body> + Send + Sync + 'static>(
@@ -295,7 +300,7 @@ async fn layers_around_each_other_charge_until_one_is_blocked_and_tell_no_quota(
 #[tokio::test(start_paused = true)]
 async fn a_layer_that_waits_waits_for_no_block_and_strikes_once() {
     let (limiter, _) = memory();
-    let policy = Policy::parse("login", "1/1h").unwrap();
+    let policy = Policy::parse("slow", "1/1h").unwrap();
     let policy = policy.ban("2/1d=1h".parse().unwrap());
     let layer = RateLimitLayer::new(limiter.clone()).limit(policy, alice());
     let layer = layer.max_wait(Duration::from_secs(10));
@@ -331,7 +336,7 @@ async fn a_shadow_layer_blocks_and_bans_nobody() {
 async fn a_ban_is_reloaded_with_its_policy() {
     let (limiter, _) = memory();
     let limiter = limiter.enforce_blocks(false);
-    let plain = || Policies::new([Policy::parse("login", "0/1h").unwrap()]).unwrap();
+    let plain = || Policies::new([Policy::parse("login", "1/1h").unwrap()]).unwrap();
     let live = ReloadablePolicies::new(plain());
     let layer = RateLimitLayer::new(limiter.clone()).limit(live.policy("login").unwrap(), alice());
     // A ban has no quota to show.
@@ -342,7 +347,7 @@ async fn a_ban_is_reloaded_with_its_policy() {
     for _ in 0..4 {
         denied(true).await;
     }
-    let file = r#"{"login":{"rules":"0/1h","strikes":"2/10m","ban":"1h"}}"#;
+    let file = r#"{"login":{"rules":"1/1h","strikes":"2/10m","ban":"1h"}}"#;
     live.replace(serde_json::from_str(file).unwrap()).unwrap();
     for is_limit in [true, true, false] {
         denied(is_limit).await;
@@ -410,7 +415,7 @@ fn metrics_tell_what_blocked_and_time_what_the_store_answered() {
             "sluicegate_blocked_total policy= by=operator = 1",
             "sluicegate_blocked_total policy=free by=list = 1",
             "sluicegate_decisions_total policy=login outcome=denied = 3",
-            "sluicegate_denials_total policy=login rule=0/1h shadow=false = 3",
+            "sluicegate_denials_total policy=login rule=1/1h shadow=false = 3",
             "sluicegate_store_seconds call=block = 1",
             "sluicegate_store_seconds call=check = 5",
             "sluicegate_store_seconds call=unblock = 1",

@@ -47,9 +47,9 @@ async fn traffic() {
     }
 
     let limiter = Limiter::new(MemoryStore::new()).observer(MetricsObserver::new());
-    let login = policy("login", "0/1d").ban("1/1d=1h".parse().unwrap());
+    let login = policy("login", "1/1d").ban("1/1d=1h".parse().unwrap());
     for _ in 0..2 {
-        let charge = Charge::new(&login, Key::new("user", "mallory"), 1);
+        let charge = Charge::new(&login, Key::new("user", "mallory"), 2);
         let _ = limiter.check([charge]).await;
         limiter.strikes_counted().await;
     }

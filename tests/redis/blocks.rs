@@ -303,7 +303,7 @@ async fn a_secret_identity_is_blocked_under_a_hash() {
 }
 
 fn banning(strikes: &str) -> Policy {
-    let policy = Policy::parse("login", "0/1d").unwrap();
+    let policy = Policy::parse("login", "1/1d").unwrap();
     policy.ban(strikes.parse().unwrap())
 }
 
@@ -317,7 +317,7 @@ async fn processes_that_strike_at_the_same_time_ban_at_the_limit_and_not_before(
     ];
     let policy = banning("30/1d=1h");
     let strike = async |limiter: &Limiter| {
-        let charge = Charge::new(&policy, user("alice"), 1);
+        let charge = Charge::new(&policy, user("alice"), 2);
         limiter.check([charge]).await.unwrap()
     };
     let strike_all = async |times: usize| {
@@ -357,7 +357,7 @@ async fn strikes_have_a_key_of_their_own_that_a_ban_and_an_unblock_remove() {
     let limiter = patient(store.clock(clock.clone()));
     let policy = banning("2/1m=1h");
     let strike = async || {
-        let charge = Charge::new(&policy, user("alice"), 1);
+        let charge = Charge::new(&policy, user("alice"), 2);
         limiter.check([charge]).await.unwrap();
         limiter.strikes_counted().await;
         let mut names: Vec<String> = server.run("KEYS *");

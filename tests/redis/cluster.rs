@@ -231,10 +231,10 @@ async fn who_is_blocked_in_one_slot_is_charged_in_none() {
 async fn who_is_struck_in_several_slots_is_banned_in_each() {
     let cluster = shared();
     let limiter = patient(&cluster).await;
-    let login = policy("login", "0/1h").ban("2/1h=1h".parse().unwrap());
+    let login = policy("login", "1/1h").ban("2/1h=1h".parse().unwrap());
     let users = [0, 1, 2].map(|at| users_at(&cluster, at, 1).remove(0));
     for _ in 0..2 {
-        let all = users.iter().map(|it| charge(&login, it));
+        let all = users.iter().map(|name| Charge::new(&login, user(name), 2));
         let decision = limiter.check(all).await.unwrap();
         assert!(matches!(decision, Decision::Denied(_)), "{decision:?}");
         limiter.strikes_counted().await;

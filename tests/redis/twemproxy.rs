@@ -192,10 +192,10 @@ async fn a_password_is_the_proxys_own() {
 async fn identities_on_two_servers_are_banned_where_they_are_checked() {
     let proxy = Twemproxy::start(BY_IDENTITY);
     let limiter = patient(connect(proxy.url()).await.unwrap());
-    let policy = Policy::parse("login", "0/1h").unwrap();
+    let policy = Policy::parse("login", "1/1h").unwrap();
     let policy = policy.ban("2/1h=1h".parse().unwrap());
     for is_banned in [false, false, true] {
-        let decisions = users().map(|user| limiter.check([Charge::new(&policy, user, 1)]));
+        let decisions = users().map(|user| limiter.check([Charge::new(&policy, user, 2)]));
         for decision in join_all(decisions).await {
             let is_blocked = matches!(decision.unwrap(), Decision::Blocked(_));
             assert_eq!(is_blocked, is_banned);
@@ -204,7 +204,7 @@ async fn identities_on_two_servers_are_banned_where_they_are_checked() {
     }
     for user in users() {
         limiter.unblock(&user).await.unwrap();
-        let decision = limiter.check([Charge::new(&policy, user, 1)]).await;
+        let decision = limiter.check([Charge::new(&policy, user, 2)]).await;
         assert!(matches!(decision.unwrap(), Decision::Denied(_)));
     }
 }
