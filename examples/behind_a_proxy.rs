@@ -52,6 +52,11 @@
 //!             proxy_set_header Forwarded $add_forwarded;
 //!
 //! The page of `sluicegate::extract::forwarded` says what other proxies need, and which attacks are met.
+//!
+//! In a crate of your own, beside a clone of this one:
+//!
+//!     cargo add axum tokio tracing-subscriber -F tokio/full
+//!     cargo add --path ../sluicegate -F axum
 
 use std::{env, error::Error, net::SocketAddr};
 
@@ -65,6 +70,7 @@ use sluicegate::{
     extract::{Cidr, TrustedProxies},
 };
 use tokio::net::TcpListener;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Who is the client, by the one header that the proxies write.
 fn client(header: HeaderName, proxies: TrustedProxies) -> ForwardedIp {
@@ -78,7 +84,7 @@ fn client(header: HeaderName, proxies: TrustedProxies) -> ForwardedIp {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     // A warning says what is wrong about the proxies: networks that do not match, a header that is not sent.
-    let warnings = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN);
+    let warnings = tracing_subscriber::fmt().with_max_level(LevelFilter::WARN);
     warnings.with_writer(std::io::stderr).init();
 
     let mut args = env::args().skip(1);

@@ -58,8 +58,8 @@ pub(crate) fn about_proxies(header: &str, mistake: ProxyMistake) {
         ProxyMistake::NoHeader => tracing::warn!(
             target: "sluicegate",
             header,
-            "misconfigured: `ForwardedIp` finds no key, since none of the first requests of trusted proxies has the \
-             header: let the proxy add it, or read the header that it does add; let the layer `skip` health checks"
+            "misconfigured: `ForwardedIp` finds no key, since hardly any of the first requests of trusted proxies has \
+             the header: let the proxy add it, or read the header that it does add; let the layer `skip` health checks"
         ),
         ProxyMistake::TooFew => tracing::warn!(
             target: "sluicegate",

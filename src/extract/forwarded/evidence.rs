@@ -46,7 +46,7 @@ pub(super) fn hash_of(entry: &[u8]) -> u64 {
 pub(super) struct Evidence {
     /// Requests of trusted proxies without the header: health checks, or a proxy that does not add it.
     without_header: u32,
-    has_seen_header: bool,
+    with_header: u32,
     window: Window,
     found: Vec<mem::Discriminant<ProxyMistake>>,
 }
@@ -83,10 +83,12 @@ impl Evidence {
     fn judge(&mut self, seen: &Seen) -> Option<ProxyMistake> {
         if matches!(seen, Seen::NoHeader) {
             self.without_header += 1;
-            let is_never_there = !self.has_seen_header && self.without_header >= WINDOW;
-            return is_never_there.then_some(ProxyMistake::NoHeader);
+            // One client that sends the header by itself must not hide that the proxy does not.
+            let is_seldom_there = self.without_header / (WINDOW - MOST_OF_THEM) >= self.with_header;
+            let is_certain = self.without_header >= WINDOW && is_seldom_there;
+            return is_certain.then_some(ProxyMistake::NoHeader);
         }
-        self.has_seen_header |= !matches!(seen, Seen::Untrusted(_) | Seen::Direct);
+        self.with_header += u32::from(!matches!(seen, Seen::Untrusted(_) | Seen::Direct));
         self.window.add(seen);
         if self.window.requests < WINDOW {
             return None;
