@@ -35,6 +35,11 @@ impl PublishedPolicy {
         }
     }
 
+    /// Notes a check by it that enforces blocks.
+    pub(crate) const fn enforce_blocks(&mut self) {
+        self.enforces_blocks = true;
+    }
+
     /// Adds a kind of keys; answers whether it is new.
     pub(crate) fn add_kind(&mut self, kind: &str) -> bool {
         let fits = self.kinds.len() < MAX_KINDS && kind.len() <= MAX_KIND;

@@ -56,12 +56,16 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// A power of two.
 const SEEN: usize = 256;
 
+/// Each policy, and whether it was used since it was last published: a policy that a reload has replaced is not
+/// published again.
+type Known = HashMap<Policy, (PublishedPolicy, bool)>;
+
 /// The policies of one limiter and its clones.
 pub(super) struct Publisher {
     store: Arc<dyn Store>,
     /// Marks of policies and kinds that are known, each at a place by its value or at the next one.
     seen: [AtomicU64; SEEN],
-    known: Mutex<HashMap<Policy, PublishedPolicy>>,
+    known: Mutex<Known>,
     running: Arc<AtomicBool>,
     /// Wakes the task: there is something new, or the limiter is gone.
     changed: Arc<Notify>,
@@ -85,7 +89,9 @@ impl Publisher {
     /// Notes the policies of a check that was decided: by one load for each charge, if it was noted before and its mark
     /// stands at its own place.
     pub(super) fn note(self: &Arc<Self>, check: &Check, on_failure: FailurePolicy) {
-        for charge in check.all_charges() {
+        // A look is no use: the example of a probe at the start of a service has a failure policy of its own.
+        let charges = check.all_charges().iter();
+        for charge in charges.filter(|charge| charge.cost() > 0) {
             let mark = mark(charge);
             let [first, second] = self.places(mark);
             if first.load(Relaxed) != mark && second.load(Relaxed) != mark {
@@ -125,11 +131,16 @@ impl Publisher {
             std::collections::hash_map::Entry::Vacant(_) => true,
         };
         let mut is_new = false;
-        let published = entry.or_insert_with(|| {
+        let (published, is_used) = entry.or_insert_with(|| {
             is_new = true;
             let failure = policy.failure_policy().unwrap_or(on_failure);
-            PublishedPolicy::new(policy.clone().on_failure(failure), enforces_blocks)
+            let policy = policy.clone().on_failure(failure);
+            (PublishedPolicy::new(policy, enforces_blocks), true)
         });
+        *is_used = true;
+        if enforces_blocks {
+            published.enforce_blocks();
+        }
         is_new |= published.add_kind(charge.key().kind());
         drop(known);
         if is_kept {
@@ -147,7 +158,7 @@ impl Publisher {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Policy, PublishedPolicy>> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -164,17 +175,38 @@ impl Publisher {
     }
 
     async fn publish(&self) -> Result<(), StoreError> {
-        let policies: Vec<PublishedPolicy> = self.lock().values().cloned().collect();
+        let policies = self.used();
+        if policies.is_empty() {
+            return Ok(());
+        }
         let Some(answer) = self.store.publish(&policies) else {
             return Ok(());
         };
         let result = timeout(TIMEOUT, answer).await;
         let result = result.unwrap_or(Err(TOO_LATE));
+        if result.is_ok() {
+            self.forget_uses();
+        }
         let had_failed = self.has_failed.swap(result.is_err(), Relaxed);
         if let (Err(error), false) = (&result, had_failed) {
             warning::policies_not_published(error);
         }
         result
+    }
+}
+
+impl Publisher {
+    fn used(&self) -> Vec<PublishedPolicy> {
+        let known = self.lock();
+        let used = known.values().filter(|(_, is_used)| *is_used);
+        used.map(|(policy, _)| policy.clone()).collect()
+    }
+
+    /// The next request under each policy notes it again.
+    fn forget_uses(&self) {
+        let mut known = self.lock();
+        known.values_mut().for_each(|(_, is_used)| *is_used = false);
+        self.seen.iter().for_each(|mark| mark.store(0, Relaxed));
     }
 }
 
@@ -233,8 +265,8 @@ fn mark(charge: &Charge) -> u64 {
 impl Limiter {
     /// Sets whether the policies are published in the store, for operators' tools. The default is `true`.
     ///
-    /// A task publishes each policy some seconds after its first use, and again every five minutes; the store keeps
-    /// them for a day. Published are its name, rules, ban and failure policy, whether it is a shadow and enforces
+    /// A task publishes each policy some seconds after its first use, and again every five minutes while it is
+    /// used; the store keeps them for a day. Published are its name, rules, ban and failure policy, whether it is a shadow and enforces
     /// blocks, and the kinds of keys that it was charged to, but no value of a key; of at most 256 policies. Requests
     /// do not wait for it, and what fails gives one warning. A memory store publishes nothing.
     #[must_use]

@@ -111,6 +111,35 @@ async fn policies_are_published_some_seconds_after_their_first_use_and_again_lat
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_policy_that_another_has_replaced_is_not_published_again() {
+    let store = Publishing::default();
+    let limiter = Limiter::new(store.clone());
+    let [before, after] = ["300/1m", "900/1m"].map(|rules| Policy::parse("ip", rules).unwrap());
+    charge(&limiter, &before).await;
+    pass(20).await;
+    for _ in 0..3 {
+        charge(&limiter, &after).await;
+        pass(400).await;
+    }
+    let sizes = store.sizes();
+    assert!(
+        sizes.len() >= 3 && sizes.iter().all(|size| *size == 1),
+        "{sizes:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_publishes_nothing() {
+    let store = Publishing::default();
+    let limiter = Limiter::new(store.clone());
+    let policy = Policy::parse("probe", "1/1m").unwrap();
+    let look = [Charge::new(&policy, Key::new("server", "start"), 0)];
+    limiter.peek(look).await.unwrap();
+    pass(400).await;
+    assert_eq!(store.sizes(), [0; 0]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_publication_that_fails_is_tried_again_less_and_less_often() {
     let store = Publishing::default();
     store.refuses.store(3, SeqCst);

@@ -821,10 +821,7 @@ fn a_wrong_option_is_named_and_ends_the_server_with_2() {
         (&["--limit", "10/1s"], "--limit: write KEY=RULES"),
         (&["--limit", "user=10/1s"], "--limit: write KEY=RULES"),
         (&["--limit", "header:=10/1s"], "--limit: write KEY=RULES"),
-        (
-            &["--limit", "header:a b=10/1s"],
-            "--limit: policy name `header-a b`",
-        ),
+        (&["--limit", "header:a b=10/1s"], "--limit: write KEY=RULES"),
         (
             &["--limit", "ip=ten/1s"],
             "--limit: policy `ip`: rule `ten/1s`",
