@@ -40,7 +40,7 @@ pub(crate) struct Call {
     pub(crate) sent: f64,
     pub(crate) waiting: Vec<Waiting>,
     pub(crate) operations: f64,
-    /// What it costs the server, in µs.
+    /// The cost for the server, in µs.
     pub(crate) work: f64,
 }
 

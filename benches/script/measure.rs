@@ -193,7 +193,7 @@ fn number(number: u128, size: usize) -> Vec<u8> {
     number.to_le_bytes()[..size].to_vec()
 }
 
-/// What both scripts are told of rules.
+/// The rules, as both scripts receive them.
 fn described(rules: &[Rule]) -> Vec<u8> {
     let limits = rules.iter().map(|rule| number(rule.limit().into(), 7));
     let steps = rules.iter().flat_map(|rule| {
@@ -387,7 +387,7 @@ impl Case {
         Ok(figures)
     }
 
-    /// What it costs beside another, in turns.
+    /// The cost beside another script, in turns.
     async fn ratio(
         &self,
         server: &Server,

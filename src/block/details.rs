@@ -101,7 +101,7 @@ impl From<SystemTime> for BlockRequest {
     }
 }
 
-/// What is known of a block beside its end. Checks do not read it.
+/// Reason, author and origin of a block. Checks do not read them.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct BlockDetails {
     created_ms: Option<u64>,

@@ -27,7 +27,7 @@ use super::{
 const TABLE: &str = "policies";
 const LIMITS: &str = "limits";
 
-/// What was read, and what is wrong with it.
+/// The policies that were read, and the mistakes in them.
 pub(crate) struct PoliciesFile {
     pub(crate) path: PathBuf,
     pub(crate) text: String,

@@ -25,7 +25,7 @@ pub(super) struct Outcome {
     /// Those that were replayed.
     pub(super) requests: u64,
     pub(super) refused: u64,
-    /// Of these, those of somebody who was banned.
+    /// The part of these that bans refused.
     pub(super) banned: u64,
     /// Without a field for any policy.
     pub(super) unlimited: u64,

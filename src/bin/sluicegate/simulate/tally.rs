@@ -41,7 +41,7 @@ pub(super) struct Tally {
     decisions: Option<Decisions>,
     pub(super) requests: u64,
     pub(super) refused: u64,
-    /// Of these, requests of somebody who was banned.
+    /// The part of these that bans refused.
     pub(super) banned: u64,
     /// Requests without a key for any policy.
     pub(super) unlimited: u64,
