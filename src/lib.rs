@@ -138,26 +138,13 @@
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod actual_cost;
-pub mod block;
 pub mod buckets {
     //! Buckets: rules of a burst and a refill. Which rule says what.
     //!
     #![doc = include_str!("../docs/guide/buckets.md")]
 }
-#[doc(hidden)] // Its types are at the root, and its errors in `error`.
-pub mod charge;
-mod check;
-pub mod contributors;
-pub mod decision;
-pub mod denials;
-pub mod error;
-mod eventual;
+mod domain;
 pub mod extract;
-mod failure;
-mod jitter;
-#[doc(hidden)] // Its types are at the root, and its errors in `error`.
-pub mod key;
 pub mod limiter;
 pub mod middleware;
 pub mod observe;
@@ -166,20 +153,9 @@ pub mod operating {
     //!
     #![doc = include_str!("../docs/guide/operating.md")]
 }
-mod operation;
-pub mod policies;
-#[doc(hidden)] // Its types are at the root, and its errors in `error`.
-pub mod policy;
-mod published;
-#[doc(hidden)] // Its types are at the root, and its errors in `error`.
-pub mod rule;
-#[cfg(feature = "serde")]
-mod serde;
-mod settlement;
 pub mod store;
 #[cfg(feature = "test-util")]
 pub mod test_util;
-mod text;
 pub mod under_load {
     //! Under load and under attack: what makes a request cheaper, when to switch it on, and what it costs in accuracy.
     //!
@@ -187,22 +163,27 @@ pub mod under_load {
 }
 mod warning;
 mod watch;
-mod window;
 
-pub use charge::Charge;
-pub use decision::{Decision, Denial, Usage};
-pub use error::StoreError;
+pub use domain::{
+    FailurePolicy, Text, block,
+    charge::Charge,
+    contributors,
+    decision::{self, Decision, Denial, Usage},
+    denials,
+    error::{self, StoreError},
+    key::Key,
+    policies,
+    policy::Policy,
+    rule::Rule,
+};
+#[doc(hidden)] // Their types are at the root, and their errors in `error`.
+pub use domain::{charge, key, policy, rule};
 pub use extract::{ForwardedIp, Header, KeyExtractor, PeerIp};
-pub use failure::FailurePolicy;
-pub use key::Key;
 pub use limiter::Limiter;
 pub use middleware::RateLimitLayer;
-pub use policy::Policy;
-pub use rule::Rule;
 #[cfg(feature = "redis")]
 pub use store::redis::RedisStore;
 pub use store::{MemoryStore, Store};
-pub use text::Text;
 
 /// The README's code, compiled as a documentation test.
 #[cfg(all(doctest, feature = "redis"))]

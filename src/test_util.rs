@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-use crate::rule::micros;
+use crate::domain::rule::micros;
 
 /// In the year 6429; the script stores times of up to 2^48 ms, and windows end later than now.
 const LATEST_MS: u64 = 1 << 47;

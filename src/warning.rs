@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use crate::error::{ExtractError, StoreError};
+use crate::domain::error::{ExtractError, StoreError};
 
 /// A limit that can find no key for any request.
 pub(crate) fn misconfigured(policy: Option<&str>, error: &ExtractError) {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::charge::Charge;
+use crate::domain::charge::Charge;
 
 /// The final cost of a request: a handler puts it into the extensions of its response, or
 /// [settles](crate::Limiter::settle) with it.

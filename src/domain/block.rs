@@ -1,4 +1,4 @@
-#![doc = include_str!("../docs/guide/blocks.md")]
+#![doc = include_str!("../../docs/guide/blocks.md")]
 
 use std::{
     error::Error,
@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use crate::rule::{DurationText, Rule, RuleError, millis, parse_duration};
+use crate::domain::rule::{DurationText, Rule, RuleError, millis, parse_duration};
 
 mod details;
 

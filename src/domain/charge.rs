@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::{
+use crate::domain::{
     contributors::label, key::Key, policies::CurrentPolicy, policy::Policy, rule::MAX_UNITS,
 };
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::{charge::Charge, error::StoreError, key::Key, policy::Policy, rule::Rule};
+use crate::domain::{charge::Charge, error::StoreError, key::Key, policy::Policy, rule::Rule};
 
 /// More than one request needs; the time that a check takes grows with them.
 pub(crate) const MAX_CHARGES: usize = 64;
@@ -334,7 +334,7 @@ impl CheckBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{error::StoreErrorKind, key::Key, rule::MAX_UNITS};
+    use crate::domain::{error::StoreErrorKind, key::Key, rule::MAX_UNITS};
 
     fn policy(rules: &str) -> Policy {
         Policy::parse("p", rules).unwrap()

@@ -18,8 +18,8 @@ use std::{
 
 use http::HeaderValue;
 
-pub use crate::{policy::PolicyError, rule::RuleError};
-use crate::{store::Blame, text::Text};
+pub use crate::domain::{policy::PolicyError, rule::RuleError};
+use crate::{domain::Text, domain::sent_call::Blame};
 
 /// Why no key could be extracted from a request.
 ///

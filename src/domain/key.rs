@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::text::Text;
+use crate::domain::Text;
 
 /// Who is limited: a kind (`ip`, `user`, `api-key`) and a value.
 ///

@@ -1,6 +1,6 @@
 //! [`Operation`] and [`Reply`]: what a store is asked to do, and what it answers.
 
-use crate::{
+use crate::domain::{
     block::{Block, BlockRequest},
     check::Check,
     decision::{Decision, Usage},

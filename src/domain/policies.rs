@@ -1,4 +1,4 @@
-#![doc = include_str!("../docs/guide/policies.md")]
+#![doc = include_str!("../../docs/guide/policies.md")]
 
 use std::{
     collections::BTreeMap,
@@ -6,8 +6,8 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use crate::policy::{Policy, PolicyError};
-pub use crate::published::PublishedPolicy;
+use crate::domain::policy::{Policy, PolicyError};
+pub use crate::domain::published::PublishedPolicy;
 
 /// Policies by name; cheap to clone.
 #[derive(Clone, PartialEq, Eq)]

@@ -7,10 +7,10 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use crate::{
+use crate::domain::{
+    FailurePolicy,
     block::{Ban, LOOK_UPS, STRIKES},
     error::NameError,
-    failure::FailurePolicy,
     rule::{Rule, RuleError},
 };
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 #[cfg(feature = "redis")]
-use crate::failure::FailurePolicy;
-use crate::policy::Policy;
+use crate::domain::FailurePolicy;
+use crate::domain::policy::Policy;
 
 /// How many kinds of keys are published of a policy.
 const MAX_KINDS: usize = 16;

@@ -14,9 +14,9 @@ use serde::{
     },
 };
 
-use crate::{
+use crate::domain::{
+    FailurePolicy,
     block::{Ban, BanError},
-    failure::FailurePolicy,
     policies::Policies,
     policy::{Policy, PolicyError},
     rule::Rule,

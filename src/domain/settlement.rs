@@ -1,6 +1,8 @@
 //! [`Settlement`]: the final costs of an admitted check.
 
-use crate::{charge::Charge, check::Check, decision::Usage, error::StoreError, rule::MAX_UNITS};
+use crate::domain::{
+    charge::Charge, check::Check, decision::Usage, error::StoreError, rule::MAX_UNITS,
+};
 
 /// The final cost of each charge of an admitted check.
 #[derive(Clone, Debug)]

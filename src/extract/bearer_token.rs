@@ -1,7 +1,7 @@
 use http::{header::AUTHORIZATION, request::Parts};
 
 use super::{KeyExtractor, Keys};
-use crate::{error::ExtractError, key::Key};
+use crate::domain::{error::ExtractError, key::Key};
 
 /// The bearer token of a request (RFC 6750), as in `Authorization: Bearer mF_9.B5f-4.1JqM`: a secret, of which stores
 /// keep only a hash.

@@ -1,6 +1,6 @@
 use std::pin::Pin;
 
-use crate::{charge::Charge, error::ExtractError};
+use crate::domain::{charge::Charge, error::ExtractError};
 
 /// The future of a look-up of charges.
 pub(crate) type ChargesFuture =

@@ -3,7 +3,7 @@ use std::fmt;
 use http::request::Parts;
 
 use super::{KeyExtractor, Keys};
-use crate::{
+use crate::domain::{
     error::{ExtractError, ExtractErrorKind},
     key::Key,
 };

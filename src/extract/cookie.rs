@@ -3,7 +3,7 @@ use std::{str::FromStr, sync::Arc};
 use http::{HeaderName, header::COOKIE, request::Parts};
 
 use super::{KeyExtractor, Keys, header::named};
-use crate::{
+use crate::domain::{
     error::{ExtractError, NameError},
     key::Key,
 };

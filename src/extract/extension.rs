@@ -3,7 +3,7 @@ use std::{any::type_name, fmt};
 use http::request::Parts;
 
 use super::{IntoKeys, KeyExtractor, Keys};
-use crate::error::ExtractError;
+use crate::domain::error::ExtractError;
 
 type Read<T> = dyn Fn(&T) -> Result<Keys, ExtractError> + Send + Sync;
 

@@ -3,7 +3,7 @@ use std::{borrow::Cow, net::Ipv6Addr};
 use http::{header::HOST, request::Parts};
 
 use super::{KeyExtractor, Keys};
-use crate::{error::ExtractError, key::Key};
+use crate::domain::{error::ExtractError, key::Key};
 
 /// The host that a request is for, such as the domain of a tenant, in HTTP/1.1 and HTTP/2.
 ///

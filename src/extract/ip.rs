@@ -7,7 +7,7 @@ use std::{
 
 use http::{Extensions, HeaderMap, HeaderName, header::FORWARDED};
 
-use crate::{error::ExtractError, key::Key};
+use crate::domain::{error::ExtractError, key::Key};
 
 /// Room for the longest network: `ffff:…:ffff/128`.
 const MAX_TEXT: usize = 39 + 4;

@@ -1,4 +1,4 @@
-use crate::{check::MAX_CHARGES, error::ExtractError, key::Key};
+use crate::domain::{check::MAX_CHARGES, error::ExtractError, key::Key};
 
 /// The keys of one request: none (this limit does not apply), one, or several.
 ///

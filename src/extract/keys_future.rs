@@ -3,7 +3,7 @@ use std::pin::Pin;
 use http::request::Parts;
 
 use super::{IntoKeys, Keys};
-use crate::error::ExtractError;
+use crate::domain::error::ExtractError;
 
 /// The future of an [`AsyncKeyExtractor`]'s answer.
 pub type KeysFuture = Pin<Box<dyn Future<Output = Result<Keys, ExtractError>> + Send>>;

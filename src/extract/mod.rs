@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::{HeaderValue, request::Parts};
 
-use crate::{error::ExtractError, key::Key};
+use crate::domain::{error::ExtractError, key::Key};
 
 mod bearer_token;
 mod charges;

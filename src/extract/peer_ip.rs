@@ -6,7 +6,7 @@ use super::{
     KeyExtractor, Keys,
     ip::{self, DEFAULT_IPV6_PREFIX},
 };
-use crate::{error::ExtractError, key::Key};
+use crate::domain::{error::ExtractError, key::Key};
 
 /// The IP address at the other end of the connection, which a client cannot choose at will.
 ///

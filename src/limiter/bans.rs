@@ -16,16 +16,18 @@ use tokio::{runtime::Handle, sync::Notify, task::JoinSet, time::Instant};
 
 use super::{Limiter, timeout::within};
 use crate::{
-    block::{Ban, BlockRequest, Until},
-    charge::Charge,
-    check::Check,
-    decision::{Decision, Denial},
-    key::Key,
+    domain::{
+        block::{Ban, BlockRequest, Until},
+        charge::Charge,
+        check::Check,
+        decision::{Decision, Denial},
+        key::Key,
+        operation::{Operation, Reply},
+        policy::Policy,
+        rule::Rule,
+        window::Spec,
+    },
     observe::BanEvent,
-    operation::{Operation, Reply},
-    policy::Policy,
-    rule::Rule,
-    window::Spec,
 };
 
 /// How many identities can wait: one that is attacked by many more has to count what it can.

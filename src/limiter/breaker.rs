@@ -26,10 +26,12 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    error::{StoreError, StoreErrorKind},
-    jitter,
+    domain::{
+        error::{StoreError, StoreErrorKind},
+        rule::micros,
+    },
+    limiter::jitter,
     observe::{BreakerEvent, Observer},
-    rule::micros,
     warning,
 };
 

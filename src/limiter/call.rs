@@ -10,14 +10,17 @@ use tokio::time::Instant;
 
 use super::{Limiter, breaker::Permit, timeout::LazySleep};
 use crate::{
-    block::Block,
-    contributors::Contributors,
-    decision::Decision,
-    denials::Denials,
-    error::{StoreError, StoreErrorKind},
-    eventual::Eventual,
+    domain::sent_call::Blame,
+    domain::{
+        block::Block,
+        contributors::Contributors,
+        decision::Decision,
+        denials::Denials,
+        error::{StoreError, StoreErrorKind},
+    },
     observe::{CallInfo, PollScope, Timing},
-    store::{Blame, Store, StoreFuture},
+    store::eventual::Eventual,
+    store::{Store, StoreFuture},
 };
 
 pin_project! {

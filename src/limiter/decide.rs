@@ -2,12 +2,10 @@
 
 use super::{Limiter, call::Answer, known_blocks::KnownBefore};
 use crate::{
-    check::Check,
-    decision::Decision,
-    error::StoreError,
-    eventual::Eventual,
+    domain::{check::Check, decision::Decision, error::StoreError},
     observe::{CallInfo, CallKind},
     store::Store,
+    store::eventual::Eventual,
 };
 
 /// What becomes of a check.

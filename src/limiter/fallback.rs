@@ -4,12 +4,14 @@ use std::num::NonZeroU32;
 
 use super::{Limiter, Resolution};
 use crate::{
-    check::Check,
-    decision::Decision,
-    error::{StoreError, StoreErrorKind},
-    failure::FailurePolicy,
+    domain::{
+        FailurePolicy,
+        check::Check,
+        decision::Decision,
+        error::{StoreError, StoreErrorKind},
+        policy::Policy,
+    },
     observe::{CallInfo, CallKind, RequestOutcome, Timing},
-    policy::Policy,
     store::{MemoryStore, Store, StoreFuture},
 };
 

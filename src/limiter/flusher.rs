@@ -14,7 +14,7 @@ use std::{
 
 use tokio::{runtime::Handle, time::sleep};
 
-use crate::error::{StoreError, StoreErrorKind};
+use crate::domain::error::{StoreError, StoreErrorKind};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 

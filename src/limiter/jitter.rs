@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::rule::millis;
+use crate::domain::rule::millis;
 
 /// A time from zero up to `most`, in whole milliseconds.
 ///

@@ -17,7 +17,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{
+use crate::domain::{
     block::{Block, BlockedBy},
     check::Check,
     decision::{Blocked, Decision},

@@ -10,6 +10,7 @@ mod decide;
 mod denials;
 mod fallback;
 mod flusher;
+pub(crate) mod jitter;
 mod known_blocks;
 mod publisher;
 mod report;
@@ -21,17 +22,19 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-pub use crate::actual_cost::ActualCost;
+pub use crate::domain::ActualCost;
 use crate::{
-    block::{Block, BlockRequest, BlockedIdentity},
-    charge::Charge,
-    check::Check,
-    decision::{Decision, Usage},
-    error::StoreError,
-    failure::FailurePolicy,
-    key::Key,
+    domain::{
+        FailurePolicy,
+        block::{Block, BlockRequest, BlockedIdentity},
+        charge::Charge,
+        check::Check,
+        decision::{Decision, Usage},
+        error::StoreError,
+        key::Key,
+        policy::Policy,
+    },
     observe::{CallInfo, CallKind, Observer, RequestOutcome},
-    policy::Policy,
     store::{MemoryStore, Store, StoreFuture},
 };
 use breaker::Breaker;

@@ -27,13 +27,15 @@ use tokio::{
 
 use super::Limiter;
 use crate::{
-    charge::Charge,
-    check::Check,
-    error::{StoreError, StoreErrorKind},
-    failure::FailurePolicy,
-    jitter,
-    policy::Policy,
-    published::PublishedPolicy,
+    domain::{
+        FailurePolicy,
+        charge::Charge,
+        check::Check,
+        error::{StoreError, StoreErrorKind},
+        policy::Policy,
+        published::PublishedPolicy,
+    },
+    limiter::jitter,
     store::Store,
     warning,
 };

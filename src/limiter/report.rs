@@ -2,14 +2,16 @@
 
 use super::Limiter;
 use crate::{
-    check::Check,
-    decision::Decision,
-    error::{ExtractError, StoreError},
+    domain::{
+        check::Check,
+        decision::Decision,
+        error::{ExtractError, StoreError},
+        policy::Policy,
+    },
     observe::{
         BlockEvent, BlockSource, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent,
         MissingKey, Observer, RequestOutcome, Timing,
     },
-    policy::Policy,
 };
 
 impl Limiter {

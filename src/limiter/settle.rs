@@ -2,13 +2,15 @@
 
 use super::{Limiter, call::Answer};
 use crate::{
-    charge::Charge,
-    decision::{Decision, Usage},
-    error::StoreError,
-    eventual::Eventual,
+    domain::{
+        charge::Charge,
+        decision::{Decision, Usage},
+        error::StoreError,
+        settlement::Settlement,
+    },
     observe::{CallInfo, CallKind, RequestOutcome},
-    settlement::Settlement,
     store::Store,
+    store::eventual::Eventual,
 };
 
 type Settled = Vec<Result<Usage, StoreError>>;

@@ -37,15 +37,17 @@ use tokio::{
 use self::turns::{Turn, Turns};
 use super::{DEFAULT_INTERVAL, FOR_EVER, Limiter, Resolution, timeout::LazySleep};
 use crate::{
-    check::Check,
-    decision::{Blocked, Decision, Denial},
-    error::{StoreError, StoreErrorKind},
-    jitter,
-    key::Key,
+    domain::{
+        check::Check,
+        decision::{Blocked, Decision, Denial},
+        error::{StoreError, StoreErrorKind},
+        key::Key,
+        policy::Policy,
+        rule::millis,
+        settlement::Settlement,
+    },
+    limiter::jitter,
     observe::{CallKind, Timing},
-    policy::Policy,
-    rule::millis,
-    settlement::Settlement,
 };
 
 /// The least that is slept where the store says that there is room now, and denies again: else the caller would spin.

@@ -10,8 +10,8 @@ use http::{Request, Response, request::Parts};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::{Decisions, MakeRejection, decide::Step, settle::Unsettled, shared::Shared};
-use crate::decision::Decision;
+use super::{Decisions, MakeRejection, admit::Step, settle::Unsettled, shared::Shared};
+use crate::domain::decision::Decision;
 
 pin_project! {
     /// Response future for [`RateLimit`](super::RateLimit).

@@ -5,18 +5,14 @@ use tower_layer::Layer;
 
 use super::{
     HeaderStyle, PolicySelector, ProblemJson, RateLimit,
-    decide::{AccessLists, ChargeLookUp, IntoPolicySelector, Limit, Newest},
+    admit::{AccessLists, ChargeLookUp, IntoPolicySelector, Limit, Newest},
     shared::Shared,
 };
 use crate::{
-    charge::Charge,
-    error::PolicyError,
+    domain::{FailurePolicy, charge::Charge, error::PolicyError, key::Key, policy::Policy},
     extract::{AsyncKeyExtractor, ChargesFuture, IntoCharges, KeyExtractor},
-    failure::FailurePolicy,
-    key::Key,
     limiter::{FOR_EVER, IntoLimiter, Limiter},
     observe::Observer,
-    policy::Policy,
 };
 
 /// Layer that applies the [`RateLimit`] middleware, which limits how often a client may call a service.

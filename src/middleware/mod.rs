@@ -2,8 +2,7 @@
 #![doc = include_str!("../../docs/guide/order.md")]
 #![doc = include_str!("../../docs/guide/around_a_client.md")]
 
-mod decide;
-mod decisions;
+mod admit;
 mod future;
 mod layer;
 pub mod migration {
@@ -12,7 +11,6 @@ pub mod migration {
     #![doc = include_str!("../../docs/guide/migration.md")]
 }
 mod respond;
-mod response;
 mod service;
 mod settle;
 mod shared;
@@ -24,14 +22,13 @@ pub mod testing {
 
 pub use crate::limiter::ActualCost;
 #[doc(hidden)]
-pub use decide::{IntoPolicy, IntoPolicySelector};
-pub use decide::{PolicySelector, Route, Routes};
-pub use decisions::Decisions;
+pub use admit::{IntoPolicy, IntoPolicySelector};
+pub use admit::{PolicySelector, Route, Routes};
 pub use future::ResponseFuture;
 pub use layer::RateLimitLayer;
 #[cfg(feature = "axum")]
-pub use response::AxumRejection;
-pub use response::{
-    EXPOSED_HEADERS, EmptyBody, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection,
+pub use respond::AxumRejection;
+pub use respond::{
+    Decisions, EXPOSED_HEADERS, EmptyBody, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection,
 };
 pub use service::RateLimit;

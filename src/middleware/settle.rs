@@ -5,8 +5,10 @@ use tokio::{runtime::Handle, sync::Semaphore};
 
 use super::Decisions;
 use crate::{
-    charge::Charge,
-    decision::{Decision, Usage},
+    domain::{
+        charge::Charge,
+        decision::{Decision, Usage},
+    },
     limiter::{ActualCost, Limiter},
 };
 

@@ -10,12 +10,14 @@ use http::{Extensions, Response, request::Parts};
 
 use super::{
     Decisions, HeaderStyle, MakeRejection, Rejection,
-    decide::Plan,
-    respond::{Respond, shown},
-    response::{self, Headers, Sent},
+    admit::Plan,
+    respond::{self, Headers, Respond, Sent, shown},
     settle::{Settle, Settling},
 };
-use crate::{actual_cost::ActualCost, decision::Decision, limiter::Limiter};
+use crate::{
+    domain::{ActualCost, decision::Decision},
+    limiter::Limiter,
+};
 
 /// What all services of a layer share.
 pub(super) struct Shared<R> {
@@ -155,7 +157,7 @@ impl<R> Shared<R> {
         let sent = sent.filter(|(_, by)| is_own(by)).map(|(sent, _)| sent);
         let denied = match &inner {
             Some(inner) => !inner.innermost().is_allowed(),
-            None => !is_foreign && response::is_denial(response),
+            None => !is_foreign && respond::is_denial(response),
         };
         // The headers of a denial must not be mixed with what is left here.
         if !denied {

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::{
+use crate::domain::{
     block::{Block, BlockedBy},
     charge::Charge,
     check::Check,

@@ -15,7 +15,7 @@ use super::{
     BanEvent, BlockEvent, BlockSource, BreakerEvent, CallInfo, CallKind, CompletionEvent,
     DecisionEvent, ErrorEvent, MissingKey, Observer, RequestOutcome, Timing, event::distinct,
 };
-use crate::{
+use crate::domain::{
     error::{ExtractErrorKind, StoreErrorKind},
     policy::Policy,
     rule::Rule,

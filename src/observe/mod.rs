@@ -18,7 +18,7 @@ pub use event::{
 pub use self::metrics::MetricsObserver;
 #[cfg(feature = "tracing")]
 pub use self::tracing::TracingObserver;
-use crate::policy::Policy;
+use crate::domain::policy::Policy;
 
 /// Is notified of each decision and each failure.
 ///

@@ -13,7 +13,7 @@ use super::{
     BanEvent, BlockEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
     Observer, PollScope,
 };
-use crate::{
+use crate::domain::{
     error::StoreErrorKind,
     policy::Policy,
     rule::{micros, millis},

@@ -12,44 +12,36 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    block::{Block, BlockRequest, BlockedIdentity},
-    contributors::{Contribution, Contributors, Kept},
-    decision::{Decision, Usage},
-    denials::{DenialReport, Denials},
-    error::StoreError,
-    eventual::{Eventual, join_all},
-    key::Key,
-    policies::PublishedPolicy,
-    policy::Policy,
-    rule::Rule,
-};
-pub use crate::{
+pub use crate::domain::{
     check::Check,
     decision::Count,
     operation::{Operation, Reply},
     settlement::Settlement,
 };
+use crate::{
+    domain::{
+        block::{Block, BlockRequest, BlockedIdentity},
+        contributors::{Contribution, Contributors, Kept},
+        decision::{Decision, Usage},
+        denials::{DenialReport, Denials},
+        error::StoreError,
+        key::Key,
+        policies::PublishedPolicy,
+        policy::Policy,
+        rule::Rule,
+        sent_call::{Blame, Journey},
+    },
+    store::eventual::{Eventual, join_all},
+};
 
-mod deny_cache;
-mod give_backs;
-mod leases;
+pub(crate) mod eventual;
+mod layers;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
-mod sent_call;
 
-/// What [`give_backs`] and the balance of [`leases`] count with: tests give them others.
-mod sync {
-    pub(super) use std::sync::atomic;
-}
-
-pub use deny_cache::DenyCache;
-pub use leases::Leases;
+pub use layers::{DenyCache, Leases};
 pub use memory::MemoryStore;
-#[cfg(feature = "redis")]
-pub(crate) use sent_call::SentCall;
-pub(crate) use sent_call::{Blame, Journey};
 
 /// Keeps the counts and decides atomically.
 ///

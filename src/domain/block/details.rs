@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{BlockedBy, Until};
-use crate::{policy::Policy, rule::Rule};
+use crate::domain::{policy::Policy, rule::Rule};
 
 /// In bytes. What is longer is cut.
 const MAX_REASON: usize = 200;

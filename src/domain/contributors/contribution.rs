@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::Span;
-use crate::{key::Key, policy::Policy};
+use crate::domain::{key::Key, policy::Policy};
 
 /// What was contributed to one account in one sixth of a window since the last time: differences to be added. For
 /// stores; see [`Store::contribute`](crate::Store::contribute).

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, sync::Arc};
 
-use crate::key::Key;
+use crate::domain::key::Key;
 
 /// The longest label. Sixteen of them are below the 1 KB that a sorted set may take.
 pub(crate) const MAX_LABEL: usize = 44;

@@ -1,9 +1,12 @@
-#![doc = include_str!("../../docs/guide/contributors.md")]
+#![doc = include_str!("../../../docs/guide/contributors.md")]
 
 use std::fmt;
 
 #[cfg(doc)]
-use crate::{charge::Charge, key::Key, limiter::Limiter};
+use crate::{
+    domain::{charge::Charge, key::Key},
+    limiter::Limiter,
+};
 
 mod contribution;
 pub(crate) mod label;

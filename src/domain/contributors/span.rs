@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{
+use crate::domain::{
     policy::Policy,
     rule::{MAX_WINDOW, Rule, millis},
 };

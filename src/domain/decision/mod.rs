@@ -34,8 +34,8 @@ pub use self::{
     rule_usage::RuleUsage,
     usage::{PolicyUsage, Usage},
 };
-pub use crate::window::Count;
-use crate::{
+pub use crate::domain::window::Count;
+use crate::domain::{
     block::{Block, BlockedBy},
     charge::Charge,
     check::Check,

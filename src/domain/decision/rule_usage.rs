@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Count;
-use crate::rule::Rule;
+use crate::domain::rule::Rule;
 
 /// What is left under one rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

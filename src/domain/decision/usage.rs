@@ -11,7 +11,7 @@ use super::{
     Count, Decision,
     rule_usage::{RuleUsage, denial_ms},
 };
-use crate::{check::Check, error::StoreError, policy::Policy};
+use crate::domain::{check::Check, error::StoreError, policy::Policy};
 
 /// What is left under each rule of each charge, right after the decision; cheap to clone.
 ///
@@ -335,7 +335,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{charge::Charge, key::Key};
+    use crate::domain::{charge::Charge, key::Key};
 
     #[test]
     fn a_decision_whose_times_are_moved_keeps_how_it_was_made() {

@@ -58,7 +58,7 @@
 use std::{cmp::Reverse, collections::HashMap, fmt};
 
 #[cfg(doc)]
-use crate::{limiter::Limiter, policy::Policy};
+use crate::{domain::policy::Policy, limiter::Limiter};
 
 mod report;
 

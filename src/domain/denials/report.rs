@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::RequestCounts;
-use crate::{key::Key, policy::Policy};
+use crate::domain::{key::Key, policy::Policy};
 
 /// So many, and the one that is under way, make up the last minute or the last hour.
 const SPANS: u64 = 6;

@@ -13,7 +13,7 @@
 //! ```
 
 use super::Count;
-use crate::rule::{MAX_UNITS, Rule, millis};
+use crate::domain::rule::{MAX_UNITS, Rule, millis};
 
 /// How a bucket refills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -9,7 +9,7 @@ pub(crate) use self::{
     bucket::{Bucket, BucketSpec},
     steps::{StepQueue, StepSpec},
 };
-use crate::rule::Rule;
+use crate::domain::rule::Rule;
 
 mod bucket;
 mod steps;

@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 
 use super::Count;
-use crate::rule::{MAX_UNITS, Rule, millis};
+use crate::domain::rule::{MAX_UNITS, Rule, millis};
 
 /// How a sliding or a fixed rule counts time, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderName, HeaderValue, header::ValueIter};
 
 use super::parse;
-use crate::error::ExtractError;
+use crate::domain::error::ExtractError;
 
 /// The most entries that are read.
 pub(super) const MAX_ENTRIES: usize = 64;

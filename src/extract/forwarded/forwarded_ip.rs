@@ -8,12 +8,11 @@ use super::{
     trusted::{Trust, TrustedProxies},
 };
 use crate::{
-    error::ExtractError,
+    domain::{error::ExtractError, key::Key},
     extract::{
         KeyExtractor, Keys,
         ip::{self, DEFAULT_IPV6_PREFIX, X_FORWARDED_FOR},
     },
-    key::Key,
     warning,
     watch::Watch,
 };

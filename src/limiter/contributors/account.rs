@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::sketch::{Label, Sketch, Unsent};
-use crate::{
+use crate::domain::{
     contributors::{Contribution, KEPT_LABELS, Kept, Span},
     key::Key,
     policy::Policy,

@@ -6,11 +6,13 @@ use tokio::time::timeout;
 
 use super::{Shared, lock};
 use crate::{
-    contributors::{Contribution, Contributors},
-    error::{StoreError, StoreErrorKind},
-    key::Key,
+    domain::{
+        contributors::{Contribution, Contributors},
+        error::{StoreError, StoreErrorKind},
+        key::Key,
+        policy::Policy,
+    },
     limiter::flusher::{Counter, Flusher, IDLE, TIMEOUT},
-    policy::Policy,
     store::StoreFuture,
     warning,
 };

@@ -22,15 +22,17 @@ use std::{
 
 use super::{Limiter, flusher::Flusher};
 use crate::{
-    charge::Charge,
-    check::Check,
-    contributors::{Contribution, Contributors, Kept},
-    decision::{Decision, Usage},
-    error::StoreError,
-    key::Key,
+    domain::{
+        charge::Charge,
+        check::Check,
+        contributors::{Contribution, Contributors, Kept},
+        decision::{Decision, Usage},
+        error::StoreError,
+        key::Key,
+        policy::Policy,
+        settlement::Settlement,
+    },
     observe::{CallInfo, CallKind},
-    policy::Policy,
-    settlement::Settlement,
     store::Store,
 };
 use account::Account;

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::{contributors::Kept, key::Key};
+use crate::domain::{contributors::Kept, key::Key};
 
 /// How many labels are counted. What is not known of a label is at most such a part of all units.
 const COUNTERS: usize = 40;

@@ -5,7 +5,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use crate::{key::Key, policy::Policy};
+use crate::domain::{key::Key, policy::Policy};
 
 pub(super) struct IdentityHasher {
     seeds: [u64; 2],

@@ -26,9 +26,11 @@ use super::{
     flusher::{Counter, Flusher, IDLE, TIMEOUT},
 };
 use crate::{
-    decision::{Blocked, Decision, Denial, RuleUsage, Usage},
-    denials::{DenialCount, DenialReport, Denials, KEPT_IDENTITIES},
-    error::{StoreError, StoreErrorKind},
+    domain::{
+        decision::{Blocked, Decision, Denial, RuleUsage, Usage},
+        denials::{DenialCount, DenialReport, Denials, KEPT_IDENTITIES},
+        error::{StoreError, StoreErrorKind},
+    },
     observe::{CallInfo, CallKind},
     store::{Store, StoreFuture},
     warning,

@@ -19,7 +19,7 @@ use std::{
 };
 
 use super::hash::IdentityHasher;
-use crate::{
+use crate::domain::{
     denials::{DenialCount, RequestCounts, Span},
     key::Key,
     policy::Policy,

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use crate::{
+use crate::domain::{
     check::Check,
     decision::{RuleUsage, Usage},
     rule::{Rule, millis},
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn the_greatest_numbers_do_not_overflow() {
-        let units = u128::from(crate::rule::MAX_UNITS) << 64;
+        let units = u128::from(crate::domain::rule::MAX_UNITS) << 64;
         for text in ["1/36525d", "1/36525d@fixed", "1+1/1d@bucket"] {
             let rule: Rule = text.parse().unwrap();
             let ms = match rule.refill() {

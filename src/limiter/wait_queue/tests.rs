@@ -4,7 +4,7 @@ use std::{
 };
 
 use super::*;
-use crate::charge::Charge;
+use crate::domain::charge::Charge;
 use crate::store::MemoryStore;
 
 #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@ use std::{mem, sync::Arc};
 
 use http::request::Parts;
 
-use crate::{extract::Keys, key::Key, middleware::Rejection};
+use crate::{domain::key::Key, extract::Keys, middleware::Rejection};
 
 type Test<T> = Arc<dyn Fn(&T) -> bool + Send + Sync>;
 

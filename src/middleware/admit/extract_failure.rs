@@ -1,6 +1,7 @@
 use super::Plan;
 use crate::{
-    error::ExtractErrorKind, failure::FailurePolicy, middleware::Rejection, policy::Policy,
+    domain::{FailurePolicy, error::ExtractErrorKind, policy::Policy},
+    middleware::Rejection,
 };
 
 impl Plan {

@@ -8,8 +8,7 @@ use std::{
 use pin_project_lite::pin_project;
 
 use crate::{
-    charge::Charge,
-    error::ExtractError,
+    domain::{charge::Charge, error::ExtractError},
     extract::{ChargesFuture, Keys, KeysFuture},
     limiter::LazySleep,
 };

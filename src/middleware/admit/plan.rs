@@ -10,16 +10,18 @@ use super::{
     warnings::Warnings,
 };
 use crate::{
-    charge::Charge,
-    check::{Check, CheckBuilder},
-    contributors::label,
-    error::{ExtractError, ExtractErrorKind},
+    domain::{
+        charge::Charge,
+        check::{Check, CheckBuilder},
+        contributors::label,
+        error::{ExtractError, ExtractErrorKind},
+        key::Key,
+        policies::{PoliciesRead, PolicyHandle},
+        policy::Policy,
+    },
     extract::{AsyncKeyExtractor, ChargesFuture, KeyExtractor, Keys},
-    key::Key,
     limiter::Limiter,
     middleware::Rejection,
-    policies::{PoliciesRead, PolicyHandle},
-    policy::Policy,
 };
 
 type Cost = dyn Fn(&Parts, &Policy) -> u64 + Send + Sync;

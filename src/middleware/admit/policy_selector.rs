@@ -3,7 +3,7 @@ use std::{borrow::Cow, fmt, sync::Arc};
 use http::request::Parts;
 
 use super::Routes;
-use crate::{
+use crate::domain::{
     error::{ExtractError, PolicyError},
     policies::{PoliciesRead, PolicyHandle},
     policy::Policy,

@@ -12,8 +12,10 @@ use super::{
     policy_selector::{Choice, IntoPolicySelector, KnownPolicy, PolicySelector},
 };
 use crate::{
-    error::{ExtractError, NameError, PolicyError},
-    policies::PoliciesRead,
+    domain::{
+        error::{ExtractError, NameError, PolicyError},
+        policies::PoliciesRead,
+    },
     warning,
     watch::{WATCHED, Watch},
 };

@@ -12,11 +12,10 @@ use super::{
     plan::{Draft, Plan},
 };
 use crate::{
-    check::Check,
-    decision::Decision,
-    eventual::Eventual,
+    domain::{check::Check, decision::Decision},
     limiter::{Resolution, WhereOpen},
     middleware::Rejection,
+    store::eventual::Eventual,
 };
 
 /// Whether a request is served: with the decision that admitted it, or without one, where no limit applies or the

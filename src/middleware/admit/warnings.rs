@@ -14,7 +14,9 @@ use tokio::time::Instant;
 
 use super::similar::most_similar;
 use crate::{
-    error::ExtractError, extract::forwarded::is_forwarded_for_other, policy::Policy, warning,
+    domain::{error::ExtractError, policy::Policy},
+    extract::forwarded::is_forwarded_for_other,
+    warning,
     watch::Watch,
 };
 

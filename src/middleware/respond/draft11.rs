@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
 use super::seconds::seconds;
-use crate::{
+use crate::domain::{
     decision::{Decision, RuleUsage},
     policies::PolicyHandle,
     policy::Policy,

@@ -5,7 +5,7 @@ use http::{
 };
 
 use super::{EmptyBody, MakeRejection, Rejection};
-use crate::{error::ExtractErrorKind, rule::millis};
+use crate::domain::{error::ExtractErrorKind, rule::millis};
 
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");

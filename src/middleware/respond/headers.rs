@@ -7,7 +7,7 @@ use super::{
     seconds::retry_after,
     single_rule::{self, Reset, Sent, SingleRule},
 };
-use crate::{decision::Decision, middleware::decide::Plan};
+use crate::{domain::decision::Decision, middleware::admit::Plan};
 
 /// Every header that a [`HeaderStyle`] sends, and `Retry-After`: browsers hide them from pages of other origins unless
 /// the response exposes them.

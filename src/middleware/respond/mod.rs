@@ -2,20 +2,24 @@
 
 #[cfg(feature = "axum")]
 mod axum;
+mod decisions;
 mod draft11;
 mod grpc;
 mod headers;
 mod problem;
 mod rejection;
+mod responder;
 mod seconds;
 mod single_rule;
 
 #[cfg(feature = "axum")]
 pub use self::axum::AxumRejection;
+pub use decisions::Decisions;
 pub use grpc::Grpc;
 pub use headers::{EXPOSED_HEADERS, HeaderStyle};
 pub(super) use headers::{Headers, is_denial};
 pub use problem::ProblemJson;
 pub use rejection::{EmptyBody, MakeRejection, Rejection};
-pub(super) use seconds::retry_after;
+pub(super) use responder::{Respond, shown};
+use seconds::retry_after;
 pub(super) use single_rule::Sent;

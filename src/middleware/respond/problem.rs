@@ -1,7 +1,7 @@
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
 
 use super::{MakeRejection, Rejection, draft11::item_name, grpc, rejection::is_too_large};
-use crate::decision::Denial;
+use crate::domain::decision::Denial;
 
 const TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 

@@ -1,7 +1,7 @@
 use http::{Response, StatusCode, request::Parts};
 
 use super::grpc;
-use crate::{
+use crate::domain::{
     decision::{Blocked, Denial},
     error::{ExtractError, ExtractErrorKind, StoreError, StoreErrorKind},
 };

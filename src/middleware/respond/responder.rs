@@ -5,23 +5,20 @@ use std::{borrow::Cow, time::Duration};
 
 use http::{HeaderValue, Response, StatusCode, header, request::Parts};
 
-use super::{
-    Decisions, HeaderStyle, MakeRejection, ProblemJson, Rejection,
-    response::{Headers, retry_after},
-};
-use crate::{decision::Decision, jitter, limiter::DEFAULT_INTERVAL};
+use super::{Decisions, HeaderStyle, Headers, MakeRejection, ProblemJson, Rejection, retry_after};
+use crate::{domain::decision::Decision, limiter::DEFAULT_INTERVAL, limiter::jitter};
 
 /// How rejections are answered: by a layer as it is set, by a handler as it asks.
-pub(super) struct Respond<'a, R> {
-    pub(super) make: &'a R,
-    pub(super) headers: &'a Headers,
-    pub(super) jitter: Duration,
+pub(in crate::middleware) struct Respond<'a, R> {
+    pub(in crate::middleware) make: &'a R,
+    pub(in crate::middleware) headers: &'a Headers,
+    pub(in crate::middleware) jitter: Duration,
     /// When a service that could not decide may be asked again.
-    pub(super) retry_interval: Duration,
+    pub(in crate::middleware) retry_interval: Duration,
 }
 
 impl<R> Respond<'_, R> {
-    pub(super) fn to<B>(&self, mut rejection: Rejection, head: &Parts) -> Response<B>
+    pub(in crate::middleware) fn to<B>(&self, mut rejection: Rejection, head: &Parts) -> Response<B>
     where
         R: MakeRejection<B>,
     {
@@ -73,7 +70,7 @@ fn add_challenge<B>(response: &mut Response<B>, rejection: &Rejection) {
 }
 
 /// The decision as the client sees it.
-pub(super) fn shown(decision: &Decision, jitter: Duration) -> Cow<'_, Decision> {
+pub(in crate::middleware) fn shown(decision: &Decision, jitter: Duration) -> Cow<'_, Decision> {
     if jitter.is_zero() {
         return Cow::Borrowed(decision);
     }

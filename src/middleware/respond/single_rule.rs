@@ -8,7 +8,7 @@ use super::{
     draft11::{RATELIMIT, RATELIMIT_POLICY},
     seconds::seconds,
 };
-use crate::{
+use crate::domain::{
     decision::{Decision, RuleUsage, Usage},
     rule::Rule,
 };

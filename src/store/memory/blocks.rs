@@ -6,7 +6,7 @@ use std::{
     },
 };
 
-use crate::{
+use crate::domain::{
     block::{Block, BlockDetails, BlockRequest, BlockedBy, BlockedIdentity},
     check::Check,
     decision::Blocked,

@@ -1,6 +1,6 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::rule::millis;
+use crate::domain::rule::millis;
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 

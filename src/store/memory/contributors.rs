@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{
+use crate::domain::{
     contributors::{Contribution, Contributors, KEPT_LABELS, Kept, Span, label},
     key::Key,
     policy::Policy,

@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use crate::{
+use crate::domain::{
     contributors::label,
     denials::{DenialReport, Denials, KEPT_IDENTITIES, RequestCounts, Span},
     key::Key,

@@ -1,7 +1,7 @@
 use smallvec::SmallVec;
 
 use super::standing::{LIMITED, Standing, class};
-use crate::{
+use crate::domain::{
     charge::Charge,
     decision::{Count, PolicyUsage, RuleUsage},
     policy::Policy,

@@ -3,7 +3,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use smallvec::SmallVec;
 
 use super::{clock::Clock, entry::by_charge, shard::Shard, token::Token};
-use crate::{charge::Charge, decision::Count};
+use crate::domain::{charge::Charge, decision::Count};
 
 /// There is no place for a new key: all others are at their limits.
 #[derive(Clone, Copy, Debug)]

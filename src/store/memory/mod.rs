@@ -29,18 +29,20 @@ use self::{
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    block::{Block, BlockRequest, BlockedIdentity, STRIKES},
-    charge::Charge,
-    check::Check,
-    contributors::{Contribution, Contributors},
-    decision::{Count, Decision, Filled, RuleUsage, Usage},
-    denials::{DenialReport, Denials},
-    error::{StoreError, StoreErrorKind},
-    key::Key,
-    operation::{Operation, Reply},
-    policy::Policy,
-    rule::Rule,
-    settlement::Settlement,
+    domain::{
+        block::{Block, BlockRequest, BlockedIdentity, STRIKES},
+        charge::Charge,
+        check::Check,
+        contributors::{Contribution, Contributors},
+        decision::{Count, Decision, Filled, RuleUsage, Usage},
+        denials::{DenialReport, Denials},
+        error::{StoreError, StoreErrorKind},
+        key::Key,
+        operation::{Operation, Reply},
+        policy::Policy,
+        rule::Rule,
+        settlement::Settlement,
+    },
     store::{CallFuture, ContributeFuture, Store, StoreFuture},
     warning,
 };

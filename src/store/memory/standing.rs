@@ -1,7 +1,7 @@
 use std::num::NonZeroU64;
 
-use crate::rule::Rule;
-use crate::window::Count;
+use crate::domain::rule::Rule;
+use crate::domain::window::Count;
 
 /// The class of keys at their limit, under which not one unit fits: they are never forgotten.
 ///

@@ -2,7 +2,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 
-use crate::key::Key;
+use crate::domain::key::Key;
 
 /// What stands for a policy's name and a key: 128 bits, so that no two meet, keyed so that nobody can aim at one, and
 /// useless outside this process.

@@ -22,10 +22,12 @@ use redis::{Cmd, RedisResult, Value};
 
 use super::{RedisStore, contributors::send_all, error::store_error};
 use crate::{
-    block::{Block, BlockRequest},
-    key::Key,
-    operation::Operation,
-    rule::millis,
+    domain::{
+        block::{Block, BlockRequest},
+        key::Key,
+        operation::Operation,
+        rule::millis,
+    },
     store::StoreFuture,
     warning,
 };

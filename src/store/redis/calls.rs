@@ -14,12 +14,14 @@ use super::{
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    block::{Block, BlockRequest},
-    check::Check,
-    decision::{Decision, Usage},
-    error::StoreError,
-    key::Key,
-    settlement::Settlement,
+    domain::{
+        block::{Block, BlockRequest},
+        check::Check,
+        decision::{Decision, Usage},
+        error::StoreError,
+        key::Key,
+        settlement::Settlement,
+    },
     store::{CallFuture, Operation, Reply, StoreFuture},
 };
 

@@ -16,7 +16,7 @@ use super::{
     error::store_error,
     transport::{Route, Transport, is_known},
 };
-use crate::error::{StoreError, StoreErrorKind};
+use crate::domain::error::{StoreError, StoreErrorKind};
 
 const BAD_URL: StoreError = StoreError::new(
     StoreErrorKind::AccessDenied,

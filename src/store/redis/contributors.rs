@@ -12,14 +12,16 @@ use redis::{Cmd, FromRedisValue, RedisResult, Value};
 
 use super::{RedisStore, error::store_error, transport::Transport};
 use crate::{
-    charge::Charge,
-    check::Check,
-    contributors::{Contribution, Contributors, KEPT_LABELS, Kept, Span},
-    error::StoreError,
-    eventual::join_all,
-    key::Key,
-    policy::Policy,
-    rule::millis,
+    domain::{
+        charge::Charge,
+        check::Check,
+        contributors::{Contribution, Contributors, KEPT_LABELS, Kept, Span},
+        error::StoreError,
+        key::Key,
+        policy::Policy,
+        rule::millis,
+    },
+    store::eventual::join_all,
     store::{ContributeFuture, StoreFuture},
 };
 

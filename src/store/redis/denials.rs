@@ -19,11 +19,13 @@ use super::{
     inspect::Inspector,
 };
 use crate::{
-    block::BLOCKS,
-    denials::{DenialReport, Denials, KEPT_IDENTITIES, RequestCounts, Span},
-    error::StoreError,
-    key::Key,
-    policy::Policy,
+    domain::{
+        block::BLOCKS,
+        denials::{DenialReport, Denials, KEPT_IDENTITIES, RequestCounts, Span},
+        error::StoreError,
+        key::Key,
+        policy::Policy,
+    },
     store::StoreFuture,
 };
 

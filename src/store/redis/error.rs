@@ -4,7 +4,7 @@ use std::{error::Error, fmt, io, sync::Arc};
 
 use redis::{ErrorKind, RedisError};
 
-use crate::error::{StoreError, StoreErrorKind};
+use crate::domain::error::{StoreError, StoreErrorKind};
 
 /// Tells errors apart by the code, as far as there is one: texts differ between servers, and may name keys, users and
 /// addresses. None of them is kept.

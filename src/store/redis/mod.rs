@@ -5,16 +5,18 @@ use std::sync::Arc;
 use redis::{RedisResult, Value};
 
 use crate::{
-    block::{Block, BlockRequest, BlockedIdentity},
-    check::Check,
-    contributors::{Contribution, Contributors},
-    decision::{Decision, Usage},
-    denials::{DenialReport, Denials},
-    key::Key,
-    policies::PublishedPolicy,
-    policy::Policy,
-    rule::Rule,
-    settlement::Settlement,
+    domain::{
+        block::{Block, BlockRequest, BlockedIdentity},
+        check::Check,
+        contributors::{Contribution, Contributors},
+        decision::{Decision, Usage},
+        denials::{DenialReport, Denials},
+        key::Key,
+        policies::PublishedPolicy,
+        policy::Policy,
+        rule::Rule,
+        settlement::Settlement,
+    },
     store::{CallFuture, ContributeFuture, Operation, Reply, Store, StoreFuture},
 };
 

@@ -6,10 +6,10 @@
 
 use std::fmt;
 
-use crate::{
+use crate::domain::{
+    Text,
     contributors::{Span, label},
     key::Key,
-    text::Text,
 };
 
 /// The longest value that is written as it is; an IPv6 network takes 43 bytes.
@@ -137,7 +137,7 @@ impl Names {
     /// The name of the set of the identities that were denied in one span.
     ///
     /// No identity is without a `=`, so it is no name of a count.
-    pub(super) fn denials(&self, span: crate::denials::Span) -> Vec<u8> {
+    pub(super) fn denials(&self, span: crate::domain::denials::Span) -> Vec<u8> {
         let (prefix, length_ms, start_ms) = (&self.prefix, span.length_ms, span.start_ms);
         format!("{prefix}:{{!denied}}:{length_ms}:{start_ms}").into_bytes()
     }

@@ -13,7 +13,10 @@ use std::time::Duration;
 use redis::Value;
 
 use super::{RedisStore, error::store_error};
-use crate::{error::StoreError, published::PublishedPolicy, rule::millis, store::StoreFuture};
+use crate::{
+    domain::{error::StoreError, published::PublishedPolicy, rule::millis},
+    store::StoreFuture,
+};
 
 /// For how long a definition is kept after a process has last said that it decides by it.
 const KEPT: Duration = Duration::from_secs(86_400);

@@ -8,12 +8,8 @@ use super::{
     validity::Validity,
 };
 use crate::{
-    check::Check,
-    decision::Decision,
-    key::Key,
-    policy::Policy,
-    settlement::Settlement,
-    store::{Operation, give_backs::GiveBacks},
+    domain::{check::Check, decision::Decision, key::Key, policy::Policy, settlement::Settlement},
+    store::{Operation, layers::give_backs::GiveBacks},
 };
 
 /// Enough that what is given back to one identity seldom ends what is remembered of another.

@@ -15,20 +15,22 @@ use self::{
     subject::may_be_remembered,
     validity::Validity,
 };
-use super::{CallFuture, ContributeFuture, Operation, Reply, Settlement, Store, StoreFuture};
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    block::{Block, BlockRequest, BlockedIdentity},
-    check::Check,
-    contributors::{Contribution, Contributors},
-    decision::{Decision, Usage},
-    denials::{DenialReport, Denials},
-    error::StoreError,
-    key::Key,
-    policies::PublishedPolicy,
-    policy::Policy,
-    rule::Rule,
+    domain::{
+        block::{Block, BlockRequest, BlockedIdentity},
+        check::Check,
+        contributors::{Contribution, Contributors},
+        decision::{Decision, Usage},
+        denials::{DenialReport, Denials},
+        error::StoreError,
+        key::Key,
+        policies::PublishedPolicy,
+        policy::Policy,
+        rule::Rule,
+    },
+    store::{CallFuture, ContributeFuture, Operation, Reply, Settlement, Store, StoreFuture},
 };
 
 mod clock;
@@ -37,7 +39,7 @@ mod subject;
 mod table;
 mod validity;
 
-#[doc = include_str!("../../../docs/guide/deny_cache.md")]
+#[doc = include_str!("../../../../docs/guide/deny_cache.md")]
 #[derive(Clone)]
 pub struct DenyCache {
     store: Arc<dyn Store>,

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
-use crate::{charge::Charge, check::Check};
+use crate::domain::{charge::Charge, check::Check};
 
 /// More is not remembered: what is remembered takes bounded room.
 const MAX_CHARGES: usize = 16;

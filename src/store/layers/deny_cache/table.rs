@@ -8,7 +8,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{subject::are_same, validity::Validity};
-use crate::{check::Check, decision::Decision};
+use crate::domain::{check::Check, decision::Decision};
 
 const SETS: usize = 2_048;
 
@@ -105,7 +105,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{charge::Charge, decision::Count, key::Key, policy::Policy};
+    use crate::domain::{charge::Charge, decision::Count, key::Key, policy::Policy};
 
     /// As a denial of this identity is remembered.
     fn entry(hasher: &RandomState, policy: &Policy, identity: u64) -> Entry {

@@ -12,7 +12,7 @@ use super::{
     lease::{Claim, LONGEST, Lease, LeasedUnits, was_behind},
     transfer::{Transfer, Transfers, Unspent},
 };
-use crate::{
+use crate::domain::{
     charge::Charge,
     check::Check,
     decision::{PolicyUsage, Usage},

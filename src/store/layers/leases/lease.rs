@@ -13,7 +13,7 @@
 use std::{mem, sync::Arc, time::Duration};
 
 use super::{balance::Balance, clock::Moment};
-use crate::{
+use crate::domain::{
     decision::{RuleUsage, Usage},
     rule::millis,
     settlement::Settlement,

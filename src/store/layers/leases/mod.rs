@@ -26,20 +26,22 @@ use self::{
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    block::{Block, BlockRequest, BlockedIdentity},
-    charge::Charge,
-    check::Check,
-    contributors::{Contribution, Contributors},
-    decision::{Decision, Usage},
-    denials::{DenialReport, Denials},
-    error::{StoreError, StoreErrorKind},
-    key::Key,
-    operation::{Operation, Reply},
-    policies::PublishedPolicy,
-    policy::Policy,
-    rule::{Rule, millis},
-    settlement::Settlement,
-    store::{CallFuture, ContributeFuture, Store, StoreFuture, sync},
+    domain::{
+        block::{Block, BlockRequest, BlockedIdentity},
+        charge::Charge,
+        check::Check,
+        contributors::{Contribution, Contributors},
+        decision::{Decision, Usage},
+        denials::{DenialReport, Denials},
+        error::{StoreError, StoreErrorKind},
+        key::Key,
+        operation::{Operation, Reply},
+        policies::PublishedPolicy,
+        policy::Policy,
+        rule::{Rule, millis},
+        settlement::Settlement,
+    },
+    store::{CallFuture, ContributeFuture, Store, StoreFuture, layers::sync},
     warning,
 };
 
@@ -63,7 +65,7 @@ const MAX_TOGETHER: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A store around a store that answers most checks of hot identities without a call; cheap to clone.
-#[doc = include_str!("../../../docs/guide/leases.md")]
+#[doc = include_str!("../../../../docs/guide/leases.md")]
 #[derive(Clone)]
 pub struct Leases {
     inner: Arc<Inner>,

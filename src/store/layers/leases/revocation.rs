@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::timeout;
 
 use super::{Inner, PATIENCE, transfer::Bar};
-use crate::{key::Key, operation::Operation, policy::Policy, store::StoreFuture};
+use crate::{
+    domain::{key::Key, operation::Operation, policy::Policy},
+    store::StoreFuture,
+};
 
 /// Ends the leases of an identity when it is made, before the store is called; and when it is dropped, after the store
 /// has answered or the caller has left. Leases that are being fetched then are returned when they come.

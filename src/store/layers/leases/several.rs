@@ -19,10 +19,12 @@ use super::{
     transfer::Transfer,
 };
 use crate::{
-    check::Check,
-    decision::{Decision, RuleUsage, Usage},
-    error::StoreError,
-    settlement::Settlement,
+    domain::{
+        check::Check,
+        decision::{Decision, RuleUsage, Usage},
+        error::StoreError,
+        settlement::Settlement,
+    },
     store::StoreFuture,
 };
 

@@ -17,7 +17,7 @@ use super::{
     hot::HotCounts,
     transfer::{Bar, Transfer, Transfers},
 };
-use crate::{charge::Charge, decision::Decision, key::Key, policy::Policy, rule::millis};
+use crate::domain::{charge::Charge, decision::Decision, key::Key, policy::Policy, rule::millis};
 
 /// How many identities can have leases.
 const MAX_ENTRIES: usize = 4_096;

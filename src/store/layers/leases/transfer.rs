@@ -10,7 +10,7 @@ use std::sync::{
 
 use tokio::sync::Notify;
 
-use crate::{settlement::Settlement, store::give_backs::GiveBacks};
+use crate::{domain::settlement::Settlement, store::layers::give_backs::GiveBacks};
 
 /// More than entries, so that few share one.
 const SLOTS: usize = 16_384;

@@ -7,8 +7,9 @@ use tokio::{runtime::Handle, sync::oneshot};
 
 use super::line::Waiting;
 use crate::{
-    error::StoreError,
-    store::{Blame, Journey, Operation, Reply, SentCall},
+    domain::error::StoreError,
+    domain::sent_call::{Blame, Journey, SentCall},
+    store::{Operation, Reply},
 };
 
 /// How many charges a call has at most while few wait, but for the one operation that has more.

@@ -27,8 +27,9 @@ use super::{
     error::{ANOTHER_REPLY, SHUT_DOWN},
 };
 use crate::{
-    error::StoreError,
-    store::{Journey, Operation, Reply, StoreFuture},
+    domain::error::StoreError,
+    domain::sent_call::Journey,
+    store::{Operation, Reply, StoreFuture},
 };
 use call::{Request, SharedCall, Waiter};
 use line::Line;

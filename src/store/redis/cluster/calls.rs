@@ -4,9 +4,7 @@ use redis::cluster_routing::Slot;
 
 use super::{cross_slot, slots::TOO_LATE};
 use crate::{
-    check::Check,
-    decision::Decision,
-    error::StoreError,
+    domain::{check::Check, decision::Decision, error::StoreError},
     store::{CallFuture, Operation, Reply, Store, StoreFuture, call_one, redis::RedisStore},
 };
 

@@ -20,10 +20,12 @@ use tokio::{
 
 use super::slots::{Slots, TOO_LATE, join_usages};
 use crate::{
-    check::Check,
-    decision::{Blocked, Decision, Usage},
-    error::StoreError,
-    settlement::Settlement,
+    domain::{
+        check::Check,
+        decision::{Blocked, Decision, Usage},
+        error::StoreError,
+        settlement::Settlement,
+    },
     store::{
         StoreFuture,
         redis::{RedisStore, connection::PART_TIMEOUT},

@@ -11,12 +11,14 @@ use std::time::UNIX_EPOCH;
 
 use super::{cross_slot, slots::Slots};
 use crate::{
-    block::{BLOCKS, STRIKES, Until},
-    charge::Charge,
-    check::Check,
-    decision::{Blocked, Decision},
-    error::{StoreError, StoreErrorKind},
-    key::Key,
+    domain::{
+        block::{BLOCKS, STRIKES, Until},
+        charge::Charge,
+        check::Check,
+        decision::{Blocked, Decision},
+        error::{StoreError, StoreErrorKind},
+        key::Key,
+    },
     store::{
         CallFuture, Operation, Reply, StoreFuture,
         redis::{

@@ -4,12 +4,14 @@ use redis::cluster_routing::Slot;
 use tokio::time::timeout;
 
 use crate::{
-    block::BLOCKS,
-    check::Check,
-    decision::{RuleUsage, Usage},
-    error::{StoreError, StoreErrorKind},
-    key::Key,
-    settlement::Settlement,
+    domain::{
+        block::BLOCKS,
+        check::Check,
+        decision::{RuleUsage, Usage},
+        error::{StoreError, StoreErrorKind},
+        key::Key,
+        settlement::Settlement,
+    },
     store::{
         Operation, StoreFuture,
         redis::{RedisStore, connection::PART_TIMEOUT},

@@ -6,9 +6,11 @@ use redis::Cmd;
 
 use super::{Inspector, Selection, Server, StoredName, UnreadableValue, stored, within};
 use crate::{
-    block::{BLOCKS, Block, BlockDetails, BlockedBy, BlockedIdentity},
-    error::StoreError,
-    key::Key,
+    domain::{
+        block::{BLOCKS, Block, BlockDetails, BlockedBy, BlockedIdentity},
+        error::StoreError,
+        key::Key,
+    },
     store::redis::{
         contributors::send_all,
         error::store_error,

@@ -1,7 +1,7 @@
 //! [`decide`]: what the script would answer.
 
 use super::StoredValue;
-use crate::{
+use crate::domain::{
     check::Check,
     decision::Decision,
     error::StoreError,
@@ -59,7 +59,7 @@ fn section(value: Option<&StoredValue>, rule: &Rule) -> Section {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{charge::Charge, key::Key, policy::Policy};
+    use crate::domain::{charge::Charge, key::Key, policy::Policy};
 
     #[test]
     fn each_charge_needs_its_value() {

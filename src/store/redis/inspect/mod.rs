@@ -36,14 +36,14 @@ use super::{
     error::{code, store_error},
     milliseconds, names,
 };
-use crate::{
+use crate::domain::{
+    Text,
     block::STRIKES,
     contributors::Contributors,
     error::{StoreError, StoreErrorKind},
     key::Key,
     policies::PublishedPolicy,
     policy::Policy,
-    text::Text,
 };
 
 pub use blocks::StoredBlock;

@@ -1,8 +1,10 @@
 //! [`StoredName`]: the name of a key, read.
 
 use crate::{
-    block::{BLOCKS, STRIKES},
-    key::Key,
+    domain::{
+        block::{BLOCKS, STRIKES},
+        key::Key,
+    },
     store::redis::names::Names,
 };
 

@@ -6,8 +6,7 @@ use redis::{Pipeline, RedisError, RedisResult, Value};
 
 use super::{Inspector, StoredName, StoredResult, StoredValue, stored, unknown_to_proxies};
 use crate::{
-    error::StoreError,
-    key::Key,
+    domain::{error::StoreError, key::Key},
     store::redis::{
         RedisStore,
         connection::within,

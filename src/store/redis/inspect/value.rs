@@ -3,10 +3,12 @@
 use std::{error::Error, fmt, time::Duration};
 
 use crate::{
-    decision::Count,
-    rule::{MAX_UNITS, Rule},
+    domain::{
+        decision::Count,
+        rule::{MAX_UNITS, Rule},
+        window::{self, Bucket, BucketSpec, BucketState, Spec, StepQueue, StepSpec},
+    },
     store::redis::script::{VERSION, labelled, number},
-    window::{self, Bucket, BucketSpec, BucketState, Spec, StepQueue, StepSpec},
 };
 
 /// The bytes of one label.

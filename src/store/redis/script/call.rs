@@ -5,14 +5,16 @@ use std::sync::LazyLock;
 use redis::{Cmd, Script};
 
 use crate::{
-    block::{BLOCKS, BlockRequest, STRIKES, UntilMs},
-    check::Check,
-    key::Key,
-    operation::Operation,
-    rule::Rule,
-    settlement::Settlement,
+    domain::{
+        block::{BLOCKS, BlockRequest, STRIKES, UntilMs},
+        check::Check,
+        key::Key,
+        operation::Operation,
+        rule::Rule,
+        settlement::Settlement,
+        window::Spec,
+    },
     store::redis::names::Names,
-    window::Spec,
 };
 
 use super::label::label;

@@ -1,6 +1,6 @@
 //! The label of a section: two numbers of 48 bits, as `lua/README.md` describes it.
 
-use crate::{
+use crate::domain::{
     rule::MAX_UNITS,
     window::{BucketSpec, Spec, StepSpec},
 };

@@ -3,12 +3,14 @@
 use redis::Value;
 
 use crate::{
-    block::{Block, BlockedBy},
-    check::Check,
-    decision::{Blocked, Count, Filled, Usage},
-    error::StoreError,
-    operation::{Operation, Reply},
-    policy::Policy,
+    domain::{
+        block::{Block, BlockedBy},
+        check::Check,
+        decision::{Blocked, Count, Filled, Usage},
+        error::StoreError,
+        operation::{Operation, Reply},
+        policy::Policy,
+    },
     store::redis::error,
 };
 

@@ -24,9 +24,12 @@ use super::{
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    error::{StoreError, StoreErrorKind},
+    domain::{
+        error::{StoreError, StoreErrorKind},
+        sent_call::{Blame, Journey, SentCall},
+    },
     store::{
-        Blame, Journey, Operation, Reply, SentCall,
+        Operation, Reply,
         redis::{error::SHUT_DOWN, names::Names},
     },
 };

@@ -11,7 +11,7 @@ use super::{
     layout::read_block,
     plan::SUFFIX,
 };
-use crate::{
+use crate::domain::{
     block::{BLOCKS, BlockedIdentity},
     error::StoreError,
 };

@@ -12,7 +12,7 @@ use tokio::{runtime::Handle, time::Instant};
 
 use super::{image::Change, plan::StoredKey};
 use crate::{
-    error::{StoreError, StoreErrorKind},
+    domain::error::{StoreError, StoreErrorKind},
     store::redis::{
         connection::{NO_TIMEOUT, within},
         error::{closed, code, needs_another_connection, store_error},

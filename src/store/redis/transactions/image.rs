@@ -8,16 +8,18 @@ use super::{
     plan::{Places, StoredKey},
 };
 use crate::{
-    block::{Block, BlockDetails, BlockRequest},
-    charge::Charge,
-    check::Check,
-    decision::{Blocked, Count, Filled, Usage},
-    error::StoreError,
-    key::Key,
-    operation::{Operation, Reply},
-    policy::Policy,
-    rule::Rule,
-    settlement::Settlement,
+    domain::{
+        block::{Block, BlockDetails, BlockRequest},
+        charge::Charge,
+        check::Check,
+        decision::{Blocked, Count, Filled, Usage},
+        error::StoreError,
+        key::Key,
+        operation::{Operation, Reply},
+        policy::Policy,
+        rule::Rule,
+        settlement::Settlement,
+    },
     store::memory::entry::{Entry, by_charge},
 };
 

@@ -13,14 +13,16 @@
 use std::collections::HashSet;
 
 use crate::{
-    block::{Block, BlockDetails, BlockedBy},
-    error::StoreError,
-    rule::MAX_UNITS,
+    domain::{
+        block::{Block, BlockDetails, BlockedBy},
+        error::StoreError,
+        rule::MAX_UNITS,
+        window::{Bucket, BucketSpec, BucketState, Section, StepQueue, StepSpec},
+    },
     store::{
         memory::entry::Entry,
         redis::error::{OTHER_VERSION, UNREADABLE},
     },
-    window::{Bucket, BucketSpec, BucketState, Section, StepQueue, StepSpec},
 };
 
 /// To be raised with each change of the layout: a value of another version is an error, never read as this one.
@@ -182,7 +184,7 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
-    use crate::{
+    use crate::domain::{
         block::{BlockRequest, Until},
         window::Spec,
     };

@@ -11,12 +11,15 @@ use super::{RedisStore, error::ANOTHER_REPLY, names::Names};
 #[cfg(feature = "test-util")]
 use crate::test_util::TestClock;
 use crate::{
-    block::{Block, BlockRequest, BlockedIdentity},
-    decision::{Decision, Usage},
-    key::Key,
-    policy::Policy,
-    rule::Rule,
-    store::{CallFuture, Check, Journey, Operation, Reply, Settlement, Store, StoreFuture},
+    domain::sent_call::Journey,
+    domain::{
+        block::{Block, BlockRequest, BlockedIdentity},
+        decision::{Decision, Usage},
+        key::Key,
+        policy::Policy,
+        rule::Rule,
+    },
+    store::{CallFuture, Check, Operation, Reply, Settlement, Store, StoreFuture},
 };
 use attempts::{Attempts, Settings};
 

@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 
 use crate::{
-    block::{BLOCKS, STRIKES},
-    charge::Charge,
-    key::Key,
+    domain::{
+        block::{BLOCKS, STRIKES},
+        charge::Charge,
+        key::Key,
+    },
     store::{Operation, redis::names::Names},
 };
 

@@ -1,7 +1,7 @@
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::{
+use crate::domain::{
     charge::Charge, decision::Decision, error::StoreErrorKind, key::Key, policy::Policy,
     settlement::Settlement,
 };
@@ -91,7 +91,7 @@ fn of_an_unblocking_that_failed_both_answers_are_read() {
     let unblock = Operation::Unblock { key: key() };
     let block = Operation::Block {
         key: key(),
-        request: crate::block::Until::ForEver.into(),
+        request: crate::domain::block::Until::ForEver.into(),
     };
     let operations = [unblock, block];
     for failed in [
@@ -126,7 +126,7 @@ proptest! {
         let key = Key::new("user", "alice");
         let enforcing = Operation::Fill { check: check().enforce_blocks(true), count: 3 };
         let unblock = Operation::Unblock { key: key.clone() };
-        let request = crate::block::BlockRequest::from(crate::block::Until::ForEver);
+        let request = crate::domain::block::BlockRequest::from(crate::domain::block::Until::ForEver);
         let block = Operation::Block { key: key.clone(), request: request.clone() };
         let ban = Operation::Ban { key, strikes: crate::Rule::per_minute(1), request };
         let limits = [Operation::Check(check()), fill, Operation::Settle(settlement), reset];

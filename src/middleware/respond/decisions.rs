@@ -1,6 +1,6 @@
 use std::{iter, sync::Arc};
 
-use crate::decision::{Decision, Usage};
+use crate::domain::decision::{Decision, Usage};
 
 /// The decisions of all layers around each other, innermost first: in the extensions of requests; of the responses to
 /// those that were denied; and of all responses, where one of the layers puts them there
@@ -58,7 +58,11 @@ pub struct Decisions {
 
 impl Decisions {
     /// Adds the decision of a layer to those of the layers further out.
-    pub(super) fn within(outer: Option<Self>, innermost: Decision, in_response: bool) -> Self {
+    pub(in crate::middleware) fn within(
+        outer: Option<Self>,
+        innermost: Decision,
+        in_response: bool,
+    ) -> Self {
         Self {
             innermost,
             in_response: in_response || outer.as_ref().is_some_and(|it| it.in_response),
@@ -67,12 +71,12 @@ impl Decisions {
         }
     }
 
-    pub(super) const fn set_outermost(&mut self, of_outermost: bool) {
+    pub(in crate::middleware) const fn set_outermost(&mut self, of_outermost: bool) {
         self.of_outermost = of_outermost;
     }
 
     /// Whether they are of a layer that settles, around which there is no other one that does.
-    pub(super) const fn are_of_outermost(&self) -> bool {
+    pub(in crate::middleware) const fn are_of_outermost(&self) -> bool {
         self.of_outermost
     }
 
@@ -92,26 +96,26 @@ impl Decisions {
         iter::successors(Some(self), |it| it.outer.as_deref()).map(Self::innermost)
     }
 
-    pub(super) const fn innermost(&self) -> &Decision {
+    pub(in crate::middleware) const fn innermost(&self) -> &Decision {
         &self.innermost
     }
 
-    pub(super) const fn are_in_response(&self) -> bool {
+    pub(in crate::middleware) const fn are_in_response(&self) -> bool {
         self.in_response
     }
 
     /// Whether a layer further out has decided, too.
-    pub(super) const fn have_outer(&self) -> bool {
+    pub(in crate::middleware) const fn have_outer(&self) -> bool {
         self.outer.is_some()
     }
 
     /// Whether this decision is one of them, and not one like it.
-    pub(super) fn has(&self, decision: &Decision) -> bool {
+    pub(in crate::middleware) fn has(&self, decision: &Decision) -> bool {
         self.iter().any(|it| it.usage().is_same(decision.usage()))
     }
 
     /// Replaces a decision by what it is after its settlement.
-    pub(super) fn replace(&mut self, old: &Decision, new: Decision) {
+    pub(in crate::middleware) fn replace(&mut self, old: &Decision, new: Decision) {
         if self.innermost.usage().is_same(old.usage()) {
             self.innermost = new;
         } else if let Some(outer) = &mut self.outer {

@@ -1,0 +1,28 @@
+//! The words of the crate, as data and arithmetic: rules and policies, keys and charges, checks and decisions, blocks,
+//! and the windows in which units count. Nothing here waits, and nothing here knows a store.
+
+mod actual_cost;
+pub mod block;
+pub mod charge;
+pub(crate) mod check;
+pub mod contributors;
+pub mod decision;
+pub mod denials;
+pub mod error;
+mod failure;
+pub mod key;
+pub(crate) mod operation;
+pub mod policies;
+pub mod policy;
+pub(crate) mod published;
+pub mod rule;
+pub(crate) mod sent_call;
+#[cfg(feature = "serde")]
+mod serde;
+pub(crate) mod settlement;
+mod text;
+pub(crate) mod window;
+
+pub use actual_cost::ActualCost;
+pub use failure::FailurePolicy;
+pub use text::Text;
