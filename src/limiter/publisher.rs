@@ -43,39 +43,39 @@ use crate::{
 /// How many policies a process publishes.
 const MAX_POLICIES: usize = 256;
 
-/// From a new policy to its publication: others are likely to follow.
+/// From a new policy to its publication. The delay collects others that follow.
 const DELAY: Duration = Duration::from_secs(5);
 
-/// From one publication to the next; much less than the store keeps them.
+/// From one publication to the next; much shorter than the store's retention.
 const REFRESH: Duration = Duration::from_secs(300);
 
-/// From a publication that failed to the next, doubled each time up to `REFRESH`.
+/// From a failed publication to the next, doubled each time up to `REFRESH`.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// How long one publication may take.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A power of two.
+/// The number of marks: a power of two.
 const SEEN: usize = 256;
 
-/// Each policy, and whether it was used since it was last published: a policy that a reload has replaced is not
-/// published again.
+/// Each policy, with a flag for use since the last publication: a policy that a reload has replaced is not published
+/// again.
 type Known = HashMap<Policy, (PublishedPolicy, bool)>;
 
 /// The policies of one limiter and its clones.
 pub(super) struct Publisher {
     store: Arc<dyn Store>,
-    /// Marks of policies and kinds that are known, each at a place by its value or at the next one.
+    /// Marks of known policies and kinds. The value of a mark determines its place: that one or the next.
     seen: [AtomicU64; SEEN],
     known: Mutex<Known>,
     running: Arc<AtomicBool>,
-    /// Wakes the task: there is something new, or the limiter is gone.
+    /// Wakes the task for a new policy, or after the limiter is dropped.
     changed: Arc<Notify>,
     has_failed: AtomicBool,
 }
 
 impl Publisher {
-    /// `None` over a store that publishes nothing.
+    /// Returns `None` over a store that publishes nothing.
     pub(super) fn new(store: &Arc<dyn Store>) -> Option<Arc<Self>> {
         store.publish(&[])?;
         Some(Arc::new(Self {
@@ -88,10 +88,9 @@ impl Publisher {
         }))
     }
 
-    /// Notes the policies of a check that was decided: by one load for each charge, if it was noted before and its mark
-    /// stands at its own place.
+    /// Notes the policies of a decided check. A known charge costs one load, if its mark is at the first place.
     pub(super) fn note(self: &Arc<Self>, check: &Check, on_failure: FailurePolicy) {
-        // A look is no use: the example of a probe at the start of a service has a failure policy of its own.
+        // Skip peeks: the readiness probe that the docs show uses its own failure policy.
         let charges = check.all_charges().iter();
         for charge in charges.filter(|charge| charge.cost() > 0) {
             let mark = mark(charge);
@@ -116,7 +115,7 @@ impl Publisher {
         on_failure: FailurePolicy,
     ) {
         let policy = charge.policy();
-        // Requests do not wait for each other: the next one tries again.
+        // Requests do not wait for each other: the next request tries again.
         let Ok(mut known) = self.known.try_lock() else {
             return;
         };
@@ -125,7 +124,7 @@ impl Publisher {
             return;
         }
         let entry = known.entry(policy.clone());
-        // Only of the policy that is kept: the address of another may be used again.
+        // Mark only the policy that the map keeps alive: the address of any other may be reused.
         let is_kept = match &entry {
             std::collections::hash_map::Entry::Occupied(it) => {
                 it.key().address() == policy.address()
@@ -164,7 +163,7 @@ impl Publisher {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Outside of a runtime nothing is published.
+    /// Without a runtime, nothing is published.
     fn ensure_running(self: &Arc<Self>) {
         let Ok(runtime) = Handle::try_current() else {
             return;
@@ -204,7 +203,7 @@ impl Publisher {
         used.map(|(policy, _)| policy.clone()).collect()
     }
 
-    /// The next request under each policy notes it again.
+    /// Makes the next request under each policy note the policy again.
     fn forget_uses(&self) {
         let mut known = self.lock();
         known.values_mut().for_each(|(_, is_used)| *is_used = false);
@@ -218,7 +217,7 @@ impl Drop for Publisher {
     }
 }
 
-/// Notes that the task has ended, however it did: it may be aborted with its runtime.
+/// Marks the task as ended when dropped, also when the runtime aborts the task.
 struct Running(Arc<AtomicBool>);
 
 impl Drop for Running {
@@ -251,13 +250,13 @@ async fn run(publisher: Weak<Publisher>, changed: Arc<Notify>, _running: Running
     }
 }
 
-/// Waits without keeping the publisher.
+/// Waits without keeping the publisher alive.
 async fn sleep_without(publisher: Arc<Publisher>, pause: Duration) {
     drop(publisher);
     sleep(pause).await;
 }
 
-/// Of a policy and a kind of keys; never 0.
+/// Identifies a policy and a kind of keys; never 0.
 fn mark(charge: &Charge) -> u64 {
     let kind = charge.key().kind();
     let address = charge.policy().address() ^ (kind.as_ptr() as u64).rotate_left(32);
@@ -265,12 +264,13 @@ fn mark(charge: &Charge) -> u64 {
 }
 
 impl Limiter {
-    /// Sets whether the policies are published in the store, for operators' tools. The default is `true`.
+    /// Sets whether to publish the policies in the store, for operators' tools. The default is `true`.
     ///
-    /// A task publishes each policy some seconds after its first use, and again every five minutes while it is
-    /// used; the store keeps them for a day. Published are its name, rules, ban and failure policy, whether it is a shadow and enforces
-    /// blocks, and the kinds of keys that it was charged to, but no value of a key; of at most 256 policies. Requests
-    /// do not wait for it, and what fails gives one warning. A memory store publishes nothing.
+    /// A task publishes each policy some seconds after its first use, and again every five minutes while you use the
+    /// policy; the store keeps them for a day. Published are the name, rules, ban and failure policy, whether the
+    /// policy is a shadow and enforces blocks, and the kinds of its keys, but never the value of a key. A limiter
+    /// publishes at most 256 policies. Requests do not wait for the task, and its failures give one warning. A memory
+    /// store publishes nothing.
     #[must_use]
     pub fn publish_policies(self, publish: bool) -> Self {
         self.change(|inner| {
@@ -281,7 +281,7 @@ impl Limiter {
         })
     }
 
-    /// Publishes now what is known of policies.
+    /// Publishes the known policies now.
     ///
     /// # Errors
     ///
