@@ -90,6 +90,7 @@ struct Inner {
 impl Limiter {
     /// Creates a limiter over `store`.
     pub fn new(store: impl Store) -> Self {
+        // A breaker over a cluster or a wrapper of several servers would cut off the healthy ones as well.
         let interval = if store.single_failure_domain() {
             DEFAULT_INTERVAL
         } else {
