@@ -124,9 +124,9 @@ impl<R> RateLimitLayer<R> {
     /// that limit: see [`contributors`](crate::contributors).
     ///
     /// The label is the first key that `extractor` finds; a request without one is counted without a label. Labels
-    /// change no decision, and appear in no response. `Header` and `Cookie` labels are [secret](Key::secret) and listed
-    /// as hashes; use a closure if operators may see the values. A charge from [`charge_async`](Self::charge_async)
-    /// keeps the contributor that you set with [`Charge::by`].
+    /// change no decision, and appear in no response. [`Header`](crate::Header) and `Cookie` labels are
+    /// [secret](Key::secret) and listed as hashes; use a closure if operators may see the values. A charge from
+    /// [`charge_async`](Self::charge_async) keeps the contributor that you set with [`Charge::by`].
     ///
     /// ```
     /// use http::{Request, Response, request::Parts};

@@ -93,8 +93,8 @@ impl Sketch {
             } else {
                 waiting = waiting.max(unsent.unsigned_abs());
             }
-        // Only the change since the last report is sent: the store adds up the reports of all processes.
         }
+        // Only the change since the last report is sent: the store adds up the reports of all processes.
         let error = self.lost.saturating_add(waiting).cast_signed();
         let sent = std::mem::replace(&mut self.sent, (self.total, error));
         Unsent {
