@@ -25,3 +25,4 @@ mod published;
 mod settle;
 mod shadow;
 mod vectors;
+mod walls;
