@@ -9,8 +9,8 @@ use crate::domain::{error::ExtractError, key::Key};
 /// only a hash.
 ///
 /// Each token has one key, however a client writes the header: the name of the scheme is case-insensitive, and white
-/// space around the token is ignored. A [`Header`](super::Header) with the name `authorization` would give `Bearer
-/// abc`, `bearer abc` and `Bearer  abc` a quota each.
+/// space around the token is ignored. A [`Header`](super::Header) with the name `authorization` would give
+/// `Bearer abc`, `bearer abc` and `Bearer  abc` a quota each.
 ///
 /// - No header, another scheme, or nothing after the scheme: the key is missing.
 /// - Two headers, or characters that no token has: malformed.
