@@ -42,7 +42,7 @@
 //! # }
 //! ```
 //!
-//! # Where to read on
+//! # Guides
 //!
 //! | you want to know | page |
 //! |---|---|
@@ -119,8 +119,8 @@
 //! | `tracing` | yes | warnings about a misconfigured service and about the store, and `TracingObserver`: spans and events of the crate `tracing` |
 //! | `test-util` | | a clock that tests move |
 //!
-//! If you count in memory, you need no Redis crate: with `default-features = false` and `features = ["axum",
-//! "tracing"]` your build has 58 crates, axum and tokio among them, instead of 107.
+//! If you count in memory, you need no Redis crate: with `default-features = false` and
+//! `features = ["axum", "tracing"]` your build has 58 crates, axum and tokio among them, instead of 107.
 //!
 //! [tool]: https://docs.rs/crate/sluicegate/latest/source/src/bin/sluicegate/README.md
 //!
@@ -130,8 +130,8 @@
 //! - Concurrency is not limited. For that, use tower's `ConcurrencyLimit`, which counts in each process and for all
 //!   clients together: one client can take all places.
 //! - On a cluster, the policies of one identity are decided in one atomic step, but several identities are not: a
-//!   request that is about to be denied may for one round trip [cause a denial of
-//!   another](store::redis::deployment#cluster).
+//!   request that is about to be denied may for one round trip
+//!   [cause a denial of another](store::redis::deployment#cluster).
 //! - Redis replicates asynchronously: charges from the last moments before a failover may be lost. See [how
 //!   many](store::redis::deployment#sentinel-and-replication).
 #![cfg_attr(
