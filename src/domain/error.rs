@@ -16,8 +16,6 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use http::HeaderValue;
-
 pub use crate::domain::{policy::PolicyError, rule::RuleError};
 use crate::{domain::Text, domain::sent_call::Blame};
 
@@ -143,29 +141,11 @@ impl ExtractError {
         }
     }
 
-    /// Makes it an error of the kind [`Unauthenticated`](ExtractErrorKind::Unauthenticated) with this
-    /// `WWW-Authenticate`.
-    ///
-    /// ```
-    /// use http::HeaderValue;
-    /// use sluicegate::error::ExtractError;
-    ///
-    /// let realm = "staging";                                          // from the configuration
-    /// let challenge = HeaderValue::try_from(format!("Bearer realm=\"{realm}\""))?;
-    /// let error = ExtractError::missing("no token was sent").with_challenge(challenge);
-    /// assert_eq!(error.challenge(), Some("Bearer realm=\"staging\""));
-    /// # Ok::<(), http::header::InvalidHeaderValue>(())
-    /// ```
-    #[must_use]
-    #[allow(
-        clippy::needless_pass_by_value,
-        reason = "as the literal that is usual"
-    )]
-    pub fn with_challenge(self, challenge: HeaderValue) -> Self {
-        let challenge = String::from_utf8_lossy(challenge.as_bytes()).into_owned();
+    /// The same of the kind [`Unauthenticated`](ExtractErrorKind::Unauthenticated), with this challenge.
+    pub(crate) fn challenging(self, challenge: Text) -> Self {
         Self {
             kind: ExtractErrorKind::Unauthenticated,
-            detail: Some(challenge.into()),
+            detail: Some(challenge),
             ..self
         }
     }

@@ -7,6 +7,7 @@ use http::{HeaderValue, request::Parts};
 use crate::domain::{error::ExtractError, key::Key};
 
 mod bearer_token;
+mod challenge;
 mod charges;
 mod cidr;
 mod combine;

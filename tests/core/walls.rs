@@ -1,10 +1,6 @@
 //! The walls that ARCHITECTURE.md draws: which room of `src` may import from which, and where each crate may be named.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, fs, path::Path};
 
 /// Each room of `src`, and the rooms that it may import from besides itself.
 const ROOMS: &[(&str, &[&str])] = &[
@@ -109,15 +105,15 @@ fn sources() -> Vec<Source> {
             if path.is_dir() {
                 folders.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
-                sources.push(source(&root, path));
+                sources.push(source(&root, &path));
             }
         }
     }
     sources
 }
 
-fn source(root: &Path, path: PathBuf) -> Source {
-    let text = fs::read_to_string(&path).expect("the file can be read");
+fn source(root: &Path, path: &Path) -> Source {
+    let text = fs::read_to_string(path).expect("the file can be read");
     let mut code = String::new();
     let mut is_for_docs = false;
     for line in text.lines() {
