@@ -452,7 +452,7 @@ mod tests {
         let mut queue = StepQueue::new(MILLISECONDS);
         (0..1_000).for_each(|ms| queue.charge(ms, 1));
         let burst = queue.steps.capacity();
-        // A quarter of it is left: what was needed may soon be needed again.
+        // A quarter of the memory is left, since it may soon be needed again.
         queue.charge(1_001 + 999 - u64::try_from(burst / 4).unwrap(), 1);
         assert_eq!(queue.steps.capacity(), burst);
         queue.charge(1_001 + 950, 1);
