@@ -1,4 +1,4 @@
-//! [`Operation`] and [`Reply`]: what a store is asked to do, and what it answers.
+//! [`Operation`] and [`Reply`]: the requests to a store, and the replies.
 
 use crate::domain::{
     block::{Block, BlockRequest},
@@ -10,7 +10,7 @@ use crate::domain::{
     settlement::Settlement,
 };
 
-/// One thing that a store is asked to do; one [call](crate::Store::call) can hold several.
+/// A request to a store; one [call](crate::Store::call) can hold several.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Operation {
@@ -18,46 +18,47 @@ pub enum Operation {
     Check(Check),
     /// Decide `count` identical checks, exactly as if they came one after another in one millisecond.
     Fill {
-        /// The check that each of them is.
+        /// The check.
         check: Check,
-        /// How many there are; with 0 nothing is done.
+        /// The number of identical checks; with 0 the store does nothing.
         count: u16,
     },
-    /// Give an admitted check its final cost.
+    /// Set the final cost of an admitted check.
     Settle(Settlement),
-    /// Forget everything that was charged to a key under a policy.
+    /// Forget all charges to a key under a policy.
     Reset {
-        /// The policy; its name counts.
+        /// The policy, identified by its name.
         policy: Policy,
         /// The key.
         key: Key,
     },
-    /// Block an identity, unless it is blocked for longer.
+    /// Block an identity, unless a longer block exists.
     Block {
-        /// Who is blocked.
+        /// The identity to block.
         key: Key,
-        /// Until when, by whom and why.
+        /// The end of the block, the author and the reason.
         request: BlockRequest,
     },
-    /// Block an identity by a [ban](crate::block#bans), if its strikes still reach the limit; then they are forgotten.
+    /// Block an identity by a [ban](crate::block#bans), if the strikes still reach the limit, and forget the strikes
+    /// then.
     Ban {
-        /// Who is blocked.
+        /// The identity to block.
         key: Key,
-        /// Counts the strikes.
+        /// The rule that counts the strikes.
         strikes: Rule,
-        /// Until when, and by which policy.
+        /// The end of the block, and the policy that bans.
         request: BlockRequest,
     },
-    /// End all blocks of an identity, and forget its strikes.
+    /// End all blocks of an identity, and forget the strikes.
     Unblock {
-        /// Who is no longer blocked.
+        /// The identity to unblock.
         key: Key,
     },
 }
 
 #[cfg(feature = "redis")]
 impl Operation {
-    /// The check that it decides or settles.
+    /// Returns the check that this operation decides or settles.
     pub(crate) fn check(&self) -> Option<&Check> {
         match self {
             Self::Check(check) | Self::Fill { check, .. } => Some(check),
@@ -69,7 +70,7 @@ impl Operation {
     }
 }
 
-/// What a store answers to an [`Operation`].
+/// The reply of a store to an [`Operation`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Reply {
@@ -77,20 +78,20 @@ pub enum Reply {
     Check(Decision),
     /// To [`Operation::Fill`]: a decision for each of its checks, the admitted ones first.
     Fill(Vec<Decision>),
-    /// To [`Operation::Settle`]: what is left after it.
+    /// To [`Operation::Settle`]: the usage after the settlement.
     Settle(Usage),
     /// To [`Operation::Reset`].
     Reset,
-    /// To [`Operation::Block`]: the block that holds now.
+    /// To [`Operation::Block`]: the block that applies now.
     Block(Block),
-    /// To [`Operation::Ban`]: the block that holds now; `None` if there are too few strikes.
+    /// To [`Operation::Ban`]: the block that applies now; `None` if there are too few strikes.
     Ban(Option<Block>),
     /// To [`Operation::Unblock`].
     Unblock,
 }
 
 impl Reply {
-    /// Of a check; of a fill, one that is refused if any is.
+    /// Returns the decision of a check; for a fill, the last one, which is a denial if any check was denied.
     pub(crate) fn last_decision(&self) -> Option<&Decision> {
         match self {
             Self::Check(decision) => Some(decision),
@@ -100,7 +101,7 @@ impl Reply {
     }
 }
 
-/// What one operation was asked for; `None` if it is the reply to another.
+/// Each method returns one kind of reply, or `None` if this is a reply of another kind.
 #[cfg(feature = "redis")]
 impl Reply {
     pub(crate) fn decision(self) -> Option<Decision> {

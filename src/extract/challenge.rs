@@ -5,8 +5,7 @@ use http::HeaderValue;
 use crate::domain::error::ExtractError;
 
 impl ExtractError {
-    /// Makes it an error of the kind [`Unauthenticated`](ExtractErrorKind::Unauthenticated) with this
-    /// `WWW-Authenticate`.
+    /// Changes the kind to [`Unauthenticated`](crate::error::ExtractErrorKind::Unauthenticated), with this `WWW-Authenticate`.
     ///
     /// ```
     /// use http::HeaderValue;

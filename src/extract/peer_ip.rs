@@ -1,4 +1,4 @@
-//! [`PeerIp`]: keys from the address at the other end of the connection.
+//! [`PeerIp`](struct@PeerIp): keys from the address at the other end of the connection.
 
 use std::net::IpAddr;
 
