@@ -5,7 +5,8 @@ use http::HeaderValue;
 use crate::domain::error::ExtractError;
 
 impl ExtractError {
-    /// Changes the kind to [`Unauthenticated`](crate::error::ExtractErrorKind::Unauthenticated), with this `WWW-Authenticate`.
+    /// Changes the kind to [`Unauthenticated`](crate::error::ExtractErrorKind::Unauthenticated), with this
+    /// `WWW-Authenticate`.
     ///
     /// ```
     /// use http::HeaderValue;
