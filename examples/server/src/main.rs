@@ -10,8 +10,9 @@
 //! requests are served, and two denied.
 //!
 //! Use the page to send requests; the page shows the units that each rule has left for you and whether the store
-//! answers. The page uses `GET /limits`, which is not limited, and the JSON that its requests accept, so it works with every style of the quota headers. The page itself is limited as any request is: a browser whose request is
-//! denied gets a 429 with the page as the body.
+//! answers. The page uses `GET /limits`, which is not limited, and the JSON that its requests accept, so it works with
+//! every style of the quota headers. The page itself is limited as any request is: a browser whose request is denied
+//! gets a 429 with the page as the body.
 
 mod app;
 mod config;

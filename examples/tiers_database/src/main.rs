@@ -59,8 +59,8 @@ struct Accounts {
 }
 
 impl Accounts {
-    /// Looks up the charge of a request, within a second. If that or the database fails, the failure policy applies. A plan that is not among the
-    /// policies is a 500, and a warning in the log.
+    /// Looks up the charge of a request, within a second. After that, or if the database fails, the failure policy
+    /// applies. A plan that is not among the policies is a 500, and a warning in the log.
     async fn charge(self, api_key: Option<String>) -> Result<Charge, ExtractError> {
         let unauthenticated = ExtractError::unauthenticated("ApiKey");
         let api_key = api_key.ok_or(unauthenticated.clone())?;
@@ -117,8 +117,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     let layer = RateLimitLayer::new(MemoryStore::new())
         .charge_async(move |head| accounts.clone().charge(api_key(head)))
-        // For requests without a policy: while the database is down, no user can be identified, and an
-        // open failure policy would admit all.
+        // For requests without a policy: while the database is down, no user can be identified, and an open
+        // failure policy would admit all.
         .on_failure(FailurePolicy::Closed);
     let app = Router::new()
         .route("/", get(async || "hello\n"))
