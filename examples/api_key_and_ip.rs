@@ -2,7 +2,7 @@
 //!
 //!     cargo run --example api_key_and_ip --features axum
 //!
-//! Without a key, only the address counts; with one, both count, and what one of them denies is charged to neither:
+//! Without a key, only the address counts; with one, both count, and a request that one denies is charged to neither:
 //!
 //!     curl -i localhost:3000                          # 200, "ip/1m";r=119
 //!     curl -i localhost:3000 -H 'x-api-key: alice'    # 200, "ip/1m";r=118, "api-key";r=2

@@ -1,7 +1,7 @@
 //! A limiter without HTTP: a job that sends mails, at most five in any two seconds for each customer.
 //!
-//! Twelve mails are sent to one customer: five at once, five after some two seconds, two after four. What a batch did
-//! not use is given back.
+//! Twelve mails are sent to one customer: five at once, five after some two seconds, two after four. A batch gives
+//! back the units that it did not use.
 //!
 //!     cargo run --example background_job
 //!     # 0.0 s: mail 1 sent, 4 left
@@ -50,7 +50,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
     }
 
-    // A batch is charged in advance, and settled with what it turned out to cost.
+    // A batch is charged in advance, and settled with its actual cost.
     let batch = Charge::new(&mails, customer, 3);
     if let Decision::Allowed(usage) = limiter.check([batch]).await? {
         let usage = limiter.settle(&usage, |_| 1).await?;

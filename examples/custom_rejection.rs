@@ -45,7 +45,7 @@ fn explain(rejection: &Rejection, _head: &Parts) -> (StatusCode, Json<Value>) {
             json!({ "error": "try again later" })
         }
         Rejection::Undecided(_) => json!({ "error": "we made a mistake" }),
-        // Somebody who is blocked, and what later versions add.
+        // A blocked client, and variants that later versions add.
         _ => json!({ "error": "not allowed" }),
     };
     (rejection.status(), Json(error))

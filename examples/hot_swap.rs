@@ -1,4 +1,4 @@
-//! Limits that an operator changes while the service runs; what has been counted stays counted.
+//! Limits that an operator changes while the service runs; the counts stay.
 //!
 //!     cargo run --example hot_swap --features axum,serde
 //!

@@ -23,7 +23,7 @@ use sluicegate::{
     store::{Check, Count, Settlement, StoreFuture},
 };
 
-/// What one count belongs to: the policy's name, the key, and how the rule counts time. Its limit may change.
+/// Identifies one count: the policy's name, the key, and how the rule counts time. The rule's limit may change.
 type Place = (String, Key, String);
 
 /// The units of each step, by the end of the step in ms.

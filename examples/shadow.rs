@@ -1,4 +1,4 @@
-//! A stricter policy on trial: a shadow decides and counts, never denies, and what it would have denied is logged.
+//! A stricter policy on trial: a shadow decides and counts, never denies, and its denials are logged.
 //!
 //!     cargo run --example shadow --features axum
 //!
@@ -8,7 +8,7 @@
 //!     curl -i localhost:3000    # 200, "ip";r=3
 //!     curl -i localhost:3000    # 200, "ip";r=2
 //!
-//! No header tells clients of it. The log does, once it would have denied the third:
+//! No header shows the shadow to clients. The log does, after the shadow would have denied the third request:
 //!
 //!     would be denied: stricter, by its rule 2/1m
 //!
@@ -26,7 +26,7 @@ use sluicegate::{
 };
 use tokio::net::TcpListener;
 
-/// Sees policies and rules, never who was denied. `TracingObserver` and `MetricsObserver` are ready-made.
+/// Sees policies and rules, never identities. `TracingObserver` and `MetricsObserver` are ready-made.
 struct Log;
 
 impl Observer for Log {

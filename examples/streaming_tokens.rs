@@ -8,8 +8,8 @@
 //!     curl -i localhost:3000/stream -d 'd e f'    # 200, "requests";r=8, "tokens";r=197, d e f
 //!     curl -i localhost:3000/whole -d 'g'         # 200, "requests";r=7, "tokens";r=293
 //!
-//! The head of a stream goes out before its end: what is left without those 100 is told with the next request. A client
-//! that goes away early pays for what it was sent.
+//! The head of a stream goes out before its end, so you see the settled count with the next request. A client that goes
+//! away early pays for the tokens that were sent.
 //!
 //! In a crate of your own, beside a clone of this one:
 //!
@@ -62,7 +62,7 @@ async fn stream(
         // There is none where the store could not decide, and the request has passed.
         let decision = decisions.as_ref().and_then(|it| it.by_policy("tokens"));
         if let Some(decision) = decision {
-            // Other policies keep what they were charged. Where this fails, the 100 stay.
+            // Other policies keep their charge. If this fails, the 100 stay.
             let cost = ActualCost::of("tokens", sent);
             let _ = limiter
                 .settle(decision.usage(), |charge| cost.under(charge))

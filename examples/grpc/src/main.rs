@@ -1,4 +1,4 @@
-//! A tonic server whose calls are limited by address, and a client that is told when to call again.
+//! A tonic server whose calls are limited by address, and a client that learns when to call again.
 //!
 //!     cargo run -p example-grpc
 //!

@@ -1,8 +1,8 @@
-//! Limits by the user that a JSON Web Token names, and by address for everybody.
+//! Limits by the user that a JSON Web Token names, and by address for all clients.
 //!
 //!     JWT_SECRET=sesame cargo run -p example-jwt
 //!
-//! Alice has a limit of her own; who has no token is limited by address alone, and so is who tries wrong ones:
+//! Alice has a separate limit; a client without a token, or with a wrong one, is limited by address alone:
 //!
 //!     curl -i localhost:3000                                                                  # 200, hello, nobody
 //!     curl -i localhost:3000 -H "authorization: Bearer $(curl -s localhost:3000/token/alice)" # 200, "user";r=1

@@ -1,4 +1,4 @@
-//! What an axum service limits, served to Prometheus, and one policy that is only tried out.
+//! The limits of an axum service as Prometheus metrics, and one policy that is only tried out.
 //!
 //!     cargo run -p example-prometheus
 //!
@@ -10,7 +10,7 @@
 //!     curl -i localhost:3000            # 429
 //!     curl -s localhost:3000/metrics    # sluicegate_decisions_total{policy="ip",outcome="denied"} 1
 //!
-//! `examples/grafana` has a dashboard of what is counted, and alert rules.
+//! `examples/grafana` has a dashboard of these metrics, and alert rules.
 //!
 //! In a crate of your own, beside a clone of this one:
 //!

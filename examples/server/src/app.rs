@@ -1,4 +1,4 @@
-//! The server, but for its limits.
+//! The server without its limits.
 
 use std::{convert::Infallible, future::ready, io, net::SocketAddr};
 
@@ -47,8 +47,8 @@ async fn status(Path(code): Path<u16>) -> StatusCode {
         .unwrap_or(StatusCode::BAD_REQUEST)
 }
 
-/// What a path says that its request costs, if that can be read. The limits and the handler both read it here,
-/// undecoded: they must not differ.
+/// The cost that the path names, 1 by default, or `None` if that is not a number. The limits and the handler both read
+/// the undecoded path here: they must not differ.
 pub(crate) fn cost(uri: &Uri) -> Option<u64> {
     match uri.path().strip_prefix("/cost/") {
         Some(n) => n.parse().ok(),
@@ -75,7 +75,7 @@ fn answer(request: &Request, text: String) -> Response {
     (VARY, answer).into_response()
 }
 
-/// What a browser gets, also when its request is denied: the page shows why.
+/// The response for a browser, even to a denied request: the page shows why.
 pub(crate) fn page() -> Response {
     (VARY, Html(PAGE)).into_response()
 }
@@ -85,7 +85,7 @@ pub(crate) fn wants_page(uri: &Uri, headers: &HeaderMap) -> bool {
     uri.path() == "/" && accepts(headers, "text/html")
 }
 
-/// Whether the decision itself is asked for.
+/// Whether the client wants the decision as JSON.
 pub(crate) fn wants_json(headers: &HeaderMap) -> bool {
     accepts(headers, "application/json")
 }

@@ -1,11 +1,11 @@
-//! Limits from a file, which is read again when the process is told to (SIGHUP).
+//! Limits from a file, which the process reads again on SIGHUP.
 //!
 //! ```toml
 //! [limits]
 //! ip = "10/1s,40/10s,120/1m"
 //! "header:x-api-key" = ["600/1m", "100000/1d"]
 //! "header:x-tenant" = { rules = "100/1s", shadow = true }     # decides and reports, and never denies
-//! "header:x-user" = { rules = "9/1s", strikes = "5/10m", ban = "1h" }     # who is denied five times is blocked
+//! "header:x-user" = { rules = "9/1s", strikes = "5/10m", ban = "1h" }     # blocks after five denials
 //! ```
 
 use std::{collections::BTreeMap, fs, io, path::Path};
@@ -46,7 +46,7 @@ struct Policy {
 }
 
 impl Policy {
-    /// Of `strikes` and `ban`: both, or neither.
+    /// `strikes` and `ban` need each other: both, or neither.
     fn ban(&self) -> Result<Option<Ban>, String> {
         match (&self.strikes, &self.ban) {
             (None, None) => Ok(None),
@@ -66,7 +66,7 @@ enum Rules {
     List(Vec<String>),
 }
 
-/// The limits that the file holds: at least one. An error names the file, and what is wrong with it.
+/// The limits that the file holds: at least one. An error names the file and the mistake.
 pub(crate) fn read(file: &Path) -> Result<Vec<Limit>, String> {
     let of_file = |why: String| format!("{}: {}", file.display(), why.trim());
     let text = fs::read_to_string(file).map_err(|error| of_file(error.to_string()))?;

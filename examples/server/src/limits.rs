@@ -1,7 +1,7 @@
-//! What limits the caller and what is left, for the page: `GET /limits`; and `DELETE /limits`, to start anew.
+//! The caller's limits and remaining units, for the page: `GET /limits`; and `DELETE /limits`, to reset them.
 //!
-//! Neither is limited, so that the page can show the limits when they deny everything else. A service that is open to
-//! the world would limit them, too, and would let nobody but its operators reset anything.
+//! Neither is limited, so that the page can show the limits when they deny everything else. A public service should
+//! limit both, and let only its operators reset anything.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ struct LimitReport {
     /// Whether this request is limited by it.
     applies: bool,
     rules: Vec<RuleText>,
-    /// The five who have used most of it, where that is counted and the caller may know.
+    /// The five contributors with the most units, if they are counted and the caller may see them.
     contributors: Vec<ContributorText>,
 }
 
@@ -78,7 +78,7 @@ struct RuleText {
     id: String,
     limit: u64,
     window_ms: u64,
-    /// Of a bucket.
+    /// For a bucket.
     refill: Option<u64>,
 }
 
@@ -101,11 +101,11 @@ impl Limits {
             limiter,
             live,
             limits: limits.collect(),
-            // Charged by nobody; a shadow could be left out of a check that the store does not answer.
+            // Never charged; a shadow could be left out of a check that the store does not answer.
             probe: Policy::parse("server-probe", "1/1s")?,
             shadow: options.shadow,
             redis: !options.redis.is_empty(),
-            // Behind a proxy, the listening address does not say who can reach the server.
+            // Behind a proxy, the listening address does not show which clients can reach the server.
             may_reset: options.listen.ip().is_loopback() && options.trusted_proxies.is_empty(),
             tells_contributors: options.contributors.is_some(),
         })
@@ -118,7 +118,7 @@ impl Limits {
             .with_state(Arc::new(self))
     }
 
-    /// What a request with this head is charged to, at no cost.
+    /// The charges of a request with this head, at no cost.
     fn charges(&self, head: &Parts) -> Result<Vec<Charge>, ExtractError> {
         let mut charges = Vec::new();
         for limit in &self.limits {
@@ -131,7 +131,7 @@ impl Limits {
         Ok(charges)
     }
 
-    /// As it is now: its file may have been read again.
+    /// The current version: its file may have been read again.
     fn policy(&self, limit: &Limit) -> Option<Policy> {
         let policy = self.live.get(&limit.policy)?;
         Some(if self.shadow { policy.shadow() } else { policy })

@@ -1,4 +1,4 @@
-//! An axum server whose requests are limited by several rules at once; `--help` tells the options.
+//! An axum server whose requests are limited by several rules at once; `--help` lists the options.
 //!
 //! ```text
 //! cargo run --release -p example-server
@@ -9,10 +9,10 @@
 //! Open the address that it prints in a browser, or: `for i in $(seq 12); do curl -i http://127.0.0.1:3000/; done`: ten
 //! requests are served, and two denied.
 //!
-//! The page sends requests, as many as you tell it to, and shows what each rule has left for you and whether the store
-//! answers. It learns that from `GET /limits`, which is not limited, and from the JSON that its requests accept, so it
-//! works with every style of the quota headers. The page itself is limited as any request is: a browser whose request is
-//! denied gets a 429 whose body is the page.
+//! Use the page to send requests; the page shows the units that each rule has left for you and whether the store
+//! answers. The page uses `GET /limits`, which is not limited, and the JSON that its requests accept, so it works with
+//! every style of the quota headers. The page itself is limited as any request is: a browser whose request is denied
+//! gets a 429 with the page as the body.
 
 mod app;
 mod config;
@@ -123,7 +123,7 @@ fn extractor(who: &Who, options: &Options) -> Arc<dyn KeyExtractor> {
 
 type Reject = fn(&Rejection, &Parts) -> Response;
 
-/// A browser gets the page, which shows what denies; the page's script gets the decision, and all others get the
+/// A browser gets the page, which shows the policy that denies; the page's script gets the decision, and all others the
 /// crate's own answer.
 fn reject(rejection: &Rejection, head: &Parts) -> Response {
     let mut response = match rejection {

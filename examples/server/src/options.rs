@@ -93,7 +93,7 @@ pub(crate) struct Options {
     pub(crate) on_failure: FailurePolicy,
     pub(crate) replicas: u32,
     pub(crate) headers: HeaderStyle,
-    /// The header whose value names who contributes.
+    /// The header that names the contributor.
     pub(crate) contributors: Option<HeaderName>,
     pub(crate) no_blocks: bool,
     pub(crate) ban: Option<Ban>,
@@ -101,7 +101,7 @@ pub(crate) struct Options {
     pub(crate) help: bool,
 }
 
-/// Whose requests are counted, and how many may come.
+/// Which requests are counted, and how many may come.
 pub(crate) struct Limit {
     pub(crate) who: Who,
     pub(crate) policy: Policy,
@@ -180,7 +180,7 @@ impl Options {
             "config" => self.config = Some(value.into()),
             "count" => self.count = counted(value)?,
             "trusted-proxy" => self.trusted_proxies.push(network(value)?),
-            // What is wrong is not repeated: there may be a password in it.
+            // An error does not repeat the value, which may contain a password.
             "redis" => self.redis.push(server(value)?),
             "sentinel" => self.sentinel = Some(value.to_owned()),
             "pool" => self.pool = Some(at_least_one(value, "connection")?),

@@ -21,11 +21,11 @@ struct DecisionReport {
 struct BlockReport {
     /// `operator` or `ban`.
     by: &'static str,
-    /// How long a ban lasts; nobody is told so of an operator's block.
+    /// How long a ban lasts; `None` for an operator's block, which does not show its end.
     retry_after_ms: Option<u64>,
 }
 
-/// What is left under one rule.
+/// The remaining units under one rule.
 #[derive(Serialize)]
 pub(crate) struct RuleReport {
     id: String,
@@ -66,7 +66,7 @@ fn blocked(decision: &Decision) -> Option<BlockReport> {
     })
 }
 
-/// What is left under each rule, those of shadows included.
+/// The remaining units under each rule, those of shadows included.
 pub(crate) fn rules(usage: &Usage) -> Vec<RuleReport> {
     let shadow = usage.shadow().map(Decision::usage);
     let policies = [Some(usage), shadow].into_iter().flatten();

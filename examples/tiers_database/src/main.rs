@@ -2,14 +2,14 @@
 //!
 //!     cargo run -p example-tiers-database
 //!
-//! Who has which plan is looked up by the API key, and remembered for a minute:
+//! The user's plan is looked up by the API key, and cached for a minute:
 //!
 //!     curl -i localhost:3000 -H 'x-api-key: key-of-alice'    # 200, "free";r=1
 //!     curl -i localhost:3000 -H 'x-api-key: key-of-bob'      # 200, "pro";r=599
 //!     curl -i localhost:3000 -H 'x-api-key: made-up'         # 401, www-authenticate: ApiKey
 //!     curl -i localhost:3000                                 # 401, www-authenticate: ApiKey
 //!
-//! What one user sends counts as one, whichever of the user's keys it comes with:
+//! All keys of one user share one count:
 //!
 //!     curl -i localhost:3000 -H 'x-api-key: key-of-alice'    # 200, "free";r=0
 //!     curl -i localhost:3000 -H 'x-api-key: 2nd-of-alice'    # 429, "violated-policies":["free"]
@@ -59,12 +59,12 @@ struct Accounts {
 }
 
 impl Accounts {
-    /// What this request costs, and whom. It has a second; then, or when the database fails, the failure policy applies.
-    /// A plan that is not among the policies is a 500, and a warning in the log.
+    /// Looks up the charge of a request, within a second. After that, or if the database fails, the failure policy
+    /// applies. A plan that is not among the policies is a 500, and a warning in the log.
     async fn charge(self, api_key: Option<String>) -> Result<Charge, ExtractError> {
         let unauthenticated = ExtractError::unauthenticated("ApiKey");
         let api_key = api_key.ok_or(unauthenticated.clone())?;
-        // Requests that come at the same time wait for one look-up. Made-up keys are remembered, too.
+        // Requests that come at the same time wait for one look-up. Made-up keys are cached as well.
         let user = self
             .cache
             .try_get_with(api_key.clone(), self.clone().look_up(api_key))
@@ -117,8 +117,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     let layer = RateLimitLayer::new(MemoryStore::new())
         .charge_async(move |head| accounts.clone().charge(api_key(head)))
-        // For what has no policy: while the database is down, nobody knows who may come in, and an open failure policy
-        // would let in everybody.
+        // For requests without a policy: while the database is down, no user can be identified, and an open
+        // failure policy would admit all.
         .on_failure(FailurePolicy::Closed);
     let app = Router::new()
         .route("/", get(async || "hello\n"))
