@@ -21,6 +21,7 @@ mod leases;
 mod local;
 mod lua54;
 mod own_store;
+mod prose;
 mod published;
 mod settle;
 mod shadow;
