@@ -23,7 +23,8 @@ use sluicegate::{
     store::{Check, Count, Settlement, StoreFuture},
 };
 
-/// Identifies one count: the policy's name, the key, and how the rule counts time. The rule's limit may change.
+/// The key of one count: the policy's name, the limited key, and how the rule counts time. The limit is not part of it,
+/// and may change.
 type Place = (String, Key, String);
 
 /// The units of each step, by the end of the step in ms.
@@ -52,7 +53,7 @@ impl fmt::Debug for MapStore {
 
 impl Store for MapStore {
     fn check(&self, check: &Check) -> StoreFuture<Decision> {
-        // One lock around everything: a check is all or nothing.
+        // One lock around everything makes a check all or nothing.
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let now_ms = (self.now_ms)();
         let decision = decide(&mut counts, check, now_ms).and_then(|decision| {
@@ -74,7 +75,7 @@ impl Store for MapStore {
         let costs = check.charges().iter().zip(settlement.costs());
         for ((charge, cost), usage) in costs.zip(settlement.usage().policies()) {
             for rule in usage.rules() {
-                // The difference goes to the step that was charged, if that still counts.
+                // The difference goes to the step that was charged, if that step still counts.
                 let step_end = rule.step_end_ms();
                 if rule.rule().release_ms(step_end) > now_ms {
                     let steps = counts.entry(place(charge, &rule.rule())).or_default();
@@ -132,7 +133,7 @@ fn count(counts: &HashMap<Place, Steps>, check: &Check, now_ms: u64) -> Vec<Coun
             count.used += units;
             count.newest_end_ms = *end;
         }
-        // When enough of the oldest steps are released for the cost to fit.
+        // The wait until enough of the oldest steps are released for the cost to fit.
         let mut left = count.used;
         for (end, units) in live {
             if left + charge.cost() > rule.limit() {

@@ -1,11 +1,11 @@
-//! Limits from a file, which the process reads again on SIGHUP.
+//! Limits from a file, which the server reads again at each SIGHUP.
 //!
 //! ```toml
 //! [limits]
 //! ip = "10/1s,40/10s,120/1m"
 //! "header:x-api-key" = ["600/1m", "100000/1d"]
 //! "header:x-tenant" = { rules = "100/1s", shadow = true }     # decides and reports, and never denies
-//! "header:x-user" = { rules = "9/1s", strikes = "5/10m", ban = "1h" }     # blocks after five denials
+//! "header:x-user" = { rules = "9/1s", strikes = "5/10m", ban = "1h" }     # who is denied five times is blocked
 //! ```
 
 use std::{collections::BTreeMap, fs, io, path::Path};
@@ -46,7 +46,7 @@ struct Policy {
 }
 
 impl Policy {
-    /// `strikes` and `ban` need each other: both, or neither.
+    /// `strikes` and `ban` must be given both, or neither.
     fn ban(&self) -> Result<Option<Ban>, String> {
         match (&self.strikes, &self.ban) {
             (None, None) => Ok(None),
@@ -66,7 +66,7 @@ enum Rules {
     List(Vec<String>),
 }
 
-/// The limits that the file holds: at least one. An error names the file and the mistake.
+/// Reads the limits of the file: at least one. An error names the file and the mistake in it.
 pub(crate) fn read(file: &Path) -> Result<Vec<Limit>, String> {
     let of_file = |why: String| format!("{}: {}", file.display(), why.trim());
     let text = fs::read_to_string(file).map_err(|error| of_file(error.to_string()))?;
@@ -102,7 +102,7 @@ pub(crate) fn read(file: &Path) -> Result<Vec<Limit>, String> {
     Ok(limits)
 }
 
-/// The limits' policies, each under a name of its own.
+/// The policies of the limits. Fails if two have the same name.
 pub(crate) fn policies(limits: &[Limit]) -> Result<Policies, String> {
     if limits.is_empty() {
         return Err("there are no limits".into());
@@ -111,7 +111,7 @@ pub(crate) fn policies(limits: &[Limit]) -> Result<Policies, String> {
     Policies::new(policies).map_err(|error| error.to_string())
 }
 
-/// Reads the file again at each SIGHUP; where it is wrong, the limits stay as they are.
+/// Reads the file again at each SIGHUP. If the file is wrong, the limits stay as they are.
 pub(crate) fn follow(file: &Path, live: ReloadablePolicies) -> io::Result<()> {
     let mut hangups = signal(SignalKind::hangup())?;
     let file = file.to_owned();
@@ -126,7 +126,7 @@ pub(crate) fn follow(file: &Path, live: ReloadablePolicies) -> io::Result<()> {
     Ok(())
 }
 
-/// Rules may change. Another kind of key would need another extractor, which the running layer does not have.
+/// Only rules may change. Another kind of key would need another extractor, which the running layer does not have.
 fn read_again(file: &Path, live: &ReloadablePolicies) -> Result<(), String> {
     let policies = policies(&read(file)?)?;
     if let Some(new) = policies.iter().find(|it| live.get(it.name()).is_none()) {

@@ -10,17 +10,17 @@ use crate::{
 
 type Replies = Vec<Result<Reply, StoreError>>;
 
-/// Operations that go in one call, and their places among all.
+/// Operations that share a call, with their positions in the caller's list.
 struct SlotCall {
-    /// `None` for one operation whose keys are in several slots.
+    /// `None` for one operation with keys in several slots.
     slot: Option<Slot>,
     places: Vec<usize>,
     operations: Vec<Operation>,
 }
 
 impl RedisStore {
-    /// Does the operations of each slot in one call, in their order, all calls at the same time. One whose keys are in
-    /// several slots waits for all before it, and all behind it wait for it.
+    /// Executes the operations of each slot in one call, in their order, and all calls at the same time. An operation
+    /// with keys in several slots waits for all before it, and all after it wait for it.
     pub(in crate::store::redis) fn call_by_slot(&self, operations: Vec<Operation>) -> CallFuture {
         let mut replies: Replies = operations.iter().map(|_| Err(TOO_LATE)).collect();
         let rounds = self.rounds(operations);
@@ -56,7 +56,7 @@ impl RedisStore {
         StoreFuture::pending(async { Ok(vec![reply.await]) })
     }
 
-    /// Decides identical checks of several slots: after the first denial all are denied as it was.
+    /// Decides identical checks of several slots. After the first denial, all later ones get the same decision.
     pub(super) fn fill(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
         let store = self.clone();
         StoreFuture::pending(async move {
@@ -72,7 +72,7 @@ impl RedisStore {
         })
     }
 
-    /// `None` where one call will do.
+    /// `None` if one call is enough.
     pub(in crate::store::redis) fn check_several_slots(
         &self,
         check: &Check,
@@ -84,8 +84,7 @@ impl RedisStore {
         })
     }
 
-    /// Decides the charges that count, and then the shadows in a call of their own. What goes wrong with them is
-    /// dropped.
+    /// Decides the charges that count, then the shadows in a separate call. An error of the shadows is dropped.
     pub(super) fn check_then_shadows(
         &self,
         counting: Check,
@@ -104,7 +103,7 @@ impl RedisStore {
         })
     }
 
-    /// Which calls are made at the same time, round by round.
+    /// The calls of each round. Calls of the same round run at the same time.
     fn rounds(&self, operations: Vec<Operation>) -> Vec<Vec<SlotCall>> {
         let mut rounds: Vec<Vec<SlotCall>> = Vec::new();
         for (place, operation) in operations.into_iter().enumerate() {

@@ -1,11 +1,11 @@
-//! Operations on a slot that is being moved, whose keys are in two places: each key by itself.
+//! Operations on a slot that is being moved, so that its keys are on two nodes: one call for each key.
 //!
-//! A node refuses (`TRYAGAIN`) a call of several keys if it has some of them and not others. A key that does not exist
-//! counts as missing at both nodes, as that of most blocks, so that such a call is refused until the slot has moved. A
-//! call of one key is always done, by the node that has it.
+//! A node refuses (`TRYAGAIN`) a call of several keys if it has only some of them. A key that does not exist is missing
+//! on both nodes, and most identities have no block, so a call that reads blocks is refused until the slot has moved. A
+//! call with one key is always executed, by the node that has the key.
 //!
-//! So blocks are read first, each alone, and then each charge is decided alone: all or nothing by rolling back, as in
-//! several slots.
+//! So blocks are read first, one call each, and then each charge is decided in a separate call: all or nothing by
+//! rolling back, as for several slots.
 
 use std::time::UNIX_EPOCH;
 
@@ -29,7 +29,7 @@ use crate::{
 };
 
 impl RedisStore {
-    /// Does operations that were refused together, one after another.
+    /// Executes operations that were refused together, one after another.
     pub(in crate::store::redis) fn call_by_key(&self, operations: Vec<Operation>) -> CallFuture {
         let store = self.clone();
         StoreFuture::pending(async move {
@@ -54,7 +54,7 @@ impl RedisStore {
                     .map(Reply::Settle)
             }
             Operation::Unblock { key } => self.unblock_by_key(&key).await,
-            // Its two keys belong together. The next strike asks for it again.
+            // A ban needs both keys in one call. The next strike asks for the ban again.
             Operation::Ban { .. } => Err(MOVING),
             Operation::Reset { .. } | Operation::Block { .. } => {
                 self.executor().execute_alone(operation).await
@@ -100,7 +100,7 @@ impl RedisStore {
         Ok(Reply::Unblock)
     }
 
-    /// The latest block of the keys of a check.
+    /// The block that ends last among those of the check's keys.
     async fn blocked_by_key(&self, check: &Check) -> Result<Option<Blocked>, StoreError> {
         let mut latest: Option<Blocked> = None;
         let charges = check.charges().iter().filter(|_| check.enforces_blocks());
@@ -111,7 +111,7 @@ impl RedisStore {
         Ok(latest)
     }
 
-    /// Asks for a block that has ended long ago: this changes nothing, and is answered with the one that holds.
+    /// Asks for a block that has ended long ago. This changes nothing, and returns the current block.
     async fn blocked(&self, charge: &Charge) -> Result<Option<Blocked>, StoreError> {
         let key = charge.key();
         let long_ago = Until::At(UNIX_EPOCH);
@@ -125,7 +125,7 @@ impl RedisStore {
         Ok(Some(Blocked::new(key.clone(), block, now_ms)))
     }
 
-    /// Each charge as if it were alone in its slot.
+    /// Treats each charge as if its slot held no other.
     fn slots_by_key(&self, check: &Check) -> Slots {
         let charges = check.charges().iter().enumerate();
         let slots =

@@ -1,4 +1,4 @@
-//! [`TransactionStore`]: decides by transactions instead of a script, for servers that allow or know no scripts.
+//! [`TransactionStore`]: decides by transactions instead of a script, for servers without scripts.
 //!
 #![doc = include_str!("../../../../docs/guide/transactions.md")]
 
@@ -50,18 +50,18 @@ impl RedisStore {
 
 /// Keeps the counts in Redis, so that all replicas of a service share them, without scripts; cheap to clone.
 ///
-/// Made by [`RedisStore::transactions`]; [its page](self) tells what it needs and what it costs.
+/// Made by [`RedisStore::transactions`]; [its page](self) lists requirements and costs.
 #[derive(Clone, Debug)]
 pub struct TransactionStore {
     attempts: Arc<Attempts>,
 }
 
 impl TransactionStore {
-    /// Sets what the names of all keys begin with, as [`RedisStore::prefix`] does. The default is `sluicegate`.
+    /// Sets the prefix of all keys, as [`RedisStore::prefix`] does. The default is `sluicegate`.
     ///
     /// # Panics
     ///
-    /// When the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
+    /// If the prefix has a space, a brace, or a character that is not printable ASCII, or more than 48 characters.
     #[must_use]
     pub fn prefix(self, prefix: &str) -> Self {
         self.with(|settings| settings.names.set_prefix(prefix))
@@ -80,7 +80,7 @@ impl TransactionStore {
         self.with(|settings| settings.clock = Some(clock))
     }
 
-    /// Anew: those who waited for each other before share no other names or clock.
+    /// Makes a new queue, because waiting jobs use the old names and clock.
     fn with(self, change: impl FnOnce(&mut Settings)) -> Self {
         let mut settings = self.attempts.settings.clone();
         change(&mut settings);
@@ -144,7 +144,7 @@ impl Store for TransactionStore {
         StoreFuture::pending(blocks::list(Arc::clone(&self.attempts), most))
     }
 
-    /// In one transaction.
+    /// Executes all operations in one transaction.
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         self.execute(operations)
     }
