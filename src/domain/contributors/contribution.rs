@@ -6,7 +6,7 @@ use super::Span;
 use crate::domain::{key::Key, policy::Policy};
 
 /// What was contributed to one account in one sixth of a window since the last time: differences to be added. For
-/// stores; see [`Store::contribute`](crate::Store::contribute).
+/// stores; see [`Operation::Contribute`](crate::store::Operation::Contribute).
 #[derive(Clone)]
 pub struct Contribution {
     pub(crate) policy: Policy,

@@ -9,7 +9,7 @@ use crate::domain::{key::Key, policy::Policy};
 const SPANS: u64 = 6;
 
 /// What a process has counted in one span of ten seconds since its last report: to be added to what others report. For
-/// stores; see [`Store::report_denials`](crate::Store::report_denials).
+/// stores; see [`Operation::ReportDenials`](crate::store::Operation::ReportDenials).
 #[derive(Clone)]
 pub struct DenialReport {
     pub(crate) start_ms: u64,
