@@ -21,7 +21,7 @@ use redis_server::Server;
 use sluicegate::{
     Charge, Key, Policy, RedisStore, Rule, Store,
     block::Until,
-    store::{Check, Operation, Settlement},
+    store::{Check, Operation, Settlement, StoreExt},
     test_util::TestClock,
 };
 

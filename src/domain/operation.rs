@@ -1,16 +1,22 @@
 //! [`Operation`] and [`Reply`]: the requests to a store, and the replies.
 
 use crate::domain::{
-    block::{Block, BlockRequest},
+    block::{Block, BlockRequest, BlockedIdentity},
     check::Check,
+    contributors::{Contribution, Contributors, Kept},
     decision::{Decision, Usage},
+    denials::{DenialReport, Denials},
+    error::StoreError,
     key::Key,
     policy::Policy,
+    published::PublishedPolicy,
     rule::Rule,
     settlement::Settlement,
 };
 
-/// A request to a store; one [call](crate::Store::call) can hold several.
+/// One request to a store; one [call](crate::Store::call) can hold several.
+///
+/// A store answers an operation that it does not know with [`unsupported`](Self::unsupported).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Operation {
@@ -23,7 +29,7 @@ pub enum Operation {
         /// The number of identical checks; with 0 the store does nothing.
         count: u16,
     },
-    /// Set the final cost of an admitted check.
+    /// Give each charge of an admitted check its final cost, in the step that it was charged to.
     Settle(Settlement),
     /// Forget all charges to a key under a policy.
     Reset {
@@ -32,15 +38,20 @@ pub enum Operation {
         /// The key.
         key: Key,
     },
-    /// Block an identity, unless a longer block exists.
+    /// Block an identity, unless it is blocked for longer, and keep the [details](BlockRequest::details) with the block.
+    ///
+    /// Checks that [enforce blocks](Check::enforces_blocks) are then answered [`Decision::Blocked`] if one of their
+    /// [keys](Check::keys) is blocked at the store's time, with the latest of their blocks.
     Block {
         /// The identity to block.
         key: Key,
         /// The end of the block, the author and the reason.
         request: BlockRequest,
     },
-    /// Block an identity by a [ban](crate::block#bans), if the strikes still reach the limit, and forget the strikes
-    /// then.
+    /// Block an identity by a [ban](crate::block#bans) and forget its strikes, but only if they still reach the limit of
+    /// this rule.
+    ///
+    /// [Unblocking](Self::Unblock) comes wholly before it, and then there are no strikes, or wholly after it.
     Ban {
         /// The identity to block.
         key: Key,
@@ -49,23 +60,81 @@ pub enum Operation {
         /// The end of the block, and the policy that bans.
         request: BlockRequest,
     },
-    /// End all blocks of an identity, and forget the strikes.
+    /// End all blocks of an identity, and forget the strikes of its [bans](crate::block#bans).
     Unblock {
         /// The identity to unblock.
         key: Key,
     },
+    /// List the identities that are blocked now, in no order. The store may have to look at all that it keeps.
+    ListBlocks {
+        /// How many at most.
+        most: usize,
+    },
+    /// Add what processes have admitted, by [contributor](crate::contributors).
+    ///
+    /// Of the labels of one account in one sixth of a window, the store keeps those with most units. What it cannot add
+    /// is lost, and no check waits for it.
+    Contribute(Vec<Contribution>),
+    /// Read the greatest contributors to what was charged to a key under a policy, in the current window.
+    Contributors {
+        /// The policy; its name counts.
+        policy: Policy,
+        /// The key.
+        key: Key,
+    },
+    /// Add what a process has counted of [denied identities](crate::denials), a report for each span of ten seconds.
+    ///
+    /// What the store cannot add is lost, and no check waits for it.
+    ReportDenials(Vec<DenialReport>),
+    /// List the identities that were denied within the last hour.
+    Denials,
+    /// Publish these policies beside what the processes of other services publish, for operators' tools, and keep them
+    /// for a day. Without policies it changes nothing: a limiter asks so whether the store publishes any.
+    Publish(Vec<PublishedPolicy>),
+}
+
+impl Operation {
+    /// The answer of a store that does not know this operation:
+    /// [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest), and what the store lacks.
+    #[must_use]
+    pub const fn unsupported(&self) -> StoreError {
+        StoreError::invalid_request(match self {
+            Self::Block { .. }
+            | Self::Ban { .. }
+            | Self::Unblock { .. }
+            | Self::ListBlocks { .. } => "the store keeps no blocks",
+            Self::Contribute(_) | Self::Contributors { .. } => "the store keeps no contributors",
+            Self::ReportDenials(_) | Self::Denials => "the store keeps no denials",
+            Self::Publish(_) => "the store publishes no policies",
+            Self::Check(_) | Self::Fill { .. } | Self::Settle(_) | Self::Reset { .. } => {
+                "the store does not know this operation"
+            }
+        })
+    }
 }
 
 #[cfg(feature = "redis")]
 impl Operation {
-    /// Returns the check that this operation decides or settles.
+    /// Whether it is done on the keys of identities, together with others in one step.
+    pub(crate) const fn is_of_keys(&self) -> bool {
+        matches!(
+            self,
+            Self::Check(_)
+                | Self::Fill { .. }
+                | Self::Settle(_)
+                | Self::Reset { .. }
+                | Self::Block { .. }
+                | Self::Ban { .. }
+                | Self::Unblock { .. }
+        )
+    }
+
+    /// The check that it decides or settles.
     pub(crate) fn check(&self) -> Option<&Check> {
         match self {
             Self::Check(check) | Self::Fill { check, .. } => Some(check),
             Self::Settle(settlement) => Some(settlement.check()),
-            Self::Reset { .. } | Self::Block { .. } | Self::Ban { .. } | Self::Unblock { .. } => {
-                None
-            }
+            _ => None,
         }
     }
 }
@@ -88,6 +157,18 @@ pub enum Reply {
     Ban(Option<Block>),
     /// To [`Operation::Unblock`].
     Unblock,
+    /// To [`Operation::ListBlocks`].
+    ListBlocks(Vec<BlockedIdentity>),
+    /// To [`Operation::Contribute`]: what was kept of each contribution, in their order.
+    Contribute(Vec<Result<Kept, StoreError>>),
+    /// To [`Operation::Contributors`].
+    Contributors(Contributors),
+    /// To [`Operation::ReportDenials`].
+    ReportDenials,
+    /// To [`Operation::Denials`].
+    Denials(Denials),
+    /// To [`Operation::Publish`].
+    Publish,
 }
 
 impl Reply {
@@ -101,34 +182,13 @@ impl Reply {
     }
 }
 
-/// Each method returns one kind of reply, or `None` if this is a reply of another kind.
-#[cfg(feature = "redis")]
-impl Reply {
-    pub(crate) fn decision(self) -> Option<Decision> {
-        match self {
-            Self::Check(decision) => Some(decision),
+/// Reads what a reply of one kind holds; `None` of any other.
+macro_rules! answer_of {
+    ($kind:ident) => {
+        |reply| match reply {
+            $crate::domain::operation::Reply::$kind(answer) => Some(answer),
             _ => None,
         }
-    }
-
-    pub(crate) fn usage(self) -> Option<Usage> {
-        match self {
-            Self::Settle(usage) => Some(usage),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn block(self) -> Option<Block> {
-        match self {
-            Self::Block(block) => Some(block),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn ban(self) -> Option<Option<Block>> {
-        match self {
-            Self::Ban(block) => Some(block),
-            _ => None,
-        }
-    }
+    };
 }
+pub(crate) use answer_of;

@@ -18,7 +18,12 @@ mod settle;
 mod timeout;
 mod wait_queue;
 
-use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    num::NonZeroU32,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -33,9 +38,10 @@ use crate::{
         error::StoreError,
         key::Key,
         policy::Policy,
+        rule::millis,
     },
     observe::{CallInfo, CallKind, Observer, RequestOutcome},
-    store::{MemoryStore, Store, StoreFuture},
+    store::{MemoryStore, Store, StoreExt, StoreFuture, properties},
 };
 use breaker::Breaker;
 use call::{Answer, StoreAnswer};
@@ -90,14 +96,15 @@ struct Inner {
 impl Limiter {
     /// Creates a limiter over `store`.
     pub fn new(store: impl Store) -> Self {
-        // A breaker over a cluster or a wrapper of several servers would cut off the healthy ones as well.
-        let interval = if store.single_failure_domain() {
-            DEFAULT_INTERVAL
-        } else {
-            Duration::ZERO
-        };
-        store.set_timeout(DEFAULT_TIMEOUT);
         let store: Arc<dyn Store> = Arc::new(store);
+        // A part that fails says nothing about the others, so that the breaker must not stop calls to these.
+        let fails_apart = properties(&*store).any(|it| it.fails_apart);
+        let interval = if fails_apart {
+            Duration::ZERO
+        } else {
+            DEFAULT_INTERVAL
+        };
+        note_timeout(&*store, DEFAULT_TIMEOUT);
         let inner = Inner {
             contributors: Arc::new(contributors::Tracker::new(store.clone())),
             denials: Some(Arc::new(denials::Tracker::new(store.clone()))),
@@ -131,9 +138,8 @@ impl Limiter {
 
     /// Sets how long one store call may take, including the time to connect or reconnect.
     ///
-    /// The default is 100 ms, and the maximum a year. A call that takes longer ends in
-    /// [`Timeout`](crate::error::StoreErrorKind::Timeout), but the store may still execute the operation. The limiter
-    /// passes the timeout to the store with [`set_timeout`](Store::set_timeout).
+    /// The default is 100 ms, and the most a year. A call that is cut off ends in
+    /// [`Timeout`](crate::error::StoreErrorKind::Timeout); what it was made for may still be done.
     ///
     /// # Panics
     ///
@@ -146,7 +152,7 @@ impl Limiter {
             "a timeout of zero leaves no time to decide"
         );
         let timeout = timeout.min(FOR_EVER);
-        self.inner.store.set_timeout(timeout);
+        note_timeout(&*self.inner.store, timeout);
         self.change(|inner| inner.timeout = timeout)
     }
 
@@ -409,6 +415,13 @@ impl Limiter {
             Err(error) => self.report_error(info, error, RequestOutcome::Failed, timing),
         }
         result
+    }
+}
+
+/// Leaves the timeout where the store, or one within it, wants to know it.
+fn note_timeout(store: &dyn Store, timeout: Duration) {
+    for timeout_ms in properties(store).filter_map(|it| it.timeout_ms) {
+        timeout_ms.store(millis(timeout), Relaxed);
     }
 }
 

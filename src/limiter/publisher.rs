@@ -4,7 +4,7 @@
 //!  decision ──▶ note: seen before?          on the request's path: a load for each charge, no lock
 //!                  │ no
 //!                  ▼
-//!               policies ──▶ task: Store::publish, after some seconds, and again every five minutes
+//!               policies ──▶ task: Operation::Publish, after some seconds, and again every five minutes
 //! ```
 
 use std::{
@@ -32,6 +32,7 @@ use crate::{
         charge::Charge,
         check::Check,
         error::{StoreError, StoreErrorKind},
+        operation::Operation,
         policy::Policy,
         published::PublishedPolicy,
     },
@@ -72,12 +73,18 @@ pub(super) struct Publisher {
     /// Wakes the task for a new policy, or after the limiter is dropped.
     changed: Arc<Notify>,
     has_failed: AtomicBool,
+    /// The store has answered that it publishes nothing.
+    is_off: AtomicBool,
 }
 
 impl Publisher {
     /// Returns `None` over a store that publishes nothing.
     pub(super) fn new(store: &Arc<dyn Store>) -> Option<Arc<Self>> {
-        store.publish(&[])?;
+        if let Some(Err(error)) = store.execute(Operation::Publish(Vec::new())).known()
+            && error.kind() == StoreErrorKind::InvalidRequest
+        {
+            return None;
+        }
         Some(Arc::new(Self {
             store: Arc::clone(store),
             seen: [const { AtomicU64::new(0) }; SEEN],
@@ -85,6 +92,7 @@ impl Publisher {
             running: Arc::default(),
             changed: Arc::default(),
             has_failed: AtomicBool::new(false),
+            is_off: AtomicBool::new(false),
         }))
     }
 
@@ -177,14 +185,18 @@ impl Publisher {
 
     async fn publish(&self) -> Result<(), StoreError> {
         let policies = self.used();
-        if policies.is_empty() {
+        if policies.is_empty() || self.is_off.load(Relaxed) {
             return Ok(());
         }
-        let Some(answer) = self.store.publish(&policies) else {
-            return Ok(());
-        };
+        let answer = self.store.execute(Operation::Publish(policies));
         let result = timeout(TIMEOUT, answer).await;
-        let result = result.unwrap_or(Err(TOO_LATE));
+        let result = result.unwrap_or(Err(TOO_LATE)).map(drop);
+        if let Err(error) = &result
+            && error.kind() == StoreErrorKind::InvalidRequest
+        {
+            self.is_off.store(true, Relaxed);
+            return Ok(());
+        }
         if result.is_ok() {
             self.forget_uses();
         }

@@ -9,8 +9,7 @@ use crate::{
         settlement::Settlement,
     },
     observe::{CallInfo, CallKind, RequestOutcome},
-    store::Store,
-    store::eventual::Eventual,
+    store::{Store, StoreExt, eventual::Eventual},
 };
 
 type Settled = Vec<Result<Usage, StoreError>>;

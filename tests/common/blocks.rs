@@ -8,13 +8,13 @@ use std::{
 
 use http::{Request, Response, request::Parts};
 use sluicegate::{
-    Charge, Decision, Key, KeyExtractor, Limiter, Policy, RateLimitLayer, Rule, Store, Usage,
+    Charge, Decision, Key, KeyExtractor, Limiter, Policy, RateLimitLayer, Rule, Store,
     block::{Block, BlockDetails, BlockRequest, BlockedBy, Until},
     decision::Blocked,
     error::ExtractError,
     extract::Keys,
     middleware::Decisions,
-    store::{CallFuture, Check, Operation, Reply, Settlement, StoreFuture},
+    store::{CallFuture, Check, Operation, Reply, Settlement, StoreExt, StoreFuture},
     test_util::TestClock,
 };
 use tower::{Layer, ServiceExt, service_fn};
@@ -413,12 +413,12 @@ impl Store for Unblocking {
         self.0.check(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.0.settle(settlement)
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
+        self.0.execute(operation)
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        self.0.reset(policy, key)
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&*self.0)
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {

@@ -10,7 +10,7 @@ use sluicegate::{
     block::{BlockRequest, Until},
     extract::{Cidr, TrustedProxies},
     policies::Policies,
-    store::{Check, Operation, Settlement},
+    store::{Check, Operation, Settlement, StoreExt},
 };
 
 /// A rule or policy that can be read is written in a form that means the same.

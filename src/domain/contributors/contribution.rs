@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::Span;
 use crate::domain::{key::Key, policy::Policy};
 
-/// Contributions to one account in one sixth of a window since the last report: differences to add. For stores; see
-/// [`Store::contribute`](crate::Store::contribute).
+/// What was contributed to one account in one sixth of a window since the last time: differences to be added. For
+/// stores; see [`Operation::Contribute`](crate::store::Operation::Contribute).
 #[derive(Clone)]
 pub struct Contribution {
     pub(crate) policy: Policy,

@@ -8,8 +8,8 @@ use crate::domain::{key::Key, policy::Policy};
 /// This many spans, and the current one, make up the last minute or the last hour.
 const SPANS: u64 = 6;
 
-/// The counts of a process in one span of ten seconds since the last report, which the store adds to the reports of
-/// others. For stores; see [`Store::report_denials`](crate::Store::report_denials).
+/// What a process has counted in one span of ten seconds since its last report: to be added to what others report. For
+/// stores; see [`Operation::ReportDenials`](crate::store::Operation::ReportDenials).
 #[derive(Clone)]
 pub struct DenialReport {
     pub(crate) start_ms: u64,

@@ -10,10 +10,11 @@ use crate::{
         contributors::{Contribution, Contributors},
         error::{StoreError, StoreErrorKind},
         key::Key,
+        operation::{Operation, answer_of},
         policy::Policy,
     },
     limiter::flusher::{Counter, Flusher, IDLE, TIMEOUT},
-    store::StoreFuture,
+    store::{Store, StoreExt, StoreFuture, ext},
     warning,
 };
 
@@ -92,7 +93,8 @@ impl Shared {
 
     /// Reports contributions. They are lost on an error: the store may have added them, and must not add them twice.
     async fn report(&self, contributions: Vec<Contribution>) -> Result<(), StoreError> {
-        let answers = self.store.contribute(&contributions).await?;
+        let contribute = Operation::Contribute(contributions.clone());
+        let answers = ext::read(self.store.execute(contribute), answer_of!(Contribute)).await?;
         let mut first_error = Ok(());
         for (contribution, answer) in contributions.iter().zip(answers) {
             match answer {

@@ -3,7 +3,7 @@
 //! ```text
 //!  decision ──▶ record ──▶ account ──▶ sketch          on the request's path: a lock, no waiting
 //!                             │
-//!               flush, once a second ──▶ Store::contribute ──▶ kept units ──▶ sketch
+//!               flush, once a second ──▶ Operation::Contribute ──▶ what was kept ──▶ sketch
 //! ```
 
 mod account;

@@ -3,7 +3,7 @@
 //! ```text
 //!  decision ──▶ count ──▶ table                        on the request's path: no waiting
 //!                           │
-//!             flush, once a second ──▶ Store::report_denials
+//!             flush, once a second ──▶ Operation::ReportDenials
 //! ```
 
 mod hash;
@@ -30,9 +30,10 @@ use crate::{
         decision::{Blocked, Decision, Denial, RuleUsage, Usage},
         denials::{DenialCount, DenialReport, Denials, KEPT_IDENTITIES},
         error::{StoreError, StoreErrorKind},
+        operation::Operation,
     },
     observe::{CallInfo, CallKind},
-    store::{Store, StoreFuture},
+    store::{Store, StoreExt, StoreFuture},
     warning,
 };
 use table::Table;
@@ -138,7 +139,8 @@ impl Shared {
             return Ok(());
         }
         self.idle.store(0, Relaxed);
-        self.store.report_denials(&reports).await?;
+        let report = Operation::ReportDenials(reports);
+        self.store.execute(report).await?;
         self.flusher.has_failed.store(false, Relaxed);
         Ok(())
     }

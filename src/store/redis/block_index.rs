@@ -75,20 +75,19 @@ impl RedisStore {
         }
     }
 
-    /// What several operations write to the index.
-    pub(super) fn index_operations(&self, operations: &[Operation]) -> Vec<Cmd> {
-        let commands = operations.iter().flat_map(|operation| match operation {
+    /// What an operation writes to the index.
+    pub(super) fn index_operation(&self, operation: &Operation) -> Vec<Cmd> {
+        match operation {
             Operation::Block { key, request } | Operation::Ban { key, request, .. } => {
                 self.index_block(key, request)
             }
             Operation::Unblock { key } => self.index_unblock(key),
             _ => Vec::new(),
-        });
-        commands.collect()
+        }
     }
 
     /// Adds an identity, and drops those whose blocks have ended.
-    pub(super) fn index_block(&self, key: &Key, request: &BlockRequest) -> Vec<Cmd> {
+    fn index_block(&self, key: &Key, request: &BlockRequest) -> Vec<Cmd> {
         let now_ms = self.client_now_ms();
         let name = self.names.block_index();
         let ends_ms = Block::begin(request.until(), request.by(), now_ms).stored_until_ms();
@@ -101,7 +100,7 @@ impl RedisStore {
         vec![drop_ended, add]
     }
 
-    pub(super) fn index_unblock(&self, key: &Key) -> Vec<Cmd> {
+    fn index_unblock(&self, key: &Key) -> Vec<Cmd> {
         let mut remove = redis::cmd("ZREM");
         remove.arg(self.names.block_index());
         remove.arg(self.names.identity(key));

@@ -6,7 +6,7 @@ use redis::{RedisError, Value};
 
 use super::{
     RedisStore,
-    error::{ANOTHER_REPLY, store_error},
+    error::store_error,
     names::Names,
     script::{self, Call},
     transport::Transport,
@@ -15,14 +15,12 @@ use super::{
 use crate::test_util::TestClock;
 use crate::{
     domain::{
-        block::{Block, BlockRequest},
         check::Check,
-        decision::{Decision, Usage},
+        decision::Decision,
         error::StoreError,
-        key::Key,
-        settlement::Settlement,
+        operation::{Operation, Reply, answer_of},
     },
-    store::{CallFuture, Operation, Reply, StoreFuture},
+    store::{CallFuture, StoreFuture, ext::ANOTHER_REPLY},
 };
 
 /// On a cluster, all keys of one call have to share a slot.
@@ -32,16 +30,7 @@ impl RedisStore {
     }
 
     pub(super) fn check_one_slot(&self, check: &Check) -> StoreFuture<Decision> {
-        self.execute_one(Operation::Check(check.clone()), Reply::decision)
-    }
-
-    pub(super) fn settle_one_slot(&self, settlement: &Settlement) -> StoreFuture<Usage> {
-        self.execute_one(Operation::Settle(settlement.clone()), Reply::usage)
-    }
-
-    pub(super) fn block_one_slot(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        let key = key.clone();
-        self.execute_one(Operation::Block { key, request }, Reply::block)
+        self.execute_one(Operation::Check(check.clone()), answer_of!(Check))
     }
 
     pub(super) fn execute_one<T: 'static>(

@@ -22,7 +22,7 @@ use crate::{
         rule::millis,
     },
     store::eventual::join_all,
-    store::{ContributeFuture, StoreFuture},
+    store::{Reply, StoreFuture},
 };
 
 /// No label is like these: each has a `=`.
@@ -36,7 +36,7 @@ const MEMBERS: usize = KEPT_LABELS + 2;
 pub(super) const SCRIPT: &str = include_str!("contributors.lua");
 
 impl RedisStore {
-    pub(super) fn add_contributions(&self, contributions: &[Contribution]) -> ContributeFuture {
+    pub(super) fn add_contributions(&self, contributions: &[Contribution]) -> StoreFuture<Reply> {
         let updates = contributions.iter().map(|it| self.update(it));
         let updates: Vec<(Vec<u8>, Cmd)> = updates.collect();
         let transport = self.transport.clone();
@@ -45,7 +45,7 @@ impl RedisStore {
             let replies = send_all(&transport, commands.collect()).await.into_iter();
             let kept = replies.map(|reply| reply.and_then(kept));
             let kept = kept.map(|it| it.map_err(|error| store_error(&error)));
-            Ok(kept.collect())
+            Ok(Reply::Contribute(kept.collect()))
         })
     }
 

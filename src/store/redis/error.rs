@@ -232,8 +232,6 @@ pub(super) const UNREADABLE: StoreError =
     StoreError::protocol("a key holds a value that cannot be read, not written by this crate");
 pub(super) const OTHER_VERSION: StoreError =
     StoreError::protocol("a key holds a value that another version of this crate has written");
-pub(super) const ANOTHER_REPLY: StoreError =
-    StoreError::protocol("the reply is one to another operation");
 pub(super) const SHUT_DOWN: StoreError = StoreError::new(
     StoreErrorKind::Unavailable,
     "the runtime was shut down in which the store was called",

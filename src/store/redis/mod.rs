@@ -5,19 +5,8 @@ use std::sync::Arc;
 use redis::{RedisResult, Value};
 
 use crate::{
-    domain::{
-        block::{Block, BlockRequest, BlockedIdentity},
-        check::Check,
-        contributors::{Contribution, Contributors},
-        decision::{Decision, Usage},
-        denials::{DenialReport, Denials},
-        key::Key,
-        policies::PublishedPolicy,
-        policy::Policy,
-        rule::Rule,
-        settlement::Settlement,
-    },
-    store::{CallFuture, ContributeFuture, Operation, Reply, Store, StoreFuture},
+    domain::{check::Check, decision::Decision},
+    store::{CallFuture, Operation, Properties, Reply, Store, StoreFuture, one_by_one},
 };
 
 mod batch;
@@ -163,48 +152,41 @@ impl Store for RedisStore {
         self.check_one_slot(check)
     }
 
-    fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
+    fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
         #[cfg(feature = "cluster")]
-        if let Some(answer) = self.settle_several_slots(settlement) {
+        if let Some(answer) = self.execute_several_slots(&operation) {
             return answer;
         }
-        self.settle_one_slot(settlement)
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> StoreFuture<()> {
-        let (policy, key) = (policy.clone(), key.clone());
-        self.execute_one(Operation::Reset { policy, key }, |_| Some(()))
-    }
-
-    fn block(&self, key: &Key, request: BlockRequest) -> StoreFuture<Block> {
-        let index = self.index_block(key, &request);
-        self.with_index(index, self.block_one_slot(key, request))
-    }
-
-    fn ban(&self, key: &Key, strikes: Rule, request: BlockRequest) -> StoreFuture<Option<Block>> {
-        let index = self.index_block(key, &request);
-        let key = key.clone();
-        let ban = Operation::Ban {
-            key,
-            strikes,
-            request,
-        };
-        self.with_index(index, self.execute_one(ban, Reply::ban))
-    }
-
-    fn unblock(&self, key: &Key) -> StoreFuture<()> {
-        let (index, key) = (self.index_unblock(key), key.clone());
-        let unblock = Operation::Unblock { key };
-        self.with_index(index, self.execute_one(unblock, |_| Some(())))
-    }
-
-    fn blocks(&self, most: usize) -> StoreFuture<Vec<BlockedIdentity>> {
-        let inspector = Inspector::over(self);
-        StoreFuture::pending(async move { inspector.all_blocked(most).await })
+        match operation {
+            Operation::ListBlocks { most } => {
+                let inspector = Inspector::over(self);
+                StoreFuture::pending(async move {
+                    inspector.all_blocked(most).await.map(Reply::ListBlocks)
+                })
+            }
+            Operation::Contribute(contributions) => self.add_contributions(&contributions),
+            Operation::Contributors { policy, key } => self
+                .read_contributors(&policy, &key)
+                .map(Reply::Contributors),
+            Operation::ReportDenials(reports) => {
+                let added = self.add_denials(&reports);
+                added.map(|()| Reply::ReportDenials)
+            }
+            Operation::Denials => self.read_denials().map(Reply::Denials),
+            Operation::Publish(policies) => self.publish_all(policies).map(|()| Reply::Publish),
+            of_keys => {
+                let index = self.index_operation(&of_keys);
+                self.with_index(index, self.execute_one(of_keys, Some))
+            }
+        }
     }
 
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
-        let index = self.index_operations(&operations);
+        if !operations.iter().all(Operation::is_of_keys) {
+            return one_by_one(self, operations);
+        }
+        let index = operations.iter().flat_map(|it| self.index_operation(it));
+        let index = index.collect();
         #[cfg(feature = "cluster")]
         if self.transport.is_cluster() {
             return self.with_index(index, self.call_by_slot(operations));
@@ -212,28 +194,11 @@ impl Store for RedisStore {
         self.with_index(index, self.call_one_slot(operations))
     }
 
-    fn contribute(&self, contributions: &[Contribution]) -> ContributeFuture {
-        self.add_contributions(contributions)
-    }
-
-    fn contributors(&self, policy: &Policy, key: &Key) -> StoreFuture<Contributors> {
-        self.read_contributors(policy, key)
-    }
-
-    fn report_denials(&self, reports: &[DenialReport]) -> StoreFuture<()> {
-        self.add_denials(reports)
-    }
-
-    fn denials(&self) -> StoreFuture<Denials> {
-        self.read_denials()
-    }
-
-    fn publish(&self, policies: &[PublishedPolicy]) -> Option<StoreFuture<()>> {
-        Some(self.publish_all(policies))
-    }
-
-    fn single_failure_domain(&self) -> bool {
-        !self.transport.is_cluster()
+    fn properties(&self) -> Properties<'_> {
+        Properties {
+            fails_apart: self.transport.is_cluster(),
+            ..Properties::default()
+        }
     }
 }
 

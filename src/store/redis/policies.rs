@@ -26,8 +26,8 @@ const MAX_FIELDS: usize = 256;
 const MAX_BYTES: usize = 65_536;
 
 impl RedisStore {
-    pub(super) fn publish_all(&self, policies: &[PublishedPolicy]) -> StoreFuture<()> {
-        let (store, policies) = (self.clone(), policies.to_vec());
+    pub(super) fn publish_all(&self, policies: Vec<PublishedPolicy>) -> StoreFuture<()> {
+        let store = self.clone();
         StoreFuture::pending(async move {
             let stored = store.published_fields().await?;
             let now_ms = store.client_now_ms();

@@ -5,7 +5,7 @@ use redis::cluster_routing::Slot;
 use super::{cross_slot, slots::TOO_LATE};
 use crate::{
     domain::{check::Check, decision::Decision, error::StoreError},
-    store::{CallFuture, Operation, Reply, Store, StoreFuture, call_one, redis::RedisStore},
+    store::{CallFuture, Operation, Reply, Store, StoreFuture, one_by_one, redis::RedisStore},
 };
 
 type Replies = Vec<Result<Reply, StoreError>>;
@@ -41,22 +41,14 @@ impl RedisStore {
     }
 
     fn begin_call(&self, call: SlotCall) -> (Vec<usize>, CallFuture) {
-        let answer = match (call.slot, &call.operations[..]) {
-            (None, [operation]) => self.call_several_slots(operation),
-            _ => self.call_one_slot(call.operations),
+        let answer = match call.slot {
+            None => one_by_one(self, call.operations),
+            Some(_) => self.call_one_slot(call.operations),
         };
         (call.places, answer)
     }
 
-    fn call_several_slots(&self, operation: &Operation) -> CallFuture {
-        let reply = match operation {
-            Operation::Fill { check, count } => self.fill(check.clone(), *count).map(Reply::Fill),
-            other => call_one(self, other),
-        };
-        StoreFuture::pending(async { Ok(vec![reply.await]) })
-    }
-
-    /// Decides identical checks of several slots. After the first denial, all later ones get the same decision.
+    /// Decides identical checks of several slots: after the first denial all are denied as it was.
     pub(super) fn fill(&self, check: Check, count: u16) -> StoreFuture<Vec<Decision>> {
         let store = self.clone();
         StoreFuture::pending(async move {
@@ -72,7 +64,27 @@ impl RedisStore {
         })
     }
 
-    /// `None` if one call is enough.
+    /// The answer to an operation whose keys are in several slots; `None` where one call will do.
+    pub(in crate::store::redis) fn execute_several_slots(
+        &self,
+        operation: &Operation,
+    ) -> Option<StoreFuture<Reply>> {
+        match operation {
+            Operation::Check(check) => Some(self.check_several_slots(check)?.map(Reply::Check)),
+            Operation::Fill { check, count } => {
+                self.several_slots(check)?;
+                Some(self.fill(check.clone(), *count).map(Reply::Fill))
+            }
+            Operation::Settle(settlement) => {
+                let slots = self.several_slots(settlement.check())?;
+                let settled = self.settle_slots(settlement.clone(), slots);
+                Some(settled.map(Reply::Settle))
+            }
+            _ => None,
+        }
+    }
+
+    /// The same for a check.
     pub(in crate::store::redis) fn check_several_slots(
         &self,
         check: &Check,

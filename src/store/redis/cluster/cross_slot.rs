@@ -24,6 +24,7 @@ use crate::{
         check::Check,
         decision::{Blocked, Decision, Usage},
         error::StoreError,
+        operation::{Operation, answer_of},
         settlement::Settlement,
     },
     store::{
@@ -237,7 +238,10 @@ impl CrossSlotCheck {
         };
         let usage = usage.clone();
         let answer = match Settlement::new(&usage, |_| 0) {
-            Ok(settlement) => self.store.settle_one_slot(&settlement),
+            Ok(settlement) => {
+                let settle = Operation::Settle(settlement);
+                self.store.execute_one(settle, answer_of!(Settle))
+            }
             Err(error) => StoreFuture::ready(Err(error)),
         };
         self.parts[part] = Part::RollingBack(usage);

@@ -18,13 +18,12 @@ use crate::{
         decision::{Blocked, Decision},
         error::{StoreError, StoreErrorKind},
         key::Key,
+        operation::{Operation, Reply, answer_of},
     },
     store::{
-        CallFuture, Operation, Reply, StoreFuture,
-        redis::{
-            RedisStore,
-            error::{ANOTHER_REPLY, store_error},
-        },
+        CallFuture, StoreFuture,
+        ext::ANOTHER_REPLY,
+        redis::{RedisStore, error::store_error},
     },
 };
 
@@ -56,9 +55,8 @@ impl RedisStore {
             Operation::Unblock { key } => self.unblock_by_key(&key).await,
             // A ban needs both keys in one call. The next strike asks for the ban again.
             Operation::Ban { .. } => Err(MOVING),
-            Operation::Reset { .. } | Operation::Block { .. } => {
-                self.executor().execute_alone(operation).await
-            }
+            // They have one key, or none.
+            other => self.executor().execute_alone(other).await,
         }
     }
 
@@ -115,8 +113,11 @@ impl RedisStore {
     async fn blocked(&self, charge: &Charge) -> Result<Option<Blocked>, StoreError> {
         let key = charge.key();
         let long_ago = Until::At(UNIX_EPOCH);
-        let block = self.block_one_slot(key, long_ago.into());
-        let block = block.await?;
+        let block = Operation::Block {
+            key: key.clone(),
+            request: long_ago.into(),
+        };
+        let block = self.execute_one(block, answer_of!(Block)).await?;
         if block.until_ms() == Some(0) {
             return Ok(None);
         }

@@ -10,10 +10,11 @@ use crate::{
         decision::{RuleUsage, Usage},
         error::{StoreError, StoreErrorKind},
         key::Key,
+        operation::{Operation, answer_of},
         settlement::Settlement,
     },
     store::{
-        Operation, StoreFuture,
+        StoreFuture,
         redis::{RedisStore, connection::PART_TIMEOUT},
     },
 };
@@ -22,20 +23,12 @@ use crate::{
 pub(super) type Slots = Vec<(Slot, Vec<usize>)>;
 
 impl RedisStore {
-    /// `None` if one call is enough.
-    pub(in crate::store::redis) fn settle_several_slots(
-        &self,
-        settlement: &Settlement,
-    ) -> Option<StoreFuture<Usage>> {
-        let slots = self.several_slots(settlement.check())?;
-        Some(self.settle_slots(settlement.clone(), slots))
-    }
-
     pub(super) fn settle_slots(&self, settlement: Settlement, slots: Slots) -> StoreFuture<Usage> {
         let store = self.clone();
         StoreFuture::pending(async move {
             let parts = slots.iter().map(|(_, charges)| settlement.pick(charges));
-            let answers = parts.map(|part| store.settle_one_slot(&part)).collect();
+            let settle = |part| store.execute_one(Operation::Settle(part), answer_of!(Settle));
+            let answers = parts.map(settle).collect();
             let usages = Self::join(answers).await.into_iter();
             // Other parts may have been settled already.
             let usages: Vec<Usage> = usages
@@ -98,6 +91,7 @@ impl RedisStore {
             Operation::Block { key, .. }
             | Operation::Ban { key, .. }
             | Operation::Unblock { key } => (BLOCKS, key),
+            _ => return None,
         };
         Some(self.slot(policy, key))
     }

@@ -20,7 +20,7 @@ use crate::{
         rule::Rule,
         settlement::Settlement,
     },
-    store::memory::entry::{Entry, by_charge},
+    store::entry::{Entry, by_charge},
 };
 
 /// The values of some keys.
@@ -103,6 +103,7 @@ impl Image {
                 self.forget(places);
                 Ok(Reply::Unblock)
             }
+            other => Err(other.unsupported()),
         }
     }
 

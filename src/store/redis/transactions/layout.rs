@@ -20,7 +20,7 @@ use crate::{
         window::{Bucket, BucketSpec, BucketState, Section, StepQueue, StepSpec},
     },
     store::{
-        memory::entry::Entry,
+        entry::Entry,
         redis::error::{OTHER_VERSION, UNREADABLE},
     },
 };

@@ -64,6 +64,7 @@ pub(super) fn identities(operation: &Operation) -> impl Iterator<Item = &Key> {
         | Operation::Block { key, .. }
         | Operation::Ban { key, .. }
         | Operation::Unblock { key } => (&[], Some(key)),
+        _ => (&[], None),
     };
     charges.iter().map(Charge::key).chain(key)
 }
@@ -97,6 +98,7 @@ impl Keys<'_> {
                 places.blocks.push(self.block(key));
                 places.charges.push(self.counts(STRIKES, key));
             }
+            _ => {}
         }
         places
     }

@@ -1,4 +1,4 @@
-//! Proves that the documentation's own store answers calls as it has to: by the default of `Store::call`.
+//! Proves that the documentation's own store answers calls as it has to, by the default of `Store::call`, and that its layer changes nothing.
 
 use sluicegate::{
     Charge, Key, Limiter, Policy,
@@ -8,7 +8,7 @@ use sluicegate::{
     test_util::TestClock,
 };
 
-#[path = "../../examples/own_store.rs"]
+#[path = "../../examples/custom_store.rs"]
 mod example;
 
 use example::MapStore;

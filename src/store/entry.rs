@@ -1,6 +1,7 @@
+//! [`Entry`]: the counts of one policy and one key, as the memory store keeps them and transactions decide by them.
+
 use smallvec::SmallVec;
 
-use super::standing::{LIMITED, Standing, class};
 use crate::domain::{
     charge::Charge,
     decision::{Count, PolicyUsage, RuleUsage},
@@ -11,7 +12,7 @@ use crate::domain::{
 
 /// What is kept for one policy's name and one key: a section for each spec that somebody's rules have.
 #[derive(Debug)]
-pub(in crate::store) struct Entry {
+pub(super) struct Entry {
     /// A single one is in the map itself: each further place in memory has to be waited for.
     sections: SmallVec<[Section; 1]>,
 }
@@ -19,26 +20,26 @@ pub(in crate::store) struct Entry {
 #[cfg(feature = "bb8")]
 impl Entry {
     /// An entry of these sections, each of another spec.
-    pub(in crate::store) fn of(sections: Vec<Section>) -> Self {
+    pub(super) fn of(sections: Vec<Section>) -> Self {
         Self {
             sections: sections.into(),
         }
     }
 
-    pub(in crate::store) fn sections(&self) -> &[Section] {
+    pub(super) fn sections(&self) -> &[Section] {
         &self.sections
     }
 }
 
 impl Entry {
-    pub(in crate::store) const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self {
             sections: SmallVec::new_const(),
         }
     }
 
     /// Counts under each rule of a charge, and answers how often its cost fits all.
-    pub(in crate::store) fn look(&self, charge: &Charge, now_ms: u64, counts: &mut [Count]) -> u16 {
+    pub(super) fn look(&self, charge: &Charge, now_ms: u64, counts: &mut [Count]) -> u16 {
         let cost = charge.cost();
         let mut fitting = u64::MAX;
         for (rule, count) in charge.policy().rules().iter().zip(counts) {
@@ -56,7 +57,7 @@ impl Entry {
     }
 
     /// Adds units, more than 0, under each rule, and counts again.
-    pub(in crate::store) fn charge(
+    pub(super) fn charge(
         &mut self,
         policy: &Policy,
         units: u64,
@@ -75,7 +76,7 @@ impl Entry {
     }
 
     /// Whether adding `difference` to the steps that were charged would change anything.
-    pub(in crate::store) fn would_settle(
+    pub(super) fn would_settle(
         &self,
         usage: PolicyUsage<'_>,
         now_ms: u64,
@@ -89,7 +90,7 @@ impl Entry {
     }
 
     /// Adds `difference` to the steps that were charged, and counts.
-    pub(in crate::store) fn settle(
+    pub(super) fn settle(
         &mut self,
         usage: PolicyUsage<'_>,
         now_ms: u64,
@@ -105,28 +106,9 @@ impl Entry {
         self.tidy(usage.policy(), now_ms);
     }
 
-    /// Where its key stands after a change that has left these counts under these rules.
-    pub(super) fn standing(
-        &self,
-        rules: impl Iterator<Item = Rule> + Clone,
-        counts: &[Count],
-        now_ms: u64,
-    ) -> Standing {
-        let classes = rules.clone().zip(counts);
-        let class_now = classes.map(|(rule, count)| class(&rule, *count)).max();
-        let class_now = class_now.unwrap_or(0);
-        if class_now < LIMITED {
-            return Standing::open(class_now, self.release_ms());
-        }
-        let look = |rule: &Rule, at_ms| {
-            self.with_section(Spec::of(rule), |it| it.look(at_ms, rule.limit(), 1))
-        };
-        let fits = rules
-            .clone()
-            .map(|rule| look(&rule, now_ms).fits_at_ms(&rule, 1));
-        let fits_at_ms = fits.max().unwrap_or(0);
-        let later = rules.map(|rule| class(&rule, look(&rule, fits_at_ms)));
-        Standing::limited(fits_at_ms, later.max().unwrap_or(0))
+    /// The count under a rule at this time, for a charge of one unit.
+    pub(super) fn count(&self, rule: &Rule, at_ms: u64) -> Count {
+        self.with_section(Spec::of(rule), |it| it.look(at_ms, rule.limit(), 1))
     }
 
     /// Whether it holds nothing that can ever count.
@@ -135,7 +117,7 @@ impl Entry {
     }
 
     /// When the last unit of all is released; 0 when there is none.
-    pub(in crate::store) fn release_ms(&self) -> u64 {
+    pub(super) fn release_ms(&self) -> u64 {
         let releases = self.sections.iter().map(Section::release_ms);
         releases.max().unwrap_or(0)
     }
@@ -175,7 +157,7 @@ impl Entry {
 }
 
 /// Each charge, its place or token, and the counts of its rules.
-pub(in crate::store) fn by_charge<'a, P: Copy>(
+pub(super) fn by_charge<'a, P: Copy>(
     charges: &'a [Charge],
     places: &'a [P],
     mut counts: &'a mut [Count],
