@@ -153,3 +153,53 @@ async fn what_blocks_nobody_is_an_error_that_says_what_to_write() {
     }
     assert_eq!(site.server.run::<u64>("DBSIZE"), 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_identity_that_the_service_has_refused_is_not_doubted() {
+    let site = Site::start().await;
+    site.charge("api", "alice", 1).await;
+    let login = Policy::parse("login", "1/1d")
+        .unwrap()
+        .ban("1/1d=1h".parse().unwrap());
+    for user in ["banned", "denied"] {
+        let policy = if user == "banned" {
+            login.clone()
+        } else {
+            policy("api")
+        };
+        let charge = Charge::new(&policy, Key::new("user", user), 11);
+        let decision = site.limiter.check([charge]).await.unwrap();
+        assert!(matches!(decision, Decision::Denied(_)));
+    }
+    site.limiter.strikes_counted().await;
+    site.limiter.denials().await.unwrap();
+    for user in ["banned", "denied"] {
+        let said = site.tool.run(&format!("block user={user} --for 2h"));
+        assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
+    }
+    let said = site.tool.run("block user=carol --for 2h");
+    assert!(said.stderr.contains("No counts are stored"), "{said:?}");
+    let said = site.tool.run("block user=carol --for 3h");
+    assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_longer_block_keeps_the_reason_unless_there_is_another() {
+    let site = Site::start().await;
+    let reason =
+        |args: &str| site.json(&format!("block user=alice {args}"), 0)["blocked"]["reason"].clone();
+    assert_eq!(reason("--for 1h --reason scrapes"), "scrapes");
+    assert_eq!(reason("--for 2h"), "scrapes");
+    assert_eq!(reason("--for 3h --reason again"), "again");
+    site.text("unblock user=alice");
+    assert_eq!(reason("--for 1h"), Value::Null);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_without_a_name_is_an_author_by_number() {
+    let site = Site::start().await;
+    let author = site.json("block user=alice --for 1h", 0)["blocked"]["author"].clone();
+    let (user, host) = author.as_str().unwrap().split_once('@').unwrap();
+    assert!(user.parse::<u32>().is_ok() && !host.is_empty(), "{author}");
+}

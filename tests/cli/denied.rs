@@ -186,3 +186,57 @@ async fn without_the_right_to_read_denials_other_verbs_say_what_they_can() {
         assert!(site.json(&verb, 0)["denied"].is_null());
     }
 }
+
+/// What `top --denied` shows at a terminal of this many columns.
+#[cfg(target_os = "linux")]
+fn at_a_terminal(site: &Site, columns: u16, args: &str) -> String {
+    let program = env!("CARGO_BIN_EXE_sluicegate");
+    let command = format!("stty cols {columns}; {program} top --denied {args}");
+    let mut script = std::process::Command::new("script");
+    script
+        .current_dir(site.tool.folder())
+        .env("NO_COLOR", "1")
+        .args(["-qec", &command, "/dev/null"]);
+    let said = crate::tool::said(&mut script, b"");
+    assert_eq!(said.code, 0, "{said:?}");
+    said.stdout
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn identities_stay_of_use_at_a_narrow_terminal() {
+    let site = start().await;
+    let hour = std::time::Duration::from_secs(3_600);
+    let network = "2001:db8:1234:5678::/64";
+    let (hashed, long) = (Key::secret("header", "s3cret"), "a".repeat(30));
+    for key in [
+        Key::new("ip", network),
+        hashed,
+        Key::new("user", long.clone()),
+    ] {
+        let charge = Charge::new(&visits(), key.clone(), 1_000_001);
+        site.limiter.check([charge]).await.unwrap();
+        site.limiter.block(&key, Until::After(hour)).await.unwrap();
+    }
+    site.limiter.denials().await.unwrap();
+    let rows = site.json("top --denied", 0)["denied"].clone();
+    let identities = rows.as_array().unwrap().iter();
+    let mut identities = identities.map(|row| row["identity"].as_str().unwrap());
+    let hashed = identities.find(|it| it.starts_with("header=#")).unwrap();
+    for columns in [80, 100] {
+        let said = at_a_terminal(&site, columns, "");
+        let widest = said.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(columns.into()), "{said}");
+        assert!(said.contains(&format!("ip={network} ")), "{said}");
+        assert!(said.contains(" visits "), "{said}");
+        assert!(said.contains("blocked until"), "{said}");
+        assert!(said.contains(&hashed[.."header=#".len() + 8]), "{said}");
+        assert!(said.contains("user=aaaa") && said.contains('…'), "{said}");
+        let said = at_a_terminal(&site, columns, "--wide");
+        assert!(said.contains(&format!("user={long} ")), "{said}");
+        assert!(
+            said.contains(hashed) && said.contains("blocked until "),
+            "{said}"
+        );
+    }
+}

@@ -1,6 +1,6 @@
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use sluicegate::{Charge, Decision, Key};
+use sluicegate::{Charge, Decision, Key, Limiter, Policy, RedisStore, test_util::TestClock};
 
 use crate::site::{Site, policy};
 
@@ -122,7 +122,7 @@ async fn what_cannot_be_decided_is_an_error() {
 async fn the_time_is_exact() {
     let site = Site::start().await;
     site.tool.write("policies.toml", "fast = \"1/300ms@exact\"");
-    let policy = sluicegate::Policy::parse("fast", "1/300ms@exact").unwrap();
+    let policy = Policy::parse("fast", "1/300ms@exact").unwrap();
     let charge = || [Charge::new(&policy, Key::new("user", "alice"), 1)];
     let mut rounds = 0;
     while rounds < 3 {
@@ -149,4 +149,22 @@ async fn the_time_is_exact() {
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
     }
+}
+
+/// A value stays stored for a while after nothing in it counts any more.
+#[tokio::test]
+async fn policies_that_are_listed_are_not_called_other_policies() {
+    let site = Site::start().await;
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let two_hours_ago = u64::try_from(since.as_millis()).unwrap() - 7_200_000;
+    let store = RedisStore::connect(site.server.url()).await.unwrap();
+    let limiter = Limiter::new(store.clock(TestClock::new(two_hours_ago)));
+    let policy = Policy::parse("api", "100/1h@1s").unwrap();
+    let charge = Charge::new(&policy, Key::new("user", "alice"), 1);
+    let limiter = limiter.publish_policies(false);
+    assert!(limiter.check([charge]).await.unwrap().is_allowed());
+    site.tool.write("policies.toml", "api = '100/1h@1s'");
+    let said = site.text("explain user=alice --policies policies.toml");
+    assert!(said.contains("nothing counts, under api"), "{said}");
+    assert!(!said.contains("other policies"), "{said}");
 }

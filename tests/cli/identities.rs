@@ -68,14 +68,18 @@ async fn an_unknown_identity_is_blocked_with_a_warning() {
             "{args}: {said:?}"
         );
     }
+    let other = "block user=alice --for 1h --prefix sluicegat";
+    let expected = "under the prefix `sluicegat`, but under `sluicegate`: see --prefix";
     for _ in 0..2 {
-        let said = site
-            .tool
-            .run("block user=alice --for 1h --prefix sluicegat");
-        let expected = "under the prefix `sluicegat`, but under `sluicegate`: see --prefix";
-        assert_eq!(said.code, 0, "{said:?}");
+        let said = site.tool.run(other);
+        assert_eq!(said.code, 2, "{said:?}");
         assert!(said.stderr.contains(expected), "{said:?}");
+        assert!(said.stderr.contains("nothing was blocked"), "{said:?}");
     }
+    assert_eq!(site.json("blocks --prefix sluicegat", 0)["total"], 0);
+    let said = site.tool.run(&format!("{other} --force"));
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.stderr.contains(expected), "{said:?}");
     // A block makes no identity known.
     let said = site.json("block usr=alice --for 1h", 0);
     assert!(
@@ -98,7 +102,7 @@ async fn several_identities_and_a_file_of_them_are_blocked_and_unblocked_at_once
     }
     site.tool.write(
         "list.txt",
-        "# from the incident\nuser=bob\n\n  user=carol\r\nuser=alice\n",
+        "# from the incident\nuser=bob\n\nuser=carol\r\nuser=alice\n",
     );
     let said = site.text("block user=alice -f list.txt --for 1h");
     assert_eq!(
@@ -135,6 +139,11 @@ async fn a_mistake_in_a_file_is_named_with_its_line_and_blocks_no_identity() {
             "user=-\n",
             "list.txt:1: a value of - is for the command line",
         ),
+        (
+            "user=bob\nuser=carol \n",
+            "list.txt:2: there is a blank too many",
+        ),
+        (" user=carol\n", "list.txt:1: there is a blank too many"),
         ("# nobody\n", "no identity is named"),
     ] {
         site.tool.write("list.txt", wrong);
@@ -219,7 +228,7 @@ async fn an_identity_is_shown_as_it_was_typed_and_as_it_is_stored() {
         ("inspect header:x-tenant=acme", 0),
         ("explain header:x-tenant=acme --policies policies.toml", 1),
         ("unblock header:x-tenant=acme", 0),
-        ("reset header:x-tenant=acme --yes", 0),
+        ("reset header:x-tenant=acme --yes", 1),
     ] {
         let said = site.tool.run(verb);
         assert_eq!(said.code, code, "{said:?}");

@@ -10,7 +10,7 @@ const VERBS: [(&str, i32); 6] = [
     ("inspect IDENTITY --policies policies.toml", 0),
     ("explain IDENTITY --policies policies.toml", 0),
     ("contributors IDENTITY --policy api --window 1h", 1),
-    ("reset IDENTITY --yes", 0),
+    ("reset IDENTITY --yes", 1),
     ("unblock IDENTITY", 1),
 ];
 

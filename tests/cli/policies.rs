@@ -108,3 +108,87 @@ async fn a_service_that_publishes_nothing_needs_the_file() {
     );
     assert_eq!(site.server.run::<u64>("EXISTS sluicegate:!policies"), 0);
 }
+
+#[tokio::test]
+async fn by_limits_that_are_not_the_published_ones_nothing_is_known() {
+    let site = Site::start().await;
+    publish(&site, &policy("100/10s"), 1).await;
+    site.tool.write("drifted.toml", "api = \"100/20s\"");
+    let explain = "explain user=carol --policies drifted.toml";
+    let said = site.tool.run(explain);
+    assert_eq!(said.code, 1, "{said:?}");
+    let expected = "It is not known whether it passes: the service publishes api = 100/10s, the file says 100/20s.";
+    assert!(said.stdout.contains(expected), "{said:?}");
+    let said = site.json(explain, 1);
+    assert_eq!(
+        said["published_differs"],
+        serde_json::json!([{"policy": "api", "published": ["100/10s"], "file": "100/20s"}])
+    );
+    assert_eq!(
+        (&said["is_known"], &said["passes"]),
+        (&false.into(), &false.into())
+    );
+    // Nor that it is denied.
+    site.tool.write("lower.toml", "api = \"1/10s\"");
+    let said = site.json("explain user=carol --policies lower.toml --cost 2", 1);
+    assert_eq!(
+        (&said["is_known"], &said["denied_by"]),
+        (&false.into(), &Value::Null)
+    );
+    site.tool.write("same.toml", "api = \"100/10s\"");
+    let said = site.json("explain user=carol --policies same.toml", 0);
+    assert_eq!(said["published_differs"], serde_json::json!([]));
+}
+
+#[tokio::test]
+async fn while_processes_differ_in_a_policy_nothing_is_known_under_it() {
+    let site = Site::start().await;
+    publish(&site, &policy("10/1d"), 1).await;
+    publish(&site, &policy("20/1d"), 1).await;
+    let said = site.tool.run("explain user=alice");
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(
+        said.stdout
+            .contains("It is not known whether it passes: processes differ in api"),
+        "{said:?}"
+    );
+    let said = site.json("explain user=alice", 1);
+    let mut published = said["published_differs"][0]["published"].clone();
+    let published = published.as_array_mut().unwrap();
+    published.sort_by_key(ToString::to_string);
+    assert_eq!(*published, ["10/1d", "20/1d"]);
+    site.json(
+        "explain user=alice --policy login --policies policies.toml",
+        0,
+    );
+}
+
+#[tokio::test]
+async fn a_block_that_no_policy_enforces_is_warned_of() {
+    let site = Site::start().await;
+    let store = RedisStore::connect(site.server.url()).await.unwrap();
+    let limiter = Limiter::new(store).enforce_blocks(false);
+    let charge = |user| [Charge::new(&policy("10/1d"), Key::new("user", user), 1)];
+    limiter.check(charge("alice")).await.unwrap();
+    limiter.policies_published().await.unwrap();
+    assert!(site.text("policies").contains(" not enforced "));
+    let warning = "no service enforces blocks of the kind `user`: it is not denied under api";
+    let said = site.tool.run("block user=alice --for 1h");
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.stderr.contains(warning), "{said:?}");
+    let said = site.json("block user=alice --for 1h", 0);
+    assert!(said["warning"].as_str().unwrap().contains(warning));
+    for (verb, code) in [("explain user=alice", 1), ("inspect user=alice", 0)] {
+        let said = site.tool.run(verb);
+        assert!(said.stdout.contains(warning), "{verb}: {said:?}");
+        let said = site.json(verb, code);
+        assert!(said["warning"].as_str().unwrap().contains(warning));
+    }
+    assert!(limiter.check(charge("alice")).await.unwrap().is_allowed());
+
+    site.text("unblock user=alice");
+    publish(&site, &policy("20/1d"), 1).await;
+    assert!(site.text("policies").contains(" enforced "));
+    let said = site.tool.run("block user=alice --for 1h");
+    assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
+}

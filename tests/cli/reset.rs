@@ -27,8 +27,35 @@ async fn only_what_is_named_is_deleted() {
     let said = site.json("reset user=alice --policies policies.toml -y", 0);
     assert_eq!(said["deleted"].as_array().unwrap(), &["login"]);
     assert_eq!(keys(&site), ["sluicegate:{user=bob}:api"]);
-    let said = site.text("reset user=alice --policies policies.toml --yes");
-    assert!(said.contains("nothing was deleted"), "{said}");
+    let said = site
+        .tool
+        .run("reset user=alice --policies policies.toml --yes");
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(said.stdout.contains("nothing was deleted"), "{said:?}");
+    let said = site.json("reset user=alice --policies policies.toml --yes", 1);
+    let warning = said["warning"].as_str().unwrap();
+    assert!(warning.contains("nothing was deleted"), "{warning}");
+}
+
+#[tokio::test]
+async fn a_block_that_a_reset_leaves_is_warned_of() {
+    let site = Site::start().await;
+    used(&site).await;
+    site.text("block user=alice --for 1h");
+    let said = site.tool.run("reset user=alice --policy api --yes");
+    assert_eq!(said.code, 0, "{said:?}");
+    let stays = "user=alice stays blocked by an operator until ";
+    assert!(said.stderr.contains(stays), "{said:?}");
+    assert!(
+        said.stderr.contains("`sluicegate unblock` does"),
+        "{said:?}"
+    );
+    for (policy, code) in [("login", 0), ("login", 1)] {
+        let said = site.json(&format!("reset user=alice --policy {policy} --yes"), code);
+        assert!(said["warning"].as_str().unwrap().contains(stays), "{said}");
+    }
+    let said = site.tool.run("reset user=bob --policy api --yes");
+    assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
 }
 
 #[tokio::test]

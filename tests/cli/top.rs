@@ -172,3 +172,19 @@ async fn a_long_scan_without_a_terminal_says_how_many_keys_it_looks_at() {
     let told = "looking at 3\u{202f}000 keys, with a load of 0.1%: see --load\n";
     assert_eq!((said.code, said.stderr.as_str()), (0, told), "{said:?}");
 }
+
+#[tokio::test]
+async fn what_top_does_not_list_is_pointed_at() {
+    let site = Site::start().await;
+    site.charge("api", "alice", 1).await;
+    let said = site.text("top --policies policies.toml");
+    assert!(
+        said.contains("none of them full now\n`sluicegate top --denied` lists who was denied"),
+        "{said}"
+    );
+    let alice = Key::new("user", "alice");
+    let for_ever = sluicegate::block::Until::ForEver;
+    site.limiter.block(&alice, for_ever).await.unwrap();
+    let said = site.text("top");
+    assert!(said.contains("1 blocked: `sluicegate blocks`"), "{said}");
+}

@@ -25,8 +25,8 @@ const AFTER_HELP: &str = "\
 Exit codes:
   0  done; for a question: yes
   1  the answer is no: `check` found an error, `explain` a denial, `unblock`
-     no block, `contributors` none, `hash` no value, `policies` none; or you said
-     no
+     no block, `contributors` none, `hash` no value, `policies` none, `reset`
+     nothing to delete; or you said no
   2  the arguments, the configuration or a file cannot be used
   3  the server cannot be reached, or said no
 

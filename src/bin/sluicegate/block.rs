@@ -11,6 +11,7 @@ use serde::Serialize;
 use sluicegate::{
     Key, Limiter,
     block::{Block, BlockDetails, BlockRequest, BlockedBy, Until},
+    denials::Denials,
     store::redis::inspect::{Inspector, StoredBlock},
 };
 
@@ -21,6 +22,7 @@ use super::{
     error::{Error, Result, warn},
     identity::{IdentitiesArgs, Named},
     output::{BAD, BOLD, Output},
+    published,
     scan::{DEFAULT_LOAD, Scan, of_home},
     server,
     settings::Settings,
@@ -41,10 +43,12 @@ offset are UTC.
 
 All identities are checked before the first is blocked. One for which nothing
 is stored is blocked, and a warning says why the service may not know it: for
-that, up to 10 000 keys are looked at.
+that, up to 10 000 keys are looked at. A warning also says where no service
+enforces blocks of this kind. A --prefix under which nothing of a service is
+stored is an error, unless there is a --force.
 
 Rights: those of the service (GET, SET, EVALSHA, EVAL and TIME); for the
-warning SCAN and DBSIZE too.";
+warnings SCAN, DBSIZE, ZRANGE and HGETALL too.";
 
 const UNBLOCK_EXAMPLES: &str = "\
 Examples:
@@ -73,13 +77,17 @@ pub(crate) struct BlockArgs {
     #[command(flatten)]
     until: UntilArgs,
 
-    /// Why: shown to all who may list blocks; at most 200 bytes
+    /// Why: shown to all who may list blocks; at most 200 bytes [default: that of an operator's block that holds]
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
 
     /// Who asks for it, shown like the reason [default: USER@HOST]
     #[arg(long, value_name = "NAME")]
     author: Option<String>,
+
+    /// Block also under a --prefix under which nothing is stored
+    #[arg(long)]
+    force: bool,
 }
 
 #[derive(Args)]
@@ -145,7 +153,7 @@ struct Report {
     /// Of `unblock`: whether it was blocked.
     #[serde(skip_serializing_if = "Option::is_none")]
     was_blocked: Option<bool>,
-    /// Why the service may not know this identity: null where something is stored for it.
+    /// Why the block may hold nowhere, or why the service may not know this identity: null where neither is in doubt.
     warning: Option<String>,
 }
 
@@ -253,6 +261,9 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
         let (store, inspector) = server::connect(settings).await?;
         let limiter = server::limiter(store, settings);
         let mut doubts = Doubts::new(&inspector, settings);
+        if !args.force {
+            doubts.refuse_unused_prefix().await?;
+        }
         let mut reports = Vec::new();
         for named in &named {
             // Before the block itself is stored.
@@ -286,12 +297,16 @@ async fn block_one(
     }
     let before = BlockReport::of(inspector.block(key).await?, now_ms)?;
     let author = args.author.clone().or_else(user_and_host);
-    let request = BlockRequest::new(until.get()).reason(&args.reason);
+    let earlier = before.as_ref().and_then(|it| it.reason.as_deref());
+    let reason = Some(&*args.reason).filter(|it| !it.is_empty()).or(earlier);
+    let request = BlockRequest::new(until.get()).reason(reason.unwrap_or_default());
     let request = request.author(author.as_deref().unwrap_or_default());
     let block = limiter.block(key, request).await?;
     let held = BlockReport::of(inspector.block(key).await?, now_ms)?;
     let held = held.unwrap_or_else(|| BlockReport::new(block, &BlockDetails::default()));
-    let is_as_before = before.is_some_and(|before| before.until_ms == held.until_ms);
+    let is_as_before = before
+        .as_ref()
+        .is_some_and(|before| before.until_ms == held.until_ms);
     // The server counts a span from its own time, a little later than this was asked.
     let span_ms = until.span.map(millis).filter(|_| !is_as_before);
     let begun_ms = held
@@ -346,11 +361,12 @@ impl Report {
     }
 }
 
-/// The keys are looked at once, when they are needed.
+/// The keys and the denials are looked at once, when they are needed.
 struct Doubts<'a> {
     inspector: &'a Inspector,
     settings: &'a Settings,
     census: Option<Result<Census, String>>,
+    denials: Option<Denials>,
 }
 
 impl<'a> Doubts<'a> {
@@ -359,20 +375,78 @@ impl<'a> Doubts<'a> {
             inspector,
             settings,
             census: None,
+            denials: None,
         }
     }
 
-    /// Why the service may not know this identity.
+    /// Why a block of this identity may hold nowhere, or why the service may not know it.
     async fn of(&mut self, key: &Key) -> Option<String> {
+        let unenforced = published::why_unenforced(self.inspector, key).await;
+        let reasons = [unenforced, self.of_name(key).await];
+        let reasons = reasons.into_iter().flatten().collect::<Vec<_>>().join("; ");
+        (!reasons.is_empty()).then_some(reasons)
+    }
+
+    /// Why the service may not know this identity. Counts alone do not tell: a blocked identity has none after a while.
+    async fn of_name(&mut self, key: &Key) -> Option<String> {
+        let inspector = self.inspector;
+        let why = match self.census().await {
+            Ok(census) => census.why_unknown(inspector, key).await,
+            Err(error) => Ok(Some(census::unknown(error))),
+        };
+        let why = why.unwrap_or_else(|error| Some(census::unknown(error.message())))?;
+        let held = inspector.block(key).await.ok().and_then(Result::ok);
+        let by = held.flatten().map(|(block, _)| block.by());
+        let stored = inspector.name(key, "");
+        if by == Some(BlockedBy::Ban) || self.was_denied(stored.identity()).await {
+            return None;
+        }
+        match by {
+            Some(_) => self.census().await.ok()?.why_misnamed(stored.identity()),
+            None => Some(why),
+        }
+    }
+
+    /// Whether the service has denied the identity within the hour, as far as that can be read.
+    async fn was_denied(&mut self, identity: &str) -> bool {
+        if self.denials.is_none() {
+            let denials = match self.inspector.index_now_ms().await {
+                Ok(now_ms) => self.inspector.denials(now_ms).await,
+                Err(error) => Err(error),
+            };
+            self.denials = Some(denials.unwrap_or_default());
+        }
+        let denials = self.denials.iter().flat_map(Denials::iter);
+        { denials }.any(|it| it.identity() == identity)
+    }
+
+    /// An error where a prefix was set under which nothing of a service is stored: it was probably mistyped.
+    async fn refuse_unused_prefix(&mut self) -> Result<()> {
+        if self.settings.prefix.is_none() {
+            return Ok(());
+        }
+        let published = self.inspector.policies().await;
+        if published.is_ok_and(|it| !it.is_empty()) {
+            return Ok(());
+        }
+        match self.census().await.ok().and_then(Census::why_empty) {
+            Some(why) => Err(Error::usage(format_args!(
+                "nothing was blocked: {why} (--force blocks all the same)"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    async fn census(&mut self) -> Result<&Census, &str> {
         if self.census.is_none() {
             let census = Census::take(self.inspector, self.settings).await;
             self.census = Some(census.map_err(|error| error.message().to_owned()));
         }
-        let why = match self.census.as_ref()? {
-            Ok(census) => census.why_unknown(self.inspector, key).await,
-            Err(error) => return Some(census::unknown(error)),
-        };
-        why.unwrap_or_else(|error| Some(census::unknown(error.message())))
+        match &self.census {
+            Some(Ok(census)) => Ok(census),
+            Some(Err(error)) => Err(error),
+            None => Err("nothing was looked at"),
+        }
     }
 }
 
@@ -429,7 +503,7 @@ fn unblock_all(yes: bool, settings: &Settings, output: &mut Output) -> Result<An
         write_documents(&reports, true, output)?;
         if count == 0 && !output.is_json() {
             writeln!(output, "Nobody is blocked.")?;
-            output.hint(&census::reason(&inspector, settings, None).await)?;
+            output.hint(&census::reason(&inspector, settings, None, &[]).await)?;
         }
         Ok((count > 0).into())
     })
@@ -464,7 +538,7 @@ async fn unblock_each(
         let (mut report, is_readable) = ended
             .map_err(|error| after(&reports, "unblocked", of_home(error, inspector, &named.key)))?;
         if report.was_blocked == Some(false) {
-            report.warning = doubts.of(&named.key).await;
+            report.warning = doubts.of_name(&named.key).await;
         }
         write_unblocked(&report, is_readable, output)?;
         reports.push(report);
@@ -511,13 +585,25 @@ fn write_unblocked(report: &Report, is_readable: bool, output: &mut Output) -> R
 /// Who runs the tool, as far as the system says so.
 fn user_and_host() -> Option<String> {
     let set = |name: &&str| std::env::var(name).ok().filter(|it| !it.is_empty());
-    let user = ["USER", "USERNAME", "LOGNAME"].iter().find_map(set)?;
+    let user = ["USER", "USERNAME", "LOGNAME"].iter().find_map(set);
+    let user = user.or_else(user_id)?;
     let host = ["HOSTNAME", "COMPUTERNAME"].iter().find_map(set);
     let host = host.or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok());
     Some(match host {
         Some(host) => format!("{user}@{}", host.trim()),
         None => user,
     })
+}
+
+/// The number of the user: jobs and containers often have no name for it in their environment.
+fn user_id() -> Option<String> {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::fs::MetadataExt;
+        Some(std::fs::metadata("/proc/self").ok()?.uid().to_string())
+    }
+    #[cfg(not(target_os = "linux"))]
+    None
 }
 
 fn parse_date(text: &str) -> Result<SystemTime, String> {

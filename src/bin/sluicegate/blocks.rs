@@ -97,7 +97,7 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
     if report.total == 0 {
         if report.unreadable.is_empty() {
             writeln!(output, "Nobody is blocked.")?;
-            output.hint(&census::ask_reason(settings, None))?;
+            output.hint(&census::ask_reason(settings, None, &[]))?;
             if !report.scanned {
                 output.hint("Blocks that are not in the index are found by --scan")?;
             }

@@ -123,10 +123,17 @@ impl Census {
         if let Some(why) = self.why_empty() {
             return Ok(Some(why));
         }
-        let stored = self.stored_under(inspector, key).await?;
-        Ok(stored
-            .is_empty()
-            .then(|| self.why_not_stored(inspector.name(key, "").identity())))
+        if !self.stored_under(inspector, key).await?.is_empty() {
+            return Ok(None);
+        }
+        let stored = inspector.name(key, "");
+        let identity = stored.identity();
+        Ok(Some(self.why_misnamed(identity).unwrap_or_else(|| {
+            format!(
+                "No counts are stored for {identity}: it was not charged, its counts have expired, or the service names \
+                 it otherwise."
+            )
+        })))
     }
 
     /// The policies under which something is stored for an identity, also what cannot be read.
@@ -143,16 +150,20 @@ impl Census {
         Ok(stored)
     }
 
-    fn why_not_stored(&self, identity: &str) -> String {
+    /// Why no service seems to name any identity so; `None` where others like it are stored, or none at all.
+    pub(crate) fn why_misnamed(&self, identity: &str) -> Option<String> {
         let (kind, value) = identity.split_once('=').unwrap_or_default();
         let among = self.among();
+        if self.kinds.is_empty() {
+            return None;
+        }
         if !self.kinds.contains(kind) {
             let kinds = listed(self.kinds.iter().map(String::as_str));
             let meant = nearest(kind, self.kinds.iter().map(String::as_str));
             let meant = meant.map_or_else(String::new, |it| format!(". Did you mean {it}=?"));
-            return format!(
+            return Some(format!(
                 "No identity of the kind `{kind}` is stored{among}: the kinds are {kinds}{meant}"
-            );
+            ));
         }
         if let Some(bits) = ipv6_prefix(kind, value)
             && !self.ipv6_prefixes.is_empty()
@@ -160,14 +171,11 @@ impl Census {
         {
             let stored = self.ipv6_prefixes.iter().map(|bits| format!("/{bits}"));
             let stored = stored.collect::<Vec<_>>().join(", ");
-            return format!(
+            return Some(format!(
                 "IPv6 addresses are stored as networks of {stored}{among}, and {identity} is a /{bits}: see --ipv6-prefix"
-            );
+            ));
         }
-        format!(
-            "No counts are stored for {identity}: it was not charged, its counts have expired, or the service names it \
-             otherwise."
-        )
+        None
     }
 
     /// Why nothing is found under this policy; `None` where something is.
@@ -194,24 +202,27 @@ impl Census {
     }
 }
 
-/// Why nothing was found for this identity, or at all, in a sentence; empty where there is no reason to give.
+/// Why nothing was found for this identity under the policies that were asked for, or at all, in a sentence; empty where
+/// there is no reason to give.
 pub(crate) async fn reason(
     inspector: &Inspector,
     settings: &Settings,
     key: Option<&Key>,
+    asked: &[&str],
 ) -> String {
     let reason = async {
-        let census = Census::take(inspector, settings).await?;
+        let mut census = Census::take(inspector, settings).await?;
         let Some(key) = key else {
             return Ok::<_, Error>(census.why_empty());
         };
         match census.why_unknown(inspector, key).await? {
             None => {
-                let stored = census.stored_under(inspector, key).await?;
-                let stored = listed(stored.into_iter());
-                Ok(Some(format!(
-                    "Counts are stored for it under other policies: {stored}"
-                )))
+                // Under one that was asked for, a value may be stored in which nothing counts any more.
+                census.policies.retain(|it| !asked.contains(&it.as_str()));
+                let others = census.stored_under(inspector, key).await?;
+                let text =
+                    |others| format!("Counts are stored for it under other policies: {others}");
+                Ok((!others.is_empty()).then(|| text(listed(others.into_iter()))))
             }
             why => Ok(why),
         }
@@ -223,10 +234,10 @@ pub(crate) async fn reason(
 }
 
 /// The same, over a connection of its own.
-pub(crate) fn ask_reason(settings: &Settings, key: Option<&Key>) -> String {
+pub(crate) fn ask_reason(settings: &Settings, key: Option<&Key>, asked: &[&str]) -> String {
     let asked = server::block_on(settings, async {
         let (_, inspector) = server::connect(settings).await?;
-        Ok(reason(&inspector, settings, key).await)
+        Ok(reason(&inspector, settings, key, asked).await)
     });
     asked.unwrap_or_else(|error| unknown(error.message()))
 }

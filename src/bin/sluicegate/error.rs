@@ -7,7 +7,7 @@ use sluicegate::{StoreError, error::StoreErrorKind};
 /// A plain message for a person, and the exit code for a program.
 pub(crate) struct Error {
     exit: u8,
-    /// Empty: there is nobody to tell.
+    /// Empty: the reader has closed the pipe.
     message: String,
 }
 
@@ -43,9 +43,11 @@ impl Error {
         &self.message
     }
 
-    /// The same, with what it is about in front.
+    /// The same, with what it is about in front; one without a message stays so.
     pub(crate) fn of(mut self, place: impl fmt::Display) -> Self {
-        self.message = format!("{place}: {}", self.message);
+        if !self.message.is_empty() {
+            self.message = format!("{place}: {}", self.message);
+        }
         self
     }
 

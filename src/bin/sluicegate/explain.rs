@@ -24,6 +24,7 @@ use super::{
     identity::IdentityArgs,
     inspect::StepReport,
     output::{BAD, BOLD, DIM, GOOD, Output, WARN, align_right},
+    published::Differing,
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
     text::{date_time, grouped, millis, span, time},
@@ -43,7 +44,8 @@ several identities, an address and a user for instance, needs a question for
 each.
 
 Exit codes: 0 the request would pass, 1 it would be denied, or that is not
-known, since the service counts rules that the file does not have.
+known, since the service publishes or counts other rules than the file has, or
+its processes differ, as for 15 minutes after a deploy.
 
 Also says how often the service has denied the identity in the last minute
 and hour under these policies, as `top --denied` does.
@@ -78,7 +80,7 @@ struct Report {
     /// The server's clock, in ms since the Unix epoch, as all times.
     now_ms: u64,
     cost: u64,
-    /// Where this is not known, because the service counts rules that the file does not have, it is false.
+    /// Where this is not known, because the service publishes or counts other rules, it is false.
     passes: bool,
     is_known: bool,
     /// The block of the identity: null when none holds.
@@ -92,6 +94,10 @@ struct Report {
     policies: Vec<PolicyReport>,
     /// Where none is named: those under which something is stored, and that the file does not have.
     other_policies: Vec<String>,
+    /// The policies that services publish otherwise than the file has them, or in several ways.
+    published_differs: Vec<Differing>,
+    /// Why the block may hold nowhere.
+    warning: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -126,7 +132,7 @@ struct RuleReport {
 
 pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
-    let reading = args.read.read(settings, key.clone())?;
+    let reading = args.read.read(settings, &key)?;
     if !reading.has_limits {
         return Err(Error::usage(
             "the limits are needed, and the service publishes none: give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml",
@@ -139,7 +145,12 @@ pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) 
         report.other_policies = census::ask_other_policies(settings, &key, known);
     }
     if report.is_empty() && !output.is_json() {
-        report.why = census::ask_reason(settings, Some(&key));
+        let asked: Vec<&str> = report
+            .policies
+            .iter()
+            .map(|it| it.policy.as_str())
+            .collect();
+        report.why = census::ask_reason(settings, Some(&key), &asked);
     }
     output.report(&report, write)?;
     Ok(report.passes.into())
@@ -160,6 +171,8 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         denied: reading.denied.clone(),
         policies: Vec::new(),
         other_policies: Vec::new(),
+        published_differs: reading.differing.clone(),
+        warning: reading.unenforced.clone(),
     };
     let mut longest = 0;
     if let Some(block) = BlockReport::of(reading.block.clone(), reading.now_ms)? {
@@ -175,7 +188,13 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         };
         let value = value(entry)?;
         let decision = decision(policy, key, cost, reading.now_ms, value)?;
-        if let (Decision::Denied(denial), false) = (&decision, policy.is_shadow()) {
+        let differs = reading
+            .differing
+            .iter()
+            .any(|it| it.may_deny && it.policy == entry.name);
+        // By limits that may not be those of the service, nothing is known either way.
+        let is_certain = !policy.is_shadow() && !differs;
+        if let (Decision::Denied(denial), true) = (&decision, is_certain) {
             report.passes = false;
             // Never beats any time.
             let until = after(reading.now_ms, denial.rule()).unwrap_or(u64::MAX);
@@ -189,7 +208,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
             }
         }
         let policy = PolicyReport::of(policy, &decision, reading.now_ms, value);
-        report.is_known &= policy.shadow || !policy.has_drifted();
+        report.is_known &= !differs && (policy.shadow || !policy.has_drifted());
         report.policies.push(policy);
     }
     // A denial is known whatever else is counted.
@@ -376,13 +395,24 @@ fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
         if let Some(origin) = block.origin() {
             output.hint(&origin)?;
         }
+        if let Some(warning) = &report.warning {
+            writeln!(output, "{WARN}{warning}{WARN:#}")?;
+        }
     }
     match (&report.denied_by, report.passes_ms) {
         (None, _) if report.blocked.is_some() => {}
-        (None, _) if !report.is_known => writeln!(
-            output,
-            "{BAD}It is not known whether it passes:{BAD:#} the file is not that of the service."
-        )?,
+        (None, _) if !report.is_known => {
+            let differing = report.published_differs.iter().filter(|it| it.may_deny);
+            let differing = differing.map(Differing::text);
+            let why = match differing.collect::<Vec<_>>().join("; ") {
+                none if none.is_empty() => "the file is not that of the service".to_owned(),
+                differing => differing,
+            };
+            writeln!(
+                output,
+                "{BAD}It is not known whether it passes:{BAD:#} {why}."
+            )?;
+        }
         (None, _) => writeln!(output, "{GOOD}It passes.{GOOD:#}")?,
         (Some(by), None) => writeln!(
             output,

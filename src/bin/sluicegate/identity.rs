@@ -115,8 +115,7 @@ impl IdentitiesArgs {
         if let Some(file) = &self.file {
             let text = read_file(file)?;
             for (number, line) in (1..).zip(text.lines()) {
-                let line = line.trim();
-                if line.is_empty() || line.starts_with('#') {
+                if line.trim().is_empty() || line.trim_start().starts_with('#') {
                     continue;
                 }
                 let place = |why: &dyn Display| {

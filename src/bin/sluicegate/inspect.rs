@@ -18,7 +18,7 @@ use super::{
     drift,
     error::Result,
     identity::IdentityArgs,
-    output::{BAD, BOLD, DIM, Output, align_right},
+    output::{BAD, BOLD, DIM, Output, WARN, align_right},
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
     sparkline::sparkline,
@@ -82,6 +82,8 @@ pub(crate) struct Report {
     pub(crate) policies: Vec<PolicyReport>,
     /// Under which something is stored, where a file has others; not looked for by `watch`.
     other_policies: Vec<String>,
+    /// Why the block may hold nowhere; not looked for by `watch`.
+    warning: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -133,7 +135,7 @@ pub(crate) struct StepReport {
 
 pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let key = args.identity.key(settings.ipv6_prefix())?;
-    let reading = args.read.read(settings, key.clone())?;
+    let reading = args.read.read(settings, &key)?;
     let mut report = Report::of(&reading)?;
     report.title = args.identity.title(&reading.identity);
     if report.has_file && args.read.only.is_empty() {
@@ -141,7 +143,12 @@ pub(crate) fn run(args: &InspectArgs, settings: &Settings, output: &mut Output) 
         report.other_policies = census::ask_other_policies(settings, &key, known);
     }
     if report.is_empty() && !output.is_json() {
-        report.why = census::ask_reason(settings, Some(&key));
+        let asked: Vec<&str> = report
+            .policies
+            .iter()
+            .map(|it| it.policy.as_str())
+            .collect();
+        report.why = census::ask_reason(settings, Some(&key), &asked);
     }
     output.report(&report, |report, output| {
         report.write(output)?;
@@ -166,6 +173,7 @@ impl Report {
                 .map(|entry| PolicyReport::of(entry, reading.now_ms))
                 .collect(),
             other_policies: Vec::new(),
+            warning: reading.unenforced.clone(),
         })
     }
 
@@ -184,6 +192,9 @@ impl Report {
             writeln!(output, "{BAD}{}{BAD:#}", block.text(self.now_ms))?;
             if let Some(origin) = block.origin() {
                 output.hint(&origin)?;
+            }
+            if let Some(warning) = &self.warning {
+                writeln!(output, "{WARN}{warning}{WARN:#}")?;
             }
         }
         for strikes in &self.strikes {

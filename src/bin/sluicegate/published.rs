@@ -1,11 +1,15 @@
 //! `sluicegate policies`, and the policies that services publish, for verbs that need the limits.
 
-use std::{collections::BTreeMap, io::Write, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write,
+    path::Path,
+};
 
 use clap::Args;
 use serde::Serialize;
 use sluicegate::{
-    Policy,
+    Key, Policy,
     error::StoreErrorKind,
     policies::{Policies, PublishedPolicy},
     store::redis::inspect::Inspector,
@@ -13,7 +17,7 @@ use sluicegate::{
 
 use super::{
     Answer, census,
-    error::{Error, Result},
+    error::{Error, Result, warn},
     output::{Output, WARN},
     policies_file, server,
     settings::Settings,
@@ -30,7 +34,8 @@ Examples:
 
 Services publish their policies in the store, a few seconds after the first
 use of each. Where processes differ in a policy, each definition is a row, and
-the newest is what `inspect`, `explain` and `top` take.
+the newest is what `inspect`, `explain` and `top` take. For 15 minutes after
+a deploy the former definition still counts as one in use.
 
 Exit codes: 0 done, 1 nothing is published.
 
@@ -79,7 +84,7 @@ impl Report {
     fn of(published: Vec<PublishedPolicy>, now_ms: u64) -> Self {
         let mut rows = Vec::new();
         for definitions in by_name(published).into_values() {
-            let differs = is_in_use_twice(&definitions);
+            let differs = in_use(&definitions).nth(1).is_some();
             rows.extend(definitions.iter().map(|it| Row::of(it, differs, now_ms)));
         }
         Self { policies: rows }
@@ -105,7 +110,7 @@ impl Row {
         }
     }
 
-    fn cells(&self) -> [String; 6] {
+    fn cells(&self) -> [String; 7] {
         let name = match self.shadow {
             true => format!("{}*", self.policy),
             false => self.policy.clone(),
@@ -116,6 +121,10 @@ impl Row {
             self.ban.clone().unwrap_or_default(),
             self.on_failure.unwrap_or_default().to_owned(),
             self.kinds.join(", "),
+            match self.enforces_blocks {
+                true => "enforced".to_owned(),
+                false => "not enforced".to_owned(),
+            },
             format!("{} ago", span(self.now_ms.saturating_sub(self.seen_ms))),
         ]
     }
@@ -124,9 +133,17 @@ impl Row {
 fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
     if report.policies.is_empty() {
         writeln!(output, "No policies are published.")?;
-        return output.hint(&census::ask_reason(settings, None));
+        return output.hint(&census::ask_reason(settings, None, &[]));
     }
-    let mut table = output.table(["policy", "rules", "ban", "on failure", "kinds", "seen"]);
+    let mut table = output.table([
+        "policy",
+        "rules",
+        "ban",
+        "on failure",
+        "kinds",
+        "blocks",
+        "seen",
+    ]);
     for row in &report.policies {
         table.add_row(row.cells());
     }
@@ -146,13 +163,81 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
     Ok(())
 }
 
-/// The limits, for verbs that need them: those of the file, or else what services publish. Warns of differences.
-/// `None` where there are neither.
+/// The limits, for verbs that need them.
+pub(crate) struct Limits {
+    /// Those of the file, or else what services publish; `None` where there are neither.
+    pub(crate) policies: Option<Policies>,
+    /// The policies in which they are not those of every process.
+    pub(crate) differing: Vec<Differing>,
+}
+
+/// A policy that services publish otherwise than the file has it, or in two ways at once. Fields are only ever added.
+#[derive(Clone, Serialize)]
+pub(crate) struct Differing {
+    pub(crate) policy: String,
+    /// As services publish it, the newest first: several while processes differ.
+    pub(crate) published: Vec<String>,
+    /// As the file has it; null without a file.
+    pub(crate) file: Option<String>,
+    /// Whether it is more than a shadow in one of these.
+    #[serde(skip)]
+    pub(crate) may_deny: bool,
+}
+
+impl Differing {
+    /// `None` where all say the same of the limits.
+    fn of(definitions: &[PublishedPolicy], of_file: Option<&Policy>) -> Option<Self> {
+        let mut published: Vec<&Policy> = Vec::new();
+        for policy in in_use(definitions).map(PublishedPolicy::policy) {
+            if published.iter().all(|other| is_other(other, policy)) {
+                published.push(policy);
+            }
+        }
+        let newest = *published.first()?;
+        let is_file_other = of_file.is_some_and(|it| is_other(it, newest));
+        (published.len() > 1 || is_file_other).then(|| Self {
+            policy: newest.name().to_owned(),
+            published: published.iter().map(|it| definition(it)).collect(),
+            file: of_file.map(definition),
+            may_deny: !published
+                .iter()
+                .copied()
+                .chain(of_file)
+                .all(Policy::is_shadow),
+        })
+    }
+
+    /// `the service publishes api = 100/10s, the file says 100/20s`
+    pub(crate) fn text(&self) -> String {
+        let (policy, published) = (&self.policy, self.published.join(" and "));
+        match &self.file {
+            Some(file) => {
+                format!("the service publishes {policy} = {published}, the file says {file}")
+            }
+            None => format!(
+                "processes differ in {policy}, which is {published}: see `sluicegate policies`"
+            ),
+        }
+    }
+}
+
+/// A policy as far as it limits.
+fn definition(policy: &Policy) -> String {
+    let ban = policy.banned_by().map(|ban| format!(" with the ban {ban}"));
+    let shadow = if policy.is_shadow() {
+        " as a shadow"
+    } else {
+        ""
+    };
+    format!("{policy}{}{shadow}", ban.unwrap_or_default())
+}
+
+/// Reads the limits, and warns of differences.
 pub(crate) async fn limits(
     settings: &Settings,
     file: Option<&Path>,
     inspector: &Inspector,
-) -> Result<Option<Policies>> {
+) -> Result<Limits> {
     let file = match settings.policies_or(file) {
         Some(path) => Some(policies_file::load(path)?),
         None => None,
@@ -167,36 +252,32 @@ pub(crate) async fn limits(
             BTreeMap::new()
         }
     };
-    for (name, definitions) in &published {
-        let newest = &definitions[0];
-        if is_in_use_twice(definitions) {
-            warn(format_args!(
-                "processes differ in {name}: see `sluicegate policies`"
-            ));
-        }
+    let differing = published.iter().filter_map(|(name, definitions)| {
         let of_file = file.as_ref().and_then(|known| known.get(name));
-        if let Some(of_file) = of_file.filter(|it| is_other(it, newest.policy())) {
-            let published = newest.policy();
-            warn(format_args!(
-                "the service publishes {name} = {published}, the file says {of_file}"
-            ));
-        }
+        Differing::of(definitions, of_file)
+    });
+    let differing: Vec<Differing> = differing.collect();
+    for it in &differing {
+        warn(it.text());
     }
-    if file.is_some() {
-        return Ok(file);
+    if let Some(file) = file {
+        return Ok(Limits {
+            policies: Some(file),
+            differing,
+        });
     }
     let newest = published
         .into_values()
         .filter_map(|it| it.into_iter().next());
     let policies: Vec<Policy> = newest.map(|it| it.policy().clone()).collect();
-    if policies.is_empty() {
-        return Ok(None);
-    }
-    Ok(Some(Policies::new(policies).map_err(Error::usage)?))
-}
-
-fn warn(text: std::fmt::Arguments<'_>) {
-    anstream::eprintln!("{WARN}warning:{WARN:#} {text}");
+    let policies = match policies.is_empty() {
+        true => None,
+        false => Some(Policies::new(policies).map_err(Error::usage)?),
+    };
+    Ok(Limits {
+        policies,
+        differing,
+    })
 }
 
 /// The definitions of each name, the newest first.
@@ -214,12 +295,31 @@ fn by_name(published: Vec<PublishedPolicy>) -> BTreeMap<String, Vec<PublishedPol
     by_name
 }
 
-/// Whether several definitions were seen at about the same time.
-fn is_in_use_twice(definitions: &[PublishedPolicy]) -> bool {
-    match definitions {
-        [newest, next, ..] => next.seen_ms() + IN_USE_MS > newest.seen_ms(),
-        _ => false,
+/// The definitions that were seen at about the same time as the newest, which is the first.
+fn in_use(definitions: &[PublishedPolicy]) -> impl Iterator<Item = &PublishedPolicy> {
+    let newest_ms = definitions.first().map_or(0, PublishedPolicy::seen_ms);
+    definitions
+        .iter()
+        .filter(move |it| it.seen_ms() + IN_USE_MS > newest_ms)
+}
+
+/// Why a block of this key holds nowhere, as far as services publish it: no policy for keys of this kind enforces blocks.
+/// `None` also where that is not known.
+pub(crate) async fn why_unenforced(inspector: &Inspector, key: &Key) -> Option<String> {
+    let published = by_name(inspector.policies().await.ok()?);
+    let in_use = published.values().flat_map(|it| in_use(it));
+    let of_kind: Vec<_> = in_use
+        .filter(|it| it.kinds().any(|kind| kind == key.kind()))
+        .collect();
+    if of_kind.is_empty() || of_kind.iter().any(|it| it.enforces_blocks()) {
+        return None;
     }
+    let names: BTreeSet<&str> = of_kind.iter().map(|it| it.policy().name()).collect();
+    let names = names.into_iter().collect::<Vec<_>>().join(", ");
+    Some(format!(
+        "no service enforces blocks of the kind `{}`: it is not denied under {names}, see `sluicegate policies`",
+        printable(key.kind().as_bytes())
+    ))
 }
 
 /// A failure policy is no limit.

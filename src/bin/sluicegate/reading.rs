@@ -16,7 +16,8 @@ use super::{
     census,
     denied::DenialReport,
     error::{Result, warn},
-    policies_file, published,
+    policies_file,
+    published::{self, Differing},
     scan::{DEFAULT_LOAD, Scan, of_home},
     server,
     settings::Settings,
@@ -55,6 +56,10 @@ pub(crate) struct Reading {
     pub(crate) denied: Option<Vec<DenialReport>>,
     /// Whether a file or the service tells limits.
     pub(crate) has_limits: bool,
+    /// The policies, of those that were read, whose limits are not those of every process.
+    pub(crate) differing: Vec<Differing>,
+    /// Why the block holds nowhere; `None` without one, or where that is not known.
+    pub(crate) unenforced: Option<String>,
 }
 
 /// What is stored under one policy.
@@ -73,16 +78,20 @@ pub(crate) struct Reader {
     policies: Vec<(String, Option<Policy>)>,
     local_clock: bool,
     has_limits: bool,
+    differing: Vec<Differing>,
 }
 
 impl ReadArgs {
     /// Reads once.
-    pub(crate) fn read(&self, settings: &Settings, key: Key) -> Result<Reading> {
+    pub(crate) fn read(&self, settings: &Settings, key: &Key) -> Result<Reading> {
         server::block_on(settings, async {
             let (_, inspector) = server::connect(settings).await?;
-            let reader = self.reader(settings, inspector, key).await?;
+            let reader = self.reader(settings, inspector, key.clone()).await?;
             let mut reading = reader.read().await?;
             reading.denied = reader.denied(&reading).await;
+            if !matches!(reading.block, Ok(None)) {
+                reading.unenforced = published::why_unenforced(&reader.inspector, key).await;
+            }
             Ok(reading)
         })
     }
@@ -95,9 +104,10 @@ impl ReadArgs {
         key: Key,
     ) -> Result<Reader> {
         let file = self.policies.as_deref();
-        let known = published::limits(settings, file, &inspector).await?;
+        let limits = published::limits(settings, file, &inspector).await?;
+        let known = limits.policies;
         let from_file = settings.policies_or(file);
-        let policies = match &known {
+        let policies: Vec<_> = match &known {
             Some(known) if self.only.is_empty() => known
                 .iter()
                 .map(|policy| (policy.name().to_owned(), Some(policy.clone())))
@@ -108,12 +118,15 @@ impl ReadArgs {
                 names.map(|name| (name, None)).collect()
             }
         };
+        let is_read = |it: &Differing| policies.iter().any(|(name, _)| *name == it.policy);
+        let differing = limits.differing.into_iter().filter(is_read).collect();
         Ok(Reader {
             inspector,
             key,
             policies,
             local_clock: self.local_clock,
             has_limits: known.is_some(),
+            differing,
         })
     }
 
@@ -137,7 +150,12 @@ impl ReadArgs {
 impl Reader {
     /// Why nothing is found for the identity under these policies.
     pub(crate) async fn why_nothing(&self, settings: &Settings) -> String {
-        census::reason(&self.inspector, settings, Some(&self.key)).await
+        let asked: Vec<&str> = self
+            .policies
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
+        census::reason(&self.inspector, settings, Some(&self.key), &asked).await
     }
 
     pub(crate) async fn read(&self) -> Result<Reading> {
@@ -172,6 +190,8 @@ impl Reader {
             entries,
             denied: None,
             has_limits: self.has_limits,
+            differing: self.differing.clone(),
+            unenforced: None,
         })
     }
 

@@ -2,14 +2,14 @@
 
 use std::{collections::HashSet, io::Write};
 
-use comfy_table::{Cell, Color};
+use comfy_table::{Cell, Color, ColumnConstraint, Width};
 use serde::Serialize;
 use sluicegate::{
     denials::{Denials, DeniedIdentity},
     store::redis::inspect::Inspector,
 };
 
-use super::{TopArgs, shorten};
+use super::{TopArgs, shorten, table};
 use crate::{
     Answer,
     block::BlockReport,
@@ -22,6 +22,9 @@ use crate::{
     settings::Settings,
     text::{grouped, time},
 };
+
+/// The columns that `blocked until 16:22:32.713` needs in two lines, with a blank at both sides.
+const END_OF_BLOCK: u16 = 15;
 
 /// The answer as JSON; fields are only ever added.
 #[derive(Serialize)]
@@ -49,7 +52,9 @@ pub(super) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
         let (_, inspector) = server::connect(settings).await?;
         report(args, &inspector).await
     })?;
-    output.report(&report, |report, output| write(report, settings, output))?;
+    output.report(&report, |report, output| {
+        write(report, args, settings, output)
+    })?;
     Ok(Answer::Yes)
 }
 
@@ -118,10 +123,10 @@ impl Row {
     }
 }
 
-fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()> {
+fn write(report: &Report, args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<()> {
     if report.denied.is_empty() {
         writeln!(output, "No identity was denied within the last hour.")?;
-        return output.hint(&census::ask_reason(settings, None));
+        return output.hint(&census::ask_reason(settings, None, &[]));
     }
     let of = |identities: usize| match identities {
         1 => "1 identity".to_owned(),
@@ -136,10 +141,15 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
     let header = ["identity", "policy", "last minute", "", "last hour", "", ""];
     let rows = report.denied.iter().map(|row| row.cells(report.now_ms));
     let mut rows: Vec<Vec<String>> = rows.collect();
-    if output.is_terminal() {
-        shorten(&mut rows, &header, output.width().into());
+    if output.is_terminal() && !args.wide {
+        let width = output.width().saturating_sub(END_OF_BLOCK + 1);
+        shorten(&mut rows, &header[..6], width.into());
     }
-    let mut table = output.table(header);
+    let has_blocks = report.denied.iter().any(|row| row.blocked.is_some());
+    let mut table = table(&header, args.wide, output);
+    if let Some(blocks) = table.column_mut(6).filter(|_| has_blocks && !args.wide) {
+        blocks.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(END_OF_BLOCK)));
+    }
     for row in rows {
         let cells = row.into_iter().enumerate();
         table.add_row(cells.map(|(column, text)| match column {

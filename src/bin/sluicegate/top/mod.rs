@@ -6,7 +6,7 @@ mod ranking;
 use std::{collections::BTreeMap, io::Write, path::PathBuf};
 
 use clap::Args;
-use comfy_table::{Cell, Color, ContentArrangement};
+use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table};
 use serde::Serialize;
 use sluicegate::{
     Policy,
@@ -153,7 +153,8 @@ pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
     let file = settings.policies_or(args.policies.as_deref());
     let report = server::block_on(settings, async {
         let (_, inspector) = server::connect(settings).await?;
-        let policies = published::limits(settings, args.policies.as_deref(), &inspector).await?;
+        let limits = published::limits(settings, args.policies.as_deref(), &inspector).await?;
+        let policies = limits.policies;
         if let (Some(policies), Some(file), Some(name)) = (&policies, file, &args.policy) {
             policies_file::named(policies, file, name)?;
         }
@@ -167,7 +168,7 @@ pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
                 return Err(Error::usage(why));
             }
         }
-        report.why = census::reason(&inspector, settings, None).await;
+        report.why = census::reason(&inspector, settings, None, &[]).await;
         Ok(report)
     })?;
     output.report(&report, |report, output| write(report, args, output))?;
@@ -365,7 +366,7 @@ impl Row {
     }
 }
 
-/// Cuts identities, so that no row takes two lines.
+/// Cuts identities, so that no row takes two lines; not so far that one is no longer of use.
 fn shorten(rows: &mut [Vec<String>], header: &[&str], width: usize) {
     let longest = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
@@ -375,10 +376,38 @@ fn shorten(rows: &mut [Vec<String>], header: &[&str], width: usize) {
     let others: usize = (1..header.len()).map(|column| longest(column) + 3).sum();
     let room = width.saturating_sub(others + 4).max(12);
     for row in rows {
+        let room = room.max(least(&row[0]));
         if row[0].chars().count() > room {
             row[0] = row[0].chars().take(room - 1).chain(['…']).collect();
         }
     }
+}
+
+/// How many characters of an identity have to stay: all of an address, as half of one may be another; of a hash as
+/// many digits as `hash --find` needs.
+fn least(identity: &str) -> usize {
+    const DIGITS: usize = 8;
+    if identity.starts_with("ip=") {
+        return usize::MAX;
+    }
+    let kind = identity.split_once("=#").map(|(kind, _)| kind);
+    kind.map_or(0, |kind| {
+        kind.chars().count() + "=#…".chars().count() + DIGITS
+    })
+}
+
+/// A table whose names, of identities and policies, are never broken into lines; with `is_wide` nothing is.
+fn table(header: &[&str], is_wide: bool, output: &Output) -> Table {
+    let mut table = output.table(header.iter().copied());
+    if is_wide {
+        table.set_content_arrangement(ContentArrangement::Disabled);
+    }
+    for column in 0..2 {
+        if let Some(names) = table.column_mut(column) {
+            names.set_constraint(ColumnConstraint::ContentWidth);
+        }
+    }
+    table
 }
 
 fn write(report: &Report, args: &TopArgs, output: &mut Output) -> Result<()> {
@@ -389,15 +418,22 @@ fn write(report: &Report, args: &TopArgs, output: &mut Output) -> Result<()> {
     let counting = grouped(report.counting);
     write!(output, ", {counting} with units that count")?;
     match report.full {
-        Some(0) => writeln!(output, ", none of them full")?,
+        Some(0) => {
+            writeln!(output, ", none of them full now")?;
+            output.hint("`sluicegate top --denied` lists who was denied in the last hour")?;
+        }
         Some(full) => writeln!(output, ", {BAD}{} full{BAD:#}", grouped(full))?,
         None => writeln!(output)?,
     }
     if let (Some(blocked @ 1..), Some(banned)) = (report.blocked, report.banned) {
-        let (blocked, banned) = (grouped(blocked), grouped(banned));
+        let blocked = grouped(blocked);
+        let of_bans = match banned {
+            0 => String::new(),
+            banned => format!(", {} of them by a ban", grouped(banned)),
+        };
         writeln!(
             output,
-            "{BAD}{blocked} blocked{BAD:#}, {banned} of them by a ban: `sluicegate blocks` lists them"
+            "{BAD}{blocked} blocked{BAD:#}{of_bans}: `sluicegate blocks` lists them"
         )?;
     }
     output.hint(&report.why)?;
@@ -445,10 +481,7 @@ fn write_rows(report: &Report, is_wide: bool, output: &mut Output) -> Result<()>
     if output.is_terminal() && !is_wide {
         shorten(&mut rows, &header, output.width().into());
     }
-    let mut table = output.table(header);
-    if is_wide {
-        table.set_content_arrangement(ContentArrangement::Disabled);
-    }
+    let mut table = table(&header, is_wide, output);
     for row in rows {
         let cells = row.into_iter().enumerate();
         table.add_row(cells.map(|(column, text)| match column {
