@@ -108,7 +108,6 @@
 //! | `redis` | yes | [`RedisStore`](store::redis) |
 //! | `bb8` | | `RedisStore` over a `bb8_redis` pool, also [without scripts](store::redis::transactions) |
 //! | `cluster` | | [`RedisStore`](store::redis::deployment#cluster) over a Redis Cluster |
-//! | `cli` | | the [tool] `sluicegate` for operators: `cargo install --path . --features cli` in a clone; not for services |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo`; [rejections](RateLimitLayer::reject_with) that are `IntoResponse` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
 //! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis::deployment#sentinel-and-replication) |
@@ -121,7 +120,9 @@
 //! A service that counts in memory needs nothing of Redis: with `default-features = false` and
 //! `features = ["axum", "tracing"]` it compiles 58 crates, axum and tokio among them, instead of 107.
 //!
-//! [tool]: https://docs.rs/crate/sluicegate/latest/source/src/bin/sluicegate/README.md
+//! The [tool] `sluicegate` for operators is a package of its own: `cargo install --path cli` in a clone.
+//!
+//! [tool]: https://docs.rs/crate/sluicegate-cli/latest/source/README.md
 //!
 //! # What this does not do
 //!

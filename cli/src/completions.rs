@@ -2,10 +2,10 @@
 
 use std::io::Write;
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use super::{Answer, args::Cli, error::Result, output::Output};
+use super::{Answer, error::Result, output::Output};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,9 +19,14 @@ pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-pub(crate) fn run(args: &CompletionsArgs, output: &mut Output) -> Result<Answer> {
+/// Completes the arguments of this command.
+pub(crate) fn run(
+    args: &CompletionsArgs,
+    mut command: Command,
+    output: &mut Output,
+) -> Result<Answer> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "sluicegate", &mut script);
+    clap_complete::generate(args.shell, &mut command, "sluicegate", &mut script);
     output.write_all(&script)?;
     Ok(Answer::Yes)
 }

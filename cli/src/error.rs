@@ -62,7 +62,7 @@ impl Error {
     /// Tells a person on stderr.
     pub(crate) fn report(&self) -> ExitCode {
         if !self.message.is_empty() {
-            let (bad, reset) = (super::output::BAD, super::output::BAD.render_reset());
+            let (bad, reset) = (super::style::BAD, super::style::BAD.render_reset());
             anstream::eprintln!("{bad}error:{reset} {}", self.message);
         }
         ExitCode::from(self.exit)
@@ -71,7 +71,7 @@ impl Error {
 
 /// Says on stderr what is probably not meant, though it was done.
 pub(crate) fn warn(message: impl fmt::Display) {
-    let (style, reset) = (super::output::WARN, super::output::WARN.render_reset());
+    let (style, reset) = (super::style::WARN, super::style::WARN.render_reset());
     anstream::eprintln!("{style}warning:{reset} {message}");
 }
 

@@ -1,4 +1,4 @@
-//! `sluicegate`: the operators' tool. Its page is the `README.md` beside this file.
+//! `sluicegate`: the operators' tool. Its page is the `README.md` of this package.
 
 mod args;
 mod block;
@@ -25,11 +25,14 @@ mod server;
 mod settings;
 mod simulate;
 mod sparkline;
+mod style;
 mod text;
 mod top;
 mod watch;
 
 use std::process::ExitCode;
+
+use clap::CommandFactory;
 
 use self::{
     args::{Cli, Command},
@@ -77,6 +80,6 @@ fn run(cli: Cli) -> Result<Answer> {
         Command::Hash(args) => hash::run(&args, &settings()?, output),
         Command::Check(args) => check::run(&args, output),
         Command::Simulate(args) => simulate::run(&args, &settings()?, output),
-        Command::Completions(args) => completions::run(&args, output),
+        Command::Completions(args) => completions::run(&args, Cli::command(), output),
     }
 }

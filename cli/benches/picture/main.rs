@@ -1,9 +1,9 @@
 //! Draws what `inspect` says at a terminal of 80 columns, for the README.
 //!
-//! `cargo bench --bench picture --features cli` writes `target/figures/inspect.svg`.
+//! `cargo bench -p sluicegate-cli --bench picture` writes `target/figures/inspect.svg`.
 
 #[allow(dead_code, reason = "tests use the rest")]
-#[path = "../../tests/common/redis.rs"]
+#[path = "../../../tests/common/redis.rs"]
 mod redis_server;
 
 use std::{

@@ -1,12 +1,12 @@
 //! What `sluicegate top` over a million keys costs the checks of a service that keeps its server busy.
 //!
-//! `cargo bench --bench top --features cli` fills a server, lets the tool read all of it while nothing else happens,
+//! `cargo bench -p sluicegate-cli --bench top` fills a server, lets the tool read all of it while nothing else happens,
 //! and then while 64 tasks check without a pause: in pairs of spans, in one of which the tool is stopped. It fails when
 //! checks take more than 1.05 times as long while the tool runs, or when it needs more than 64 MiB. Some five minutes;
 //! the load and Redis share the machine with the tool.
 
 #[allow(dead_code, reason = "tests use the rest")]
-#[path = "../../tests/common/redis.rs"]
+#[path = "../../../tests/common/redis.rs"]
 mod redis_server;
 
 use std::{

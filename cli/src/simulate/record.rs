@@ -7,11 +7,16 @@
 //! 203.0.113.7 - alice [10/Oct/2000:13:55:36 -0700] "GET /a HTTP/1.1" 200 2326 "referer" "agent" "extra1" …
 //! ```
 
-use std::{borrow::Cow, net::SocketAddr, num::NonZeroUsize, str};
+use std::{
+    borrow::Cow,
+    net::{IpAddr, SocketAddr},
+    num::NonZeroUsize,
+    str,
+};
 
 use serde_json::Value;
 
-use super::{request::address, stamp::Stamp};
+use super::stamp::Stamp;
 
 const UNREADABLE_TIME: &str = "the time cannot be read";
 
@@ -267,6 +272,14 @@ fn at(text: &[u8], end: Option<usize>) -> (&[u8], &[u8]) {
         Some(end) => (&text[..end], &text[end + 1..]),
         None => (text, b""),
     }
+}
+
+/// Reads an address, also with a port, and in brackets: `203.0.113.7:40001`, `[2001:db8::7]:443`.
+pub(super) fn address(text: &[u8]) -> Option<IpAddr> {
+    let text = str::from_utf8(text).ok()?;
+    let host = text.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+    let with_port = || Some(text.parse::<SocketAddr>().ok()?.ip());
+    host.unwrap_or(text).parse().ok().or_else(with_port)
 }
 
 #[cfg(test)]

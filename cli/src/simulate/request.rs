@@ -1,10 +1,5 @@
 //! [`Request`]: what is replayed of a log line; [`Mapping`]: whom each policy limits.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    str,
-};
-
 use sluicegate::{Key, PeerIp, Policy, policies::Policies};
 
 use super::{
@@ -12,7 +7,7 @@ use super::{
         error::{Error, Result},
         identity::leaked,
     },
-    record::{Field, Record},
+    record::{Field, Record, address},
     stamp::Stamp,
 };
 
@@ -147,14 +142,6 @@ impl Mapping {
             _ => Key::new(kind, value),
         }
     }
-}
-
-/// Reads an address, also with a port, and in brackets: `203.0.113.7:40001`, `[2001:db8::7]:443`.
-pub(super) fn address(text: &[u8]) -> Option<IpAddr> {
-    let text = str::from_utf8(text).ok()?;
-    let host = text.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
-    let with_port = || Some(text.parse::<SocketAddr>().ok()?.ip());
-    host.unwrap_or(text).parse().ok().or_else(with_port)
 }
 
 #[cfg(test)]

@@ -103,7 +103,7 @@ async fn happens(server: &Server, policies: &Policies) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_command_of_the_guide_says_what_the_guide_says() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide/operating.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guide/operating.md");
     let page = fs::read_to_string(path).unwrap();
     let blocks = fenced(&page);
     let files: Vec<String> = blocks.iter().map(|block| block.1.join("\n")).collect();

@@ -1,9 +1,8 @@
 //! The operators' tool, run as a program.
 
-#[path = "../common/mod.rs"]
 mod common;
 
-#[path = "../examples/chromium.rs"]
+#[path = "../../../tests/examples/chromium.rs"]
 #[allow(dead_code, reason = "the tests of the examples use all of it")]
 mod chromium;
 

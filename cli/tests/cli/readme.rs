@@ -2,7 +2,7 @@
 
 use crate::tool::{Tool, said};
 
-const PAGE: &str = include_str!("../../src/bin/sluicegate/README.md");
+const PAGE: &str = include_str!("../../README.md");
 
 /// The blocks of the page: what stands behind the fence, and the content.
 fn blocks() -> Vec<(&'static str, &'static str)> {

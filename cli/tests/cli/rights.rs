@@ -119,7 +119,7 @@ async fn to_read_the_right_to_read_keys_is_enough() {
 
 #[test]
 fn the_page_names_these() {
-    let page = include_str!("../../src/bin/sluicegate/README.md");
+    let page = include_str!("../../README.md");
     for rights in [
         &READ[..],
         &SCAN,
