@@ -109,7 +109,6 @@
 //! | `redis` | yes | [`RedisStore`](store::redis) |
 //! | `bb8` | | `RedisStore` over a `bb8_redis` pool, also [without scripts](store::redis::transactions) |
 //! | `cluster` | | [`RedisStore`](store::redis::deployment#cluster) over a Redis Cluster |
-//! | `cli` | | the [tool] `sluicegate` for operators: `cargo install --path . --features cli` in a clone; not for services |
 //! | `axum` | | `PeerIp` reads axum's `ConnectInfo`; [rejections](RateLimitLayer::reject_with) that are `IntoResponse` |
 //! | `metrics` | | `MetricsObserver`: counters and histograms of the crate `metrics` |
 //! | `sentinel` | | `RedisStore` over the [primary that sentinels name](store::redis::deployment#sentinel-and-replication) |
@@ -122,7 +121,9 @@
 //! If you count in memory, you need no Redis crate: with `default-features = false` and
 //! `features = ["axum", "tracing"]` your build has 58 crates, axum and tokio among them, instead of 107.
 //!
-//! [tool]: https://docs.rs/crate/sluicegate/latest/source/src/bin/sluicegate/README.md
+//! The [tool] `sluicegate` for operators is a package of its own: `cargo install --path cli` in a clone.
+//!
+//! [tool]: https://docs.rs/crate/sluicegate-cli/latest/source/README.md
 //!
 //! # Limits of this crate
 //!

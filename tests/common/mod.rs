@@ -40,7 +40,7 @@ pub(crate) mod sentinel;
 pub(crate) mod served;
 pub(crate) mod sharing;
 pub(crate) mod site;
-#[cfg(all(feature = "cli", feature = "test-util"))]
+#[cfg(all(feature = "redis", feature = "test-util"))]
 pub(crate) mod stored;
 #[cfg(feature = "redis")]
 pub(crate) mod stores;

@@ -15,7 +15,6 @@ mod denials;
 mod deny_cache;
 mod fuzzed;
 mod histories;
-#[cfg(feature = "cli")]
 mod inspect;
 mod known_blocks;
 mod leases;
