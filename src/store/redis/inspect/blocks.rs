@@ -104,6 +104,7 @@ impl Inspector {
         &self,
         most: usize,
     ) -> Result<Vec<BlockedIdentity>, StoreError> {
+        // A map, because the index may return an identity more than once.
         let (mut blocks, mut cursor) = (BTreeMap::new(), 0);
         while blocks.len() < most {
             let names;
