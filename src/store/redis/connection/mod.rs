@@ -155,7 +155,7 @@ impl Connection {
     }
 }
 
-/// A caller that waits for a reply. If the caller leaves first, a [probe](Connection::probe) replaces the reply.
+/// A caller that waits for a reply. If the caller leaves first, a [probe](Connection::probe) stands in.
 struct Caller<'a> {
     connection: &'a Arc<Connection>,
     sent: u64,
