@@ -1,14 +1,14 @@
-//! An index of who is blocked: a sorted set of identities by the end of their blocks, so that blocks are listed in
-//! time proportional to their number.
+//! An index of the current blocks: a sorted set of identities by the end of their blocks, so that listing takes time
+//! proportional to the number of blocks.
 //!
 //! ```text
 //!   sluicegate:!blocks
 //!     ip=203.0.113.7      1790000003123
 //! ```
 //!
-//! It is a hint: the blocks themselves decide, and who lists them reads each. Its key may be on another node of a
-//! cluster, so commands of their own write it, sent just before the block. A crash in between leaves an identity too
-//! many, which is not listed and goes when its time has passed; what fails here changes no block.
+//! The index is a hint: the blocks decide, and a listing reads each block. The index may be on another node of a
+//! cluster than the block, so separate commands write it, just before the block. A crash in between leaves an extra
+//! identity, which is not listed and expires. An error here changes no block.
 
 use std::{
     future::poll_fn,
@@ -32,14 +32,14 @@ use crate::{
     warning,
 };
 
-/// For so long after its end a block may be in the index, since clients' clocks write it, in ms.
+/// How long after its end a block may stay in the index, in ms, because clients' clocks write the index.
 const SLACK_MS: u64 = 3_600_000;
 
-/// How much longer than the block's own answer the index is waited for.
+/// How much longer to wait for the index than for the answer about the block.
 const PATIENCE: Duration = Duration::from_millis(25);
 
 impl RedisStore {
-    /// The same answer, and commands to the index beside it, which are sent first.
+    /// Sends commands to the index before the block's call, and returns the answer of that call.
     pub(super) fn with_index<T: Send + 'static>(
         &self,
         commands: Vec<Cmd>,
@@ -54,6 +54,8 @@ impl RedisStore {
             let commands = commands.iter().map(|cmd| (cmd, &*name)).collect();
             let mut index = pin!(send_all(&transport, commands));
             let mut written = None;
+            // Each poll drives the index first, so that its commands are sent first; only the block's answer ends the
+            // wait.
             let answer = poll_fn(|cx| {
                 if written.is_none()
                     && let Poll::Ready(replies) = index.as_mut().poll(cx)
@@ -75,7 +77,7 @@ impl RedisStore {
         }
     }
 
-    /// What an operation writes to the index.
+    /// The commands to the index for an operation.
     pub(super) fn index_operation(&self, operation: &Operation) -> Vec<Cmd> {
         match operation {
             Operation::Block { key, request } | Operation::Ban { key, request, .. } => {
@@ -86,7 +88,7 @@ impl RedisStore {
         }
     }
 
-    /// Adds an identity, and drops those whose blocks have ended.
+    /// Adds an identity, and removes the identities whose blocks have ended.
     fn index_block(&self, key: &Key, request: &BlockRequest) -> Vec<Cmd> {
         let now_ms = self.client_now_ms();
         let name = self.names.block_index();
@@ -121,7 +123,7 @@ impl RedisStore {
     }
 }
 
-/// Warns of the first error; the next one after a success is new.
+/// Warns about the first error, and again after a success.
 fn note(replies: impl Iterator<Item = RedisResult<Value>>) {
     static HAS_FAILED: AtomicBool = AtomicBool::new(false);
     let error = replies.filter_map(Result::err).next();

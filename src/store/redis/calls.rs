@@ -1,4 +1,4 @@
-//! What is asked of a store, as calls of the script.
+//! The operations of a store as calls of the script.
 
 use std::{sync::Arc, time::Duration};
 
@@ -66,7 +66,7 @@ pub(super) struct Executor {
 }
 
 impl Executor {
-    /// After how long without any answer those who are to come may be luckier: a connection is given up then.
+    /// How long to wait for a reply before dropping the connection, so that later callers get a new one.
     pub(super) fn patience(&self) -> Duration {
         self.transport.patience()
     }
@@ -79,7 +79,7 @@ impl Executor {
         async { replies.await?.pop().unwrap_or(Err(ANOTHER_REPLY)) }
     }
 
-    /// One call of the script for all of these operations.
+    /// Sends all of these operations in one call of the script.
     pub(super) fn execute(
         &self,
         operations: impl AsRef<[Operation]> + Send + 'static,
@@ -122,7 +122,7 @@ impl Executor {
     }
 }
 
-/// Runs the script: by its hash, and once by its source on a server that does not know it.
+/// Runs the script by its hash. If the server does not know the script, sends the source, once.
 async fn run(transport: &Transport, call: &Call, key: &[u8]) -> Result<Value, StoreError> {
     let mut reply = transport.send(&call.by_hash(), key).await;
     if reply.as_ref().is_err_and(is_unknown_script) {
@@ -131,7 +131,7 @@ async fn run(transport: &Transport, call: &Call, key: &[u8]) -> Result<Value, St
     reply.map_err(|error| store_error(&error))
 }
 
-/// Only this error makes it certain that nothing was executed.
+/// Only this error proves that the script did not run.
 fn is_unknown_script(error: &RedisError) -> bool {
     error.code() == Some("NOSCRIPT")
 }

@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// How much earlier than the others to ask a slot whose node does not answer. If it still does not answer, the check
+/// How much earlier than the others to ask a slot whose node does not answer. If there is still no answer, the check
 /// has failed.
 const HEAD_START: Duration = Duration::from_millis(20);
 
@@ -46,6 +46,7 @@ pub(super) fn check(store: RedisStore, check: Check, slots: Slots) -> StoreFutur
     StoreFuture::pending(async move {
         let (answer, answered) = oneshot::channel();
         let (sender, events) = mpsc::unbounded_channel();
+        // Dropped with this future, so that the task learns when the caller leaves.
         let _caller = Caller(sender.clone());
         let parts = slots.iter().map(|_| Part::Waiting).collect();
         let check = CrossSlotCheck {
@@ -72,7 +73,7 @@ struct CrossSlotCheck {
     /// In the order of the slots.
     parts: Vec<Part>,
     sender: mpsc::UnboundedSender<Event>,
-    /// The caller to answer; `None` once it was answered or has left.
+    /// The caller to answer; `None` once answered, or after the caller has left.
     caller: Option<oneshot::Sender<Result<Decision, StoreError>>>,
     /// The end of the wait for the slots that were asked first, or, after a failure, for all slots.
     deadline: Option<Instant>,
@@ -165,7 +166,7 @@ impl CrossSlotCheck {
         self.begin_part(answer, move |result| Event::Decided(part, result));
     }
 
-    /// Runs one call in a task, and sends its result as an event.
+    /// Runs one call in a task, and sends the result as an event.
     fn begin_part<T: Send + 'static>(
         &self,
         answer: StoreFuture<T>,

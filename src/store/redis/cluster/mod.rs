@@ -33,7 +33,7 @@ use super::connection::SharedAttempt;
 /// How often a command is redirected before it fails. No redirect has executed the command.
 const MAX_HOPS: u32 = 16;
 
-/// The primaries of a cluster, found through any of its nodes.
+/// The primaries of a cluster, found through any node.
 pub(super) struct Cluster {
     nodes: Mutex<Nodes>,
     refresh: Arc<SharedAttempt<()>>,

@@ -1,8 +1,8 @@
 //! Operations on a slot that is being moved, so that its keys are on two nodes: one call for each key.
 //!
-//! A node refuses (`TRYAGAIN`) a call of several keys if it has only some of them. A key that does not exist is missing
-//! on both nodes, and most identities have no block, so a call that reads blocks is refused until the slot has moved. A
-//! call with one key is always executed, by the node that has the key.
+//! A node refuses (`TRYAGAIN`) a call of several keys if some of them are on another node. A key that does not exist is
+//! missing on both nodes, and most identities have no block, so a call that reads blocks is refused until the slot has
+//! moved. A call with one key is always executed, by the node that has the key.
 //!
 //! So blocks are read first, one call each, and then each charge is decided in a separate call: all or nothing by
 //! rolling back, as for several slots.

@@ -1,4 +1,4 @@
-//! [`Node`]: one node of a cluster, and its view of the topology.
+//! [`Node`]: one node of a cluster, and the topology as reported by that node.
 
 use std::sync::{
     Arc,
@@ -12,7 +12,7 @@ use redis::{
 
 use crate::store::redis::connection::ReconnectingConnection;
 
-/// One node and its connection, which opens at the first use.
+/// One node and a connection, which opens at the first use.
 pub(in crate::store::redis) struct Node {
     address: NodeAddress,
     connection: Arc<ReconnectingConnection>,
@@ -59,7 +59,7 @@ impl Node {
 
     /// Sends one command, once. Use `asking` for a slot that is being moved to this node.
     ///
-    /// Cancellation: the node executes a command that was sent. The reply is dropped, and `redirects` stays as it was.
+    /// Cancellation: the node executes a command that was sent. The reply is dropped, and `redirects` stays unchanged.
     pub(in crate::store::redis) async fn send(
         &self,
         cmd: &Cmd,
@@ -77,7 +77,7 @@ impl Node {
         result
     }
 
-    /// Sends these commands together. Each error reply is returned in the place of its reply.
+    /// Sends these commands together. You get an error reply as one of the replies.
     pub(in crate::store::redis) async fn send_all(
         &self,
         cmds: &redis::Pipeline,

@@ -40,7 +40,7 @@ impl RedisStore {
         })
     }
 
-    /// The slots of the charges that count, if the keys of the check, including its shadows, are in several.
+    /// The slots of the charges that count, if the keys of the check, including shadows, are in several.
     pub(super) fn several_slots(&self, check: &Check) -> Option<Slots> {
         let may_be = self.transport.is_cluster() && check.all_charges().len() > 1;
         (may_be && self.slots_of(check).len() > 1).then(|| self.slots(check))
@@ -58,7 +58,7 @@ impl RedisStore {
         slots
     }
 
-    /// The slots of all keys of a check, including its shadows, each once.
+    /// The slots of all keys of a check, including shadows, each once.
     pub(super) fn slots_of(&self, check: &Check) -> Vec<Slot> {
         let mut slots = Vec::new();
         for charge in check.all_charges() {
@@ -70,7 +70,7 @@ impl RedisStore {
         slots
     }
 
-    /// The slot of an operation; `None` if its keys are in several.
+    /// The slot of an operation; `None` for keys in several.
     pub(super) fn only_slot(&self, operation: &Operation) -> Option<Slot> {
         let check = operation.check();
         let slots = check.filter(|check| check.all_charges().len() > 1);
@@ -80,7 +80,7 @@ impl RedisStore {
         }
     }
 
-    /// The slot of an operation with all its keys in one.
+    /// The slot of an operation with all keys in one.
     pub(in crate::store::redis) fn first_slot(&self, operation: &Operation) -> Option<Slot> {
         let (policy, key) = match operation {
             Operation::Check(_) | Operation::Fill { .. } | Operation::Settle(_) => {
@@ -100,7 +100,7 @@ impl RedisStore {
         Slot::for_key(self.names.name(policy, key))
     }
 
-    /// Starts all at once, and waits for all. If the caller leaves, each continues until its timeout.
+    /// Starts all at once, and waits for all. If the caller leaves, each continues until the timeout.
     pub(super) fn join<T: Send + 'static>(
         answers: Vec<StoreFuture<T>>,
     ) -> impl Future<Output = Vec<Result<T, StoreError>>> + use<T> {
@@ -126,7 +126,7 @@ pub(super) const TOO_LATE: StoreError = StoreError::new(
     "a part of the Redis cluster did not answer in time",
 );
 
-/// Returns the first known decision time of the parts, and the usage of the whole check in the order of its charges.
+/// Returns the first known decision time of the parts, and the usage of the whole check in the order of the charges.
 pub(super) fn join_usages(check: &Check, slots: &Slots, usages: &[Usage]) -> (u64, Vec<RuleUsage>) {
     let mut times = usages.iter().map(Usage::decided_at_ms);
     let decided_at_ms = times.find(|time| *time > 0).unwrap_or(0);

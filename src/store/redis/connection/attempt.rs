@@ -117,7 +117,7 @@ impl<T: Clone + Send + Sync + 'static> SharedAttempt<T> {
     }
 }
 
-/// An attempt under way. Dropping it publishes a failure.
+/// An attempt under way. Dropping the value publishes a failure.
 struct Attempt<T> {
     shared: Arc<SharedAttempt<T>>,
     started: Instant,

@@ -1,4 +1,4 @@
-//! [`ConnectionHealth`]: judges a connection by the replies that it has delivered.
+//! [`ConnectionHealth`]: judges a connection by its replies.
 
 use std::{
     sync::atomic::{

@@ -51,7 +51,7 @@ pub(super) use source::Source;
 pub(super) use timeout::{CONNECT_TIMEOUT, PART_TIMEOUT};
 pub(super) use timeout::{LOST_AFTER, within};
 
-/// One established connection, with its health.
+/// An established connection and the record of replies.
 struct Connection {
     multiplexed: MultiplexedConnection,
     health: ConnectionHealth,
@@ -102,7 +102,7 @@ impl Connection {
         }))
     }
 
-    /// Sends these commands together. Each error reply is returned in the place of its reply.
+    /// Sends these commands together. You get an error reply as one of the replies.
     async fn send_all(
         self: &Arc<Self>,
         cmds: &redis::Pipeline,
@@ -122,7 +122,7 @@ impl Connection {
         self.health.is_lost()
     }
 
-    /// Whether callers can use the connection without a look at its socket.
+    /// Whether callers can use the connection without a look at the socket.
     fn is_surely_usable(&self) -> bool {
         !self.is_lost() && self.health.is_fresh()
     }
@@ -155,7 +155,7 @@ impl Connection {
     }
 }
 
-/// A caller that waits for a reply. If it leaves first, a [probe](Connection::probe) records the reply instead.
+/// A caller that waits for a reply. If the caller leaves first, a [probe](Connection::probe) stands in.
 struct Caller<'a> {
     connection: &'a Arc<Connection>,
     sent: u64,
@@ -193,7 +193,7 @@ async fn is_open(connection: &mut impl ConnectionLike) -> bool {
     thread_local! {
         static PING: Cmd = redis::cmd("PING");
     }
-    // After a pause, of the runtime or of the whole machine, the runtime looks at its sockets first. Then the
+    // After a pause, of the runtime or of the whole machine, the runtime looks at the sockets first. Then the
     // connection's task can read what has arrived, possibly the end of the connection.
     yield_now().await;
     yield_now().await;

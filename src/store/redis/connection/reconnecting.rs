@@ -1,4 +1,4 @@
-//! [`ReconnectingConnection`]: a connection that is replaced as soon as it is lost.
+//! [`ReconnectingConnection`]: a connection that is replaced as soon as the loss is known.
 
 use std::{sync::Arc, time::Duration};
 
@@ -37,7 +37,7 @@ impl ReconnectingConnection {
 
     /// Sends one command, once.
     ///
-    /// There is no timeout for a server that keeps its connection open without answering.
+    /// There is no timeout for a silent server that keeps the connection open.
     ///
     /// Cancellation: the server executes a command that was sent, and the reply is dropped.
     pub(in crate::store::redis) async fn send(self: &Arc<Self>, cmd: &Cmd) -> RedisResult<Value> {
@@ -59,7 +59,7 @@ impl ReconnectingConnection {
         self.usable().await?.send_asking(cmd).await
     }
 
-    /// Sends these commands together. Each error reply is returned in the place of its reply.
+    /// Sends these commands together. You get an error reply as one of the replies.
     pub(in crate::store::redis) async fn send_all(
         self: &Arc<Self>,
         cmds: &redis::Pipeline,
@@ -78,7 +78,7 @@ impl ReconnectingConnection {
         }
     }
 
-    /// How long the server may be silent before its connection is lost.
+    /// How long the server may be silent before the connection is lost.
     pub(in crate::store::redis) fn lost_after(&self) -> Duration {
         match &self.attempt.latest().outcome {
             Some(Ok(connection)) => connection.health.lost_after(),
@@ -86,7 +86,7 @@ impl ReconnectingConnection {
         }
     }
 
-    /// The connection, if a recent reply proves that it is open.
+    /// The connection, if a reply is so recent that no look at the socket is needed.
     fn surely_usable(&self) -> Option<Arc<Connection>> {
         match &self.attempt.latest().outcome {
             Some(Ok(connection)) if connection.is_surely_usable() => Some(Arc::clone(connection)),
@@ -94,7 +94,7 @@ impl ReconnectingConnection {
         }
     }
 
-    /// The connection, replaced first if it is lost.
+    /// The connection, replaced first if the old one is lost.
     async fn usable(self: &Arc<Self>) -> Outcome {
         let found = self.attempt.latest().outcome.clone();
         let lost = match found {

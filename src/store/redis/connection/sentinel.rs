@@ -32,7 +32,7 @@ const PRIMARY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// the one that hangs.
 const HEDGE: Duration = Duration::from_millis(200);
 
-/// A primary by the name that its sentinels use, with the settings to log in there.
+/// A primary by the name that the sentinels use, with the settings to log in there.
 ///
 /// Made from the bare name, `"mymaster"`, or from a URL or `ConnectionInfo` that has the name in the place of the host:
 /// `"rediss://user:password@mymaster/2"`. A port is ignored.
@@ -150,8 +150,7 @@ impl Sentinels {
                     unanswered -= 1;
                     match named {
                         Ok(address) => ballot.add(address),
-                        // Prefer the error of a sentinel that refuses us to that of a sentinel that is down: it says
-                        // more.
+                        // The error of a sentinel that refuses us says more than that of one that is down.
                         Err(error) if ballot.is_empty() && why.is_io_error() => why = error,
                         Err(_) => {}
                     }

@@ -15,7 +15,7 @@ pub(in crate::store::redis) const LOST_AFTER: Duration = Duration::from_millis(5
 /// a slow network. No caller depends on an old attempt alone, so this can be long.
 pub(in crate::store::redis) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long one part of a call to a cluster continues after its caller has left. Late admissions still have to be
+/// How long one part of a call to a cluster continues after the caller has left. Late admissions still have to be
 /// rolled back.
 #[cfg(feature = "cluster")]
 pub(in crate::store::redis) const PART_TIMEOUT: Duration = Duration::from_secs(2);

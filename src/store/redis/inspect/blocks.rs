@@ -47,7 +47,8 @@ impl Inspector {
     /// cursor 0 for the first call; a returned 0 means the end.
     ///
     /// Blocks that have ended or were removed may still be among them, and some may come twice. A block that could not
-    /// be indexed is missing: one of an older version, or one written without the right to do so.
+    /// be indexed is missing: one of an older version, or one whose
+    /// writer had no right to the index.
     ///
     /// # Errors
     ///
@@ -104,6 +105,7 @@ impl Inspector {
         &self,
         most: usize,
     ) -> Result<Vec<BlockedIdentity>, StoreError> {
+        // A map, because the index may return an identity more than once.
         let (mut blocks, mut cursor) = (BTreeMap::new(), 0);
         while blocks.len() < most {
             let names;

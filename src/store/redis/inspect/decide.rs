@@ -37,6 +37,7 @@ pub fn decide(
             let room = rule.limit().checked_sub(charge.cost());
             fits &= room.is_some_and(|room| count.units(rule) <= room);
             counts.push(count);
+            // These counts are used only if every rule has room, so charge while all rules so far have.
             charged.push(if fits && charge.cost() > 0 {
                 section.charge(now_ms, rule.limit(), charge.cost());
                 section.kept()

@@ -134,6 +134,7 @@ impl Server {
         let found = found.and_then(|found| Ok(redis::from_redis_value(found)?));
         let (next, found): (u64, Vec<Vec<u8>>) = found.map_err(|error| self.error(&error))?;
         let names = &self.store.names;
+        // The pattern also matches other keys, such as those of contributors.
         let found = found.into_iter().filter_map(|name| {
             if selection.of_any_prefix {
                 StoredName::read_of_any_prefix(name)

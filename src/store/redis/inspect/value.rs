@@ -29,8 +29,8 @@ pub struct StoredValue {
 
 /// The state of one rule: the units of its steps, or the deficit of a bucket.
 ///
-/// All times are in ms of the store's clock. You pass the time for which to count, which should be [the
-/// server's](super::Inspector::now_ms).
+/// All times are in ms of the store's clock. You pass the time for which to count, which should be
+/// [the server's](super::Inspector::now_ms).
 #[derive(Clone, Debug)]
 pub struct Section {
     counted: window::Section,

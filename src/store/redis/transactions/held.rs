@@ -169,7 +169,7 @@ impl Held {
         Ok(true)
     }
 
-    /// Sends these commands together. Each error reply is returned in the place of its reply.
+    /// Sends these commands together. You get an error reply as one of the replies.
     async fn send(
         &mut self,
         cmds: &Pipeline,

@@ -248,6 +248,7 @@ impl<J, K: Copy + Eq> State<J, K> {
     fn place(&self, ticket: u64, waiting: &Waiting<J, K>, groups: &[Group<J, K>]) -> Option<usize> {
         let new = groups.len();
         let mut place = new;
+        // The job must be the first in every line, or the first of its kind in the lines of the group that it joins.
         for identity in &waiting.identities {
             let line = self.lines.get(identity)?;
             let first = match line.group.map(|number| place_of(number, self.next_group)) {
