@@ -184,8 +184,11 @@ impl Publisher {
     }
 
     async fn publish(&self) -> Result<(), StoreError> {
+        if self.is_off.load(Relaxed) {
+            return Ok(());
+        }
         let policies = self.used();
-        if policies.is_empty() || self.is_off.load(Relaxed) {
+        if policies.is_empty() {
             return Ok(());
         }
         let answer = self.store.execute(Operation::Publish(policies));

@@ -27,6 +27,9 @@ const MAX_BYTES: usize = 65_536;
 
 impl RedisStore {
     pub(super) fn publish_all(&self, policies: Vec<PublishedPolicy>) -> StoreFuture<()> {
+        if policies.is_empty() {
+            return StoreFuture::ready(Ok(()));
+        }
         let store = self.clone();
         StoreFuture::pending(async move {
             let stored = store.published_fields().await?;

@@ -122,7 +122,7 @@ impl Store for TransactionStore {
         }
     }
 
-    /// In one transaction, unless one of them lists blocks.
+    /// In one transaction, unless one of them is not about keys to charge, block or reset.
     fn call(&self, operations: Vec<Operation>) -> CallFuture {
         if operations.iter().all(Operation::is_of_keys) {
             return self.call_all(operations);
