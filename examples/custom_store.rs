@@ -77,12 +77,10 @@ impl MapStore {
         let (mut counts, now_ms) = (self.lock(), (self.now_ms)());
         let decision = charge(&mut counts, check, now_ms)?;
         // Shadows are decided after the others, and only if those were admitted.
-        match check.shadow_check() {
-            Some(shadows) if decision.is_allowed() => {
-                Ok(decision.with_shadow(charge(&mut counts, &shadows, now_ms)?))
-            }
-            _ => Ok(decision),
-        }
+        let Some(shadows) = check.shadow_check().filter(|_| decision.is_allowed()) else {
+            return Ok(decision);
+        };
+        Ok(decision.with_shadow(charge(&mut counts, &shadows, now_ms)?))
     }
 
     fn settle(&self, settlement: &Settlement) -> Result<Usage, StoreError> {
@@ -91,13 +89,10 @@ impl MapStore {
         let costs = check.charges().iter().zip(settlement.costs());
         for ((charge, cost), usage) in costs.zip(settlement.usage().policies()) {
             for rule in usage.rules() {
-                // The difference goes to the step that was charged, if that still counts.
-                let step_end = rule.step_end_ms();
-                if rule.rule().release_ms(step_end) > now_ms {
-                    let steps = counts.entry(place(charge, &rule.rule())).or_default();
-                    let units = steps.entry(step_end).or_default();
-                    *units = (*units + cost).saturating_sub(charge.cost());
-                }
+                // The difference goes to the step that was charged, which may be released by now.
+                let steps = counts.entry(place(charge, &rule.rule())).or_default();
+                let units = steps.entry(rule.step_end_ms()).or_default();
+                *units = (*units + cost).saturating_sub(charge.cost());
             }
         }
         Usage::settled(check, now_ms, &count(&counts, check, now_ms))
@@ -153,8 +148,7 @@ fn rules(check: &Check) -> impl Iterator<Item = (&Charge, &Rule)> {
 
 fn place(charge: &Charge, rule: &Rule) -> (String, Key, String) {
     let time = format!("{:?} {:?} {}", rule.window(), rule.step(), rule.is_fixed());
-    let name = charge.policy().name().to_owned();
-    (name, charge.key().clone(), time)
+    (charge.policy().name().into(), charge.key().clone(), time)
 }
 
 impl fmt::Debug for MapStore {

@@ -27,6 +27,7 @@ pub(crate) mod model;
 pub(crate) mod nginx;
 #[cfg(feature = "test-util")]
 pub(crate) mod outcome;
+pub(crate) mod plain;
 #[cfg(feature = "test-util")]
 pub(crate) mod promise;
 #[cfg(feature = "redis")]

@@ -20,6 +20,7 @@ mod known_blocks;
 mod leases;
 mod local;
 mod lua54;
+mod plain;
 mod prose;
 mod published;
 mod settle;

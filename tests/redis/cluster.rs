@@ -15,7 +15,7 @@ use crate::common::{
     example::Example,
     history::{START_MS, agree, steady},
     redis::Server,
-    served::{LEAST_RIGHTS, limited},
+    served::{LEAST_RIGHTS, Served, limited},
     sharing::{self, wait},
 };
 use proptest::{
@@ -89,27 +89,22 @@ fn shared() -> Arc<Cluster> {
     sharing::shared(&RUNNING, || Cluster::start(NEVER))
 }
 
+/// A store that has counted nothing yet, and its clock.
+pub(crate) async fn fresh() -> (Served<Arc<Cluster>>, TestClock) {
+    let cluster = shared();
+    let clock = TestClock::new(0);
+    let store = store(&cluster).await.clock(clock.clone());
+    (Served::by(cluster, store), clock)
+}
+
 mod contract {
-    use std::sync::Arc;
-
-    use sluicegate::test_util::TestClock;
-
-    use super::shared;
-    use crate::common::{cluster::Cluster, served::Served};
+    use super::fresh;
 
     crate::contract!(apart fresh);
     crate::calls!(fresh);
     crate::contributors!(fresh);
     crate::denials!(fresh);
     crate::blocks!(fresh);
-
-    /// A store that has counted nothing yet, and its clock.
-    async fn fresh() -> (Served<Arc<Cluster>>, TestClock) {
-        let cluster = shared();
-        let clock = TestClock::new(0);
-        let store = super::store(&cluster).await.clock(clock.clone());
-        (Served::by(cluster, store), clock)
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
