@@ -114,6 +114,13 @@ impl Census {
         ))
     }
 
+    /// Why a service is sure to be under another prefix: all keys were looked at.
+    pub(crate) fn why_elsewhere(&self) -> Option<String> {
+        let is_whole = self.looked_at >= self.total;
+        let is_elsewhere = is_whole && !self.prefixes.is_empty();
+        self.why_empty().filter(|_| is_elsewhere)
+    }
+
     /// Why the service may not know this identity; `None` where something is stored for it.
     pub(crate) async fn why_unknown(
         &self,

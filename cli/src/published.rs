@@ -303,10 +303,10 @@ fn in_use(definitions: &[PublishedPolicy]) -> impl Iterator<Item = &PublishedPol
         .filter(move |it| it.seen_ms() + IN_USE_MS > newest_ms)
 }
 
-/// Why a block of this key holds nowhere, as far as services publish it: no policy for keys of this kind enforces blocks.
-/// `None` also where that is not known.
-pub(crate) async fn why_unenforced(inspector: &Inspector, key: &Key) -> Option<String> {
-    let published = by_name(inspector.policies().await.ok()?);
+/// Why a block of this key may hold nowhere, as far as services publish it: no policy for keys of this kind enforces
+/// blocks. Layers that look keys up without a policy are not published. `None` also where that is not known.
+pub(crate) fn why_unenforced(published: &[PublishedPolicy], key: &Key) -> Option<String> {
+    let published = by_name(published.to_vec());
     let in_use = published.values().flat_map(|it| in_use(it));
     let of_kind: Vec<_> = in_use
         .filter(|it| it.kinds().any(|kind| kind == key.kind()))
@@ -317,7 +317,8 @@ pub(crate) async fn why_unenforced(inspector: &Inspector, key: &Key) -> Option<S
     let names: BTreeSet<&str> = of_kind.iter().map(|it| it.policy().name()).collect();
     let names = names.into_iter().collect::<Vec<_>>().join(", ");
     Some(format!(
-        "no service enforces blocks of the kind `{}`: it is not denied under {names}, see `sluicegate policies`",
+        "no published policy for the kind `{}` enforces blocks ({names}): the block holds only where a layer has \
+         `deny_blocked`, see `sluicegate policies`",
         printable(key.kind().as_bytes())
     ))
 }

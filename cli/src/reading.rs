@@ -58,7 +58,7 @@ pub(crate) struct Reading {
     pub(crate) has_limits: bool,
     /// The policies, of those that were read, whose limits are not those of every process.
     pub(crate) differing: Vec<Differing>,
-    /// Why the block holds nowhere; `None` without one, or where that is not known.
+    /// Why the block may hold nowhere; `None` without one, or where that is not known.
     pub(crate) unenforced: Option<String>,
 }
 
@@ -90,7 +90,8 @@ impl ReadArgs {
             let mut reading = reader.read().await?;
             reading.denied = reader.denied(&reading).await;
             if !matches!(reading.block, Ok(None)) {
-                reading.unenforced = published::why_unenforced(&reader.inspector, key).await;
+                let published = reader.inspector.policies().await.unwrap_or_default();
+                reading.unenforced = published::why_unenforced(&published, key);
             }
             Ok(reading)
         })

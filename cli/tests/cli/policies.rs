@@ -172,7 +172,8 @@ async fn a_block_that_no_policy_enforces_is_warned_of() {
     limiter.check(charge("alice")).await.unwrap();
     limiter.policies_published().await.unwrap();
     assert!(site.text("policies").contains(" not enforced "));
-    let warning = "no service enforces blocks of the kind `user`: it is not denied under api";
+    let warning = "no published policy for the kind `user` enforces blocks (api): the block holds only where a layer has \
+                   `deny_blocked`";
     let said = site.tool.run("block user=alice --for 1h");
     assert_eq!(said.code, 0, "{said:?}");
     assert!(said.stderr.contains(warning), "{said:?}");
@@ -191,4 +192,29 @@ async fn a_block_that_no_policy_enforces_is_warned_of() {
     assert!(site.text("policies").contains(" enforced "));
     let said = site.tool.run("block user=alice --for 1h");
     assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_shadow_is_not_published_as_enforcing_blocks() {
+    let site = Site::start().await;
+    publish(&site, &policy("10/1d").shadow(), 1).await;
+    let row = site.json("policies", 0)["policies"][0].clone();
+    assert_eq!(
+        (&row["shadow"], &row["enforces_blocks"]),
+        (&true.into(), &false.into())
+    );
+    let said = site.tool.run("block user=alice --for 1h");
+    let warning = "no published policy for the kind `user` enforces blocks (api)";
+    assert!(said.stderr.contains(warning), "{said:?}");
+}
+
+#[tokio::test]
+async fn for_a_list_of_identities_published_policies_are_read_once() {
+    let site = Site::start().await;
+    publish(&site, &policy("10/1d"), 1).await;
+    site.tool
+        .write("abusers.txt", "user=alice\nuser=bob\nuser=carol\n");
+    let before = site.server.calls("hgetall");
+    site.text("block -f abusers.txt --for 1h");
+    assert_eq!(site.server.calls("hgetall"), before + 1);
 }
