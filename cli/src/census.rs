@@ -258,14 +258,24 @@ pub(crate) fn ask_other_policies<'a>(
 ) -> Vec<String> {
     let stored = server::block_on(settings, async {
         let (_, inspector) = server::connect(settings).await?;
-        let mut census = Census::take(&inspector, settings).await?;
-        for policy in known {
-            census.policies.remove(policy);
-        }
-        let stored = census.stored_under(&inspector, key).await?.into_iter();
-        Ok(stored.map(str::to_owned).collect())
+        other_policies(&inspector, settings, key, known).await
     });
     stored.unwrap_or_default()
+}
+
+/// The same over this connection.
+pub(crate) async fn other_policies<'a>(
+    inspector: &Inspector,
+    settings: &Settings,
+    key: &Key,
+    known: impl Iterator<Item = &'a str>,
+) -> Result<Vec<String>> {
+    let mut census = Census::take(inspector, settings).await?;
+    for policy in known {
+        census.policies.remove(policy);
+    }
+    let stored = census.stored_under(inspector, key).await?.into_iter();
+    Ok(stored.map(str::to_owned).collect())
 }
 
 /// What is said where the user may not SCAN, for instance.

@@ -279,8 +279,5 @@ async fn a_forgotten_prefix_is_refused_and_a_fresh_server_is_not() {
     let () = site.server.run(&format!("MSET{keys}"));
     let said = site.tool.run("block user=alice --for 1h --prefix blog");
     assert_eq!(said.code, 0, "{said:?}");
-    assert!(
-        said.stderr.contains(" among 10\u{202f}000 of "),
-        "{said:?}"
-    );
+    assert!(said.stderr.contains(" among 10\u{202f}000 of "), "{said:?}");
 }

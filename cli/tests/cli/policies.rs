@@ -3,7 +3,7 @@
 use serde_json::Value;
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
 
-use crate::site::Site;
+use crate::{common::served::limited, site::Site};
 
 /// A process that has charged `user=alice` under this policy, and has published it.
 async fn publish(site: &Site, policy: &Policy, cost: u64) -> Limiter {
@@ -217,4 +217,51 @@ async fn for_a_list_of_identities_published_policies_are_read_once() {
     let before = site.server.calls("hgetall");
     site.text("block -f abusers.txt --for 1h");
     assert_eq!(site.server.calls("hgetall"), before + 1);
+}
+
+#[tokio::test]
+async fn policies_that_may_not_be_read_are_not_called_unpublished() {
+    let site = Site::start().await;
+    publish(&site, &policy("10/1d"), 1).await;
+    let rights = ["~sluicegate:*", "+get", "+time", "+scan", "+dbsize"];
+    let url = limited(&site.server, &rights);
+    let expected = "the published policies could not be read";
+    let said = site.tool.run(&format!("explain user=alice --redis {url}"));
+    assert_eq!(said.code, 3, "{said:?}");
+    for part in [
+        expected,
+        "the right `+hgetall` is missing",
+        "--policies FILE",
+    ] {
+        assert!(said.stderr.contains(part), "{part}: {said:?}");
+    }
+    for verb in ["inspect user=alice", "top"] {
+        let said = site.text(&format!("{verb} --redis {url}"));
+        assert!(
+            said.contains(expected) && said.contains("`+hgetall`"),
+            "{verb}: {said}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_published_policies_lack_is_not_said_of_a_file() {
+    let site = Site::start().await;
+    publish(&site, &policy("10/1d"), 1).await;
+    site.charge("login", "alice", 1).await;
+    let other = Policy::parse("api", "50/7d").unwrap();
+    let charge = Charge::new(&other, Key::new("user", "alice"), 1);
+    site.limiter.check([charge]).await.unwrap();
+    for (verb, lacking) in [
+        ("inspect user=alice", "login"),
+        ("explain user=alice", "login"),
+        ("explain user=alice", "?/7d"),
+        ("top", "the policy login"),
+    ] {
+        let said = site.tool.run(verb).stdout;
+        assert!(!said.contains("the file"), "{verb}: {said}");
+        let lines = said.lines();
+        let mut lines = lines.filter(|line| line.contains("the published policies do not have"));
+        assert!(lines.any(|line| line.contains(lacking)), "{verb}: {said}");
+    }
 }
