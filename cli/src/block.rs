@@ -12,6 +12,7 @@ use sluicegate::{
     Key, Limiter,
     block::{Block, BlockDetails, BlockRequest, BlockedBy, Until},
     denials::Denials,
+    policies::PublishedPolicy,
     store::redis::inspect::{Inspector, StoredBlock},
 };
 
@@ -43,9 +44,9 @@ offset are UTC.
 
 All identities are checked before the first is blocked. One for which nothing
 is stored is blocked, and a warning says why the service may not know it: for
-that, up to 10 000 keys are looked at. A warning also says where no service
-enforces blocks of this kind. A --prefix under which nothing of a service is
-stored is an error, unless there is a --force.
+that, up to 10 000 keys are looked at. A warning also says where no published
+policy for this kind enforces blocks. Where all keys were looked at, and all of
+them are under other prefixes, that is an error, unless there is a --force.
 
 Rights: those of the service (GET, SET, EVALSHA, EVAL and TIME); for the
 warnings SCAN, DBSIZE, ZRANGE and HGETALL too.";
@@ -85,7 +86,7 @@ pub(crate) struct BlockArgs {
     #[arg(long, value_name = "NAME")]
     author: Option<String>,
 
-    /// Block also under a --prefix under which nothing is stored
+    /// Block also under a prefix that no service has, where others are in use
     #[arg(long)]
     force: bool,
 }
@@ -262,7 +263,7 @@ pub(crate) fn block(args: &BlockArgs, settings: &Settings, output: &mut Output) 
         let limiter = server::limiter(store, settings);
         let mut doubts = Doubts::new(&inspector, settings);
         if !args.force {
-            doubts.refuse_unused_prefix().await?;
+            doubts.refuse_other_prefix().await?;
         }
         let mut reports = Vec::new();
         for named in &named {
@@ -361,12 +362,13 @@ impl Report {
     }
 }
 
-/// The keys and the denials are looked at once, when they are needed.
+/// The keys, the denials and the published policies are looked at once, when they are needed.
 struct Doubts<'a> {
     inspector: &'a Inspector,
     settings: &'a Settings,
     census: Option<Result<Census, String>>,
     denials: Option<Denials>,
+    published: Option<Vec<PublishedPolicy>>,
 }
 
 impl<'a> Doubts<'a> {
@@ -376,12 +378,13 @@ impl<'a> Doubts<'a> {
             settings,
             census: None,
             denials: None,
+            published: None,
         }
     }
 
     /// Why a block of this identity may hold nowhere, or why the service may not know it.
     async fn of(&mut self, key: &Key) -> Option<String> {
-        let unenforced = published::why_unenforced(self.inspector, key).await;
+        let unenforced = published::why_unenforced(self.published().await, key);
         let reasons = [unenforced, self.of_name(key).await];
         let reasons = reasons.into_iter().flatten().collect::<Vec<_>>().join("; ");
         (!reasons.is_empty()).then_some(reasons)
@@ -420,21 +423,27 @@ impl<'a> Doubts<'a> {
         { denials }.any(|it| it.identity() == identity)
     }
 
-    /// An error where a prefix was set under which nothing of a service is stored: it was probably mistyped.
-    async fn refuse_unused_prefix(&mut self) -> Result<()> {
-        if self.settings.prefix.is_none() {
+    /// An error where services use other prefixes and none uses this one: it was probably mistyped, or forgotten. What is
+    /// not known to be so is only warned of: a fresh server keeps nothing of a service yet.
+    async fn refuse_other_prefix(&mut self) -> Result<()> {
+        if !self.published().await.is_empty() {
             return Ok(());
         }
-        let published = self.inspector.policies().await;
-        if published.is_ok_and(|it| !it.is_empty()) {
-            return Ok(());
-        }
-        match self.census().await.ok().and_then(Census::why_empty) {
+        match self.census().await.ok().and_then(Census::why_elsewhere) {
             Some(why) => Err(Error::usage(format_args!(
                 "nothing was blocked: {why} (--force blocks all the same)"
             ))),
             None => Ok(()),
         }
+    }
+
+    /// None where they cannot be read.
+    async fn published(&mut self) -> &[PublishedPolicy] {
+        if self.published.is_none() {
+            let published = self.inspector.policies().await;
+            self.published = Some(published.unwrap_or_default());
+        }
+        self.published.as_deref().unwrap_or_default()
     }
 
     async fn census(&mut self) -> Result<&Census, &str> {

@@ -114,6 +114,13 @@ impl Census {
         ))
     }
 
+    /// Why a service is sure to be under another prefix: all keys were looked at.
+    pub(crate) fn why_elsewhere(&self) -> Option<String> {
+        let is_whole = self.looked_at >= self.total;
+        let is_elsewhere = is_whole && !self.prefixes.is_empty();
+        self.why_empty().filter(|_| is_elsewhere)
+    }
+
     /// Why the service may not know this identity; `None` where something is stored for it.
     pub(crate) async fn why_unknown(
         &self,
@@ -251,14 +258,24 @@ pub(crate) fn ask_other_policies<'a>(
 ) -> Vec<String> {
     let stored = server::block_on(settings, async {
         let (_, inspector) = server::connect(settings).await?;
-        let mut census = Census::take(&inspector, settings).await?;
-        for policy in known {
-            census.policies.remove(policy);
-        }
-        let stored = census.stored_under(&inspector, key).await?.into_iter();
-        Ok(stored.map(str::to_owned).collect())
+        other_policies(&inspector, settings, key, known).await
     });
     stored.unwrap_or_default()
+}
+
+/// The same over this connection.
+pub(crate) async fn other_policies<'a>(
+    inspector: &Inspector,
+    settings: &Settings,
+    key: &Key,
+    known: impl Iterator<Item = &'a str>,
+) -> Result<Vec<String>> {
+    let mut census = Census::take(inspector, settings).await?;
+    for policy in known {
+        census.policies.remove(policy);
+    }
+    let stored = census.stored_under(inspector, key).await?.into_iter();
+    Ok(stored.map(str::to_owned).collect())
 }
 
 /// What is said where the user may not SCAN, for instance.

@@ -12,6 +12,7 @@ use sluicegate::{
 use super::{
     error::Result,
     output::{Output, WARN},
+    published::Source,
     text::{grouped, millis, without_limit},
 };
 
@@ -52,12 +53,16 @@ impl OtherRule {
 }
 
 /// Says under which other policies something is stored for an identity.
-pub(crate) fn write_other_policies(policies: &[String], output: &mut Output) -> Result<()> {
+pub(crate) fn write_other_policies(
+    policies: &[String],
+    source: Source,
+    output: &mut Output,
+) -> Result<()> {
     if !policies.is_empty() {
-        let policies = policies.join(", ");
+        let (policies, lacks) = (policies.join(", "), source.lacks());
         writeln!(
             output,
-            "{WARN}counts are stored under policies that the file does not have: {policies}{WARN:#}"
+            "{WARN}counts are stored under policies that {lacks}: {policies}{WARN:#}"
         )?;
     }
     Ok(())

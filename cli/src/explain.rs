@@ -24,7 +24,7 @@ use super::{
     identity::IdentityArgs,
     inspect::StepReport,
     output::{BAD, BOLD, DIM, GOOD, Output, WARN, align_right},
-    published::Differing,
+    published::{Differing, Source},
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
     text::{date_time, grouped, millis, span, time},
@@ -45,13 +45,14 @@ each.
 
 Exit codes: 0 the request would pass, 1 it would be denied, or that is not
 known, since the service publishes or counts other rules than the file has, or
-its processes differ, as for 15 minutes after a deploy.
+its processes differ, as for 15 minutes after a deploy, or no published policy
+enforces the block.
 
 Also says how often the service has denied the identity in the last minute
 and hour under these policies, as `top --denied` does.
 
-Rights: GET of the keys `PREFIX:*`, and TIME; ZRANGE for past denials.
-Nothing is written.";
+Rights: GET of the keys `PREFIX:*`, and TIME; HGETALL for published policies,
+and ZRANGE for past denials. Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -74,13 +75,17 @@ struct Report {
     /// The same for a person.
     #[serde(skip)]
     title: String,
+    /// Where the limits are from.
+    #[serde(skip)]
+    source: Source,
     /// Why nothing counts.
     #[serde(skip)]
     why: String,
     /// The server's clock, in ms since the Unix epoch, as all times.
     now_ms: u64,
     cost: u64,
-    /// Where this is not known, because the service publishes or counts other rules, it is false.
+    /// Where this is not known, because the service publishes or counts other rules, or no published policy enforces
+    /// the block, it is false.
     passes: bool,
     is_known: bool,
     /// The block of the identity: null when none holds.
@@ -134,9 +139,16 @@ pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) 
     let key = args.identity.key(settings.ipv6_prefix())?;
     let reading = args.read.read(settings, &key)?;
     if !reading.has_limits {
-        return Err(Error::usage(
-            "the limits are needed, and the service publishes none: give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml",
-        ));
+        const HOW: &str =
+            "give --policies FILE, or write `policies = \"FILE\"` into sluicegate.toml";
+        return Err(match &reading.unpublished {
+            Some(why) => Error::server(format_args!(
+                "the limits are needed, and the published policies could not be read: {why}; or {HOW}"
+            )),
+            None => Error::usage(format_args!(
+                "the limits are needed, and the service publishes none: {HOW}"
+            )),
+        });
     }
     let mut report = report(&reading, &key, args.cost)?;
     report.title = args.identity.title(&reading.identity);
@@ -160,6 +172,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
     let mut report = Report {
         identity: reading.identity.clone(),
         title: reading.identity.clone(),
+        source: reading.source,
         why: String::new(),
         now_ms: reading.now_ms,
         cost,
@@ -175,9 +188,15 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         warning: reading.unenforced.clone(),
     };
     let mut longest = 0;
+    let mut is_denied = false;
     if let Some(block) = BlockReport::of(reading.block.clone(), reading.now_ms)? {
-        // Nothing beats for ever.
-        longest = block.until_ms.unwrap_or(u64::MAX);
+        if reading.unenforced.is_some() {
+            // Only a layer that looks keys up without a policy would deny it: that is not known.
+            report.is_known = false;
+        } else {
+            // Nothing beats for ever.
+            longest = block.until_ms.unwrap_or(u64::MAX);
+        }
         report.passes = false;
         report.passes_ms = block.until_ms;
         report.blocked = Some(block);
@@ -195,6 +214,7 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         // By limits that may not be those of the service, nothing is known either way.
         let is_certain = !policy.is_shadow() && !differs;
         if let (Decision::Denied(denial), true) = (&decision, is_certain) {
+            is_denied = true;
             report.passes = false;
             // Never beats any time.
             let until = after(reading.now_ms, denial.rule()).unwrap_or(u64::MAX);
@@ -211,8 +231,8 @@ fn report(reading: &Reading, key: &Key, cost: u64) -> Result<Report> {
         report.is_known &= !differs && (policy.shadow || !policy.has_drifted());
         report.policies.push(policy);
     }
-    // A denial is known whatever else is counted.
-    report.is_known |= !report.passes;
+    // A limit denies whatever else is counted; a block only where it is enforced.
+    report.is_known |= is_denied;
     report.passes &= report.is_known;
     Ok(report)
 }
@@ -323,6 +343,22 @@ impl RuleReport {
 }
 
 impl Report {
+    /// Why the limits tell nothing; `None` where they do.
+    fn why_unknown(&self) -> Option<String> {
+        let differing = self.published_differs.iter().filter(|it| it.may_deny);
+        let differing: Vec<String> = differing.map(Differing::text).collect();
+        if !differing.is_empty() {
+            return Some(differing.join("; "));
+        }
+        let is_drifted = |it: &PolicyReport| !it.shadow && it.has_drifted();
+        let why = match self.source {
+            Source::File => "the file is not that of the service",
+            Source::Service => "the service also counts rules that it does not publish",
+        };
+        let mut policies = self.policies.iter();
+        policies.any(is_drifted).then(|| why.to_owned())
+    }
+
     /// Whether there is nothing to show.
     fn is_empty(&self) -> bool {
         self.blocked.is_none()
@@ -364,7 +400,7 @@ fn write(report: &Report, output: &mut Output) -> Result<()> {
     }
     output.hint(&report.why)?;
     write_drift(report, output)?;
-    drift::write_other_policies(&report.other_policies, output)?;
+    drift::write_other_policies(&report.other_policies, report.source, output)?;
     denied::write(report.denied.as_deref(), output)?;
     write_verdict(report, output)
 }
@@ -374,7 +410,8 @@ fn write_drift(report: &Report, output: &mut Output) -> Result<()> {
         for other in &policy.other_rules {
             let text = other.text(&policy.policy);
             if other.is_charged {
-                let text = format!("the service counts a rule that the file does not have: {text}");
+                let lacks = report.source.lacks();
+                let text = format!("the service counts a rule that {lacks}: {text}");
                 writeln!(output, "{WARN}{text}{WARN:#}")?;
             } else {
                 output.hint(&format!("left of former rules: {text}"))?;
@@ -400,19 +437,19 @@ fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
         }
     }
     match (&report.denied_by, report.passes_ms) {
-        (None, _) if report.blocked.is_some() => {}
         (None, _) if !report.is_known => {
-            let differing = report.published_differs.iter().filter(|it| it.may_deny);
-            let differing = differing.map(Differing::text);
-            let why = match differing.collect::<Vec<_>>().join("; ") {
-                none if none.is_empty() => "the file is not that of the service".to_owned(),
-                differing => differing,
+            let elsewhere = match report.blocked {
+                Some(_) => " elsewhere",
+                None => "",
             };
-            writeln!(
-                output,
-                "{BAD}It is not known whether it passes:{BAD:#} {why}."
-            )?;
+            if let Some(why) = report.why_unknown() {
+                writeln!(
+                    output,
+                    "{BAD}It is not known whether it passes{elsewhere}:{BAD:#} {why}."
+                )?;
+            }
         }
+        (None, _) if report.blocked.is_some() => {}
         (None, _) => writeln!(output, "{GOOD}It passes.{GOOD:#}")?,
         (Some(by), None) => writeln!(
             output,

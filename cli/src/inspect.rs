@@ -19,6 +19,7 @@ use super::{
     error::Result,
     identity::IdentityArgs,
     output::{BAD, BOLD, DIM, Output, WARN, align_right},
+    published::Source,
     reading::{Entry, ReadArgs, Reading},
     settings::Settings,
     sparkline::sparkline,
@@ -32,21 +33,22 @@ Examples:
   sluicegate inspect header:x-api-key=- < key.txt
   sluicegate inspect user=alice --json | jq '.policies[].rules[].used'
 
-Name the policies or give their file: the keys are then read by their names.
-Otherwise the tool looks at all keys of the server to find those of the
-identity: slowly, so as not to be in the way, and only the file tells the
-limits.
+Reads the keys of the policies that are named, or of the file, or else of
+those that services publish. Only where there are none of these, the tool
+looks at all keys of the server to find those of the identity: slowly, so as
+not to be in the way.
 
 `one more` is when one more unit fits, `empty` when nothing counts any more.
 The picture shows the window of the rule, the newest units at the right; its
-highest bar is full. A `?` stands for a limit that the file does not tell:
+highest bar is full. A `?` stands for a limit that no policy tells:
 of a process with other rules, or from before they were changed.
 
 The last lines say how often the service has denied the identity, as
 `top --denied` does.
 
-Rights: GET of the keys `PREFIX:*`, and TIME; without named policies SCAN
-and DBSIZE too; ZRANGE for past denials. Nothing is written.";
+Rights: GET of the keys `PREFIX:*`, and TIME; HGETALL for published policies,
+SCAN and DBSIZE where there are no policies, and ZRANGE for past denials.
+Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -65,9 +67,14 @@ pub(crate) struct Report {
     /// The same for a person.
     #[serde(skip)]
     pub(crate) title: String,
-    /// Whether a file tells limits.
+    /// Whether a file or the service tells limits.
     #[serde(skip)]
     has_file: bool,
+    #[serde(skip)]
+    source: Source,
+    /// Why what services publish could not be read; `None` where it could.
+    #[serde(skip)]
+    unpublished: Option<String>,
     /// Why nothing is stored.
     #[serde(skip)]
     why: String,
@@ -164,6 +171,8 @@ impl Report {
             identity: reading.identity.clone(),
             title: reading.identity.clone(),
             has_file: reading.entries.iter().any(|it| it.policy.is_some()),
+            source: reading.source,
+            unpublished: reading.unpublished.clone(),
             why: String::new(),
             now_ms: reading.now_ms,
             blocked: BlockReport::of(reading.block.clone(), reading.now_ms)?,
@@ -214,7 +223,7 @@ impl Report {
             output.hint(&format!("nothing is stored under {}", empty.join(", ")))?;
         }
         output.hint(&self.why)?;
-        drift::write_other_policies(&self.other_policies, output)?;
+        drift::write_other_policies(&self.other_policies, self.source, output)?;
         for policy in &self.policies {
             if let Some(error) = &policy.error {
                 writeln!(output, "{}: {error}", policy.policy)?;
@@ -222,11 +231,13 @@ impl Report {
         }
         let mut rules = self.policies.iter().flat_map(|it| &it.rules);
         if rules.any(|rule| rule.limit.is_none()) {
-            let has_file = self.has_file;
-            output.hint(if has_file {
-                "?: the limit is not stored, and the file does not have this rule"
-            } else {
-                "?: the limit is not stored: --policies FILE tells it"
+            let lacks = self.source.lacks();
+            output.hint(&match (self.has_file, &self.unpublished) {
+                (true, _) => format!("?: the limit is not stored, and {lacks} this rule"),
+                (false, None) => "?: the limit is not stored: --policies FILE tells it".to_owned(),
+                (false, Some(why)) => format!(
+                    "?: the limit is not stored, and the published policies could not be read ({why}): --policies FILE tells it"
+                ),
             })?;
         }
         Ok(())

@@ -169,6 +169,26 @@ pub(crate) struct Limits {
     pub(crate) policies: Option<Policies>,
     /// The policies in which they are not those of every process.
     pub(crate) differing: Vec<Differing>,
+    pub(crate) source: Source,
+    /// Why what services publish could not be read; `None` where it could.
+    pub(crate) unpublished: Option<String>,
+}
+
+/// Where limits are from.
+#[derive(Clone, Copy)]
+pub(crate) enum Source {
+    File,
+    Service,
+}
+
+impl Source {
+    /// Of a policy or a rule that is stored.
+    pub(crate) const fn lacks(self) -> &'static str {
+        match self {
+            Self::File => "the file does not have",
+            Self::Service => "the published policies do not have",
+        }
+    }
 }
 
 /// A policy that services publish otherwise than the file has it, or in two ways at once. Fields are only ever added.
@@ -242,16 +262,16 @@ pub(crate) async fn limits(
         Some(path) => Some(policies_file::load(path)?),
         None => None,
     };
-    let published = match inspector.policies().await {
-        Ok(published) => by_name(published),
-        // Rights that the verb does not need otherwise.
-        Err(error) if error.kind() == StoreErrorKind::AccessDenied => BTreeMap::new(),
-        // They may be on another node of a cluster than the identity.
-        Err(error) => {
+    let mut unpublished = None;
+    let published = inspector.policies().await.unwrap_or_else(|error| {
+        // A missing right: the verb does not need it otherwise. They may be on another node of a cluster than the identity.
+        if error.kind() != StoreErrorKind::AccessDenied {
             warn(format_args!("published policies are not read: {error}"));
-            BTreeMap::new()
         }
-    };
+        unpublished = Some(Error::from(error).message().to_owned());
+        Vec::new()
+    });
+    let published = by_name(published);
     let differing = published.iter().filter_map(|(name, definitions)| {
         let of_file = file.as_ref().and_then(|known| known.get(name));
         Differing::of(definitions, of_file)
@@ -264,6 +284,8 @@ pub(crate) async fn limits(
         return Ok(Limits {
             policies: Some(file),
             differing,
+            source: Source::File,
+            unpublished,
         });
     }
     let newest = published
@@ -277,6 +299,8 @@ pub(crate) async fn limits(
     Ok(Limits {
         policies,
         differing,
+        source: Source::Service,
+        unpublished,
     })
 }
 
@@ -303,10 +327,10 @@ fn in_use(definitions: &[PublishedPolicy]) -> impl Iterator<Item = &PublishedPol
         .filter(move |it| it.seen_ms() + IN_USE_MS > newest_ms)
 }
 
-/// Why a block of this key holds nowhere, as far as services publish it: no policy for keys of this kind enforces blocks.
-/// `None` also where that is not known.
-pub(crate) async fn why_unenforced(inspector: &Inspector, key: &Key) -> Option<String> {
-    let published = by_name(inspector.policies().await.ok()?);
+/// Why a block of this key may hold nowhere, as far as services publish it: no policy for keys of this kind enforces
+/// blocks. Layers that look keys up without a policy are not published. `None` also where that is not known.
+pub(crate) fn why_unenforced(published: &[PublishedPolicy], key: &Key) -> Option<String> {
+    let published = by_name(published.to_vec());
     let in_use = published.values().flat_map(|it| in_use(it));
     let of_kind: Vec<_> = in_use
         .filter(|it| it.kinds().any(|kind| kind == key.kind()))
@@ -317,7 +341,8 @@ pub(crate) async fn why_unenforced(inspector: &Inspector, key: &Key) -> Option<S
     let names: BTreeSet<&str> = of_kind.iter().map(|it| it.policy().name()).collect();
     let names = names.into_iter().collect::<Vec<_>>().join(", ");
     Some(format!(
-        "no service enforces blocks of the kind `{}`: it is not denied under {names}, see `sluicegate policies`",
+        "no published policy for the kind `{}` enforces blocks ({names}): the block holds only where a layer has \
+         `deny_blocked`, see `sluicegate policies`",
         printable(key.kind().as_bytes())
     ))
 }

@@ -17,7 +17,7 @@ use super::{
     denied::DenialReport,
     error::{Result, warn},
     policies_file,
-    published::{self, Differing},
+    published::{self, Differing, Source},
     scan::{DEFAULT_LOAD, Scan, of_home},
     server,
     settings::Settings,
@@ -56,9 +56,12 @@ pub(crate) struct Reading {
     pub(crate) denied: Option<Vec<DenialReport>>,
     /// Whether a file or the service tells limits.
     pub(crate) has_limits: bool,
+    pub(crate) source: Source,
+    /// Why what services publish could not be read; `None` where it could.
+    pub(crate) unpublished: Option<String>,
     /// The policies, of those that were read, whose limits are not those of every process.
     pub(crate) differing: Vec<Differing>,
-    /// Why the block holds nowhere; `None` without one, or where that is not known.
+    /// Why the block may hold nowhere; `None` without one, or where that is not known.
     pub(crate) unenforced: Option<String>,
 }
 
@@ -78,6 +81,8 @@ pub(crate) struct Reader {
     policies: Vec<(String, Option<Policy>)>,
     local_clock: bool,
     has_limits: bool,
+    source: Source,
+    unpublished: Option<String>,
     differing: Vec<Differing>,
 }
 
@@ -90,7 +95,8 @@ impl ReadArgs {
             let mut reading = reader.read().await?;
             reading.denied = reader.denied(&reading).await;
             if !matches!(reading.block, Ok(None)) {
-                reading.unenforced = published::why_unenforced(&reader.inspector, key).await;
+                let published = reader.inspector.policies().await.unwrap_or_default();
+                reading.unenforced = published::why_unenforced(&published, key);
             }
             Ok(reading)
         })
@@ -126,6 +132,8 @@ impl ReadArgs {
             policies,
             local_clock: self.local_clock,
             has_limits: known.is_some(),
+            source: limits.source,
+            unpublished: limits.unpublished,
             differing,
         })
     }
@@ -190,6 +198,8 @@ impl Reader {
             entries,
             denied: None,
             has_limits: self.has_limits,
+            source: self.source,
+            unpublished: self.unpublished.clone(),
             differing: self.differing.clone(),
             unenforced: None,
         })

@@ -9,10 +9,11 @@ use sluicegate::Policy;
 use super::{
     Answer,
     block::BlockReport,
-    confirm,
+    census, confirm, drift,
     error::{Error, Result, warn},
     identity::IdentityArgs,
     output::Output,
+    published::Source,
     reading::{ReadArgs, Reading},
     server,
     settings::Settings,
@@ -22,7 +23,12 @@ const EXAMPLES: &str = "\
 Examples:
   sluicegate reset user=alice --policy api   asks first
   sluicegate reset user=alice --policies policies.toml --yes
-  sluicegate reset user=alice                looks at all keys for hers, asks
+  sluicegate reset user=alice                those that are published, asks
+
+Deletes counts under the policies that are named, or of the file, or else of
+those that services publish. Only where there are none of these, the tool
+looks at all keys of the server to find those of the identity. What it sees
+left under other policies, it names.
 
 The identity starts again from zero under these policies, for all replicas of
 the service, with its next request. There is no way back. A value that cannot
@@ -30,8 +36,8 @@ be read is deleted, too. A block or a ban stays: `sluicegate unblock` ends it.
 
 Exit codes: 0 done, 1 there was nothing to delete, or you said no.
 
-Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); without
-named policies SCAN and DBSIZE too.";
+Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); HGETALL for
+published policies; SCAN and DBSIZE where there are none, and for leftovers.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -53,6 +59,8 @@ struct Report {
     identity: String,
     /// The policies whose counts were deleted.
     deleted: Vec<String>,
+    /// Where none is named: those under which something is left, as far as it is seen.
+    other_policies: Vec<String>,
     /// What keeps the identity from being served all the same, or why nothing was deleted; null otherwise.
     warning: Option<String>,
 }
@@ -86,7 +94,19 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
             let policy = Policy::parse(name.as_str(), "1/1s").map_err(Error::usage)?;
             limiter.reset(&policy, &key).await?;
         }
-        done(&reading, &title, stored, stays, output)
+        let mut others = Vec::new();
+        if reading.has_limits && args.read.only.is_empty() {
+            let known = reading.entries.iter().map(|it| it.name.as_str());
+            let found = census::other_policies(&reader.inspector, settings, &key, known).await;
+            others = found.unwrap_or_default();
+        }
+        let report = Report {
+            identity: reading.identity.clone(),
+            deleted: stored,
+            other_policies: others,
+            warning: stays,
+        };
+        done(&report, &title, reading.source, output)
     })
 }
 
@@ -130,6 +150,7 @@ fn nothing(
         output.document(&Report {
             identity: reading.identity.clone(),
             deleted: Vec::new(),
+            other_policies: Vec::new(),
             warning: Some(parts.collect::<Vec<_>>().join(" ")),
         })?;
     } else {
@@ -139,23 +160,13 @@ fn nothing(
     Ok(Answer::No)
 }
 
-fn done(
-    reading: &Reading,
-    title: &str,
-    deleted: Vec<String>,
-    warning: Option<String>,
-    output: &mut Output,
-) -> Result<Answer> {
-    let identity = reading.identity.clone();
+fn done(report: &Report, title: &str, source: Source, output: &mut Output) -> Result<Answer> {
     if output.is_json() {
-        output.document(&Report {
-            identity,
-            deleted,
-            warning,
-        })?;
+        output.document(report)?;
     } else {
-        let policies = deleted.join(", ");
+        let policies = report.deleted.join(", ");
         writeln!(output, "Deleted what {title} had used under {policies}.")?;
+        drift::write_other_policies(&report.other_policies, source, output)?;
     }
     Ok(Answer::Yes)
 }

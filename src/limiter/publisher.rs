@@ -104,7 +104,9 @@ impl Publisher {
             let mark = mark(charge);
             let [first, second] = self.places(mark);
             if first.load(Relaxed) != mark && second.load(Relaxed) != mark {
-                self.add(charge, mark, check.enforces_blocks(), on_failure);
+                // No check looks up the blocks of a shadow's keys.
+                let enforces_blocks = check.enforces_blocks() && !charge.policy().is_shadow();
+                self.add(charge, mark, enforces_blocks, on_failure);
             }
         }
     }

@@ -13,14 +13,14 @@ use super::{TopArgs, shorten, table};
 use crate::{
     Answer,
     block::BlockReport,
-    census,
+    census::{self, Census},
     denied::{CountsReport, DenialReport},
-    error::Result,
+    error::{Error, Result},
     identity::Named,
     output::{BAD, Output, align_right},
     server,
     settings::Settings,
-    text::{grouped, time},
+    text::{grouped, printable, time},
 };
 
 /// The columns that `blocked until 16:22:32.713` needs in two lines, with a blank at both sides.
@@ -36,6 +36,9 @@ struct Report {
     identities_last_hour: usize,
     /// Those first that were denied most in the last minute.
     denied: Vec<Row>,
+    /// Why none was denied under the policy that was asked for.
+    #[serde(skip)]
+    why: String,
 }
 
 #[derive(Serialize)]
@@ -50,12 +53,34 @@ struct Row {
 pub(super) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<Answer> {
     let report = server::block_on(settings, async {
         let (_, inspector) = server::connect(settings).await?;
-        report(args, &inspector).await
+        let mut report = report(args, &inspector).await?;
+        if let (Some(policy), true) = (&args.policy, report.denied.is_empty()) {
+            report.why = why_none(policy, &inspector, settings).await?;
+        }
+        Ok(report)
     })?;
     output.report(&report, |report, output| {
         write(report, args, settings, output)
     })?;
     Ok(Answer::Yes)
+}
+
+/// Why no identity was denied under this policy; an error where there is none of this name.
+async fn why_none(policy: &str, inspector: &Inspector, settings: &Settings) -> Result<String> {
+    let published = inspector.policies().await.unwrap_or_default();
+    if published.iter().any(|it| it.policy().name() == policy) {
+        return Ok(String::new());
+    }
+    match Census::take(inspector, settings).await {
+        Ok(census) => match census.why_no_policy(policy) {
+            Some(why) => Err(Error::usage(why)),
+            None => Ok(String::new()),
+        },
+        Err(error) => Ok(format!(
+            "Whether there is such a policy could not be checked: {}",
+            error.message()
+        )),
+    }
 }
 
 async fn report(args: &TopArgs, inspector: &Inspector) -> Result<Report> {
@@ -78,6 +103,7 @@ async fn report(args: &TopArgs, inspector: &Inspector) -> Result<Report> {
         }),
         identities_last_hour: identities(&denials, |it| is_asked_for(&it)),
         denied: rows,
+        why: String::new(),
     })
 }
 
@@ -125,8 +151,16 @@ impl Row {
 
 fn write(report: &Report, args: &TopArgs, settings: &Settings, output: &mut Output) -> Result<()> {
     if report.denied.is_empty() {
-        writeln!(output, "No identity was denied within the last hour.")?;
-        return output.hint(&census::ask_reason(settings, None, &[]));
+        let Some(policy) = &args.policy else {
+            writeln!(output, "No identity was denied within the last hour.")?;
+            return output.hint(&census::ask_reason(settings, None, &[]));
+        };
+        let policy = printable(policy.as_bytes());
+        writeln!(
+            output,
+            "No identity was denied within the last hour under {policy}."
+        )?;
+        return output.hint(&report.why);
     }
     let of = |identities: usize| match identities {
         1 => "1 identity".to_owned(),

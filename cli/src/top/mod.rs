@@ -22,7 +22,8 @@ use super::{
     drift::OtherRule,
     error::{Error, Result},
     output::{BAD, Output, WARN, align_right},
-    policies_file, published,
+    policies_file,
+    published::{self, Limits, Source},
     scan::{DEFAULT_LOAD, Scan, Share},
     server,
     settings::Settings,
@@ -54,8 +55,8 @@ counts denials and reports them once a second.
 --sample reads so many of the keys, chosen by chance: for shares and numbers
 as a whole. It misses most single users.
 
-Rights: GET of the keys `PREFIX:*`, SCAN, DBSIZE and TIME; with --denied
-GET, ZRANGE and TIME. Nothing is written.";
+Rights: GET of the keys `PREFIX:*`, SCAN, DBSIZE and TIME, and HGETALL for
+published policies; with --denied GET, ZRANGE and TIME. Nothing is written.";
 
 /// More rows are nobody's top.
 const MAX_ROWS: u16 = 1_000;
@@ -115,6 +116,11 @@ struct Report {
     other_rules: Vec<OtherRow>,
     /// Policies under which keys are stored and that the file does not have.
     other_policies: Vec<OtherRow>,
+    #[serde(skip)]
+    source: Source,
+    /// Why what services publish could not be read; `None` where it could.
+    #[serde(skip)]
+    unpublished: Option<String>,
     /// Why nothing was read.
     #[serde(skip)]
     why: String,
@@ -154,11 +160,10 @@ pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
     let report = server::block_on(settings, async {
         let (_, inspector) = server::connect(settings).await?;
         let limits = published::limits(settings, args.policies.as_deref(), &inspector).await?;
-        let policies = limits.policies;
-        if let (Some(policies), Some(file), Some(name)) = (&policies, file, &args.policy) {
+        if let (Some(policies), Some(file), Some(name)) = (&limits.policies, file, &args.policy) {
             policies_file::named(policies, file, name)?;
         }
-        let mut report = Top::new(args, policies).run(&inspector).await?;
+        let mut report = Top::new(args, limits).run(&inspector).await?;
         if report.read > 0 || output.is_json() && args.policy.is_none() {
             return Ok(report);
         }
@@ -178,6 +183,8 @@ pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
 struct Top<'a> {
     args: &'a TopArgs,
     policies: Option<Policies>,
+    source: Source,
+    unpublished: Option<String>,
     ranking: Ranking,
     now_ms: u64,
     read: u64,
@@ -189,10 +196,12 @@ struct Top<'a> {
 }
 
 impl<'a> Top<'a> {
-    fn new(args: &'a TopArgs, policies: Option<Policies>) -> Self {
+    fn new(args: &'a TopArgs, limits: Limits) -> Self {
         Self {
             args,
-            policies,
+            policies: limits.policies,
+            source: limits.source,
+            unpublished: limits.unpublished,
             ranking: Ranking::new(args.number.into()),
             now_ms: 0,
             read: 0,
@@ -309,6 +318,8 @@ impl<'a> Top<'a> {
             top: rows.map(|ranked| Row::of(ranked, has_limits)).collect(),
             other_rules,
             other_policies,
+            source: self.source,
+            unpublished: self.unpublished.clone(),
             why: String::new(),
         }
     }
@@ -449,13 +460,19 @@ fn write(report: &Report, args: &TopArgs, output: &mut Output) -> Result<()> {
         )?;
     }
     if report.full.is_none() {
-        output.hint("the service publishes no limits: --policies FILE tells who is denied")?;
+        output.hint(&match &report.unpublished {
+            None => "the service publishes no limits: --policies FILE tells who is denied".to_owned(),
+            Some(why) => format!(
+                "the published policies could not be read ({why}): --policies FILE tells who is denied"
+            ),
+        })?;
     }
     Ok(())
 }
 
 /// What a file that is not the service's hides.
 fn write_others(report: &Report, output: &mut Output) -> Result<()> {
+    let lacks = report.source.lacks();
     for OtherRow { policy, rule, keys } in report.other_rules.iter().chain(&report.other_policies) {
         let keys = grouped(*keys);
         let what = match rule {
@@ -464,7 +481,7 @@ fn write_others(report: &Report, output: &mut Output) -> Result<()> {
         };
         writeln!(
             output,
-            "{WARN}the file does not have {what}, which the service counts: {keys} keys are not ranked by it{WARN:#}"
+            "{WARN}{lacks} {what}, which the service counts: {keys} keys are not ranked by it{WARN:#}"
         )?;
     }
     Ok(())

@@ -240,3 +240,22 @@ async fn identities_stay_of_use_at_a_narrow_terminal() {
         );
     }
 }
+
+#[tokio::test]
+async fn without_denials_under_a_policy_it_says_so_and_a_mistyped_one_is_an_error() {
+    let site = start().await;
+    request(&site, "alice", true).await;
+    site.charge("api", "alice", 1).await;
+    site.limiter.denials().await.unwrap();
+    assert_eq!(
+        site.text("top --denied --policy api"),
+        "No identity was denied within the last hour under api.\n"
+    );
+    let said = site.tool.run("top --denied --policy nosuch");
+    assert_eq!(said.code, 2, "{said:?}");
+    let reason = "Nothing is stored under a policy `nosuch`: the policies are `api`";
+    assert!(said.stderr.contains(reason), "{said:?}");
+    let url = limited(&site.server, &["~sluicegate:*", "+get", "+time", "+zrange"]);
+    let said = site.text(&format!("top --denied --policy nosuch --redis {url}"));
+    assert!(said.contains("could not be checked"), "{said}");
+}

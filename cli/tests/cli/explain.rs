@@ -168,3 +168,44 @@ async fn policies_that_are_listed_are_not_called_other_policies() {
     assert!(said.contains("nothing counts, under api"), "{said}");
     assert!(!said.contains("other policies"), "{said}");
 }
+
+#[tokio::test]
+async fn a_block_that_no_published_policy_enforces_makes_nothing_known() {
+    let site = Site::start().await;
+    let store = RedisStore::connect(site.server.url()).await.unwrap();
+    let limiter = Limiter::new(store).enforce_blocks(false);
+    let charge = |cost| [Charge::new(&policy("api"), Key::new("user", "alice"), cost)];
+    limiter.check(charge(1)).await.unwrap();
+    limiter.policies_published().await.unwrap();
+    site.text("block user=alice --forever");
+    let said = site.json("explain user=alice", 1);
+    assert_eq!(
+        (&said["is_known"], &said["passes"]),
+        (&false.into(), &false.into())
+    );
+    // A limit denies it wherever the block holds.
+    limiter.check(charge(9)).await.unwrap();
+    let said = site.json("explain user=alice", 1);
+    assert_eq!(
+        (&said["is_known"], &said["denied_by"]["rule"]),
+        (&true.into(), &"10/1d".into())
+    );
+}
+
+#[tokio::test]
+async fn a_block_does_not_hide_that_a_file_differs_from_the_service() {
+    let site = Site::start().await;
+    let store = RedisStore::connect(site.server.url()).await.unwrap();
+    let limiter = Limiter::new(store);
+    let charge = Charge::new(&policy("api"), Key::new("user", "alice"), 1);
+    limiter.check([charge]).await.unwrap();
+    limiter.policies_published().await.unwrap();
+    site.text("block user=alice --for 1h");
+    assert_eq!(site.json("explain user=alice", 1)["is_known"], true);
+    site.tool.write("drifted.toml", "api = '99/1d'");
+    let explain = "explain user=alice --policies drifted.toml";
+    assert_eq!(site.json(explain, 1)["is_known"], false);
+    let said = site.tool.run(explain).stdout;
+    let expected = "It is not known whether it passes elsewhere: the service publishes api = ";
+    assert!(said.contains(expected), "{said}");
+}

@@ -1,7 +1,7 @@
 //! Identities are checked before anything is written: `block` reports no success that it did not have.
 
 use serde_json::Value;
-use sluicegate::{Charge, Decision, Key, PeerIp, block::Until};
+use sluicegate::{Charge, Decision, Key, Limiter, PeerIp, RedisStore, block::Until};
 
 use crate::site::{Site, policy};
 
@@ -245,4 +245,39 @@ async fn an_identity_is_shown_as_it_was_typed_and_as_it_is_stored() {
         "{said:?}"
     );
     assert!(!said.stdout.contains("acme"), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_forgotten_prefix_is_refused_and_a_fresh_server_is_not() {
+    let site = Site::start().await;
+    for (prefix, expected) in [
+        ("", "keeps no keys at all"),
+        (" --prefix shop", "keeps no keys at all"),
+    ] {
+        let said = site.tool.run(&format!("block user=alice --for 1h{prefix}"));
+        assert_eq!(said.code, 0, "{said:?}");
+        assert!(said.stderr.contains(expected), "{said:?}");
+        let () = site.server.run("FLUSHALL");
+    }
+    let shop = RedisStore::connect(site.server.url()).await.unwrap();
+    let shop = Limiter::new(shop.prefix("shop")).publish_policies(false);
+    let charge = Charge::new(&policy("api"), Key::new("user", "alice"), 1);
+    assert!(shop.check([charge]).await.unwrap().is_allowed());
+    let expected = "under the prefix `sluicegate`, but under `shop`: see --prefix";
+    let said = site.tool.run("block user=alice --for 1h");
+    assert_eq!(said.code, 2, "{said:?}");
+    assert!(
+        said.stderr.contains(expected) && said.stderr.contains("nothing was blocked"),
+        "{said:?}"
+    );
+    site.text("block user=alice --for 1h --prefix shop");
+
+    // More keys than are looked at.
+    let keys: String = (0..30_000)
+        .map(|number| format!(" session:{number} x"))
+        .collect();
+    let () = site.server.run(&format!("MSET{keys}"));
+    let said = site.tool.run("block user=alice --for 1h --prefix blog");
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.stderr.contains(" among 10\u{202f}000 of "), "{said:?}");
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use sluicegate::{Charge, Key, Limiter, Policy, RedisStore};
 
-use crate::site::Site;
+use crate::{common::served::limited, site::Site};
 
 /// A process that has charged `user=alice` under this policy, and has published it.
 async fn publish(site: &Site, policy: &Policy, cost: u64) -> Limiter {
@@ -172,7 +172,8 @@ async fn a_block_that_no_policy_enforces_is_warned_of() {
     limiter.check(charge("alice")).await.unwrap();
     limiter.policies_published().await.unwrap();
     assert!(site.text("policies").contains(" not enforced "));
-    let warning = "no service enforces blocks of the kind `user`: it is not denied under api";
+    let warning = "no published policy for the kind `user` enforces blocks (api): the block holds only where a layer has \
+                   `deny_blocked`";
     let said = site.tool.run("block user=alice --for 1h");
     assert_eq!(said.code, 0, "{said:?}");
     assert!(said.stderr.contains(warning), "{said:?}");
@@ -191,4 +192,76 @@ async fn a_block_that_no_policy_enforces_is_warned_of() {
     assert!(site.text("policies").contains(" enforced "));
     let said = site.tool.run("block user=alice --for 1h");
     assert_eq!((said.code, said.stderr.as_str()), (0, ""), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_shadow_is_not_published_as_enforcing_blocks() {
+    let site = Site::start().await;
+    publish(&site, &policy("10/1d").shadow(), 1).await;
+    let row = site.json("policies", 0)["policies"][0].clone();
+    assert_eq!(
+        (&row["shadow"], &row["enforces_blocks"]),
+        (&true.into(), &false.into())
+    );
+    let said = site.tool.run("block user=alice --for 1h");
+    let warning = "no published policy for the kind `user` enforces blocks (api)";
+    assert!(said.stderr.contains(warning), "{said:?}");
+}
+
+#[tokio::test]
+async fn for_a_list_of_identities_published_policies_are_read_once() {
+    let site = Site::start().await;
+    publish(&site, &policy("10/1d"), 1).await;
+    site.tool
+        .write("abusers.txt", "user=alice\nuser=bob\nuser=carol\n");
+    let before = site.server.calls("hgetall");
+    site.text("block -f abusers.txt --for 1h");
+    assert_eq!(site.server.calls("hgetall"), before + 1);
+}
+
+#[tokio::test]
+async fn policies_that_may_not_be_read_are_not_called_unpublished() {
+    let site = Site::start().await;
+    publish(&site, &policy("10/1d"), 1).await;
+    let rights = ["~sluicegate:*", "+get", "+time", "+scan", "+dbsize"];
+    let url = limited(&site.server, &rights);
+    let expected = "the published policies could not be read";
+    let said = site.tool.run(&format!("explain user=alice --redis {url}"));
+    assert_eq!(said.code, 3, "{said:?}");
+    for part in [
+        expected,
+        "the right `+hgetall` is missing",
+        "--policies FILE",
+    ] {
+        assert!(said.stderr.contains(part), "{part}: {said:?}");
+    }
+    for verb in ["inspect user=alice", "top"] {
+        let said = site.text(&format!("{verb} --redis {url}"));
+        assert!(
+            said.contains(expected) && said.contains("`+hgetall`"),
+            "{verb}: {said}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_published_policies_lack_is_not_said_of_a_file() {
+    let site = Site::start().await;
+    publish(&site, &policy("10/1d"), 1).await;
+    site.charge("login", "alice", 1).await;
+    let other = Policy::parse("api", "50/7d").unwrap();
+    let charge = Charge::new(&other, Key::new("user", "alice"), 1);
+    site.limiter.check([charge]).await.unwrap();
+    for (verb, lacking) in [
+        ("inspect user=alice", "login"),
+        ("explain user=alice", "login"),
+        ("explain user=alice", "?/7d"),
+        ("top", "the policy login"),
+    ] {
+        let said = site.tool.run(verb).stdout;
+        assert!(!said.contains("the file"), "{verb}: {said}");
+        let lines = said.lines();
+        let mut lines = lines.filter(|line| line.contains("the published policies do not have"));
+        assert!(lines.any(|line| line.contains(lacking)), "{verb}: {said}");
+    }
 }

@@ -1,6 +1,11 @@
 use std::process::Command;
 
-use crate::{site::Site, tool};
+use sluicegate::{Charge, Key, Limiter, RedisStore};
+
+use crate::{
+    site::{Site, policy},
+    tool,
+};
 
 async fn used(site: &Site) {
     for (policy, user) in [("api", "alice"), ("login", "alice"), ("api", "bob")] {
@@ -104,4 +109,23 @@ async fn at_a_terminal_it_asks() {
         );
         assert_eq!(keys(&site).len(), left, "{said:?}");
     }
+}
+
+#[tokio::test]
+async fn what_is_left_under_policies_that_are_not_published_is_named() {
+    let site = Site::start().await;
+    let store = RedisStore::connect(site.server.url()).await.unwrap();
+    let service = Limiter::new(store);
+    let charge = || Charge::new(&policy("api"), Key::new("user", "alice"), 1);
+    service.check([charge()]).await.unwrap();
+    service.policies_published().await.unwrap();
+    site.charge("login", "alice", 1).await;
+    let said = site.json("reset user=alice --yes", 0);
+    assert_eq!(said["deleted"], serde_json::json!(["api"]));
+    assert_eq!(said["other_policies"], serde_json::json!(["login"]));
+    service.check([charge()]).await.unwrap();
+    let said = site.text("reset user=alice --yes");
+    let left = "counts are stored under policies that the published policies do not have: login\n";
+    assert!(said.contains(left), "{said}");
+    assert!(site.tool.run("reset --help").stdout.contains("HGETALL"));
 }

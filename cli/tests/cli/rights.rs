@@ -173,3 +173,12 @@ async fn verbs_that_read_write_nothing_and_run_no_script() {
     let after: Vec<u8> = site.server.run("GET sluicegate:{user=alice}:api");
     assert_eq!(before, after);
 }
+
+#[test]
+fn the_help_of_each_verb_names_the_right_to_read_published_policies() {
+    let tool = crate::tool::Tool::new();
+    for verb in ["inspect", "explain", "top", "block", "policies", "reset"] {
+        let help = tool.run(&format!("{verb} --help")).stdout;
+        assert!(help.contains("HGETALL"), "{verb}: {help}");
+    }
+}
