@@ -3,10 +3,7 @@
 use std::fmt;
 
 #[cfg(doc)]
-use crate::{
-    domain::{charge::Charge, key::Key},
-    limiter::Limiter,
-};
+use crate::domain::{charge::Charge, key::Key};
 
 mod contribution;
 pub(crate) mod label;
@@ -18,7 +15,8 @@ pub(crate) use span::Span;
 /// How many labels a store keeps for a sixth of a window.
 pub(crate) const KEPT_LABELS: usize = 16;
 
-/// The result of [`Limiter::contributors`]: the contributors to an account in the current window, the largest first.
+/// The result of [`Limiter::contributors`](crate::Limiter::contributors): the contributors to an account in the
+/// current window, the largest first.
 #[derive(Clone, Debug, Default)]
 pub struct Contributors {
     list: Vec<Contributor>,

@@ -1,7 +1,8 @@
 //! [`Denials`]: how often identities were denied within the last minute and hour.
 //!
 //! Metrics count the denials of a policy, but name no identities. So each process counts the denials of each identity
-//! under each policy, and reports them to the store about once a second. [`Limiter::denials`] adds up the reports of
+//! under each policy, and reports them to the store about once a second. [`Limiter::denials`](crate::Limiter::denials)
+//! adds up the reports of
 //! all processes, as do `top --denied`, `explain` and `inspect` of the [operators' tool](crate::operating):
 //!
 //! ```
@@ -51,7 +52,8 @@
 //! load from memory; afterwards an admission costs a look into a table, and a denial some tens of nanoseconds. Threads
 //! wait for each other, for as short a time, only if a denial adds an identity or begins the next ten seconds. A tokio
 //! task sends the reports, and ends after ten seconds without any; outside of a runtime there is no task. Use
-//! [`Limiter::count_denials`] to switch all of this off. For stores that keep no denials, such as
+//! [`Limiter::count_denials`](crate::Limiter::count_denials) to switch all of this off. For stores that keep no
+//! denials, such as
 //! [transactions](crate::store::redis::transactions), the counting is off.
 //!
 //! In Redis, your user needs [separate rights](crate::store::redis::deployment#the-least-rights) for this.
@@ -59,7 +61,7 @@
 use std::{cmp::Reverse, collections::HashMap, fmt};
 
 #[cfg(doc)]
-use crate::{domain::policy::Policy, limiter::Limiter};
+use crate::domain::policy::Policy;
 
 mod report;
 
@@ -69,7 +71,8 @@ pub(crate) use report::{DenialCount, Span};
 /// How many identities a store keeps for each [`Span`].
 pub(crate) const KEPT_IDENTITIES: usize = 512;
 
-/// The result of [`Limiter::denials`]: the identities that were denied within the last hour, sorted by their denials in
+/// The result of [`Limiter::denials`](crate::Limiter::denials): the identities that were denied within the last hour,
+/// sorted by their denials in
 /// the last minute, most first.
 #[derive(Clone, Debug, Default)]
 pub struct Denials {
