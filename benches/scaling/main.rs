@@ -21,7 +21,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let only = |name: &str| std::env::args().any(|it| it == name);
     let is_close = only("simulate") || real::compare()?;
     if !only("compare") {
-        sweep::run()?;
+        let (carried, latencies) = sweep::run();
+        picture::draw(&carried, &latencies)?;
     }
     if is_close {
         Ok(())

@@ -6,7 +6,6 @@ use std::thread;
 use crate::{
     costs::Costs,
     model::{Load, Model, Seen, Setting},
-    picture,
     traffic::{Placement, Traffic, Users},
 };
 
@@ -66,7 +65,7 @@ const CASES: [Case; 7] = [
 /// What a case carries at each number of servers.
 pub(crate) type Carried = (Case, Vec<(usize, Seen)>);
 
-pub(crate) fn run() -> std::io::Result<()> {
+pub(crate) fn run() -> (Vec<Carried>, Vec<(f64, [Option<f64>; 2])>) {
     println!("\nsimulated: one process before one server");
     print_head("processes");
     for case in CASES {
@@ -77,8 +76,7 @@ pub(crate) fn run() -> std::io::Result<()> {
     scaled("a cluster", Placement::Cluster);
     round_trips();
     one_rule();
-    let latencies = latencies();
-    picture::draw(&rendezvous, &latencies)
+    (rendezvous, latencies())
 }
 
 fn setting(case: Case, placement: Placement, processes: usize, servers: usize) -> Setting {
