@@ -65,7 +65,11 @@ const CASES: [Case; 7] = [
 /// What a case carries at each number of servers.
 pub(crate) type Carried = (Case, Vec<(usize, Seen)>);
 
-pub(crate) fn run() -> (Vec<Carried>, Vec<(f64, [Option<f64>; 2])>) {
+/// A rate, and the 99th percentiles at it in ms, without and with sharing calls; `None` where too much comes.
+pub(crate) type Latencies = (f64, [Option<f64>; 2]);
+
+/// Prints the rows, and returns those that are drawn.
+pub(crate) fn run() -> (Vec<Carried>, Vec<Latencies>) {
     println!("\nsimulated: one process before one server");
     print_head("processes");
     for case in CASES {
@@ -147,7 +151,7 @@ fn round_trips() {
 }
 
 /// The 99th percentile before one server, without and with sharing calls, in ms; none where too much comes.
-fn latencies() -> Vec<(f64, [Option<f64>; 2])> {
+fn latencies() -> Vec<Latencies> {
     println!(
         "\nsimulated: one server, {PROCESSES} processes, random users: p99 in ms, a call each and shared"
     );
