@@ -25,7 +25,7 @@ use proptest::{
 use sluicegate::{
     Charge, Decision, Key, Limiter, MemoryStore, Policy, RedisStore, Store,
     error::StoreErrorKind,
-    store::{Check, Operation, Reply, Settlement},
+    store::{Check, Operation, Reply, Settlement, StoreExt},
     test_util::TestClock,
 };
 use tokio::task::JoinHandle;
@@ -1108,6 +1108,26 @@ async fn two_example_servers_share_their_limits_through_a_cluster() {
         admitted += usize::from(response.status() == 200);
     }
     assert_eq!(admitted, 4);
+}
+
+#[tokio::test]
+async fn a_block_is_listed_though_the_node_of_the_index_answers_late() {
+    let cluster = Cluster::start(NEVER);
+    let store = store(&cluster).await.prefix("late");
+    let home = cluster.home("late:!blocks");
+    let name = users_at(&cluster, (home + 1) % 3, 1).remove(0);
+    cluster.nodes[home].run::<()>("CLIENT PAUSE 300");
+    let hour = Duration::from_secs(3_600);
+    store.block(&user(&name), hour.into()).await.unwrap();
+    // Each listing waits for the node; its answer may come before the identity is added.
+    for _ in 0..200 {
+        let listed = store.blocks(10).await.unwrap_or_default();
+        if let [only] = &listed[..] {
+            assert_eq!(only.identity(), format!("user={name}"));
+            return;
+        }
+    }
+    panic!("the block is not listed");
 }
 
 #[tokio::test]

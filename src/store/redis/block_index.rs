@@ -12,13 +12,14 @@
 
 use std::{
     future::poll_fn,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     task::Poll,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use redis::{Cmd, RedisResult, Value};
+use tokio::time::timeout;
 
 use super::{RedisStore, contributors::send_all, error::store_error};
 use crate::{
@@ -38,6 +39,9 @@ const SLACK_MS: u64 = 3_600_000;
 /// How much longer to wait for the index than for the answer about the block.
 const PATIENCE: Duration = Duration::from_millis(25);
 
+/// How much longer the commands to the index may take when the caller waits no more, such as for a new connection.
+const LATEST: Duration = Duration::from_secs(1);
+
 impl RedisStore {
     /// Sends commands to the index before the block's call, and returns the answer of that call.
     pub(super) fn with_index<T: Send + 'static>(
@@ -51,8 +55,10 @@ impl RedisStore {
         let (transport, name) = (self.transport.clone(), self.names.block_index());
         let journey = answer.journey.clone();
         let both = StoreFuture::pending(async move {
-            let commands = commands.iter().map(|cmd| (cmd, &*name)).collect();
-            let mut index = pin!(send_all(&transport, commands));
+            let mut index = Box::pin(async move {
+                let commands = commands.iter().map(|cmd| (cmd, &*name)).collect();
+                send_all(&transport, commands).await
+            });
             let mut written = None;
             // Each poll drives the index first, so that its commands are sent first; only the block's answer ends the
             // wait.
@@ -66,9 +72,17 @@ impl RedisStore {
             });
             let answer = answer.await;
             if written.is_none() {
-                written = tokio::time::timeout(PATIENCE, index).await.ok();
+                written = timeout(PATIENCE, &mut index).await.ok();
             }
-            note(written.into_iter().flatten());
+            match written {
+                Some(replies) => note(replies.into_iter()),
+                // The caller does not wait for a slow node any longer, but the block still has to be listed.
+                None => drop(tokio::spawn(async move {
+                    if let Ok(replies) = timeout(LATEST, index).await {
+                        note(replies.into_iter());
+                    }
+                })),
+            }
             answer
         });
         match journey {
