@@ -1,4 +1,4 @@
-//! What is carried, as pictures.
+//! Draws the simulated rates and latencies.
 
 use std::io;
 

@@ -62,7 +62,7 @@ const CASES: [Case; 7] = [
     },
 ];
 
-/// What a case carries at each number of servers.
+/// A case, and the simulated load that it can carry at each number of servers.
 pub(crate) type Carried = (Case, Vec<(usize, Seen)>);
 
 /// A rate, and the 99th percentiles at it in ms, without and with sharing calls; `None` where too much comes.

@@ -423,8 +423,8 @@ impl<'a> Doubts<'a> {
         { denials }.any(|it| it.identity() == identity)
     }
 
-    /// An error where services use other prefixes and none uses this one: it was probably mistyped, or forgotten. What is
-    /// not known to be so is only warned of: a fresh server keeps nothing of a service yet.
+    /// An error where services use other prefixes and none uses this one: it was probably mistyped, or forgotten. What
+    /// is not known to be so is only warned of: a fresh server keeps nothing of a service yet.
     async fn refuse_other_prefix(&mut self) -> Result<()> {
         if !self.published().await.is_empty() {
             return Ok(());

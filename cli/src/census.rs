@@ -209,8 +209,8 @@ impl Census {
     }
 }
 
-/// Why nothing was found for this identity under the policies that were asked for, or at all, in a sentence; empty where
-/// there is no reason to give.
+/// Why nothing was found for this identity under the policies that were asked for, or at all, in a sentence; empty
+/// where there is no reason to give.
 pub(crate) async fn reason(
     inspector: &Inspector,
     settings: &Settings,
@@ -249,8 +249,8 @@ pub(crate) fn ask_reason(settings: &Settings, key: Option<&Key>, asked: &[&str])
     asked.unwrap_or_else(|error| unknown(error.message()))
 }
 
-/// The policies under which something is stored for an identity, and that a file does not have: as far as they are seen,
-/// and none where the user may not look.
+/// The policies under which something is stored for an identity, and that a file does not have: as far as they are
+/// seen, and none where the user may not look.
 pub(crate) fn ask_other_policies<'a>(
     settings: &Settings,
     key: &Key,

@@ -27,8 +27,8 @@ const MAX_FILE: u64 = 16 << 20;
 #[derive(Args)]
 pub(crate) struct IdentityArgs {
     /// Who: KIND=VALUE, for instance ip=203.0.113.7, user=alice, header:x-api-key=VALUE or cookie:session=VALUE; a
-    /// VALUE of - is read from stdin, so that a secret stays out of the shell's history. Or as it is listed by `top` and
-    /// `blocks` where the value is not known: 'header=#5877c54e…'
+    /// VALUE of - is read from stdin, so that a secret stays out of the shell's history. Or as it is listed by `top`
+    /// and `blocks` where the value is not known: 'header=#5877c54e…'
     #[arg(value_name = "IDENTITY")]
     identity: Identity,
 

@@ -174,7 +174,7 @@ pub(crate) struct Limits {
     pub(crate) unpublished: Option<String>,
 }
 
-/// Where limits are from.
+/// The source of the limits.
 #[derive(Clone, Copy)]
 pub(crate) enum Source {
     File,
@@ -264,7 +264,8 @@ pub(crate) async fn limits(
     };
     let mut unpublished = None;
     let published = inspector.policies().await.unwrap_or_else(|error| {
-        // A missing right: the verb does not need it otherwise. They may be on another node of a cluster than the identity.
+        // A missing right: the verb does not need it otherwise. They may be on another node of a cluster than the
+        // identity.
         if error.kind() != StoreErrorKind::AccessDenied {
             warn(format_args!("published policies are not read: {error}"));
         }

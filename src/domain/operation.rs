@@ -38,7 +38,8 @@ pub enum Operation {
         /// The key.
         key: Key,
     },
-    /// Block an identity, unless it is blocked for longer, and keep the [details](BlockRequest::details) with the block.
+    /// Block an identity, unless it is blocked for longer, and keep the [details](BlockRequest::details) with the
+    /// block.
     ///
     /// Checks that [enforce blocks](Check::enforces_blocks) are then answered [`Decision::Blocked`] if one of their
     /// [keys](Check::keys) is blocked at the store's time, with the latest of their blocks.
@@ -48,8 +49,8 @@ pub enum Operation {
         /// The end of the block, the author and the reason.
         request: BlockRequest,
     },
-    /// Block an identity by a [ban](crate::block#bans) and forget its strikes, but only if they still reach the limit of
-    /// this rule.
+    /// Block an identity by a [ban](crate::block#bans) and forget its strikes, but only if they still reach the limit
+    /// of this rule.
     ///
     /// [Unblocking](Self::Unblock) comes wholly before it, and then there are no strikes, or wholly after it.
     Ban {
@@ -67,24 +68,24 @@ pub enum Operation {
     },
     /// List the identities that are blocked now, in no order. The store may have to look at all that it keeps.
     ListBlocks {
-        /// How many at most.
+        /// The largest number of identities to list.
         most: usize,
     },
-    /// Add what processes have admitted, by [contributor](crate::contributors).
+    /// Add the units that processes have admitted, by [contributor](crate::contributors).
     ///
-    /// Of the labels of one account in one sixth of a window, the store keeps those with most units. What it cannot add
-    /// is lost, and no check waits for it.
+    /// For each account and sixth of a window, the store keeps only the labels with the most units. A contribution that
+    /// it cannot add is lost, and no check waits for it.
     Contribute(Vec<Contribution>),
-    /// Read the greatest contributors to what was charged to a key under a policy, in the current window.
+    /// Read the greatest contributors to the charges of a key under a policy, in the current window.
     Contributors {
         /// The policy; its name counts.
         policy: Policy,
         /// The key.
         key: Key,
     },
-    /// Add what a process has counted of [denied identities](crate::denials), a report for each span of ten seconds.
+    /// Add the counts that a process has made of [denied identities](crate::denials), a report for each span of ten seconds.
     ///
-    /// What the store cannot add is lost, and no check waits for it.
+    /// A report that the store cannot add is lost, and no check waits for it.
     ReportDenials(Vec<DenialReport>),
     /// List the identities that were denied within the last hour.
     Denials,

@@ -190,8 +190,8 @@ impl<T> StoreFuture<T> {
         self
     }
 
-    /// The call that a caller may blame after it has waited this long in vain: none that was in flight for less than half
-    /// of it.
+    /// The call that a caller may blame after it has waited this long in vain: none that was in flight for less than
+    /// half of it.
     /// `None` if the call is the caller's alone.
     pub(crate) fn blame(&self, waited: Duration) -> Option<Blame> {
         self.journey.as_ref().map(|it| it.blame(waited / 2))

@@ -1,4 +1,5 @@
-//! Proves that the documentation's own store answers calls as it has to, by the default of `Store::call`, and that its layer changes nothing.
+//! Proves that the documentation's own store answers calls as it has to, by the default of `Store::call`, and that its
+//! layer changes nothing.
 
 use sluicegate::{
     Charge, Key, Limiter, Policy,

@@ -107,7 +107,8 @@ pub(super) fn with_limit(
     Ok(policies)
 }
 
-/// The policy with this rule alone, whose limit is so high that it hardly refuses a request; no shadow, and without a ban.
+/// The policy with this rule alone, whose limit is so high that it hardly refuses a request; no shadow, and without a
+/// ban.
 pub(super) fn peak(mapped: &Mapped, rule: &Rule) -> Result<Mapped, PolicyError> {
     let limit = rule.limit().max(1).saturating_mul(PEAK_FACTOR);
     let rule = limited(rule, limit.min(MAX_UNITS));

@@ -1,4 +1,5 @@
-//! Runs the guide "Operating it", `docs/guide/operating.md`, from its first command to its last, and compares what is said.
+//! Runs the guide "Operating it", `docs/guide/operating.md`, from its first command to its last, and compares what is
+//! said.
 
 use std::{fs, path::Path};
 
