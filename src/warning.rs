@@ -100,6 +100,22 @@ pub(crate) fn unknown_policy(name: &str, similar: Option<&str>) {
     let _ = (name, similar);
 }
 
+/// Warns about a handler that meters a cost which no layer settles.
+#[cfg(feature = "axum")]
+pub(crate) fn nothing_meters() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    #[cfg(feature = "tracing")]
+    ONCE.call_once(|| {
+        tracing::warn!(
+            target: "sluicegate",
+            "misconfigured: a handler takes a `CostMeter`, but no layer around it meters costs, so that nothing is \
+             settled: add `meter_costs()` to the `RateLimitLayer`, and add the layer after the route"
+        );
+    });
+    #[cfg(not(feature = "tracing"))]
+    let _ = &ONCE;
+}
+
 /// Warns about entries of a table of routes that no request has matched: they may have typing errors.
 pub(crate) fn unmet_routes(entries: &[String], requests: u32) {
     #[cfg(feature = "tracing")]

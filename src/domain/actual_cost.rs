@@ -80,9 +80,13 @@ impl ActualCost {
     /// with [`Limiter::settle`](crate::Limiter::settle).
     #[must_use]
     pub fn under(&self, charge: &Charge) -> u64 {
-        let policy = charge.policy().name();
-        let named = self.named.iter().find(|(name, _)| name == policy);
-        let cost = named.map(|(_, cost)| *cost).or(self.others);
+        let cost = self.of_policy(charge.policy().name());
         cost.unwrap_or_else(|| charge.cost())
+    }
+
+    /// Returns the cost under a policy; `None` if its charge is to stay.
+    pub(crate) fn of_policy(&self, policy: &str) -> Option<u64> {
+        let named = self.named.iter().find(|(name, _)| name == policy);
+        named.map(|(_, cost)| *cost).or(self.others)
     }
 }

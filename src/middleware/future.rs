@@ -1,7 +1,9 @@
 //! The response future: decides, calls the inner service, and settles the charge.
 
 use std::{
-    fmt, mem,
+    fmt,
+    marker::PhantomData,
+    mem,
     ops::ControlFlow::{Break, Continue},
     pin::Pin,
     sync::Arc,
@@ -12,21 +14,25 @@ use http::{Request, Response, request::Parts};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::{Decisions, MakeRejection, admit::Step, settle::Unsettled, shared::Shared};
+use super::{
+    AtHead, Decisions, Ending, Follow, MakeRejection, admit::Step, settle::Unsettled,
+    shared::Shared,
+};
 use crate::domain::decision::Decision;
 
 pin_project! {
     /// Response future for [`RateLimit`](super::RateLimit).
-    pub struct ResponseFuture<S, B, R>
+    pub struct ResponseFuture<S, B, R, E = AtHead>
     where
         S: Service<Request<B>>,
     {
         #[pin]
         state: State<S, B, S::Future, S::Response>,
         shared: Arc<Shared<R>>,
+        end: PhantomData<fn() -> E>,
     }
 
-    impl<S, B, R> PinnedDrop for ResponseFuture<S, B, R>
+    impl<S, B, R, E> PinnedDrop for ResponseFuture<S, B, R, E>
     where
         S: Service<Request<B>>,
     {
@@ -49,6 +55,7 @@ pin_project! {
             #[pin]
             response: F,
             admitted: Option<Decisions>,
+            ending: Option<Ending>,
         },
         Settling {
             unsettled: Option<Box<Unsettled<T>>>,
@@ -64,7 +71,7 @@ struct Undecided<S, B> {
     body: B,
 }
 
-impl<S, B, R, T> ResponseFuture<S, B, R>
+impl<S, B, R, E, T> ResponseFuture<S, B, R, E>
 where
     S: Service<Request<B>, Response = Response<T>> + Clone,
     R: MakeRejection<T>,
@@ -93,6 +100,7 @@ where
         Self {
             state,
             shared: shared.clone(),
+            end: PhantomData,
         }
     }
 }
@@ -104,13 +112,16 @@ fn take_ready<S: Clone>(service: &mut S) -> S {
     mem::replace(service, clone)
 }
 
-impl<S: Service<Request<B>>, B, R> ResponseFuture<S, B, R> {
+impl<S: Service<Request<B>>, B, R, E> ResponseFuture<S, B, R, E> {
     /// Called when the caller is gone, or has the response.
     fn abandon(self: Pin<&mut Self>) {
         let this = self.project();
         match this.state.project() {
             StateProj::Deciding { .. } | StateProj::Rejected { .. } => {}
-            StateProj::Serving { admitted, .. } => {
+            StateProj::Serving {
+                admitted, ending, ..
+            } => {
+                drop(ending.take()); // what was metered wins over a refund
                 if let Some(admitted) = admitted.take() {
                     this.shared.unanswered(admitted.innermost());
                 }
@@ -124,12 +135,13 @@ impl<S: Service<Request<B>>, B, R> ResponseFuture<S, B, R> {
     }
 }
 
-impl<S, ReqB, ResB, R> Future for ResponseFuture<S, ReqB, R>
+impl<S, ReqB, ResB, R, E> Future for ResponseFuture<S, ReqB, R, E>
 where
     S: Service<Request<ReqB>, Response = Response<ResB>>,
     R: MakeRejection<ResB>,
+    E: Follow<ResB>,
 {
-    type Output = Result<Response<ResB>, S::Error>;
+    type Output = Result<Response<E::Body>, S::Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
@@ -153,15 +165,20 @@ where
                     match admission {
                         Ok(decision) => serve(this.shared, &mut service, head, body, decision),
                         Err(rejection) => {
-                            return Poll::Ready(Ok(this.shared.reject(rejection, &head)));
+                            let response = this.shared.reject(rejection, &head);
+                            return Poll::Ready(Ok(E::follow(response, None)));
                         }
                     }
                 }
                 StateProj::Rejected { response } => match response.take() {
-                    Some(response) => return Poll::Ready(Ok(*response)),
+                    Some(response) => return Poll::Ready(Ok(E::follow(*response, None))),
                     None => panic!("polled after completion"),
                 },
-                StateProj::Serving { response, admitted } => {
+                StateProj::Serving {
+                    response,
+                    admitted,
+                    ending,
+                } => {
                     let mut response = ready!(response.poll(cx));
                     let shared = &this.shared;
                     if let Ok(response) = &mut response {
@@ -172,19 +189,27 @@ where
                         (Ok(response), Some(admitted)) => shared.settle(response, admitted),
                         _ => None,
                     };
+                    let ending = ending.take();
                     let Some(admitted) = admitted.take() else {
-                        return Poll::Ready(response);
+                        return Poll::Ready(response.map(|response| E::follow(response, ending)));
                     };
-                    let unanswered = |_: &_| shared.unanswered(admitted.innermost());
-                    let mut response = response.inspect_err(unanswered)?;
+                    let mut response = match response {
+                        Ok(response) => response,
+                        Err(error) => {
+                            drop(ending);
+                            shared.unanswered(admitted.innermost());
+                            return Poll::Ready(Err(error));
+                        }
+                    };
                     let Some(settling) = settling else {
                         shared.complete(&mut response, &admitted, None);
-                        return Poll::Ready(Ok(response));
+                        return Poll::Ready(Ok(E::follow(response, ending)));
                     };
                     let unsettled = Unsettled {
                         settling,
                         response,
                         admitted,
+                        ending,
                     };
                     State::Settling {
                         unsettled: Some(Box::new(unsettled)),
@@ -201,11 +226,12 @@ where
                     let Unsettled {
                         mut response,
                         admitted,
+                        ending,
                         ..
                     } = *waiting;
                     let settled = left.map(Decision::Allowed);
                     this.shared.complete(&mut response, &admitted, settled);
-                    return Poll::Ready(Ok(response));
+                    return Poll::Ready(Ok(E::follow(response, ending)));
                 }
             };
             this.state.set(next);
@@ -229,10 +255,16 @@ fn serve<S: Service<Request<B>>, B, R>(
             None
         }
     };
-    let mut calling = Calling { shared, admitted };
+    let ending = shared.meter(&mut head, admitted.as_ref());
+    let mut calling = Calling {
+        shared,
+        admitted,
+        ending,
+    };
     State::Serving {
         response: service.call(Request::from_parts(head, body)),
         admitted: calling.admitted.take(),
+        ending: calling.ending.take(),
     }
 }
 
@@ -240,17 +272,19 @@ fn serve<S: Service<Request<B>>, B, R>(
 struct Calling<'a, R> {
     shared: &'a Shared<R>,
     admitted: Option<Decisions>,
+    ending: Option<Ending>,
 }
 
 impl<R> Drop for Calling<'_, R> {
     fn drop(&mut self) {
+        drop(self.ending.take());
         if let Some(admitted) = &self.admitted {
             self.shared.unanswered(admitted.innermost());
         }
     }
 }
 
-impl<S: Service<Request<B>>, B, R> fmt::Debug for ResponseFuture<S, B, R> {
+impl<S: Service<Request<B>>, B, R, E> fmt::Debug for ResponseFuture<S, B, R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             State::Deciding { .. } => "deciding",

@@ -1,13 +1,14 @@
 //! [`RateLimitLayer`]: the settings of the middleware.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use http::{request::Parts, response};
 use tower_layer::Layer;
 
 use super::{
-    HeaderStyle, PolicySelector, ProblemJson, RateLimit,
+    AtHead, HeaderStyle, PolicySelector, ProblemJson, RateLimit, ResponseEnd, ToBodyEnd,
     admit::{AccessLists, ChargeLookUp, IntoPolicySelector, Limit, Newest},
+    response_end::{AtEnd, Metered},
     shared::Shared,
 };
 use crate::{
@@ -22,8 +23,9 @@ use crate::{
 /// In axum, add the layer *after* the routes: `Router::layer` covers only the routes added before.
 ///
 /// See the [module docs](super) for an example. `R` makes the responses to rejected requests.
-pub struct RateLimitLayer<R = ProblemJson> {
+pub struct RateLimitLayer<R = ProblemJson, E = AtHead> {
     pub(super) shared: Arc<Shared<R>>,
+    end: PhantomData<fn() -> E>,
 }
 
 impl RateLimitLayer {
@@ -35,11 +37,12 @@ impl RateLimitLayer {
         let shared = Shared::new(limiter.into_limiter(), ProblemJson::default());
         Self {
             shared: Arc::new(shared),
+            end: PhantomData,
         }
     }
 }
 
-impl<R> RateLimitLayer<R> {
+impl<R, E> RateLimitLayer<R, E> {
     /// Adds a limit: charges the keys that `extractor` finds under `policy`.
     ///
     /// Pass a [`Policy`](crate::Policy), or a [`PolicySelector`] that chooses one for each request. If you use a
@@ -440,6 +443,94 @@ impl<R> RateLimitLayer<R> {
         self.change(|shared| shared.settle.cost_of = Some(Arc::new(cost)))
     }
 
+    /// Settles each request at the end of its response at the cost that the handler has counted by a
+    /// [`CostMeter`](super::CostMeter), under all policies of this layer.
+    ///
+    /// For services whose costs are known while they answer, such as the tokens of a language model. If the client
+    /// leaves in the middle, the request costs what was metered until then. If the handler meters nothing, the charge
+    /// stays. An [`ActualCost`](super::ActualCost) in the extensions of the response wins over the meter, under the
+    /// policies that it is for.
+    ///
+    /// Responses have a [`FollowedBody`](super::FollowedBody) from here on; settlements run in the background, and delay
+    /// no response. If one fails, the charge stays. The headers of the response show the quota before the settlement.
+    ///
+    /// ```
+    /// use axum::{Router, body::Body, http::Request, routing::get};
+    /// use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy, RateLimitLayer, middleware::CostMeter};
+    /// use tower::ServiceExt;
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// let (tokens, alice) = (Policy::parse("tokens", "1000/1m")?, Key::new("user", "alice"));
+    /// let layer = RateLimitLayer::new(limiter.clone())
+    ///     .limit(tokens.clone(), alice.clone())
+    ///     .cost(|_head, _policy| 100)                                // charged on arrival
+    ///     .meter_costs();
+    /// let chat = async |meter: CostMeter| {
+    ///     meter.add(7);                                              // or for each part of a stream
+    ///     "a short answer"
+    /// };
+    /// let app: Router = Router::new().route("/", get(chat)).layer(layer);
+    ///
+    /// let response = app.oneshot(Request::get("/").body(Body::empty())?).await?;
+    /// drop(response);
+    /// tokio::task::yield_now().await;                                // settled in the background
+    /// let left = limiter.peek([Charge::new(&tokens, alice, 0)]).await?;
+    /// assert_eq!(left.policies().next().unwrap().rules()[0].remaining(), 993);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    #[must_use]
+    pub fn meter_costs(self) -> RateLimitLayer<R, ToBodyEnd> {
+        self.at_end(|at_end| at_end.metered = Metered::All)
+    }
+
+    /// Like [`meter_costs`](Self::meter_costs), under the policy of this name; others keep their charge. Call it for each
+    /// policy to meter.
+    ///
+    /// You get a warning about a name that no policy has, in the cases that [`ActualCost`](super::ActualCost) describes.
+    #[must_use]
+    pub fn meter_costs_under(self, policy: impl Into<Box<str>>) -> RateLimitLayer<R, ToBodyEnd> {
+        self.at_end(|at_end| at_end.metered.add(policy.into()))
+    }
+
+    /// Sets the final cost of an admitted request at the end of its response: from its last data, its trailers or how
+    /// it ended. The layer calls this once for each charge; return [`Charge::cost`] for no change.
+    ///
+    /// For services that report their usage last, such as in a trailer, or in the last event of a stream. It applies to
+    /// every admitted request, with or without a response. An [`ActualCost`](super::ActualCost) in the extensions of the
+    /// response wins, and the closure wins over a [meter](Self::meter_costs), whose reading it gets.
+    ///
+    /// As with [`meter_costs`](Self::meter_costs), the settlement runs in the background.
+    ///
+    /// ```
+    /// # use sluicegate::{Charge, MemoryStore, RateLimitLayer, middleware::ResponseEnd};
+    /// # let layer = RateLimitLayer::new(MemoryStore::new());
+    /// let layer = layer.settle_at_end(|end: &ResponseEnd, charge: &Charge| {
+    ///     let tokens = end.trailers().and_then(|trailers| trailers.get("x-tokens"));
+    ///     let tokens = tokens.and_then(|tokens| tokens.to_str().ok()?.parse().ok());
+    ///     tokens.unwrap_or(charge.cost())
+    /// });
+    /// # let _ = layer;
+    /// ```
+    #[must_use]
+    pub fn settle_at_end(
+        self,
+        cost: impl Fn(&ResponseEnd, &Charge) -> u64 + Send + Sync + 'static,
+    ) -> RateLimitLayer<R, ToBodyEnd> {
+        self.at_end(|at_end| at_end.cost_of = Some(Arc::new(cost)))
+    }
+
+    fn at_end(self, change: impl FnOnce(&mut AtEnd)) -> RateLimitLayer<R, ToBodyEnd> {
+        let layer =
+            self.change(|shared| change(Arc::make_mut(shared.at_end.get_or_insert_default())));
+        RateLimitLayer {
+            shared: layer.shared,
+            end: PhantomData,
+        }
+    }
+
     /// Refunds requests that get no response: the client disconnected first, or the inner service returned an error or
     /// panicked. By default such requests keep their charge.
     ///
@@ -583,10 +674,11 @@ impl<R> RateLimitLayer<R> {
     /// The compiler does not infer the types of such a closure's arguments: write them. In axum, use
     /// [`reject_with`](Self::reject_with), whose closure needs none.
     #[must_use]
-    pub fn rejection<M>(self, make: M) -> RateLimitLayer<M> {
+    pub fn rejection<M>(self, make: M) -> RateLimitLayer<M, E> {
         let shared = Arc::unwrap_or_clone(self.shared);
         RateLimitLayer {
             shared: Arc::new(shared.with_rejection(make)),
+            end: PhantomData,
         }
     }
 
@@ -610,7 +702,7 @@ impl<R> RateLimitLayer<R> {
     /// ```
     #[cfg(feature = "axum")]
     #[must_use]
-    pub fn reject_with<F, T>(self, handler: F) -> RateLimitLayer<super::AxumRejection<F>>
+    pub fn reject_with<F, T>(self, handler: F) -> RateLimitLayer<super::AxumRejection<F>, E>
     where
         F: Fn(&super::Rejection, &Parts) -> T,
         T: axum::response::IntoResponse,
@@ -635,23 +727,24 @@ fn valid<T>(layer: Result<T, PolicyError>) -> T {
     }
 }
 
-impl<S, R> Layer<S> for RateLimitLayer<R> {
-    type Service = RateLimit<S, R>;
+impl<S, R, E> Layer<S> for RateLimitLayer<R, E> {
+    type Service = RateLimit<S, R, E>;
 
     fn layer(&self, inner: S) -> Self::Service {
         RateLimit::new(inner, self.clone())
     }
 }
 
-impl<R> Clone for RateLimitLayer<R> {
+impl<R, E> Clone for RateLimitLayer<R, E> {
     fn clone(&self) -> Self {
         Self {
             shared: self.shared.clone(),
+            end: PhantomData,
         }
     }
 }
 
-impl<R> fmt::Debug for RateLimitLayer<R> {
+impl<R, E> fmt::Debug for RateLimitLayer<R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
             .field("plan", &self.shared.plan)

@@ -11,6 +11,7 @@ pub mod migration {
     #![doc = include_str!("../../docs/guide/migration.md")]
 }
 mod respond;
+mod response_end;
 mod service;
 mod settle;
 mod shared;
@@ -30,5 +31,10 @@ pub use layer::RateLimitLayer;
 pub use respond::AxumRejection;
 pub use respond::{
     Decisions, EXPOSED_HEADERS, EmptyBody, Grpc, HeaderStyle, MakeRejection, ProblemJson, Rejection,
+};
+#[doc(hidden)]
+pub use response_end::Ending;
+pub use response_end::{
+    AtHead, CostMeter, EndGuard, EndOutcome, Follow, FollowedBody, ResponseEnd, ToBodyEnd,
 };
 pub use service::RateLimit;

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    marker::PhantomData,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -9,24 +10,28 @@ use std::{
 use http::{Request, Response};
 use tower_service::Service;
 
-use super::{MakeRejection, ProblemJson, RateLimitLayer, ResponseFuture, shared::Shared};
+use super::{
+    AtHead, Follow, MakeRejection, ProblemJson, RateLimitLayer, ResponseFuture, shared::Shared,
+};
 
 /// Middleware that limits how often a client may call a service.
 ///
 /// See the [module docs](super) for an example.
-pub struct RateLimit<S, R = ProblemJson> {
+pub struct RateLimit<S, R = ProblemJson, E = AtHead> {
     inner: S,
     shared: Arc<Shared<R>>,
+    end: PhantomData<fn() -> E>,
 }
 
-impl<S, R> RateLimit<S, R> {
+impl<S, R, E> RateLimit<S, R, E> {
     /// Creates the middleware around `inner`, as [`Layer::layer`](tower_layer::Layer::layer) does.
     #[must_use]
-    pub fn new(inner: S, layer: RateLimitLayer<R>) -> Self {
+    pub fn new(inner: S, layer: RateLimitLayer<R, E>) -> Self {
         layer.shared.introduce_policies();
         Self {
             inner,
             shared: layer.shared,
+            end: PhantomData,
         }
     }
 
@@ -46,14 +51,15 @@ impl<S, R> RateLimit<S, R> {
     }
 }
 
-impl<S, R, ReqB, ResB> Service<Request<ReqB>> for RateLimit<S, R>
+impl<S, R, E, ReqB, ResB> Service<Request<ReqB>> for RateLimit<S, R, E>
 where
     S: Service<Request<ReqB>, Response = Response<ResB>> + Clone,
     R: MakeRejection<ResB>,
+    E: Follow<ResB>,
 {
-    type Response = S::Response;
+    type Response = Response<E::Body>;
     type Error = S::Error;
-    type Future = ResponseFuture<S, ReqB, R>;
+    type Future = ResponseFuture<S, ReqB, R, E>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx)
@@ -64,16 +70,17 @@ where
     }
 }
 
-impl<S: Clone, R> Clone for RateLimit<S, R> {
+impl<S: Clone, R, E> Clone for RateLimit<S, R, E> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
             shared: self.shared.clone(),
+            end: PhantomData,
         }
     }
 }
 
-impl<S: fmt::Debug, R> fmt::Debug for RateLimit<S, R> {
+impl<S: fmt::Debug, R, E> fmt::Debug for RateLimit<S, R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)

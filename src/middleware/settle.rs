@@ -5,7 +5,7 @@ use std::{mem, pin::Pin, sync::Arc};
 use http::{Response, response::Parts};
 use tokio::{runtime::Handle, sync::Semaphore};
 
-use super::Decisions;
+use super::{Decisions, Ending};
 use crate::{
     domain::{
         charge::Charge,
@@ -57,6 +57,7 @@ pub(super) struct Unsettled<T> {
     pub(super) settling: Settling,
     pub(super) response: T,
     pub(super) admitted: Decisions,
+    pub(super) ending: Option<Ending>,
 }
 
 impl Settle {

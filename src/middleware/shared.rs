@@ -14,6 +14,7 @@ use super::{
     Decisions, HeaderStyle, MakeRejection, Rejection,
     admit::Plan,
     respond::{self, Headers, Respond, Sent, shown},
+    response_end::{AtEnd, CostMeter, Ending},
     settle::{Settle, Settling},
 };
 use crate::{
@@ -25,6 +26,8 @@ use crate::{
 pub(super) struct Shared<R> {
     pub(super) plan: Plan,
     pub(super) settle: Settle,
+    /// Only of layers that follow their responses to the end.
+    pub(super) at_end: Option<Arc<AtEnd>>,
     pub(super) headers: Headers,
     pub(super) jitter: Duration,
     /// Whether all responses carry the decisions, not only rejections.
@@ -52,6 +55,7 @@ impl<R> Shared<R> {
             headers: HeaderStyle::default().prepare(&plan),
             plan,
             settle: Settle::default(),
+            at_end: None,
             jitter: Duration::ZERO,
             decisions_in_response: false,
             rejection: Arc::new(rejection),
@@ -64,6 +68,7 @@ impl<R> Shared<R> {
         Shared {
             plan: self.plan,
             settle: self.settle,
+            at_end: self.at_end,
             headers: self.headers,
             jitter: self.jitter,
             decisions_in_response: self.decisions_in_response,
@@ -96,6 +101,29 @@ impl<R> Shared<R> {
         admitted.set_outermost(is_outermost);
         extensions.insert(admitted.clone());
         admitted
+    }
+
+    /// Puts the meter into the extensions of a request. Returns the ending of a request that was admitted, if the layer
+    /// follows its response.
+    pub(super) fn meter(&self, head: &mut Parts, admitted: Option<&Decisions>) -> Option<Ending> {
+        let at_end = self.at_end.as_ref()?;
+        // An outer layer may be around the same handler.
+        let mut meter: CostMeter = head.extensions.remove().unwrap_or_default();
+        let ending = admitted.map(|admitted| {
+            for name in at_end.metered.names() {
+                if admitted.by_policy(name).is_none() {
+                    self.plan.warn_of_unknown(name);
+                }
+            }
+            let usage = admitted.innermost().usage().clone();
+            let reading = Arc::clone(meter.reading());
+            let limiter = self.plan.limiter.clone();
+            let ending = Ending::new(limiter, usage, Arc::clone(at_end), reading, &head.method);
+            meter.add_ending(&ending);
+            ending
+        });
+        head.extensions.insert(meter);
+        ending
     }
 
     /// Marks a request that passes without a decision.
@@ -199,6 +227,7 @@ impl<R> Clone for Shared<R> {
         Self {
             plan: self.plan.clone(),
             settle: self.settle.clone(),
+            at_end: self.at_end.clone(),
             headers: self.headers.clone(),
             jitter: self.jitter,
             decisions_in_response: self.decisions_in_response,

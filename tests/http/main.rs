@@ -6,6 +6,7 @@ mod common;
 mod answers;
 #[cfg(feature = "test-util")]
 mod blocks;
+mod body_end;
 mod combine;
 mod contributors;
 mod dashboard;

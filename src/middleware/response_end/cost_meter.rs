@@ -1,0 +1,126 @@
+//! [`CostMeter`]: a handler counts the cost of its response while it is sent.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use super::ending::{Ending, WeakEnding};
+use crate::domain::rule::MAX_UNITS;
+
+/// Counts what a request costs while its response is being made. The layer settles the last reading when the body ends
+/// or is dropped, also when the client leaves early.
+///
+/// Find it in the extensions of the request, or, with the feature `axum`, take it as an argument of the handler. The
+/// layer puts it there after [`meter_costs`](crate::RateLimitLayer::meter_costs). Clones count together; layers around
+/// each other share one meter.
+///
+/// If you meter nothing, the charge stays. Metering 0 refunds it.
+///
+/// ```
+/// use std::convert::Infallible;
+/// use axum::body::Body;
+/// use futures::{StreamExt, stream};
+/// use sluicegate::middleware::CostMeter;
+///
+/// async fn chat(meter: CostMeter) -> Body {
+///     let tokens = stream::iter(["To ", "be ", "or "]);                    // from a model
+///     Body::from_stream(tokens.map(move |token| {
+///         meter.add(1);
+///         Ok::<_, Infallible>(token)
+///     }))
+/// }
+/// # let _ = chat;
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct CostMeter {
+    reading: Arc<Reading>,
+    /// Of the layers that settle the reading.
+    endings: Vec<WeakEnding>,
+}
+
+/// What was metered.
+#[derive(Debug)]
+pub(in crate::middleware) struct Reading(AtomicU64);
+
+/// Above every cost.
+const NOTHING: u64 = u64::MAX;
+
+impl Default for Reading {
+    fn default() -> Self {
+        Self(AtomicU64::new(NOTHING))
+    }
+}
+
+impl Reading {
+    pub(super) fn units(&self) -> Option<u64> {
+        Some(self.0.load(Relaxed)).filter(|units| *units != NOTHING)
+    }
+}
+
+impl CostMeter {
+    /// Adds units to the reading, which begins at 0, whatever the request was charged. The reading is at most 2^53 − 1.
+    pub fn add(&self, units: u64) {
+        let add = |reading: u64| {
+            let metered = if reading == NOTHING { 0 } else { reading };
+            Some(metered.saturating_add(units).min(MAX_UNITS))
+        };
+        // It never fails, since `add` always returns a number.
+        let _ = self.reading.0.fetch_update(Relaxed, Relaxed, add);
+    }
+
+    /// Replaces the reading, at most 2^53 − 1.
+    pub fn set(&self, units: u64) {
+        self.reading.0.store(units.min(MAX_UNITS), Relaxed);
+    }
+
+    /// Returns the reading; `None` if nothing was metered.
+    #[must_use]
+    pub fn units(&self) -> Option<u64> {
+        self.reading.units()
+    }
+
+    /// Delays the end of the response until you drop the guard, too: for work that goes on after the body, such as a
+    /// connection that has switched protocols (WebSocket, `CONNECT`).
+    ///
+    /// Hold it for as long as you may still meter. If the response has ended, the guard delays nothing.
+    pub fn hold(&self) -> EndGuard {
+        let endings = self.endings.iter().filter_map(WeakEnding::upgrade);
+        EndGuard {
+            _endings: endings.collect(),
+        }
+    }
+
+    pub(in crate::middleware) fn reading(&self) -> &Arc<Reading> {
+        &self.reading
+    }
+
+    /// Delays this ending, too, as long as someone holds it.
+    pub(in crate::middleware) fn add_ending(&mut self, ending: &Ending) {
+        self.endings.push(ending.downgrade());
+    }
+}
+
+/// Delays the end of a response until it is dropped: see [`CostMeter::hold`].
+#[must_use = "the response may end when you drop this"]
+#[derive(Debug)]
+pub struct EndGuard {
+    _endings: Vec<Ending>,
+}
+
+/// Without a layer that meters costs, you get a meter that settles nothing, and the log a warning.
+#[cfg(feature = "axum")]
+impl<S: Send + Sync> axum::extract::FromRequestParts<S> for CostMeter {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(
+        head: &mut http::request::Parts,
+        _state: &S,
+    ) -> Result<Self, Self::Rejection> {
+        let meter = head.extensions.get().cloned();
+        Ok(meter.unwrap_or_else(|| {
+            crate::warning::nothing_meters();
+            Self::default()
+        }))
+    }
+}

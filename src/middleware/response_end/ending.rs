@@ -1,0 +1,294 @@
+//! [`Ending`]: settles a request when its response has ended, however that happens.
+
+use std::{
+    fmt, mem,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use bytes::Buf;
+use http::{HeaderMap, Method, StatusCode, response::Parts};
+use http_body::Frame;
+use tokio::runtime::Handle;
+
+use super::cost_meter::Reading;
+use crate::{
+    domain::{ActualCost, charge::Charge, decision::Usage},
+    limiter::Limiter,
+};
+
+/// A usage report of a service is far shorter, and this much is kept for each response under way.
+const MAX_DATA: usize = 4_096;
+
+type CostOf = dyn Fn(&ResponseEnd, &Charge) -> u64 + Send + Sync;
+
+/// How a layer settles at the end of its responses.
+#[derive(Clone, Default)]
+pub(in crate::middleware) struct AtEnd {
+    pub(in crate::middleware) metered: Metered,
+    pub(in crate::middleware) cost_of: Option<Arc<CostOf>>,
+}
+
+/// The policies that a [`CostMeter`](super::CostMeter) settles.
+#[derive(Clone, Default)]
+pub(in crate::middleware) enum Metered {
+    #[default]
+    Never,
+    All,
+    Under(Vec<Box<str>>),
+}
+
+impl Metered {
+    fn includes(&self, policy: &str) -> bool {
+        match self {
+            Self::Never => false,
+            Self::All => true,
+            Self::Under(names) => names.iter().any(|name| **name == *policy),
+        }
+    }
+
+    /// Adds a policy, if not all are metered anyway.
+    pub(in crate::middleware) fn add(&mut self, policy: Box<str>) {
+        match self {
+            Self::All => {}
+            Self::Never => *self = Self::Under(vec![policy]),
+            Self::Under(names) => names.push(policy),
+        }
+    }
+
+    pub(in crate::middleware) fn names(&self) -> &[Box<str>] {
+        match self {
+            Self::Under(names) => names,
+            Self::Never | Self::All => &[],
+        }
+    }
+}
+
+/// A request whose response has not ended. The response has ended when all clones are dropped: with the response's
+/// body, with the future of a request that gets no response, or with a panic.
+#[doc(hidden)]
+#[derive(Clone)]
+pub struct Ending(Arc<Admitted>);
+
+/// An admitted request, to be settled when this is dropped.
+struct Admitted {
+    limiter: Limiter,
+    usage: Usage,
+    at_end: Arc<AtEnd>,
+    reading: Arc<Reading>,
+    answers_head: bool,
+    /// That of the request, since a body may be dropped by a thread outside of any runtime.
+    runtime: Option<Handle>,
+    end: Mutex<ResponseEnd>,
+}
+
+impl Ending {
+    pub(in crate::middleware) fn new(
+        limiter: Limiter,
+        usage: Usage,
+        at_end: Arc<AtEnd>,
+        reading: Arc<Reading>,
+        method: &Method,
+    ) -> Self {
+        Self(Arc::new(Admitted {
+            limiter,
+            usage,
+            at_end,
+            reading,
+            answers_head: method == Method::HEAD,
+            runtime: Handle::try_current().ok(),
+            end: Mutex::default(),
+        }))
+    }
+
+    pub(super) fn downgrade(&self) -> WeakEnding {
+        WeakEnding(Arc::downgrade(&self.0))
+    }
+}
+
+/// Notices the end of a response without delaying it.
+#[derive(Clone, Debug)]
+pub(super) struct WeakEnding(Weak<Admitted>);
+
+impl WeakEnding {
+    /// `None` if the response has ended.
+    pub(super) fn upgrade(&self) -> Option<Ending> {
+        self.0.upgrade().map(Ending)
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let end = self.end.get_mut().unwrap_or_else(PoisonError::into_inner);
+        end.metered = self.reading.units();
+        let parts = Limiter::changed_parts(&self.usage, |charge| self.at_end.cost(end, charge));
+        let runtime = self.runtime.take().or_else(|| Handle::try_current().ok());
+        let Some(runtime) = runtime.filter(|_| !parts.is_empty()) else {
+            return;
+        };
+        let (limiter, usage) = (self.limiter.clone(), self.usage.clone());
+        runtime.spawn(async move {
+            // An error goes to the observer, and the charge stays.
+            let _ = limiter.settle_parts(&usage, parts).await;
+        });
+    }
+}
+
+impl AtEnd {
+    fn cost(&self, end: &ResponseEnd, charge: &Charge) -> u64 {
+        let policy = charge.policy().name();
+        let actual = end
+            .actual
+            .as_ref()
+            .and_then(|actual| actual.of_policy(policy));
+        let by_closure = || self.cost_of.as_ref().map(|cost_of| cost_of(end, charge));
+        let by_meter = || end.metered.filter(|_| self.metered.includes(policy));
+        let cost = actual.or_else(by_closure).or_else(by_meter);
+        cost.unwrap_or_else(|| charge.cost())
+    }
+}
+
+/// How a response ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EndOutcome {
+    /// The body was sent to its end.
+    Complete,
+    /// The body failed.
+    Failed,
+    /// The response was dropped before its end, or there was none: the client left, the service failed or panicked, or a
+    /// timeout ended the request.
+    #[default]
+    Dropped,
+}
+
+/// The end of a response, for [`RateLimitLayer::settle_at_end`](crate::RateLimitLayer::settle_at_end).
+#[derive(Clone, Default)]
+pub struct ResponseEnd {
+    outcome: EndOutcome,
+    status: Option<StatusCode>,
+    actual: Option<ActualCost>,
+    metered: Option<u64>,
+    data_bytes: u64,
+    last_data: Vec<u8>,
+    trailers: Option<HeaderMap>,
+}
+
+impl ResponseEnd {
+    /// Returns how the response ended.
+    #[must_use]
+    pub const fn outcome(&self) -> EndOutcome {
+        self.outcome
+    }
+
+    /// Returns the status; `None` if the request got no response.
+    #[must_use]
+    pub const fn status(&self) -> Option<StatusCode> {
+        self.status
+    }
+
+    /// Returns the reading of the request's [`CostMeter`](super::CostMeter); `None` if nothing was metered.
+    #[must_use]
+    pub const fn metered(&self) -> Option<u64> {
+        self.metered
+    }
+
+    /// Returns how many bytes of data the body had, up to its end. Trailers do not count.
+    #[must_use]
+    pub const fn data_bytes(&self) -> u64 {
+        self.data_bytes
+    }
+
+    /// Returns the last frame of data that was not empty, or its last 4 KiB; empty if there was none.
+    ///
+    /// A frame in several pieces of memory counts as its first piece.
+    #[must_use]
+    pub fn last_data(&self) -> &[u8] {
+        &self.last_data
+    }
+
+    /// Returns the trailers that the body ended with.
+    #[must_use]
+    pub const fn trailers(&self) -> Option<&HeaderMap> {
+        self.trailers.as_ref()
+    }
+}
+
+// Without the data: it may be a client's secret.
+impl fmt::Debug for ResponseEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseEnd")
+            .field("outcome", &self.outcome)
+            .field("status", &self.status)
+            .field("metered", &self.metered)
+            .field("data_bytes", &self.data_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A body under way. Dropping this ends the response, as [`Dropped`](EndOutcome::Dropped).
+#[derive(Debug)]
+pub(super) struct Following {
+    ending: Ending,
+    end: ResponseEnd,
+}
+
+impl Following {
+    pub(super) fn new(ending: Ending, head: &Parts) -> Self {
+        let end = ResponseEnd {
+            status: Some(head.status),
+            actual: head.extensions.get().cloned(),
+            ..ResponseEnd::default()
+        };
+        Self { ending, end }
+    }
+
+    /// Whether the request was a `HEAD`, so that no client gets the body.
+    pub(super) fn answers_head(&self) -> bool {
+        self.ending.0.answers_head
+    }
+
+    pub(super) fn see<D: Buf>(&mut self, frame: &Frame<D>) {
+        // The data is copied only for a closure that may read it.
+        let keeps_data = self.ending.0.at_end.cost_of.is_some();
+        if let Some(data) = frame.data_ref() {
+            self.end.data_bytes += data.remaining() as u64;
+            if keeps_data && data.has_remaining() {
+                let chunk = data.chunk();
+                self.end.last_data.clear();
+                let tail = &chunk[chunk.len().saturating_sub(MAX_DATA)..];
+                self.end.last_data.extend_from_slice(tail);
+            }
+        } else if keeps_data && let Some(trailers) = frame.trailers_ref() {
+            self.end.trailers = Some(trailers.clone());
+        }
+    }
+
+    pub(super) fn end(mut self, outcome: EndOutcome) {
+        self.end.outcome = outcome;
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        let end = self.ending.0.end.lock();
+        *end.unwrap_or_else(PoisonError::into_inner) = mem::take(&mut self.end);
+    }
+}
+
+impl fmt::Debug for AtEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AtEnd").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Admitted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ending").finish_non_exhaustive()
+    }
+}

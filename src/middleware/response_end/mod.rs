@@ -1,0 +1,52 @@
+//! The end of a response: of its head, or of its body. Costs that are known only then are settled.
+
+use http::Response;
+use http_body::Body;
+
+mod body;
+mod cost_meter;
+mod ending;
+
+pub use body::FollowedBody;
+pub use cost_meter::{CostMeter, EndGuard};
+pub(super) use ending::{AtEnd, Metered};
+pub use ending::{EndOutcome, Ending, ResponseEnd};
+
+/// How far a layer follows its responses: [`AtHead`], the default, or [`ToBodyEnd`].
+///
+/// You need not name either: [`meter_costs`](crate::RateLimitLayer::meter_costs) and
+/// [`settle_at_end`](crate::RateLimitLayer::settle_at_end) choose `ToBodyEnd`.
+pub trait Follow<B> {
+    /// The body of the responses.
+    type Body;
+
+    /// Hands the response over to the caller.
+    #[doc(hidden)]
+    fn follow(response: Response<B>, ending: Option<Ending>) -> Response<Self::Body>;
+}
+
+/// The layer is done with a response when it has the head; the body stays the service's own.
+#[derive(Debug)]
+pub enum AtHead {}
+
+/// The layer follows each response to the end of its body, which becomes a [`FollowedBody`].
+#[derive(Debug)]
+pub enum ToBodyEnd {}
+
+impl<B> Follow<B> for AtHead {
+    type Body = B;
+
+    fn follow(response: Response<B>, _ending: Option<Ending>) -> Response<B> {
+        response
+    }
+}
+
+impl<B: Body> Follow<B> for ToBodyEnd {
+    type Body = FollowedBody<B>;
+
+    fn follow(response: Response<B>, ending: Option<Ending>) -> Response<FollowedBody<B>> {
+        let (head, body) = response.into_parts();
+        let body = FollowedBody::new(&head, body, ending);
+        Response::from_parts(head, body)
+    }
+}

@@ -1,0 +1,459 @@
+//! The end of a response's body: metered costs are settled then, however the response ends.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body::{Body, Frame};
+use http_body_util::BodyExt;
+use sluicegate::{
+    Charge, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
+    middleware::{ActualCost, CostMeter, EndOutcome, ResponseEnd, ToBodyEnd},
+};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+/// A body that sends frames one by one: data, then trailers, then perhaps an error.
+#[derive(Default)]
+struct Frames {
+    left: Vec<Result<Frame<Bytes>, &'static str>>,
+    meter: Option<CostMeter>,
+}
+
+impl Frames {
+    fn data(texts: &[&'static str]) -> Self {
+        let frames = texts.iter().rev();
+        Self {
+            left: frames
+                .map(|text| Ok(Frame::data(Bytes::from_static(text.as_bytes()))))
+                .collect(),
+            meter: None,
+        }
+    }
+
+    fn then(mut self, last: Result<Frame<Bytes>, &'static str>) -> Self {
+        self.left.insert(0, last);
+        self
+    }
+
+    /// One unit for each frame.
+    fn metered(mut self, meter: &CostMeter) -> Self {
+        self.meter = Some(meter.clone());
+        self
+    }
+}
+
+/// Of rejections.
+impl From<String> for Frames {
+    fn from(text: String) -> Self {
+        Self {
+            left: vec![Ok(Frame::data(text.into()))],
+            meter: None,
+        }
+    }
+}
+
+impl Body for Frames {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+        let frame = self.left.pop();
+        if let (Some(Ok(_)), Some(meter)) = (&frame, &self.meter) {
+            meter.add(1);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left.is_empty()
+    }
+}
+
+struct Budget {
+    limiter: Limiter,
+    policy: Policy,
+    key: Key,
+}
+
+impl Budget {
+    fn new() -> Self {
+        Self {
+            limiter: Limiter::new(MemoryStore::new()),
+            policy: Policy::parse("tokens", "100/1h").unwrap(),
+            key: Key::new("user", "alice"),
+        }
+    }
+
+    /// Each request is charged 10 on arrival.
+    fn layer(&self) -> RateLimitLayer {
+        RateLimitLayer::new(self.limiter.clone())
+            .limit(self.policy.clone(), self.key.clone())
+            .cost(|_, _| 10)
+    }
+
+    /// What is left after all settlements under way.
+    async fn left(&self) -> u64 {
+        for _ in 0..8 {
+            tokio::task::yield_now().await;
+        }
+        self.left_of(&self.policy).await
+    }
+
+    async fn left_of(&self, policy: &Policy) -> u64 {
+        let charge = Charge::new(policy, self.key.clone(), 0);
+        let usage = self.limiter.peek([charge]).await.unwrap();
+        usage.policies().next().unwrap().rules()[0].remaining()
+    }
+}
+
+/// Calls a handler through the layer.
+async fn respond<B: Body>(
+    layer: &RateLimitLayer<sluicegate::middleware::ProblemJson, ToBodyEnd>,
+    method: Method,
+    handler: impl Fn(CostMeter) -> Response<B> + Clone,
+) -> Response<sluicegate::middleware::FollowedBody<B>>
+where
+    sluicegate::middleware::ProblemJson: sluicegate::middleware::MakeRejection<B>,
+{
+    let service = service_fn(|request: Request<()>| {
+        let meter = request.extensions().get::<CostMeter>().unwrap().clone();
+        let response = handler(meter);
+        async { Ok::<_, Infallible>(response) }
+    });
+    let request = Request::builder().method(method).body(()).unwrap();
+    layer.layer(service).oneshot(request).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_body_that_is_read_to_its_end_costs_what_was_metered() {
+    let budget = Budget::new();
+    let layer = budget.layer().meter_costs();
+    let stream = |meter: CostMeter| Response::new(Frames::data(&["a", "b", "c"]).metered(&meter));
+
+    let response = respond(&layer, Method::GET, stream).await;
+    assert_eq!(budget.left().await, 90); // the charge, as long as the response is under way
+
+    let whole = response.into_body().collect().await.unwrap();
+    assert_eq!(whole.to_bytes(), "abc");
+    assert_eq!(budget.left().await, 97);
+}
+
+#[tokio::test]
+async fn a_body_that_is_dropped_costs_the_frames_that_were_sent() {
+    let budget = Budget::new();
+    let layer = budget.layer().meter_costs();
+    let stream = |meter: CostMeter| Response::new(Frames::data(&["a", "b", "c"]).metered(&meter));
+
+    let mut body = respond(&layer, Method::GET, stream).await.into_body();
+    body.frame().await.unwrap().unwrap();
+    assert_eq!(budget.left().await, 90);
+    drop(body);
+    assert_eq!(budget.left().await, 99);
+}
+
+#[tokio::test]
+async fn a_body_that_fails_costs_what_was_metered() {
+    let budget = Budget::new();
+    let layer = budget.layer().meter_costs();
+    let stream = |meter: CostMeter| {
+        let frames = Frames::data(&["a", "b"]).then(Err("reset"));
+        Response::new(frames.metered(&meter))
+    };
+    let mut body = respond(&layer, Method::GET, stream).await.into_body();
+    while let Some(Ok(_)) = body.frame().await {}
+    assert_eq!(
+        budget.left().await,
+        98,
+        "settled while the body is still held"
+    );
+}
+
+#[tokio::test]
+async fn the_last_frame_ends_the_response_if_the_length_is_known() {
+    let budget = Budget::new();
+    let layer = budget.layer().meter_costs();
+    let stream = |meter: CostMeter| Response::new(Frames::data(&["a"]).metered(&meter));
+    let mut body = respond(&layer, Method::GET, stream).await.into_body();
+    body.frame().await.unwrap().unwrap();
+    assert_eq!(budget.left().await, 99);
+    assert!(body.is_end_stream());
+}
+
+#[tokio::test]
+async fn a_body_that_no_client_gets_ends_with_the_head() {
+    for (method, status) in [
+        (Method::HEAD, StatusCode::OK),
+        (Method::GET, StatusCode::NO_CONTENT),
+        (Method::GET, StatusCode::NOT_MODIFIED),
+    ] {
+        let budget = Budget::new();
+        let layer = budget.layer().meter_costs();
+        let stream = |meter: CostMeter| {
+            meter.set(4);
+            let mut response = Response::new(Frames::data(&["a"]));
+            *response.status_mut() = status;
+            response
+        };
+        let response = respond(&layer, method, stream).await;
+        assert_eq!(budget.left().await, 96, "{status}");
+        drop(response);
+    }
+}
+
+#[tokio::test]
+async fn an_empty_body_ends_with_the_head() {
+    let budget = Budget::new();
+    let layer = budget.layer().meter_costs();
+    let empty = |meter: CostMeter| {
+        meter.set(0);
+        Response::new(Frames::default())
+    };
+    let response = respond(&layer, Method::GET, empty).await;
+    assert_eq!(budget.left().await, 100);
+    drop(response);
+}
+
+#[tokio::test]
+async fn a_request_that_meters_nothing_keeps_its_charge() {
+    let budget = Budget::new();
+    let layer = budget.layer().meter_costs();
+    let response = respond(&layer, Method::GET, |_| Response::new(Frames::data(&["a"]))).await;
+    response.into_body().collect().await.unwrap();
+    assert_eq!(budget.left().await, 90);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_the_response_pays_what_was_metered() {
+    let budget = Budget::new();
+    // A refund of unanswered requests does not hide what was spent.
+    let layer = budget.layer().refund_unanswered().meter_costs();
+    let service = service_fn(async |request: Request<()>| {
+        request.extensions().get::<CostMeter>().unwrap().add(3);
+        std::future::pending::<()>().await;
+        Ok::<_, Infallible>(Response::new(String::new()))
+    });
+    let mut service = layer.layer(service);
+    let mut response = Box::pin(service.ready().await.unwrap().call(Request::new(())));
+    assert!(futures::poll!(&mut response).is_pending());
+    drop(response);
+    assert_eq!(budget.left().await, 97);
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_or_fails_pays_what_was_metered() {
+    let budget = Budget::new();
+    let layer = budget.layer().meter_costs();
+    let fails = service_fn(async |request: Request<()>| {
+        request.extensions().get::<CostMeter>().unwrap().add(3);
+        Err::<Response<String>, _>("broken")
+    });
+    assert!(layer.layer(fails).oneshot(Request::new(())).await.is_err());
+    assert_eq!(budget.left().await, 97);
+
+    let panics = layer.layer(service_fn(async |request: Request<()>| {
+        request.extensions().get::<CostMeter>().unwrap().add(3);
+        if request.method() == Method::GET {
+            panic!("on purpose");
+        }
+        Ok::<_, Infallible>(Response::new(String::new()))
+    }));
+    let panicked = tokio::spawn(panics.oneshot(Request::new(()))).await;
+    assert!(panicked.is_err());
+    assert_eq!(budget.left().await, 94);
+}
+
+#[tokio::test]
+async fn a_guard_delays_the_end_until_it_is_dropped() {
+    let budget = Budget::new();
+    let layer = budget.layer().meter_costs();
+    let held = std::sync::Mutex::new(None);
+    let service = service_fn(|request: Request<()>| {
+        let meter = request.extensions().get::<CostMeter>().unwrap().clone();
+        *held.lock().unwrap() = Some((meter.hold(), meter));
+        let mut response = Response::new(String::new());
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        async { Ok::<_, Infallible>(response) }
+    });
+    let response = layer
+        .layer(service)
+        .oneshot(Request::new(()))
+        .await
+        .unwrap();
+    drop(response);
+    assert_eq!(budget.left().await, 90);
+
+    let (guard, meter) = held.lock().unwrap().take().unwrap();
+    meter.add(25);
+    drop(guard);
+    assert_eq!(budget.left().await, 75);
+    drop(meter.hold()); // delays nothing any more
+    meter.add(25);
+    assert_eq!(budget.left().await, 75);
+}
+
+#[tokio::test]
+async fn named_policies_are_metered_and_others_keep_their_charge() {
+    let budget = Budget::new();
+    let requests = Policy::parse("requests", "50/1h").unwrap();
+    let layer = budget.layer().limit(requests.clone(), budget.key.clone());
+    let layer = layer.cost(|_, policy| if policy.name() == "tokens" { 10 } else { 1 });
+    let layer = layer.meter_costs_under("tokens");
+    let handler = |meter: CostMeter| {
+        meter.add(30);
+        Response::new("hello".to_owned())
+    };
+    drop(respond(&layer, Method::GET, handler).await);
+    assert_eq!(budget.left().await, 70);
+    assert_eq!(budget.left_of(&requests).await, 49);
+}
+
+#[tokio::test]
+async fn the_cost_in_a_response_wins_over_the_meter_under_the_policies_that_it_names() {
+    let budget = Budget::new();
+    let bytes = Policy::parse("bytes", "1000/1h").unwrap();
+    let layer = budget
+        .layer()
+        .limit(bytes.clone(), budget.key.clone())
+        .meter_costs();
+    let handler = |meter: CostMeter| {
+        meter.add(30);
+        let mut response = Response::new("hello".to_owned());
+        response
+            .extensions_mut()
+            .insert(ActualCost::of("tokens", 2));
+        response
+    };
+    drop(respond(&layer, Method::GET, handler).await);
+    assert_eq!(budget.left().await, 98);
+    assert_eq!(budget.left_of(&bytes).await, 970);
+}
+
+#[tokio::test]
+async fn layers_around_each_other_share_one_meter() {
+    let (outer, inner) = (Budget::new(), Budget::new());
+    let service = inner
+        .layer()
+        .meter_costs()
+        .layer(service_fn(async |request: Request<()>| {
+            let meter = request.extensions().get::<CostMeter>().unwrap().clone();
+            meter.add(4);
+            let guard = meter.hold();
+            Ok::<_, Infallible>(Response::new(Frames::data(&["a"]).metered(&meter)))
+                .inspect(|_| drop(guard))
+        }));
+    let response = outer
+        .layer()
+        .meter_costs()
+        .layer(service)
+        .oneshot(Request::new(()))
+        .await;
+    response.unwrap().into_body().collect().await.unwrap();
+    assert_eq!((outer.left().await, inner.left().await), (95, 95));
+}
+
+#[tokio::test]
+async fn a_closure_settles_by_trailers_or_the_last_data() {
+    for (handler, left) in [
+        (
+            (|_| {
+                let trailers = HeaderMap::from_iter([("x-tokens".parse().unwrap(), 7.into())]);
+                Response::new(Frames::data(&["a", "b"]).then(Ok(Frame::trailers(trailers))))
+            }) as fn(CostMeter) -> Response<Frames>,
+            93,
+        ),
+        (|_| Response::new(Frames::data(&["a", "usage: 12", ""])), 88),
+        (|_| Response::new(Frames::data(&["a"])), 90),
+    ] {
+        let budget = Budget::new();
+        let layer = budget.layer().settle_at_end(|end, charge| {
+            assert_eq!(
+                (end.outcome(), end.status()),
+                (EndOutcome::Complete, Some(StatusCode::OK))
+            );
+            let trailer = end.trailers().and_then(|trailers| trailers.get("x-tokens"));
+            let told = trailer.and_then(|tokens| tokens.to_str().ok());
+            let last = std::str::from_utf8(end.last_data()).unwrap();
+            let tokens = told.or(last.strip_prefix("usage: "));
+            tokens.map_or(charge.cost(), |tokens| tokens.parse().unwrap())
+        });
+        let response = respond(&layer, Method::GET, handler).await;
+        response.into_body().collect().await.unwrap();
+        assert_eq!(budget.left().await, left);
+    }
+}
+
+#[tokio::test]
+async fn a_closure_learns_how_the_response_ended_and_what_was_sent() {
+    let budget = Budget::new();
+    let layer = budget
+        .layer()
+        .settle_at_end(|end: &ResponseEnd, charge| match end.outcome() {
+            EndOutcome::Dropped => end.data_bytes(),
+            _ => charge.cost(),
+        });
+    let stream = |_| Response::new(Frames::data(&["abcde", "f"]));
+    let mut body = respond(&layer, Method::GET, stream).await.into_body();
+    body.frame().await.unwrap().unwrap();
+    drop(body);
+    assert_eq!(budget.left().await, 95);
+}
+
+#[test]
+fn a_body_that_is_dropped_outside_of_the_runtime_is_settled_inside() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let budget = Budget::new();
+    let layer = budget.layer().meter_costs();
+    let stream = |meter: CostMeter| Response::new(Frames::data(&["a", "b"]).metered(&meter));
+    let body = runtime.block_on(async {
+        let mut body = respond(&layer, Method::GET, stream).await.into_body();
+        body.frame().await.unwrap().unwrap();
+        body
+    });
+    drop(body);
+    assert_eq!(runtime.block_on(budget.left()), 99);
+}
+
+#[tokio::test]
+async fn sizes_and_trailers_pass_unchanged() {
+    let budget = Budget::new();
+    let layer = budget.layer().meter_costs();
+    let response = respond(&layer, Method::GET, |_| Response::new("hello".to_owned())).await;
+    assert_eq!(response.body().size_hint().exact(), Some(5));
+    assert!(!response.body().is_end_stream());
+
+    let trailers = HeaderMap::from_iter([("x-tokens".parse().unwrap(), 7.into())]);
+    let handler =
+        move |_| Response::new(Frames::data(&["a"]).then(Ok(Frame::trailers(trailers.clone()))));
+    let whole = respond(&layer, Method::GET, handler)
+        .await
+        .into_body()
+        .collect()
+        .await
+        .unwrap();
+    assert_eq!(whole.trailers().unwrap()["x-tokens"], "7");
+}
+
+#[tokio::test]
+async fn a_denied_request_is_answered_through_the_same_body() {
+    let budget = Budget::new();
+    let layer = budget.layer().cost(|_, _| 60).meter_costs();
+    let handler = |_| Response::new("hello".to_owned());
+    let first = respond(&layer, Method::GET, handler).await;
+    let second = respond(&layer, Method::GET, handler).await;
+    assert_eq!(
+        (first.status(), second.status()),
+        (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS)
+    );
+    let text = second.into_body().collect().await.unwrap().to_bytes();
+    assert!(text.starts_with(b"{"));
+}
