@@ -4,12 +4,12 @@
 //!
 //! A request is charged 100 tokens when it comes, and settled with the number of words in the answer:
 //!
-//!     curl -i localhost:3000/whole -d 'a b c'     # 200, "requests";r=9, "tokens";r=297, a b c
+//!     curl -i localhost:3000/whole -d 'a b c'     # 200, "requests";r=9, "tokens";r=200, a b c
 //!     curl -i localhost:3000/stream -d 'd e f'    # 200, "requests";r=8, "tokens";r=197, d e f
-//!     curl -i localhost:3000/whole -d 'g'         # 200, "requests";r=7, "tokens";r=293
+//!     curl -i localhost:3000/whole -d 'g'         # 200, "requests";r=7, "tokens";r=194, g
 //!
-//! The head of a stream goes out before its end, so only the next response shows the settled number. A client that goes
-//! away early pays for the tokens that it was sent.
+//! The head of a response goes out before its end, so only the next response shows the settled number. A client that
+//! goes away early pays for the tokens that it was sent.
 //!
 //! In a crate of your own, beside a clone of this one:
 //!
@@ -18,79 +18,43 @@
 
 use std::{convert::Infallible, env, error::Error, net::SocketAddr};
 
-use axum::{
-    Extension, Router,
-    body::Body,
-    extract::State,
-    response::{IntoResponse, Response},
-    routing::post,
-};
-use futures::stream;
-use sluicegate::{
-    Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
-    middleware::{ActualCost, Decisions},
-};
-use tokio::{net::TcpListener, sync::mpsc};
+use axum::{Router, body::Body, routing::post};
+use futures::{StreamExt, stream};
+use sluicegate::{MemoryStore, PeerIp, Policy, RateLimitLayer, middleware::CostMeter};
+use tokio::net::TcpListener;
 
 /// Stands for the model.
-fn answer(prompt: &str) -> impl Iterator<Item = String> {
-    prompt.split_whitespace().map(|word| format!("{word} "))
+fn answer(prompt: &str) -> Vec<String> {
+    let words = prompt.split_whitespace();
+    words.map(|word| format!("{word} ")).collect()
 }
 
-/// The cost is known before the response, so the handler puts it into the extensions.
-async fn whole(prompt: String) -> Response {
-    let tokens: Vec<String> = answer(&prompt).collect();
-    let cost = ActualCost::of("tokens", tokens.len() as u64);
-    (Extension(cost), tokens.concat()).into_response()
+async fn whole(meter: CostMeter, prompt: String) -> String {
+    let tokens = answer(&prompt);
+    meter.set(tokens.len() as u64);
+    tokens.concat()
 }
 
-/// The cost is known after the response, so the task that sends the tokens settles it.
-async fn stream(
-    State(limiter): State<Limiter>,
-    decisions: Option<Decisions>,
-    prompt: String,
-) -> Body {
-    let (sender, receiver) = mpsc::channel(16);
-    tokio::spawn(async move {
-        let mut sent = 0;
-        for token in answer(&prompt) {
-            if sender.send(token).await.is_err() {
-                break; // the client has gone away
-            }
-            sent += 1;
-        }
-        // If the store could not decide and the request has passed, there is no decision to settle.
-        let decision = decisions.as_ref().and_then(|it| it.by_policy("tokens"));
-        if let Some(decision) = decision {
-            // Other policies keep their charges. If the call fails, the 100 stay charged.
-            let cost = ActualCost::of("tokens", sent);
-            let _ = limiter
-                .settle(decision.usage(), |charge| cost.under(charge))
-                .await;
-        }
-    });
-    Body::from_stream(stream::unfold(receiver, async |mut receiver| {
-        let token = receiver.recv().await?;
-        Some((Ok::<_, Infallible>(token), receiver))
+async fn stream(meter: CostMeter, prompt: String) -> Body {
+    let tokens = stream::iter(answer(&prompt));
+    Body::from_stream(tokens.map(move |token| {
+        meter.add(1);
+        Ok::<_, Infallible>(token)
     }))
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let limiter = Limiter::new(MemoryStore::new());
-    let requests = Policy::parse("requests", "10/1m")?;
-    let tokens = Policy::parse("tokens", "300/1m")?;
-    let limits = RateLimitLayer::new(limiter.clone())
-        .limit(requests, PeerIp)
-        .limit(tokens, PeerIp)
+    let limits = RateLimitLayer::new(MemoryStore::new())
+        .limit(Policy::parse("requests", "10/1m")?, PeerIp)
+        .limit(Policy::parse("tokens", "300/1m")?, PeerIp)
         // Requests under way count as 100 tokens each, so that many at once cannot use more tokens than are left.
         .cost(|_head, policy| if policy.name() == "tokens" { 100 } else { 1 })
-        .settle(ActualCost::or_charged);
+        .meter_costs_under("tokens");
     let app = Router::new()
         .route("/whole", post(whole))
         .route("/stream", post(stream))
-        .layer(limits)
-        .with_state(limiter);
+        .layer(limits);
 
     // The first argument is another address to listen on.
     let address = env::args().nth(1);

@@ -28,4 +28,6 @@ mod rules;
 mod servers;
 mod settle;
 mod stack;
+#[cfg(feature = "axum")]
+mod streams;
 mod wiring;
