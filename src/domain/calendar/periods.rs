@@ -1,0 +1,173 @@
+//! Where periods begin and end: the first instants of days, by the clocks of a time zone.
+
+use std::{cell::Cell, time::Duration};
+
+use jiff::{
+    Timestamp,
+    civil::{Date, Time},
+    tz::{AmbiguousOffset, TimeZone},
+};
+
+use super::{Calendar, Period, Periods};
+use crate::domain::rule::millis;
+
+/// Later times count as this one, in the year 9000, since dates end with the year 9999.
+const LAST_MS: u64 = 221_845_392_000_000;
+
+/// Each thread keeps the periods of this many calendars, so that few checks compute any.
+const KEPT: usize = 16;
+
+thread_local! {
+    static LATEST: [Cell<Option<(Calendar, Periods)>>; KEPT] = const { [const { Cell::new(None) }; KEPT] };
+}
+
+/// Returns the periods around a time: mostly those of the last question.
+pub(super) fn cached(calendar: Calendar, place: usize, zone: &TimeZone, at_ms: u64) -> Periods {
+    LATEST.with(|latest| {
+        let kept = &latest[place % KEPT];
+        if let Some((of, periods)) = kept.get()
+            && of == calendar
+            && periods.start_ms <= at_ms
+            && at_ms < periods.end_ms
+        {
+            return periods;
+        }
+        let periods = Days { calendar, zone }.periods(at_ms);
+        kept.set(Some((calendar, periods)));
+        periods
+    })
+}
+
+pub(super) fn boundaries_ms(
+    calendar: Calendar,
+    zone: &TimeZone,
+    at_ms: u64,
+    around: Duration,
+) -> Vec<u64> {
+    let days = Days { calendar, zone };
+    let around_ms = millis(around);
+    let first = days.first_day_at(at_ms.saturating_sub(around_ms));
+    let last_ms = at_ms.saturating_add(around_ms).min(LAST_MS);
+    let mut boundaries = vec![days.start_ms(first)];
+    let (mut day, mut later) = (first, 0);
+    while later < 3 {
+        day = days.next(day);
+        let end_ms = days.start_ms(day);
+        // A period whose days are all skipped is none.
+        if boundaries.last() != Some(&end_ms) {
+            boundaries.push(end_ms);
+            later += usize::from(end_ms > last_ms);
+        }
+    }
+    boundaries
+}
+
+/// The first days of the periods of a calendar.
+struct Days<'a> {
+    calendar: Calendar,
+    zone: &'a TimeZone,
+}
+
+impl Days<'_> {
+    fn periods(&self, at_ms: u64) -> Periods {
+        let first = self.first_day_at(at_ms);
+        let (end, end_ms) = self.end_after(first, self.start_ms(first));
+        let (next, next_ms) = self.end_after(end, end_ms);
+        let (_, last_ms) = self.end_after(next, next_ms);
+        Periods {
+            start_ms: self.start_ms(first),
+            end_ms,
+            later_ends_ms: [next_ms, last_ms],
+        }
+    }
+
+    /// Returns the first day of the next period that is not skipped as a whole, and when it begins.
+    fn end_after(&self, first: Date, start_ms: u64) -> (Date, u64) {
+        let mut next = self.next(first);
+        if self.start_ms(next) <= start_ms {
+            next = self.next(next);
+        }
+        (next, self.start_ms(next))
+    }
+
+    /// Returns the first day of the period that contains a time. Near a boundary, clocks that are set back can show a
+    /// day of the period before although the later one has begun.
+    fn first_day_at(&self, at_ms: u64) -> Date {
+        let at_ms = at_ms.min(LAST_MS);
+        let at = Timestamp::from_millisecond(at_ms.cast_signed()).unwrap_or(Timestamp::UNIX_EPOCH);
+        let mut first = self.first_day(self.zone.to_datetime(at).date());
+        while self.start_ms(self.next(first)) <= at_ms {
+            first = self.next(first);
+        }
+        while self.start_ms(first) > at_ms {
+            first = self.first_day(first.yesterday().unwrap_or(Date::MIN));
+        }
+        first
+    }
+
+    /// Returns the first day of the period that this day belongs to.
+    fn first_day(&self, day: Date) -> Date {
+        match self.calendar.period {
+            Period::Day => day,
+            Period::Week => back(day, day.weekday().to_monday_zero_offset()),
+            Period::Year => day.first_of_year(),
+            Period::Month => match self.anchored(day) {
+                first if first <= day => first,
+                _ => self.anchored(back(day.first_of_month(), 1)),
+            },
+        }
+    }
+
+    /// Returns the first day of the next period, from the first day of a period.
+    fn next(&self, first: Date) -> Date {
+        match self.calendar.period {
+            Period::Day => forth(first, 1),
+            Period::Week => forth(first, 7),
+            Period::Month => self.anchored(forth(first.last_of_month(), 1)),
+            Period::Year => forth(first.first_of_year(), 366).first_of_year(),
+        }
+    }
+
+    /// Returns the day of this month on which a period begins: the last day of a shorter month.
+    fn anchored(&self, month: Date) -> Date {
+        let day = self
+            .calendar
+            .from_day
+            .min(month.days_in_month().cast_unsigned());
+        forth(month.first_of_month(), i64::from(day) - 1)
+    }
+
+    /// Returns the first instant of a day, or the next that exists if clocks skip it; 0 if it is before 1970.
+    fn start_ms(&self, day: Date) -> u64 {
+        let midnight = self
+            .zone
+            .to_ambiguous_timestamp(day.to_datetime(Time::midnight()));
+        let is_skipped = matches!(midnight.offset(), AmbiguousOffset::Gap { .. });
+        // Of a midnight that comes twice it is the first; of one that is skipped, a time after the change.
+        let Ok(start) = midnight.compatible() else {
+            return u64::MAX >> 16;
+        };
+        let ms = if is_skipped {
+            self.change_before(start)
+        } else {
+            start
+        }
+        .as_millisecond();
+        u64::try_from(ms).unwrap_or(0)
+    }
+
+    /// Returns the last time up to this one at which clocks were changed.
+    fn change_before(&self, at: Timestamp) -> Timestamp {
+        let after = at.checked_add(Duration::from_nanos(1)).unwrap_or(at);
+        let change = self.zone.preceding(after).next();
+        change.map_or(at, |change| change.timestamp())
+    }
+}
+
+fn forth(day: Date, days: i64) -> Date {
+    day.saturating_add(jiff::Span::new().days(days))
+}
+
+fn back(day: Date, days: i8) -> Date {
+    forth(day, -i64::from(days))
+}
