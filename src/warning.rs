@@ -150,6 +150,27 @@ pub(crate) fn limits_found_again() {
     tracing::warn!(target: "sluicegate", "look-ups have recovered: all limits apply again");
 }
 
+/// Warns that slots are returned with the head of a response.
+pub(crate) fn slots_at_head() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        "misconfigured: a limit has chosen a concurrency policy for a request, but its layer does not follow responses \
+         to the end of their bodies, so that slots are returned with the head: add the limit by `limit_concurrent`"
+    );
+}
+
+/// Warns that work goes on without its slots.
+pub(crate) fn slot_lost() {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "sluicegate",
+        "slots were lost while they were held, so that more work than the limit may run at a time: the store did not \
+         answer for too long, the key was reset, or this process was stopped; let them expire later, or stop the work \
+         by `lost()`"
+    );
+}
+
 /// Reports that the breaker has opened: the store is not called any more.
 pub(crate) fn breaker_opened(error: &StoreError) {
     #[cfg(feature = "tracing")]

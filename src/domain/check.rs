@@ -181,6 +181,12 @@ impl Check {
         all.any(|charge| other.all_charges().iter().any(|it| it.is_twin_of(charge)))
     }
 
+    /// Whether an admission takes slots of a concurrency policy.
+    pub(crate) fn takes_slots(&self) -> bool {
+        let mut charges = self.charges().iter();
+        charges.any(|charge| charge.cost() > 0 && charge.policy().is_concurrency())
+    }
+
     /// Returns whether there is nothing to decide.
     pub(crate) fn is_empty(&self) -> bool {
         self.inner.all.is_empty() && self.look_ups().is_empty()

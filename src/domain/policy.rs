@@ -5,6 +5,7 @@ use std::{
     fmt,
     num::NonZeroU32,
     sync::{Arc, LazyLock},
+    time::Duration,
 };
 
 use crate::domain::{
@@ -323,6 +324,22 @@ pub enum PolicyError {
         /// The concurrency rule, and the other one.
         rules: [Rule; 2],
     },
+    /// A layer that is done with a response at its head cannot hold slots to the end of the body. Add this policy by
+    /// [`limit_concurrent`](crate::RateLimitLayer::limit_concurrent).
+    NeedsBodyEnd {
+        /// The policy's name.
+        policy: String,
+    },
+    /// The slots of a [concurrency rule](Rule::concurrent) expire in less than six timeouts of the limiter, so that they
+    /// could not be renewed in time.
+    ExpiresTooEarly {
+        /// The policy's name.
+        policy: String,
+        /// The rule.
+        rule: Rule,
+        /// Six timeouts.
+        least: Duration,
+    },
     /// Two policies of one set have the same name.
     DuplicateName {
         /// The policy's name.
@@ -375,6 +392,20 @@ impl fmt::Display for PolicyError {
             ),
             Self::Route(error) => error.fmt(f),
             Self::Missing { policy } => write!(f, "policy `{policy}` is missing"),
+            Self::NeedsBodyEnd { policy } => write!(
+                f,
+                "policy `{policy}` limits concurrency: add it by `limit_concurrent`, so that its slots are held to the \
+                 end of the response"
+            ),
+            Self::ExpiresTooEarly {
+                policy,
+                rule,
+                least,
+            } => write!(
+                f,
+                "policy `{policy}`: the slots of `{rule}` must expire after at least six timeouts of the limiter, \
+                 {least:?}: let them expire later, or lower the timeout"
+            ),
             Self::ConcurrencyBeside {
                 policy,
                 rules: [rule, other],

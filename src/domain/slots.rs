@@ -64,6 +64,17 @@ impl Slots {
         &self.usage
     }
 
+    /// Marks slots that the memory of this process granted.
+    pub(crate) fn granted(self, local: bool) -> Self {
+        Self {
+            usage: if local {
+                self.usage.local()
+            } else {
+                self.usage
+            },
+        }
+    }
+
     /// Makes the request to hold the slots for longer. The reply returns them, unless they are lost.
     pub fn renew(self) -> Renewal {
         Renewal { usage: self.usage }
@@ -101,6 +112,11 @@ impl Renewal {
     #[must_use]
     pub fn check(&self) -> &Check {
         self.usage.check()
+    }
+
+    /// Returns the slots of a renewal that was not sent.
+    pub(crate) fn not_sent(self) -> Slots {
+        Slots { usage: self.usage }
     }
 
     /// Makes the reply from the counts, one for each charge. For stores.

@@ -1,6 +1,6 @@
 //! The one path of every decision, and [`Resolution`], the result.
 
-use super::{Limiter, call::Answer, known_blocks::KnownBefore};
+use super::{Limiter, call::Answer, known_blocks::KnownBefore, slots};
 use crate::{
     domain::{check::Check, decision::Decision, error::StoreError},
     observe::{CallInfo, CallKind},
@@ -47,15 +47,19 @@ impl Limiter {
             return Eventual::ready(self.resolve(kind, &check, Answer { result, timing }));
         }
         let known = self.inner.known_blocks.before_call();
+        // From before the call: a slot may be released so long after.
+        let asked_at_ms = check.takes_slots().then(slots::now_ms);
         // Identities that are only looked up for blocks are charged 0 units, in the same store call.
         let charged = check.with_look_ups_charged();
         let begin = |store: &dyn Store| store.check(charged.as_ref().unwrap_or(&check));
         let mut call = self.call(|| CallInfo::new(kind, &check), begin);
         if let Some(answer) = call.known() {
-            return Eventual::ready(self.resolve_call(kind, &check, answer, known));
+            return Eventual::ready(self.resolve_call(kind, &check, answer, known, asked_at_ms));
         }
         let limiter = self.clone();
-        Eventual::pending(async move { limiter.resolve_call(kind, &check, call.await, known) })
+        Eventual::pending(async move {
+            limiter.resolve_call(kind, &check, call.await, known, asked_at_ms)
+        })
     }
 
     /// Like [`resolve`](Self::resolve), and remembers the blocks in the store's answer.
@@ -65,6 +69,7 @@ impl Limiter {
         check: &Check,
         mut answer: Answer<Decision>,
         known: KnownBefore,
+        asked_at_ms: Option<u64>,
     ) -> Resolution {
         if let Ok(decision) = &answer.result {
             self.inner.known_blocks.learn(check, decision, known);
@@ -72,7 +77,11 @@ impl Limiter {
         if !check.look_ups().is_empty() {
             answer.result = answer.result.map(|decision| decision.about(check));
         }
-        self.resolve(kind, check, answer)
+        let resolution = self.resolve(kind, check, answer);
+        if let (Some(asked_at_ms), Resolution::Decided(decision)) = (asked_at_ms, &resolution) {
+            decision.usage().asked_at(asked_at_ms);
+        }
+        resolution
     }
 
     /// Turns the answer of a call into a resolution.

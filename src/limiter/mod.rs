@@ -15,6 +15,7 @@ mod known_blocks;
 mod publisher;
 mod report;
 mod settle;
+mod slots;
 mod timeout;
 mod wait_queue;
 
@@ -47,6 +48,7 @@ use breaker::Breaker;
 use call::{Answer, StoreAnswer};
 pub(crate) use decide::Resolution;
 use fallback::ScaledStore;
+pub use slots::{Slot, SlotWatch};
 pub(crate) use timeout::LazySleep;
 pub(crate) use wait_queue::WhereOpen;
 
@@ -89,6 +91,7 @@ struct Inner {
     contributors: Arc<contributors::Tracker>,
     denials: Option<Arc<denials::Tracker>>,
     strikes: Arc<bans::StrikeQueue>,
+    renewer: Arc<slots::Renewer>,
     /// `None` where nothing is published.
     publisher: Option<Arc<publisher::Publisher>>,
 }
@@ -125,6 +128,7 @@ impl Limiter {
             enforces_blocks: true,
             known_blocks: Arc::default(),
             strikes: Arc::default(),
+            renewer: Arc::default(),
         };
         Self {
             inner: Arc::new(inner),

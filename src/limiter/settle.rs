@@ -6,10 +6,12 @@ use crate::{
         charge::Charge,
         decision::{Decision, Usage},
         error::StoreError,
+        operation::{Operation, Reply},
         settlement::Settlement,
+        slots::{Renewal, Slots},
     },
     observe::{CallInfo, CallKind, RequestOutcome},
-    store::{Store, StoreExt, eventual::Eventual},
+    store::{Store, StoreExt, eventual::Eventual, ext::ANOTHER_REPLY},
 };
 
 type Settled = Vec<Result<Usage, StoreError>>;
@@ -107,6 +109,51 @@ impl Limiter {
             self.inner.queues.wake_settled(settlement);
         }
         results
+    }
+
+    /// Returns slots to the place that granted them. The slots come back if nothing was sent.
+    pub(super) async fn give_back(&self, slots: Slots) -> Option<Slots> {
+        let settlement = slots.give_back();
+        let usage = settlement.usage().clone();
+        let settled = self.settle_all(vec![settlement]).await;
+        let is_unsent = matches!(&settled[..], [Err(error)] if error.is_unsent());
+        is_unsent.then(|| Slots::take(&usage)).flatten()
+    }
+
+    /// Renews slots in one call, and returns those of each renewal; `None` if they are lost.
+    pub(super) async fn renew(
+        &self,
+        renewals: &[Renewal],
+        local: bool,
+    ) -> Vec<Result<Option<Slots>, StoreError>> {
+        let info = || CallInfo::new(CallKind::Renew, renewals[0].check());
+        let renew = |store: &dyn Store| {
+            let renewals = renewals.iter().cloned().map(Operation::Renew);
+            store.call(renewals.collect())
+        };
+        let call = match local {
+            true => self.call_local(info, renew),
+            false => self.call(info, renew),
+        };
+        let Answer { result, timing } = call.await;
+        let answers = match result {
+            Ok(answers) if answers.len() == renewals.len() => answers,
+            Ok(_) => vec![Err(ANOTHER_REPLY); renewals.len()],
+            Err(error) => vec![Err(error); renewals.len()],
+        };
+        let slots = answers.into_iter().map(|answer| match answer? {
+            Reply::Renew(renewed) => Ok(renewed.slots().map(|slots| slots.granted(local))),
+            _ => Err(ANOTHER_REPLY),
+        });
+        let slots: Vec<_> = slots.collect();
+        for (index, answer) in slots.iter().enumerate() {
+            let call = CallInfo::new(CallKind::Renew, renewals[index].check()).shared(index > 0);
+            match answer {
+                Ok(_) => self.report_completion(call, local, timing),
+                Err(error) => self.report_error(call, error, RequestOutcome::Failed, timing),
+            }
+        }
+        slots
     }
 
     fn call_to_settle(

@@ -55,6 +55,9 @@ const MIN_SLEEP: Duration = Duration::from_millis(1);
 /// The head of a queue asks at least this often, since other processes give back units without notice.
 const RECHECK: Duration = Duration::from_secs(2);
 
+/// The head of a queue for a slot asks this often: other processes may return one at any time.
+const SLOT_RECHECK: Duration = Duration::from_millis(100);
+
 /// How a caller behaves while the store cannot decide and the failure policy would let it pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WhereOpen {
@@ -263,7 +266,7 @@ impl Limiter {
 
     /// From half to one and a half of the breaker's interval, at random, so that the callers of several processes do
     /// not return to a store together.
-    fn retry_pause(&self) -> Duration {
+    pub(super) fn retry_pause(&self) -> Duration {
         let interval = match self.retry_interval() {
             Duration::ZERO => DEFAULT_INTERVAL,
             interval => interval,
@@ -441,7 +444,11 @@ impl WaitQueue {
 
     /// Stores a denial, unless units were given back during the call: then the denial is out of date for other callers.
     fn remember(&self, check: &Check, denial: &Denial, given_back: usize) -> LastDenial {
-        let wait = denial.retry_after().unwrap_or_default();
+        let wait = match denial.with_slot_wait(SLOT_RECHECK) {
+            Some(sooner) => sooner.retry_after(),
+            None => denial.retry_after(),
+        };
+        let wait = wait.unwrap_or_default();
         let at = Instant::now();
         let last = LastDenial {
             check: check.clone(),

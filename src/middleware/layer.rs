@@ -90,6 +90,81 @@ impl<R, E> RateLimitLayer<R, E> {
         }))
     }
 
+    /// Adds a limit of requests at a time: each holds a slot of a [concurrency policy](crate::Rule::concurrent) from its
+    /// admission to the end of the response's body.
+    ///
+    /// All replicas share the slots. The slots of a process that dies are released when they expire. Combine this with
+    /// limits of rates: a request is charged under all of them, or under none.
+    ///
+    /// A denied client may return after [a second](Self::slot_retry_after), or later if another rule denies it, too. The
+    /// handler finds a [`SlotWatch`](crate::limiter::SlotWatch) in the request's extensions, and notices by it that the
+    /// slot was lost. For work that goes on after the response, such as a web socket, see
+    /// [`CostMeter::hold`](super::CostMeter::hold).
+    ///
+    /// ```
+    /// use http::{Request, Response, StatusCode};
+    /// use sluicegate::{Header, MemoryStore, Policy, RateLimitLayer};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    ///
+    /// # mod over_http { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/over_http.rs")); }
+    /// # over_http::run(async |http| {
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit_concurrent(Policy::parse("exports", "1/30s@concurrent")?, Header::new("x-tenant"));
+    ///
+    /// let service = layer.layer(service_fn(async |_: Request<String>| {
+    ///     Ok::<_, std::convert::Infallible>(Response::new("an export".to_owned()))
+    /// }));
+    /// let request = || Request::get("/").header("x-tenant", "acme").body(String::new());
+    /// let first = service.clone().oneshot(request()?).await?;
+    /// assert_eq!(first.headers()["ratelimit-policy"], r#""exports";q=1;qu="concurrent-requests""#);
+    ///
+    /// let second = service.clone().oneshot(request()?).await?;
+    /// assert_eq!(second.status(), StatusCode::TOO_MANY_REQUESTS);
+    /// assert_eq!(second.headers()["retry-after"], "1");
+    ///
+    /// drop(first);                                                       // or its body has been sent
+    /// # tokio::task::yield_now().await;
+    /// assert_eq!(service.oneshot(request()?).await?.status(), StatusCode::OK);
+    /// # let _ = http;
+    /// # Ok(())
+    /// # });
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Like [`limit`](Self::limit); and when the slots expire in less than six timeouts of the limiter, since they could
+    /// not be renewed in time. If you know policies only at run time, use
+    /// [`try_limit_concurrent`](Self::try_limit_concurrent).
+    #[must_use]
+    #[track_caller]
+    pub fn limit_concurrent(
+        self,
+        policy: impl IntoPolicySelector,
+        extractor: impl KeyExtractor,
+    ) -> RateLimitLayer<R, ToBodyEnd> {
+        valid(self.try_limit_concurrent(policy, extractor))
+    }
+
+    /// Like [`limit_concurrent`](Self::limit_concurrent), for policies from a configuration file.
+    ///
+    /// # Errors
+    ///
+    /// Like [`try_limit`](Self::try_limit); and [`PolicyError::ExpiresTooEarly`].
+    pub fn try_limit_concurrent(
+        self,
+        policy: impl IntoPolicySelector,
+        extractor: impl KeyExtractor,
+    ) -> Result<RateLimitLayer<R, ToBodyEnd>, PolicyError> {
+        self.at_end(|_| {}).try_limit(policy, extractor)
+    }
+
+    /// Sets the wait in the response to a request that found no slot, unless another rule denies it for longer. The
+    /// default is a second.
+    #[must_use]
+    pub fn slot_retry_after(self, wait: Duration) -> Self {
+        self.change(|shared| shared.slot_wait = wait)
+    }
+
     /// Adds a limit whose keys come from an asynchronous look-up: see [`AsyncKeyExtractor`].
     ///
     /// # Panics
@@ -257,6 +332,16 @@ impl<R, E> RateLimitLayer<R, E> {
         selector.check()?;
         let mut others = self.shared.plan.selectors();
         others.try_for_each(|other| other.agrees_with(&selector))?;
+        for policy in selector.known().into_iter().filter(Policy::is_concurrency) {
+            if self.shared.at_end.is_none() {
+                return Err(PolicyError::NeedsBodyEnd {
+                    policy: policy.name().to_owned(),
+                });
+            }
+            if let Some(error) = self.shared.plan.limiter.expires_too_early(&policy) {
+                return Err(error);
+            }
+        }
         Ok(selector)
     }
 

@@ -13,13 +13,16 @@ use http::{Extensions, Response, request::Parts};
 use super::{
     Decisions, HeaderStyle, MakeRejection, Rejection,
     admit::Plan,
-    respond::{self, Headers, Respond, Sent, shown},
+    respond::{self, DEFAULT_SLOT_WAIT, Headers, Respond, Sent, shown},
     response_end::{AtEnd, CostMeter, Ending},
     settle::{Settle, Settling},
 };
 use crate::{
-    domain::{ActualCost, decision::Decision},
-    limiter::Limiter,
+    domain::{
+        ActualCost,
+        decision::{Decision, Usage},
+    },
+    limiter::{Limiter, Slot},
 };
 
 /// Shared by all services of a layer.
@@ -30,6 +33,8 @@ pub(super) struct Shared<R> {
     pub(super) at_end: Option<Arc<AtEnd>>,
     pub(super) headers: Headers,
     pub(super) jitter: Duration,
+    /// How long a client waits that found no slot.
+    pub(super) slot_wait: Duration,
     /// Whether all responses carry the decisions, not only rejections.
     pub(super) decisions_in_response: bool,
     pub(super) rejection: Arc<R>,
@@ -57,6 +62,7 @@ impl<R> Shared<R> {
             settle: Settle::default(),
             at_end: None,
             jitter: Duration::ZERO,
+            slot_wait: DEFAULT_SLOT_WAIT,
             decisions_in_response: false,
             rejection: Arc::new(rejection),
             introduced: AtomicBool::new(false),
@@ -71,6 +77,7 @@ impl<R> Shared<R> {
             at_end: self.at_end,
             headers: self.headers,
             jitter: self.jitter,
+            slot_wait: self.slot_wait,
             decisions_in_response: self.decisions_in_response,
             rejection: Arc::new(rejection),
             introduced: AtomicBool::new(false),
@@ -106,7 +113,9 @@ impl<R> Shared<R> {
     /// Puts the meter into the extensions of a request. Returns the ending of a request that was admitted, if the layer
     /// follows its response.
     pub(super) fn meter(&self, head: &mut Parts, admitted: Option<&Decisions>) -> Option<Ending> {
-        let at_end = self.at_end.as_ref()?;
+        let Some(at_end) = &self.at_end else {
+            return self.hold_to_head(admitted?);
+        };
         // An outer layer may be around the same handler.
         let mut meter: CostMeter = head.extensions.remove().unwrap_or_default();
         let ending = admitted.map(|admitted| {
@@ -116,14 +125,39 @@ impl<R> Shared<R> {
                 }
             }
             let usage = admitted.innermost().usage().clone();
+            let slot = self.hold(&usage, &mut head.extensions);
             let reading = Arc::clone(meter.reading());
             let limiter = self.plan.limiter.clone();
-            let ending = Ending::new(limiter, usage, Arc::clone(at_end), reading, &head.method);
+            let ending = Ending::of(limiter, usage, Arc::clone(at_end), reading, &head.method);
+            let ending = ending.holding(slot);
             meter.add_ending(&ending);
             ending
         });
         head.extensions.insert(meter);
         ending
+    }
+
+    /// Holds the slots of an admitted request, and lets the handler watch them.
+    fn hold(&self, usage: &Usage, extensions: &mut Extensions) -> Option<Slot> {
+        if !usage.check().takes_slots() {
+            return None;
+        }
+        let slot = self.plan.limiter.hold_usage(usage);
+        if let Some(slot) = &slot {
+            extensions.insert(slot.watch());
+        }
+        slot
+    }
+
+    /// Slots that a layer takes by a policy of which it learned too late. It does not follow bodies.
+    fn hold_to_head(&self, admitted: &Decisions) -> Option<Ending> {
+        let usage = admitted.innermost().usage();
+        if !usage.check().takes_slots() {
+            return None;
+        }
+        self.plan.warn_of_slots_at_head();
+        let ending = Ending::of_slots(&self.plan.limiter, usage.clone());
+        Some(ending.holding(self.plan.limiter.hold_usage(usage)))
     }
 
     /// Marks a request that passes without a decision.
@@ -216,6 +250,7 @@ impl<R> Shared<R> {
             make: &*self.rejection,
             headers: &self.headers,
             jitter: self.jitter,
+            slot_wait: self.slot_wait,
             retry_interval: self.plan.limiter.retry_interval(),
         };
         respond.to(rejection, head)
@@ -230,6 +265,7 @@ impl<R> Clone for Shared<R> {
             at_end: self.at_end.clone(),
             headers: self.headers.clone(),
             jitter: self.jitter,
+            slot_wait: self.slot_wait,
             decisions_in_response: self.decisions_in_response,
             rejection: self.rejection.clone(),
             introduced: AtomicBool::new(false),

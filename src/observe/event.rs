@@ -23,6 +23,8 @@ pub enum CallKind {
     Peek,
     /// Set the final cost of an admitted check.
     Settle,
+    /// Hold slots for longer.
+    Renew,
     /// Reset a key.
     Reset,
     /// Block an identity.
@@ -36,13 +38,14 @@ impl CallKind {
     #[cfg(feature = "metrics")]
     pub(crate) const COUNT: usize = Self::Unblock as usize + 1;
 
-    /// Returns one lower-case word: `check`, `peek`, `settle`, `reset`, `block`, `unblock`.
+    /// Returns one lower-case word: `check`, `peek`, `settle`, `renew`, `reset`, `block`, `unblock`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Check => "check",
             Self::Peek => "peek",
             Self::Settle => "settle",
+            Self::Renew => "renew",
             Self::Reset => "reset",
             Self::Block => "block",
             Self::Unblock => "unblock",

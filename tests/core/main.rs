@@ -25,5 +25,6 @@ mod prose;
 mod published;
 mod settle;
 mod shadow;
+mod slots;
 mod vectors;
 mod walls;

@@ -27,6 +27,7 @@ mod routes_unmet;
 mod rules;
 mod servers;
 mod settle;
+mod slots;
 mod stack;
 #[cfg(feature = "axum")]
 mod streams;

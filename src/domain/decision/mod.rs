@@ -112,6 +112,14 @@ impl Decision {
         }
     }
 
+    /// Returns a denial with this wait for each slot: see [`Denial::with_slot_wait`].
+    pub(crate) fn with_slot_wait(&self, wait: Duration) -> Option<Self> {
+        match self {
+            Self::Denied(denial) => denial.with_slot_wait(wait).map(Self::Denied),
+            Self::Allowed(_) | Self::Blocked(_) => None,
+        }
+    }
+
     /// Returns the decision as one about `check`, which has the same charges with rules.
     pub(crate) fn about(self, check: &Check) -> Self {
         match self {
@@ -334,6 +342,19 @@ impl Denial {
         match rules.filter_map(RuleUsage::denied_ms).max() {
             Some(NEVER_MS) => None,
             wait => Some(Duration::from_millis(wait.unwrap_or(0))),
+        }
+    }
+
+    /// Returns the denial with this wait under each concurrency rule that has no slot, since one may be returned at any
+    /// time; `None` if there is no such rule.
+    pub(crate) fn with_slot_wait(&self, wait: Duration) -> Option<Self> {
+        let mut rules = self.usage.rules();
+        if !rules.any(|usage| usage.is_exceeded() && usage.rule().is_concurrency()) {
+            return None;
+        }
+        match Decision::of(self.usage.with_slot_wait(millis(wait)), false) {
+            Ok(Decision::Denied(denial)) => Some(denial),
+            _ => None,
         }
     }
 

@@ -43,6 +43,15 @@ impl RuleUsage {
         self
     }
 
+    /// Returns the usage with this wait for a slot, if there is none. A slot may be returned at any time.
+    pub(super) fn with_slot_wait(mut self, wait_ms: u64) -> Self {
+        let waits = self.denied_ms.is_some_and(|ms| ms != NEVER_MS);
+        if waits && self.rule.is_concurrency() {
+            self.denied_ms = Some(wait_ms);
+        }
+        self
+    }
+
     /// Returns the usage this much later, if no other check came in between.
     pub(super) fn repeated(mut self, age_ms: u64) -> Self {
         if self.reset_after_ms <= age_ms {

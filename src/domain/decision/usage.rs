@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use smallvec::SmallVec;
@@ -30,6 +30,8 @@ struct Inner {
     may_settle: AtomicBool,
     /// Whether slots of this check are held, and nobody has taken them.
     has_slots: AtomicBool,
+    /// When the slots were asked for, by the clock of their holder.
+    asked_at_ms: AtomicU64,
     local: AtomicBool,
     leased: AtomicBool,
     may_be_repeated: AtomicBool,
@@ -49,6 +51,7 @@ impl Clone for Inner {
             rules: self.rules.clone(),
             may_settle: copy(&self.may_settle),
             has_slots: copy(&self.has_slots),
+            asked_at_ms: AtomicU64::new(self.asked_at_ms.load(Ordering::Relaxed)),
             local: copy(&self.local),
             leased: copy(&self.leased),
             may_be_repeated: copy(&self.may_be_repeated),
@@ -125,6 +128,7 @@ impl Usage {
                 rules: rules.into(),
                 may_settle: AtomicBool::new(may_settle),
                 has_slots: AtomicBool::new(may_settle),
+                asked_at_ms: AtomicU64::new(0),
                 local: AtomicBool::new(false),
                 leased: AtomicBool::new(false),
                 may_be_repeated: AtomicBool::new(true),
@@ -292,6 +296,15 @@ impl Usage {
         self.copy(self.check(), self.decided_at_ms(), rules, is_repeated)
     }
 
+    pub(super) fn with_slot_wait(&self, wait_ms: u64) -> Self {
+        let rules = self
+            .rules()
+            .map(|rule| rule.with_slot_wait(wait_ms))
+            .collect();
+        let is_repeated = self.inner.is_repeated;
+        self.copy(self.check(), self.decided_at_ms(), rules, is_repeated)
+    }
+
     /// Returns a copy with other figures; it cannot be settled.
     fn copy(
         &self,
@@ -308,6 +321,7 @@ impl Usage {
                 // Only the original may be settled, and only once.
                 may_settle: AtomicBool::new(false),
                 has_slots: AtomicBool::new(false),
+                asked_at_ms: AtomicU64::new(0),
                 local: AtomicBool::new(self.is_local()),
                 leased: AtomicBool::new(self.inner.leased.load(Ordering::Relaxed)),
                 may_be_repeated: AtomicBool::new(self.may_be_repeated()),
@@ -331,6 +345,15 @@ impl Usage {
     /// Returns `true` once for an admission, and `false` afterwards, also for clones.
     pub(crate) fn take_slots(&self) -> bool {
         self.inner.has_slots.swap(false, Ordering::Relaxed)
+    }
+
+    /// Notes when the check was sent that took the slots.
+    pub(crate) fn asked_at(&self, ms: u64) {
+        self.inner.asked_at_ms.store(ms, Ordering::Relaxed);
+    }
+
+    pub(crate) fn asked_at_ms(&self) -> u64 {
+        self.inner.asked_at_ms.load(Ordering::Relaxed)
     }
 
     /// Allows to take the slots again: their return was not sent.

@@ -175,6 +175,12 @@ impl Plan {
         }
     }
 
+    /// Warns of slots that are returned too early.
+    #[cold]
+    pub(in crate::middleware) fn warn_of_slots_at_head(&self) {
+        self.warnings.slots_at_head();
+    }
+
     /// The selectors, in the order of their charges.
     pub(in crate::middleware) fn selectors(&self) -> impl Iterator<Item = &PolicySelector> {
         let limits = self.limits.iter().map(|limit| &limit.selector);

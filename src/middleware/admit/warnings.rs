@@ -41,6 +41,7 @@ pub(in crate::middleware) struct Warnings {
     leaves_out: AtomicBool,
     /// Whether a cost has named an unknown policy.
     misnames: AtomicBool,
+    returns_slots_early: AtomicBool,
     /// When a limit was last left out.
     left_out_at: Mutex<Option<Instant>>,
 }
@@ -103,6 +104,13 @@ impl Warnings {
         self.left_out_at
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Warns that slots are returned with the head of a response.
+    pub(super) fn slots_at_head(&self) {
+        if !self.returns_slots_early.swap(true, Relaxed) {
+            warning::slots_at_head();
+        }
     }
 
     /// Warns that a response has set its cost under an unknown policy.

@@ -266,6 +266,10 @@ fn push_policy_item(field: &mut Vec<u8>, name: &str, rule: &Rule, policy: &Polic
     separate(field);
     field.extend_from_slice(format!(r#""{name}";q="#).as_bytes());
     push_number(field, rule.limit());
+    if rule.is_concurrency() {
+        field.extend_from_slice(br#";qu="concurrent-requests""#);
+        return push_shadow(field, policy);
+    }
     let window = rule.quota_window();
     if window.as_secs() > 0 {
         field.extend_from_slice(b";w=");
@@ -278,6 +282,9 @@ fn push_item(field: &mut Vec<u8>, item: &str, usage: &RuleUsage) {
     separate(field);
     field.extend_from_slice(item.as_bytes());
     push_number(field, usage.remaining());
+    if usage.rule().is_concurrency() {
+        return; // a slot may be returned at any time
+    }
     let time = if usage.is_exceeded() {
         usage.retry_after()
     } else {

@@ -20,6 +20,6 @@ pub use headers::{EXPOSED_HEADERS, HeaderStyle};
 pub(super) use headers::{Headers, is_denial};
 pub use problem::ProblemJson;
 pub use rejection::{EmptyBody, MakeRejection, Rejection};
-pub(super) use responder::{Respond, shown};
+pub(super) use responder::{DEFAULT_SLOT_WAIT, Respond, shown};
 use seconds::retry_after;
 pub(super) use single_rule::Sent;

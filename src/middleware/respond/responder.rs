@@ -7,11 +7,16 @@ use http::{HeaderValue, Response, StatusCode, header, request::Parts};
 use super::{Decisions, HeaderStyle, Headers, MakeRejection, ProblemJson, Rejection, retry_after};
 use crate::{domain::decision::Decision, limiter::DEFAULT_INTERVAL, limiter::jitter};
 
+/// A slot may be returned at any time: clients may ask soon, but must not storm.
+pub(in crate::middleware) const DEFAULT_SLOT_WAIT: Duration = Duration::from_secs(1);
+
 /// The settings of rejections: those of a layer, or those passed by a handler.
 pub(in crate::middleware) struct Respond<'a, R> {
     pub(in crate::middleware) make: &'a R,
     pub(in crate::middleware) headers: &'a Headers,
     pub(in crate::middleware) jitter: Duration,
+    /// How long a client waits that found no slot.
+    pub(in crate::middleware) slot_wait: Duration,
     /// When to ask a service again that could not decide.
     pub(in crate::middleware) retry_interval: Duration,
 }
@@ -23,7 +28,7 @@ impl<R> Respond<'_, R> {
     {
         let decision = rejection.decision();
         // The body must show the same wait as the headers, so make the rejection from the delayed decision.
-        let shown = decision.as_ref().map(|whole| shown(whole, self.jitter));
+        let shown = decision.as_ref().map(|whole| self.shown(whole));
         if let Some(Cow::Owned(later)) = &shown {
             rejection = Rejection::of(later).unwrap_or(rejection);
         }
@@ -54,6 +59,16 @@ impl<R> Respond<'_, R> {
         }
         response.extensions_mut().insert(rejection);
         response
+    }
+}
+
+impl<R> Respond<'_, R> {
+    /// The denial as shown to the client.
+    fn shown<'a>(&self, decision: &'a Decision) -> Cow<'a, Decision> {
+        match decision.with_slot_wait(self.slot_wait) {
+            Some(sooner) => Cow::Owned(shown(&sooner, self.jitter).into_owned()),
+            None => shown(decision, self.jitter),
+        }
     }
 }
 
@@ -177,6 +192,7 @@ impl Rejection {
             make,
             headers: &style.unprepared(),
             jitter: Duration::ZERO,
+            slot_wait: DEFAULT_SLOT_WAIT,
             retry_interval: DEFAULT_INTERVAL,
         };
         respond.to(self, head)

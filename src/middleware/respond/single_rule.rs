@@ -91,6 +91,12 @@ impl SingleRule {
     }
 }
 
+/// `None` for slots, which may be returned at any time.
+fn reset_after(usage: &RuleUsage) -> Option<Duration> {
+    let is_known = !usage.rule().is_concurrency();
+    is_known.then(|| usage.reset_after())
+}
+
 impl Sent {
     /// The denying rule with the longest wait, or else the one with the smallest share left; of several, the first.
     fn of(decision: &Decision, style: SingleRule) -> Option<Self> {
@@ -103,7 +109,7 @@ impl Sent {
         match decision {
             Decision::Allowed(usage) => usage
                 .rules()
-                .map(|usage| sent(usage, Some(usage.reset_after())))
+                .map(|usage| sent(usage, reset_after(usage)))
                 .reduce(|least, it| {
                     if it.is_tighter_than(&least) {
                         it

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use super::cost_meter::Reading;
 use crate::{
     domain::{ActualCost, charge::Charge, decision::Usage},
-    limiter::Limiter,
+    limiter::{Limiter, Slot},
 };
 
 /// A usage report of a service is far shorter, and this much is kept for each response under way.
@@ -70,7 +70,7 @@ impl Metered {
 pub struct Ending(Arc<Admitted>);
 
 /// An admitted request, to be settled when this is dropped.
-struct Admitted {
+pub(in crate::middleware) struct Admitted {
     limiter: Limiter,
     usage: Usage,
     at_end: Arc<AtEnd>,
@@ -79,17 +79,19 @@ struct Admitted {
     /// That of the request, since a body may be dropped by a thread outside of any runtime.
     runtime: Option<Handle>,
     end: Mutex<ResponseEnd>,
+    /// Returned when this is dropped.
+    slot: Option<Slot>,
 }
 
 impl Ending {
-    pub(in crate::middleware) fn new(
+    pub(in crate::middleware) fn of(
         limiter: Limiter,
         usage: Usage,
         at_end: Arc<AtEnd>,
         reading: Arc<Reading>,
         method: &Method,
-    ) -> Self {
-        Self(Arc::new(Admitted {
+    ) -> Admitted {
+        Admitted {
             limiter,
             usage,
             at_end,
@@ -97,7 +99,14 @@ impl Ending {
             answers_head: method == Method::HEAD,
             runtime: Handle::try_current().ok(),
             end: Mutex::default(),
-        }))
+            slot: None,
+        }
+    }
+
+    /// Of a layer that does not follow bodies: it ends with the head.
+    pub(in crate::middleware) fn of_slots(limiter: &Limiter, usage: Usage) -> Admitted {
+        let (at_end, reading) = (Arc::default(), Arc::default());
+        Self::of(limiter.clone(), usage, at_end, reading, &Method::GET)
     }
 
     pub(super) fn downgrade(&self) -> WeakEnding {
@@ -113,6 +122,14 @@ impl WeakEnding {
     /// `None` if the response has ended.
     pub(super) fn upgrade(&self) -> Option<Ending> {
         self.0.upgrade().map(Ending)
+    }
+}
+
+impl Admitted {
+    /// Begins to watch for the end, with the slots that are returned then.
+    pub(in crate::middleware) fn holding(mut self, slot: Option<Slot>) -> Ending {
+        self.slot = slot;
+        Ending(Arc::new(self))
     }
 }
 

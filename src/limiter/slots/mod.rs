@@ -1,0 +1,332 @@
+//! [`Slot`]: holds slots of concurrency policies, renews them, and returns them when it is dropped.
+//!
+//! ```text
+//!   admitted ──▶ Held ◀──────────▶ Renewing ──▶ Lost          the store has released it
+//!                 │     renewed       │ └─────▶ Expiring ──▶ Lost    nobody knows whether it was renewed
+//!                 ▼                   ▼
+//!               returned  ◀─── returned, when the renewal is answered
+//! ```
+//!
+//! At most one message about a slot is under way, none follows a return, and after a renewal of unknown outcome there
+//! is none at all: the store counts units and knows no holders, so that a message too many would return or renew the
+//! slot of someone else.
+
+mod clock;
+mod renewer;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
+
+pub(super) use self::renewer::Renewer;
+pub(crate) use clock::now_ms;
+
+use super::Limiter;
+use crate::domain::{
+    charge::Charge,
+    decision::{Decision, Usage},
+    error::{PolicyError, StoreError},
+    policy::Policy,
+    rule::millis,
+    slots::Slots,
+};
+
+/// The slots that an admitted check holds: this process renews them, and returns them when you drop this.
+///
+/// A slot can be lost while you hold it: the store has not answered for too long, an operator has reset the key, or this
+/// process was stopped for longer than the slot's expiry. Then others may take your slot: see [`lost`](Self::lost).
+#[must_use = "the slots are returned when you drop this"]
+pub struct Slot {
+    holding: Arc<Holding>,
+}
+
+/// Watches a [`Slot`] that something else holds.
+#[derive(Clone)]
+pub struct SlotWatch {
+    holding: Arc<Holding>,
+}
+
+struct Holding {
+    id: u64,
+    limiter: Limiter,
+    state: Mutex<State>,
+    /// Notified when the slots are lost.
+    lost: Notify,
+    /// The shortest of its policies, in ms.
+    window_ms: u64,
+    /// That of the check, since the slot may be dropped outside of any runtime.
+    runtime: Option<Handle>,
+}
+
+enum State {
+    Held {
+        slots: Slots,
+        /// From before the request was sent that the slots were taken or renewed by.
+        since_ms: u64,
+        /// When to renew.
+        due_ms: u64,
+    },
+    Renewing {
+        since_ms: u64,
+        returned: bool,
+    },
+    /// The outcome of a renewal is unknown.
+    Expiring {
+        since_ms: u64,
+    },
+    Lost,
+    Returned,
+}
+
+impl Limiter {
+    /// Holds the slots of an admitted check, if it has any, and if nothing else holds them.
+    ///
+    /// The slots are renewed at a third of their expiry, as long as you keep the [`Slot`]. Call this right after the
+    /// decision, within a tokio runtime with timers: elsewhere the slots are not renewed.
+    #[must_use]
+    pub fn hold(&self, decision: &Decision) -> Option<Slot> {
+        let Decision::Allowed(usage) = decision else {
+            return None;
+        };
+        self.hold_usage(usage)
+    }
+
+    pub(crate) fn hold_usage(&self, usage: &Usage) -> Option<Slot> {
+        let slots = Slots::take(usage)?;
+        let windows = slots
+            .usage()
+            .rules()
+            .map(|rule| millis(rule.rule().window()));
+        let window_ms = windows.min().unwrap_or(u64::MAX);
+        let since_ms = usage.asked_at_ms();
+        let holding = Holding {
+            id: self.inner.renewer.next_id(),
+            limiter: self.clone(),
+            state: Mutex::new(State::Held {
+                slots,
+                since_ms,
+                due_ms: renewer::due_ms(since_ms, window_ms),
+            }),
+            lost: Notify::new(),
+            window_ms,
+            runtime: Handle::try_current().ok(),
+        };
+        let holding = Arc::new(holding);
+        self.inner.renewer.add(&holding);
+        Some(Slot { holding })
+    }
+
+    /// Waits until these charges are admitted, as [`acquire`](Self::acquire) does, and holds their slots: for jobs and
+    /// other work that is no request.
+    ///
+    /// The outer error means that the store could not decide; the inner one is the denial. The [`Slot`] is `None` if
+    /// none of the charges is under a [concurrency policy](crate::Rule::concurrent).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sluicegate::{Charge, Key, Limiter, MemoryStore, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// let exports = Policy::parse("exports", "2/30s@concurrent")?;
+    /// let export = || [Charge::new(&exports, Key::new("tenant", "acme"), 1)];
+    ///
+    /// let patience = Duration::from_secs(10);
+    /// let first = limiter.acquire_slot(export(), patience).await?.expect("there are two");
+    /// let second = limiter.acquire_slot(export(), patience).await?.expect("there are two");
+    /// assert!(limiter.acquire_slot(export(), Duration::ZERO).await?.is_err());
+    ///
+    /// drop(first);                                                       // the work is done
+    /// assert!(limiter.acquire_slot(export(), patience).await?.is_ok());
+    /// # drop(second);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Like [`acquire`](Self::acquire); and [`InvalidRequest`](crate::error::StoreErrorKind::InvalidRequest) when slots
+    /// of a policy expire in less than six timeouts, since they could not be renewed in time.
+    pub async fn acquire_slot(
+        &self,
+        charges: impl IntoIterator<Item = Charge>,
+        max_wait: Duration,
+    ) -> Result<Result<Option<Slot>, Decision>, StoreError> {
+        let charges: Vec<Charge> = charges.into_iter().collect();
+        if charges
+            .iter()
+            .any(|charge| self.expires_too_early(charge.policy()).is_some())
+        {
+            return Err(StoreError::invalid_request(
+                "slots must not expire in less than six timeouts",
+            ));
+        }
+        let decision = self.acquire(charges, max_wait).await?;
+        Ok(if decision.is_allowed() {
+            Ok(self.hold(&decision))
+        } else {
+            Err(decision)
+        })
+    }
+
+    /// The error of a concurrency policy whose slots could not be renewed in time.
+    pub(crate) fn expires_too_early(&self, policy: &Policy) -> Option<PolicyError> {
+        let rule = policy.rules().iter().find(|rule| rule.is_concurrency())?;
+        let least = self.inner.timeout.saturating_mul(6);
+        (rule.window() < least).then(|| PolicyError::ExpiresTooEarly {
+            policy: policy.name().to_owned(),
+            rule: *rule,
+            least,
+        })
+    }
+}
+
+impl Slot {
+    /// Returns whether this process may still count on the slots. Once this is `false`, it never becomes `true` again.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.holding.is_held()
+    }
+
+    /// Waits until the slots are lost: cancel the work then, if it must not go on beside another's. It waits for ever
+    /// if they are returned.
+    pub async fn lost(&self) {
+        self.holding.wait_until_lost().await;
+    }
+
+    /// Returns a watch, for work that does not hold the slots itself.
+    #[must_use]
+    pub fn watch(&self) -> SlotWatch {
+        SlotWatch {
+            holding: Arc::clone(&self.holding),
+        }
+    }
+}
+
+impl SlotWatch {
+    /// Returns whether the slots are held: see [`Slot::is_held`].
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.holding.is_held()
+    }
+
+    /// Waits until the slots are lost: see [`Slot::lost`].
+    pub async fn lost(&self) {
+        self.holding.wait_until_lost().await;
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let holding = &self.holding;
+        let left = {
+            let mut state = holding.lock();
+            match &mut *state {
+                // It is returned when the renewal is answered.
+                State::Renewing { returned, .. } => {
+                    *returned = true;
+                    return;
+                }
+                _ => std::mem::replace(&mut *state, State::Returned),
+            }
+        };
+        holding.limiter.inner.renewer.remove(holding, &left);
+        if let State::Held { slots, .. } = left {
+            holding.give_back(slots);
+        }
+    }
+}
+
+impl Holding {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_held(&self) -> bool {
+        self.expires_ms()
+            .is_some_and(|expires_ms| now_ms() < expires_ms)
+    }
+
+    /// The time until which the slots are surely held; `None` if they are not any more.
+    fn expires_ms(&self) -> Option<u64> {
+        match &*self.lock() {
+            State::Held { since_ms, .. }
+            | State::Renewing { since_ms, .. }
+            | State::Expiring { since_ms } => Some(since_ms.saturating_add(self.window_ms)),
+            State::Lost | State::Returned => None,
+        }
+    }
+
+    async fn wait_until_lost(&self) {
+        loop {
+            let lost = self.lost.notified();
+            match self.expires_ms() {
+                None if matches!(*self.lock(), State::Returned) => std::future::pending().await,
+                None => return,
+                Some(expires_ms) => {
+                    let left = Duration::from_millis(expires_ms.saturating_sub(now_ms()));
+                    if left.is_zero() {
+                        return;
+                    }
+                    // The renewer may be late, and knows nothing of a process that was stopped.
+                    let _ = tokio::time::timeout(left, lost).await;
+                }
+            }
+        }
+    }
+
+    /// Notifies the holder that the slots are lost.
+    fn lose(&self) {
+        *self.lock() = State::Lost;
+        self.lost.notify_waiters();
+        self.limiter.inner.renewer.warn_of_loss();
+    }
+
+    /// Returns the slots in the background, and tries again while the store is not even asked.
+    fn give_back(&self, slots: Slots) {
+        let runtime = Handle::try_current().ok().or_else(|| self.runtime.clone());
+        let Some(runtime) = runtime else {
+            return; // they expire
+        };
+        let (limiter, window_ms) = (self.limiter.clone(), self.window_ms);
+        runtime.spawn(async move {
+            let end = Instant::now() + Duration::from_millis(window_ms).min(super::FOR_EVER);
+            let mut slots = Some(slots);
+            while let Some(own) = slots.take() {
+                slots = limiter.give_back(own).await;
+                if slots.is_some() {
+                    let pause = limiter.retry_pause();
+                    if Instant::now() + pause > end {
+                        return; // they have expired
+                    }
+                    sleep_until(Instant::now() + pause).await;
+                }
+            }
+        });
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot")
+            .field("is_held", &self.is_held())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for SlotWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlotWatch")
+            .field("is_held", &self.is_held())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,347 @@
+//! [`Renewer`]: renews the slots that this process holds, in a task that exists only while it holds some.
+
+use std::{
+    collections::BTreeMap,
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{AcqRel, Relaxed},
+        },
+    },
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Handle, Id},
+    sync::Notify,
+    time::timeout,
+};
+
+use super::{Holding, State, now_ms};
+use crate::{
+    domain::{
+        error::StoreError,
+        rule::millis,
+        slots::{Renewal, Slots},
+    },
+    limiter::jitter,
+    warning,
+};
+
+/// The most renewals in one call.
+const MAX_RENEWALS: usize = 256;
+
+/// From one warning of a lost slot to the next.
+const WARNINGS: Duration = Duration::from_secs(60);
+
+/// The slots that the clones of one limiter hold.
+#[derive(Default)]
+pub(in crate::limiter) struct Renewer {
+    held: Mutex<Held>,
+    next_id: AtomicU64,
+    running: AtomicBool,
+    /// Wakes the task for slots that are due earlier than all others.
+    earlier: Notify,
+    /// When a lost slot was last warned about, plus 1.
+    warned_ms: AtomicU64,
+}
+
+/// By the time at which something has to be done about them.
+type Held = BTreeMap<(u64, u64), Arc<Holding>>;
+
+/// When to renew slots: at a third of their window. They are spread over a part of it, so that those taken together are
+/// not renewed in one moment by all processes.
+pub(super) fn due_ms(since_ms: u64, window_ms: u64) -> u64 {
+    let third = window_ms / 3;
+    let spread = millis(jitter::up_to(Duration::from_millis(third / 4)));
+    since_ms.saturating_add(third - spread)
+}
+
+impl Renewer {
+    pub(super) fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add(self: &Arc<Self>, holding: &Arc<Holding>) {
+        let due_ms = holding.due_ms();
+        let is_first = {
+            let mut held = self.lock();
+            held.insert((due_ms, holding.id), Arc::clone(holding));
+            held.first_key_value()
+                .is_some_and(|(first, _)| first.1 == holding.id)
+        };
+        if is_first {
+            self.earlier.notify_one();
+        }
+        if let Some(runtime) = &holding.runtime {
+            self.ensure_running(runtime, Vec::new());
+        }
+    }
+
+    /// Forgets a holding in this state.
+    pub(super) fn remove(&self, holding: &Holding, state: &State) {
+        if let Some(due_ms) = state.due_ms(holding.window_ms) {
+            self.lock().remove(&(due_ms, holding.id));
+        }
+    }
+
+    fn ensure_running(self: &Arc<Self>, runtime: &Handle, stopped: Vec<Id>) {
+        if !self.running.swap(true, AcqRel) {
+            let running = Running {
+                renewer: Arc::clone(self),
+                runtime: runtime.id(),
+                stopped,
+                is_done: false,
+            };
+            drop(runtime.spawn(run(running)));
+        }
+    }
+
+    /// Takes the holdings that are due, as many as fit into a call; otherwise returns the ms until the next is due, or
+    /// `None` if there is none.
+    fn take_due(&self) -> Result<Vec<Arc<Holding>>, Option<u64>> {
+        let mut held = self.lock();
+        let now_ms = now_ms();
+        let mut due = Vec::new();
+        while due.len() < MAX_RENEWALS
+            && let Some(first) = held.first_entry()
+            && first.key().0 <= now_ms
+        {
+            due.push(first.remove());
+        }
+        if due.is_empty() {
+            let next = held.first_key_value();
+            return Err(next.map(|((due_ms, _), _)| due_ms - now_ms));
+        }
+        Ok(due)
+    }
+
+    pub(super) fn warn_of_loss(&self) {
+        let (now_ms, last) = (now_ms() + 1, self.warned_ms.load(Relaxed));
+        let is_recent = last != 0 && now_ms < last + millis(WARNINGS);
+        let exchange = |renewer: &Self| {
+            let warned = &renewer.warned_ms;
+            warned
+                .compare_exchange(last, now_ms, Relaxed, Relaxed)
+                .is_ok()
+        };
+        if !is_recent && exchange(self) {
+            warning::slot_lost();
+        }
+    }
+}
+
+/// The task that renews. When its runtime stops, another one takes over that still has slots.
+struct Running {
+    renewer: Arc<Renewer>,
+    runtime: Id,
+    /// The runtimes that have stopped before.
+    stopped: Vec<Id>,
+    /// Whether nothing is left to do, or another task does it.
+    is_done: bool,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.is_done {
+            return;
+        }
+        let renewer = &self.renewer;
+        renewer.running.store(false, Relaxed);
+        let mut stopped = mem::take(&mut self.stopped);
+        stopped.push(self.runtime);
+        let other = {
+            let held = renewer.lock();
+            let runtimes = held.values().filter_map(|holding| holding.runtime.as_ref());
+            let mut others = runtimes.filter(|runtime| !stopped.contains(&runtime.id()));
+            others.next().cloned()
+        };
+        if let Some(runtime) = other {
+            renewer.ensure_running(&runtime, stopped);
+        }
+    }
+}
+
+async fn run(mut running: Running) {
+    let renewer = Arc::clone(&running.renewer);
+    running.stopped.clear(); // this runtime runs
+    loop {
+        match renewer.take_due() {
+            Ok(due) => renew(due).await,
+            Err(Some(wait_ms)) => {
+                let wait = Duration::from_millis(wait_ms);
+                let _ = timeout(wait, renewer.earlier.notified()).await;
+            }
+            Err(None) => {
+                // A slot that comes now finds no running task, and starts one.
+                renewer.running.store(false, Relaxed);
+                let is_empty = renewer.lock().is_empty();
+                if is_empty || renewer.running.swap(true, AcqRel) {
+                    running.is_done = true;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Holdings whose renewals are under way. When this is dropped before their answers, nobody knows the outcomes.
+struct UnderWay(Vec<Arc<Holding>>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        for holding in self.0.drain(..) {
+            holding.expire();
+        }
+    }
+}
+
+async fn renew(due: Vec<Arc<Holding>>) {
+    // The memory of this process answers those that it has granted; the store all others.
+    let (mut under_way, mut renewals) = ([UnderWay(vec![]), UnderWay(vec![])], [vec![], vec![]]);
+    for holding in due {
+        if let Some(renewal) = holding.begin_renewal() {
+            let place = usize::from(renewal.usage().is_local());
+            under_way[place].0.push(holding);
+            renewals[place].push(renewal);
+        }
+    }
+    for ((mut under_way, renewals), local) in under_way.into_iter().zip(renewals).zip([false, true])
+    {
+        let Some(first) = under_way.0.first() else {
+            continue;
+        };
+        let limiter = first.limiter.clone();
+        let asked_at_ms = now_ms();
+        let answers = limiter.renew(&renewals, local).await;
+        let holdings = mem::take(&mut under_way.0);
+        for ((holding, renewal), answer) in holdings.into_iter().zip(renewals).zip(answers) {
+            holding.renewed(renewal, answer, asked_at_ms);
+        }
+    }
+}
+
+impl State {
+    /// When something has to be done, and under which time the renewer has the holding.
+    fn due_ms(&self, window_ms: u64) -> Option<u64> {
+        match self {
+            Self::Held { due_ms, .. } => Some(*due_ms),
+            Self::Expiring { since_ms } => Some(since_ms.saturating_add(window_ms)),
+            Self::Renewing { .. } | Self::Lost | Self::Returned => None,
+        }
+    }
+}
+
+impl Holding {
+    fn due_ms(&self) -> u64 {
+        self.lock().due_ms(self.window_ms).unwrap_or(0)
+    }
+
+    /// The renewal of slots that are due; `None` if they are lost, or need none.
+    fn begin_renewal(self: &Arc<Self>) -> Option<Renewal> {
+        let mut state = self.lock();
+        let has_expired = |since_ms: u64| now_ms() >= since_ms.saturating_add(self.window_ms);
+        match mem::replace(&mut *state, State::Lost) {
+            State::Held {
+                slots, since_ms, ..
+            } if !has_expired(since_ms) => {
+                *state = State::Renewing {
+                    since_ms,
+                    returned: false,
+                };
+                Some(slots.renew())
+            }
+            // This process was stopped. If the store still has the slots, others may have them at once.
+            State::Held { slots, .. } => {
+                drop(state);
+                self.lose();
+                self.give_back(slots);
+                None
+            }
+            State::Expiring { .. } => {
+                drop(state);
+                self.lose();
+                None
+            }
+            other => {
+                *state = other;
+                None
+            }
+        }
+    }
+
+    /// Takes the answer to a renewal that was sent after `asked_at_ms`.
+    fn renewed(
+        self: &Arc<Self>,
+        renewal: Renewal,
+        answer: Result<Option<Slots>, StoreError>,
+        asked_at_ms: u64,
+    ) {
+        match answer {
+            Ok(Some(slots)) => {
+                let due_ms = due_ms(asked_at_ms, self.window_ms);
+                self.holds(slots, asked_at_ms, due_ms);
+            }
+            Ok(None) => {
+                let is_returned = matches!(*self.lock(), State::Renewing { returned: true, .. });
+                if is_returned {
+                    *self.lock() = State::Returned;
+                } else {
+                    self.lose();
+                }
+            }
+            Err(error) if error.is_unsent() => {
+                let State::Renewing { since_ms, .. } = *self.lock() else {
+                    return;
+                };
+                let pause_ms = millis(self.limiter.retry_pause())
+                    .min(self.window_ms / 12)
+                    .max(1);
+                self.holds(
+                    renewal.not_sent(),
+                    since_ms,
+                    now_ms().saturating_add(pause_ms),
+                );
+            }
+            Err(_) => self.expire(),
+        }
+    }
+
+    /// The slots are held again, or returned, or they have been answered too late.
+    fn holds(self: &Arc<Self>, slots: Slots, since_ms: u64, due_ms: u64) {
+        let mut state = self.lock();
+        if matches!(*state, State::Renewing { returned: true, .. }) {
+            *state = State::Returned;
+            drop(state);
+            return self.give_back(slots);
+        }
+        *state = State::Held {
+            slots,
+            since_ms,
+            due_ms,
+        };
+        drop(state);
+        self.limiter.inner.renewer.add(self);
+    }
+
+    /// Nobody knows whether the slots were renewed.
+    fn expire(self: &Arc<Self>) {
+        let mut state = self.lock();
+        let State::Renewing { since_ms, returned } = *state else {
+            return;
+        };
+        if returned {
+            *state = State::Returned;
+            return;
+        }
+        *state = State::Expiring { since_ms };
+        drop(state);
+        self.limiter.inner.renewer.add(self);
+    }
+}

@@ -1,0 +1,224 @@
+//! Concurrency limits over HTTP: a request holds its slot to the end of the response.
+
+use std::{convert::Infallible, time::Duration};
+
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use sluicegate::{
+    Key, Limiter, MemoryStore, Policy, RateLimitLayer, Rule,
+    error::PolicyError,
+    limiter::SlotWatch,
+    middleware::{CostMeter, FollowedBody, Grpc, ProblemJson, ToBodyEnd},
+    test_util::TestClock,
+};
+use tower::{Layer, ServiceExt, service_fn};
+
+fn exports(limit: u64) -> Policy {
+    Policy::new("exports", [Rule::concurrent(limit)]).unwrap()
+}
+
+fn layer(limiter: &Limiter, limit: u64) -> RateLimitLayer<ProblemJson, ToBodyEnd> {
+    let alice = Key::new("user", "alice");
+    RateLimitLayer::new(limiter.clone()).limit_concurrent(exports(limit), alice)
+}
+
+type Answer = Response<FollowedBody<String>>;
+
+async fn get(layer: &RateLimitLayer<ProblemJson, ToBodyEnd>) -> Answer {
+    settled().await;
+    let service = service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(Response::new("an export".to_owned()))
+    });
+    let response = layer
+        .layer(service)
+        .oneshot(Request::new(()))
+        .await
+        .unwrap();
+    settled().await;
+    response
+}
+
+async fn text(response: Answer) -> String {
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    String::from_utf8(body.to_vec()).unwrap()
+}
+
+/// What was dropped is returned in the background.
+async fn settled() {
+    for _ in 0..8 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_response_holds_its_slot_until_its_body_ends() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let layer = layer(&limiter, 2);
+    let (first, second) = (get(&layer).await, get(&layer).await);
+    assert_eq!(first.headers()["ratelimit"], r#""exports";r=1"#);
+    assert_eq!(
+        first.headers()["ratelimit-policy"],
+        r#""exports";q=2;qu="concurrent-requests""#
+    );
+    assert_eq!(second.status(), StatusCode::OK);
+    let denied = get(&layer).await;
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.headers()["retry-after"], "1");
+    assert_eq!(denied.headers()["ratelimit"], r#""exports";r=0"#);
+
+    drop(first);
+    settled().await;
+    assert_eq!(get(&layer).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_request_that_a_rate_denies_takes_no_slot_and_the_reverse() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let alice = Key::new("user", "alice");
+    let rate = Policy::parse("rate", "3/1h").unwrap();
+    let both = layer(&limiter, 1).limit(rate.clone(), alice.clone());
+
+    let first = get(&both).await;
+    assert_eq!(first.status(), StatusCode::OK);
+    for _ in 0..5 {
+        assert_eq!(get(&both).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+    drop(first);
+    settled().await;
+    for status in [
+        StatusCode::OK,
+        StatusCode::OK,
+        StatusCode::TOO_MANY_REQUESTS,
+    ] {
+        assert_eq!(get(&both).await.status(), status); // each returns its slot at once
+    }
+    // Denied by the rate: the wait is the rate's, and the slot is free.
+    let denied = get(&both).await;
+    let wait: u64 = denied.headers()["retry-after"]
+        .to_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert!(wait > 3_000, "{wait}");
+    assert_eq!(get(&layer(&limiter, 1)).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn the_wait_for_a_slot_is_configurable() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let layer = layer(&limiter, 1).slot_retry_after(Duration::from_secs(7));
+    let _held = get(&layer).await;
+    let denied = get(&layer).await;
+    assert_eq!(denied.headers()["retry-after"], "7");
+}
+
+#[tokio::test]
+async fn a_web_socket_holds_its_slot_as_long_as_its_guard() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let layer = layer(&limiter, 1);
+    let guard = std::sync::Mutex::new(None);
+    let service = service_fn(|request: Request<()>| {
+        let meter = request.extensions().get::<CostMeter>().unwrap();
+        *guard.lock().unwrap() = Some(meter.hold());
+        let mut response = Response::new(String::new());
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        async { Ok::<_, Infallible>(response) }
+    });
+    drop(
+        layer
+            .layer(service)
+            .oneshot(Request::new(()))
+            .await
+            .unwrap(),
+    );
+    settled().await;
+    assert_eq!(get(&layer).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    drop(guard.lock().unwrap().take());
+    settled().await;
+    assert_eq!(get(&layer).await.status(), StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_notices_that_its_slot_was_lost() {
+    let clock = TestClock::new(1_700_000_000_000);
+    let limiter = Limiter::new(MemoryStore::new().clock(clock.clone()));
+    let layer = layer(&limiter, 1);
+    let (policy, alice) = (exports(1), Key::new("user", "alice"));
+    let own = limiter.clone();
+    let service = service_fn(move |request: Request<()>| {
+        let watch = request.extensions().get::<SlotWatch>().unwrap().clone();
+        let (limiter, policy, alice) = (own.clone(), policy.clone(), alice.clone());
+        async move {
+            assert!(watch.is_held());
+            limiter.reset(&policy, &alice).await.unwrap();
+            watch.lost().await; // at the next renewal
+            assert!(!watch.is_held());
+            Ok::<_, Infallible>(Response::new("stopped".to_owned()))
+        }
+    });
+    let response = layer
+        .layer(service)
+        .oneshot(Request::new(()))
+        .await
+        .unwrap();
+    assert_eq!(text(response).await, "stopped");
+}
+
+#[tokio::test]
+async fn a_layer_that_cannot_hold_slots_to_the_end_is_not_built() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let alice = Key::new("user", "alice");
+    let layer = RateLimitLayer::new(limiter.clone()).try_limit(exports(1), alice.clone());
+    let error = layer.unwrap_err();
+    assert!(matches!(error, PolicyError::NeedsBodyEnd { .. }));
+    assert!(error.to_string().contains("add it by `limit_concurrent`"));
+
+    let short = Rule::concurrent(1).expires_after(Duration::from_millis(599));
+    let short = Policy::new("short", [short]).unwrap();
+    let layer = RateLimitLayer::new(limiter).try_limit_concurrent(short, alice);
+    let error = layer.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("at least six timeouts of the limiter, 600ms"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_policy_chosen_too_late_holds_its_slot_to_the_head() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let layer = RateLimitLayer::new(limiter.clone()).limit(
+        |_: &http::request::Parts| Some(exports(1)),
+        Key::new("user", "alice"),
+    );
+    let within = self::layer(&limiter, 1);
+    let service = service_fn(async |_: Request<()>| {
+        assert_eq!(get(&within).await.status(), StatusCode::TOO_MANY_REQUESTS);
+        Ok::<_, Infallible>(Response::new("done".to_owned()))
+    });
+    let response = layer
+        .layer(service)
+        .oneshot(Request::new(()))
+        .await
+        .unwrap();
+    settled().await;
+    assert_eq!(get(&within).await.status(), StatusCode::OK);
+    drop(response);
+}
+
+#[tokio::test]
+async fn a_grpc_call_without_a_slot_is_denied_with_a_pushback_of_a_second() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let layer = layer(&limiter, 1).rejection(Grpc::new());
+    let _held = get(&self::layer(&limiter, 1)).await;
+    let service = layer.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(Response::new(tonic::body::Body::empty()))
+    }));
+    let request = Request::post("/")
+        .header("content-type", "application/grpc")
+        .body(());
+    let response = service.oneshot(request.unwrap()).await.unwrap();
+    assert_eq!(response.headers()["grpc-status"], "8");
+    assert_eq!(response.headers()["grpc-retry-pushback-ms"], "1000");
+}
