@@ -3,7 +3,7 @@
 use crate::domain::{
     charge::Charge,
     check::Check,
-    decision::{Count, RuleUsage, Usage},
+    decision::{Count, Usage},
     error::StoreError,
     settlement::Settlement,
 };
@@ -28,7 +28,8 @@ use crate::domain::{
 ///
 /// // At least every ten seconds, while the export runs:
 /// let Reply::Renew(renewed) = store.execute(Operation::Renew(slots.renew())).await? else { unreachable!() };
-/// let slots = renewed.slots().expect("the slot has not expired");
+/// assert!(renewed.is_renewed(), "the slot has not expired");
+/// let slots = renewed.slots().expect("they are taken once");
 ///
 /// store.settle(&slots.give_back()).await?;
 /// assert!(store.check(&export).await?.is_allowed());
@@ -130,23 +131,19 @@ impl Renewal {
         now_ms: u64,
         counts: &[Count],
     ) -> Result<Renewed, StoreError> {
-        let usage = Usage::renewed(self.check(), is_renewed, now_ms, counts)?;
-        Ok(Renewed { is_renewed, usage })
+        let usage = Usage::of_slots(self.check(), now_ms, counts)?;
+        Ok(self.answered(is_renewed, usage))
     }
 
-    /// Makes the reply from the usage of parts that were renewed separately.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn joined(
-        &self,
-        is_renewed: bool,
-        decided_at_ms: u64,
-        rules: Vec<RuleUsage>,
-    ) -> Renewed {
-        let usage = Usage::joined(self.check(), decided_at_ms, rules);
-        if is_renewed {
-            usage.return_slots();
+    /// What was not renewed stays in its steps, which only the usage of before names.
+    fn answered(&self, is_renewed: bool, usage: Usage) -> Renewed {
+        let held = if is_renewed { &usage } else { &self.usage };
+        held.return_slots();
+        Renewed {
+            is_renewed,
+            held: held.clone(),
+            usage,
         }
-        Renewed { is_renewed, usage }
     }
 
     /// Returns the renewal of the slots at these indexes.
@@ -163,13 +160,33 @@ impl Renewal {
 pub struct Renewed {
     is_renewed: bool,
     usage: Usage,
+    /// The charges that hold the slots, and the steps that these are in now.
+    held: Usage,
 }
 
 impl Renewed {
     /// Returns whether the slots were renewed, all of them; otherwise at least one was lost, and nothing has changed.
+    /// Lost slots are taken again by others, so that more than the limit may be held in all.
     #[must_use]
     pub const fn is_renewed(&self) -> bool {
         self.is_renewed
+    }
+
+    /// Makes one reply from those to parts of a renewal, from the usage after it and from what is held now.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn joined(parts: &[Self], usage: Usage, held: Usage) -> Self {
+        held.return_slots();
+        Self {
+            is_renewed: parts.iter().all(Self::is_renewed),
+            usage,
+            held,
+        }
+    }
+
+    /// Returns the charges that hold the slots, and the steps that these are in now.
+    #[cfg(feature = "cluster")]
+    pub(crate) const fn held(&self) -> &Usage {
+        &self.held
     }
 
     /// Returns the usage after the renewal.
@@ -178,9 +195,10 @@ impl Renewed {
         &self.usage
     }
 
-    /// Takes the slots, once: `None` if they are lost.
+    /// Takes the slots, once, in the steps that they are in now. If they were not renewed, [give
+    /// back](Slots::give_back) those of them that still count: it changes nothing about those that are lost.
     #[must_use]
     pub fn slots(&self) -> Option<Slots> {
-        Slots::take(&self.usage)
+        Slots::take(&self.held)
     }
 }

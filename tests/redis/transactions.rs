@@ -34,7 +34,7 @@ use crate::common::{
     redis::Server,
     served::{Served, limited, limited_apart, shared_server},
     sharing::wait,
-    vectors::{replay_all, replay_blocks},
+    vectors::{replay_all, replay_blocks, replay_kinds},
 };
 
 mod without_rights_to_scripts {
@@ -108,6 +108,7 @@ async fn transactions_agree_with_the_vectors() {
     let pool = pool(server.socket_url()).await;
     replay_all(async || fresh(&pool)).await;
     replay_blocks(async || fresh(&pool)).await;
+    replay_kinds(async || fresh(&pool)).await;
 }
 
 #[test]

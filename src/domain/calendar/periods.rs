@@ -171,3 +171,77 @@ fn forth(day: Date, days: i64) -> Date {
 fn back(day: Date, days: i8) -> Date {
     forth(day, -i64::from(days))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::calendar::Zone;
+
+    const DAY_MS: u64 = 86_400_000;
+
+    fn daily(zone: &TimeZone) -> Days<'_> {
+        Days {
+            calendar: Calendar::new(Period::Day, 1, Zone::parse("UTC").unwrap()),
+            zone,
+        }
+    }
+
+    /// No zone has had such a change since 1970, but one may.
+    #[test]
+    fn a_day_whose_midnight_is_skipped_with_time_before_it_begins_at_the_change() {
+        let zone = TimeZone::posix("STD0DST-2,J2/23:00,J300/0:00").unwrap(); // from 23:00 of the 2nd to 1:00 of the 3rd
+        let change_ms = 2 * DAY_MS - 3_600_000;
+        assert_eq!(daily(&zone).periods(change_ms - 1).end_ms, change_ms);
+        let third = daily(&zone).periods(change_ms);
+        assert_eq!(
+            (third.start_ms, third.end_ms),
+            (change_ms, 3 * DAY_MS - 7_200_000)
+        );
+    }
+
+    #[test]
+    fn boundaries_are_those_of_the_periods_around_and_of_two_more() {
+        for text in [
+            "month@Pacific/Kiritimati",
+            "day@Pacific/Apia",
+            "week@Europe/Berlin",
+        ] {
+            let rule: crate::domain::rule::Rule = format!("1/{text}").parse().unwrap();
+            let calendar = rule.in_calendar().unwrap();
+            for at_ms in (0..200).map(|hours| 1_325_030_400_000 + hours * 3_600_000) {
+                let around = Duration::from_secs(48 * 3_600);
+                let boundaries = calendar.boundaries_ms(at_ms, around);
+                let (first_ms, last_ms) = (at_ms - 2 * DAY_MS, at_ms + 2 * DAY_MS);
+                assert!(boundaries[0] <= first_ms && boundaries[1] > first_ms);
+                let later = boundaries.iter().filter(|end| **end > last_ms);
+                assert_eq!(later.count(), 3);
+                for pair in boundaries.windows(2) {
+                    let periods = calendar.periods(pair[0]);
+                    assert_eq!((periods.start_ms, periods.end_ms), (pair[0], pair[1]));
+                    assert_eq!(calendar.periods(pair[1] - 1), periods);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_thread_keeps_is_never_an_answer_for_another_calendar_or_time() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let zones: Vec<Zone> = Zone::all().collect();
+        for _ in 0..2_000 {
+            let period = Period::ALL[random.usize(..4)];
+            let from_day = if period == Period::Month {
+                random.u8(1..=31)
+            } else {
+                1
+            };
+            // Few of them, so that they meet in the places of the thread.
+            let calendar = Calendar::new(period, from_day, zones[random.usize(..3) * KEPT]);
+            let at_ms = 1_700_000_000_000 + random.u64(..DAY_MS * 3);
+            let fresh = std::thread::spawn(move || calendar.periods(at_ms))
+                .join()
+                .unwrap();
+            assert_eq!(calendar.periods(at_ms), fresh, "{calendar}");
+        }
+    }
+}

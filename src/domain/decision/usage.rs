@@ -74,16 +74,14 @@ impl Usage {
         Ok(usage)
     }
 
-    /// Computes the usage of slots from the counts. They can be taken if they were renewed.
-    pub(crate) fn renewed(
+    /// Computes the usage of slots, which can be taken again, from the counts.
+    pub(crate) fn of_slots(
         check: &Check,
-        is_renewed: bool,
         now_ms: u64,
         counts: &[Count],
     ) -> Result<Self, StoreError> {
         let usage = Self::new(check, true, now_ms, counts)?;
         usage.take_settlement();
-        usage.inner.has_slots.store(is_renewed, Ordering::Relaxed);
         Ok(usage)
     }
 

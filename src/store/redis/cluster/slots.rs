@@ -41,7 +41,8 @@ impl RedisStore {
         })
     }
 
-    /// Renews what is held in each slot on its own. The answer is that of all: what was renewed alone expires.
+    /// Renews the charges in each slot on their own. They are renewed if all parts are; those of the others that were
+    /// renewed can be given back.
     pub(super) fn renew_slots(&self, renewal: Renewal, slots: Slots) -> StoreFuture<Renewed> {
         let store = self.clone();
         StoreFuture::pending(async move {
@@ -52,10 +53,13 @@ impl RedisStore {
             let renewed: Vec<Renewed> = answers
                 .collect::<Result<_, _>>()
                 .map_err(StoreError::maybe_sent)?;
-            let usages: Vec<Usage> = renewed.iter().map(|it| it.usage().clone()).collect();
-            let (decided_at_ms, rules) = join_usages(renewal.check(), &slots, &usages);
-            let is_renewed = renewed.iter().all(Renewed::is_renewed);
-            Ok(renewal.joined(is_renewed, decided_at_ms, rules))
+            let join = |usage: fn(&Renewed) -> &Usage| {
+                let usages: Vec<Usage> = renewed.iter().map(|it| usage(it).clone()).collect();
+                let (decided_at_ms, rules) = join_usages(renewal.check(), &slots, &usages);
+                Usage::joined(renewal.check(), decided_at_ms, rules)
+            };
+            let (usage, held) = (join(Renewed::usage), join(Renewed::held));
+            Ok(Renewed::joined(&renewed, usage, held))
         })
     }
 
