@@ -1,4 +1,4 @@
-//! The command line: [`Cli`]. Each verb's own arguments stand in the verb's file.
+//! The command line: [`Cli`]. The file of each verb defines its arguments.
 
 use std::path::PathBuf;
 
@@ -70,13 +70,13 @@ pub(crate) struct Cli {
     pub(crate) settings: Settings,
 }
 
-/// Reads the command line; ends the process where it is wrong, or asks for help.
+/// Parses the command line. Ends the process if it is wrong, or if it asks for help.
 pub(crate) fn parse() -> Cli {
     let matches = command().get_matches();
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
-/// Hides in the help of each verb the options that all verbs share: the help of the tool has them.
+/// Hides the options that all verbs share in the help of each verb. You find them in the help of the tool.
 fn command() -> clap::Command {
     let mut command = Cli::command();
     command.build();
@@ -96,31 +96,31 @@ fn command() -> clap::Command {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Show what an identity has used, and when it is free again
+    /// Show the usage of an identity, and when it is free again
     Inspect(InspectArgs),
     /// Say whether a request would pass now, and if not, why and until when
     Explain(ExplainArgs),
-    /// Show who uses most, and who is denied
+    /// Show the identities that use most, or are denied
     Top(TopArgs),
-    /// Show what an identity has used, live
+    /// Show the usage of an identity, live
     Watch(WatchArgs),
-    /// Deny an identity whatever it asks, for a time
+    /// Deny all requests of an identity for a time
     Block(BlockArgs),
     /// End all blocks of an identity
     Unblock(UnblockArgs),
-    /// List who is blocked
+    /// List the blocked identities
     Blocks(BlocksArgs),
     /// List the policies that services publish
     Policies(PoliciesArgs),
-    /// Delete what an identity has used
+    /// Delete the counts of an identity
     Reset(ResetArgs),
-    /// Show who has used a shared limit up
+    /// Show the contributors that use up a shared limit
     Contributors(ContributorsArgs),
-    /// Print how an identity is stored, to get from a hash to a name
+    /// Print the stored form of an identity, to get from a hash to a name
     Hash(HashArgs),
     /// Check a file of policies: errors with line and column, and warnings
     Check(CheckArgs),
-    /// Replay access logs against policies: who would have been refused, when, and by which rule
+    /// Replay access logs against policies: see the requests that would be denied, when, and by which rule
     Simulate(SimulateArgs),
     /// Print a script that completes the tool's arguments in a shell
     Completions(CompletionsArgs),

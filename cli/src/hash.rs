@@ -1,4 +1,4 @@
-//! `sluicegate hash`: how identities are stored, so that a hash that is listed leads to a name.
+//! `sluicegate hash`: the stored form of identities, to find the name of a listed hash.
 
 use std::{
     collections::BTreeSet,
@@ -35,11 +35,11 @@ Exit codes: 0 done, 1 no value has the hash of a --find.";
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct HashArgs {
-    /// Whose: KIND=VALUE, header:NAME=VALUE or cookie:NAME=VALUE; a VALUE of - takes each line of stdin for one
+    /// KIND=VALUE, header:NAME=VALUE or cookie:NAME=VALUE; with - as VALUE, each line of stdin is one
     #[arg(value_name = "IDENTITY", value_parser = parse_identity)]
     identity: Identity,
 
-    /// The value is a secret, of which the service keeps only a hash (`Key::secret`); headers and cookies always are
+    /// The service keeps only a hash of the value (`Key::secret`), as it always does for headers and cookies
     #[arg(long)]
     hashed: bool,
 
@@ -56,7 +56,7 @@ struct Report {
 
 #[derive(Serialize)]
 struct Row {
-    /// As it is stored.
+    /// The stored form.
     identity: String,
     value: String,
 }
@@ -105,7 +105,7 @@ pub(crate) fn run(args: &HashArgs, settings: &Settings, output: &mut Output) -> 
     Ok(missing.is_empty().into())
 }
 
-/// Why a value that has the hash may not have been found.
+/// The reason why no value with this hash was found.
 fn why_missing(kind: &str, has_hashes: bool, has_secret: bool) -> String {
     if !has_hashes {
         return format!(
@@ -122,7 +122,7 @@ fn why_missing(kind: &str, has_hashes: bool, has_secret: bool) -> String {
     }
 }
 
-/// Lines without their ends, as an identity from stdin is read; empty ones are skipped.
+/// The non-empty lines of stdin without their ends, read in the same way as an identity from stdin.
 fn each_line(mut add: impl FnMut(&str) -> Result<()>) -> Result<()> {
     let mut is_empty = true;
     for (number, line) in (1..).zip(io::stdin().lock().lines()) {
@@ -142,7 +142,7 @@ fn each_line(mut add: impl FnMut(&str) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// An identity whose value is known; a hash is what this verb looks for.
+/// Parses an identity with a known value, and rejects a hash: you use this verb to find the value of one.
 fn parse_identity(text: &str) -> Result<Identity, String> {
     if let Some((kind, hash)) = text.split_once('=')
         && let Ok(digits) = parse_digits(hash)
@@ -159,7 +159,7 @@ fn parse_identity(text: &str) -> Result<Identity, String> {
     text.parse()
 }
 
-/// The digits of a hash, or the first of them.
+/// The digits of a hash, or its first digits.
 fn parse_digits(text: &str) -> Result<String, String> {
     let hash = text.rsplit_once('=').map_or(text, |(_, hash)| hash);
     let digits = hash.strip_prefix('#').unwrap_or(hash).trim_end_matches('…');

@@ -1,4 +1,4 @@
-//! `sluicegate reset`: forgets what an identity has used.
+//! `sluicegate reset`: deletes the counts of an identity.
 
 use std::io::Write;
 
@@ -59,9 +59,9 @@ struct Report {
     identity: String,
     /// The policies whose counts were deleted.
     deleted: Vec<String>,
-    /// Where none is named: those under which something is left, as far as it is seen.
+    /// Without --policy: other policies with a stored value, within the sample of keys.
     other_policies: Vec<String>,
-    /// What keeps the identity from being served all the same, or why nothing was deleted; null otherwise.
+    /// The block that a reset does not end, or the reason why nothing was deleted; null otherwise.
     warning: Option<String>,
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
         }
         let limiter = server::limiter(store, settings);
         for name in &stored {
-            // The counts belong to the name: the rules do not matter.
+            // Counts belong to the name of a policy, so the rules do not matter.
             let policy = Policy::parse(name.as_str(), "1/1s").map_err(Error::usage)?;
             limiter.reset(&policy, &key).await?;
         }
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &ResetArgs, settings: &Settings, output: &mut Output) ->
     })
 }
 
-/// What a reset does not end: a block or a ban.
+/// The block or ban that a reset does not end.
 fn stays(reading: &Reading) -> Option<String> {
     let how = match BlockReport::of(reading.block.clone(), reading.now_ms) {
         Ok(block) => block?.text(reading.now_ms),
@@ -122,7 +122,7 @@ fn stays(reading: &Reading) -> Option<String> {
     ))
 }
 
-/// The policies under which there is something to delete.
+/// The policies with something to delete.
 fn stored(reading: &Reading) -> Vec<String> {
     let entries = reading.entries.iter();
     let stored = entries.filter(|entry| !matches!(entry.stored, Ok(None)));
