@@ -39,11 +39,11 @@ pub(crate) struct SimulateArgs {
     #[arg(default_value = "-", value_name = "LOG")]
     pub(super) logs: Vec<PathBuf>,
 
-    /// Replay under this policy alone; may be repeated
+    /// Replay only this policy; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(super) policy: Vec<String>,
 
-    /// The field that tells clients apart: FIELD for all policies, POLICY=FIELD for one
+    /// The field that distinguishes clients: FIELD for all policies, POLICY=FIELD for one
     #[arg(long, value_name = "[POLICY=]FIELD")]
     pub(super) key: Vec<String>,
 
@@ -56,11 +56,11 @@ pub(crate) struct SimulateArgs {
     )]
     pub(super) time: String,
 
-    /// Replay only requests whose path begins with this
+    /// Replay only requests with a path that begins with this
     #[arg(long, value_name = "PREFIX")]
     pub(super) path: Option<String>,
 
-    /// What else each limit is tried at, as parts of itself
+    /// Other limits to replay, as multiples of each limit
     #[arg(
         long,
         value_name = "LIST",
@@ -69,19 +69,19 @@ pub(crate) struct SimulateArgs {
     )]
     pub(super) factors: Vec<f64>,
 
-    /// How far lines may be out of order
+    /// The maximum time by which lines may be out of order
     #[arg(long, value_name = "TIME", value_parser = text::parse_duration, default_value = "5s")]
     pub(super) reorder: Duration,
 
-    /// Take times of whole seconds as they stand, instead of spreading the requests over the second
+    /// Replay times of whole seconds unchanged, instead of spreading the requests over the second
     #[arg(long)]
     pub(super) no_spread: bool,
 
-    /// How many keys each simulated store holds: identities under policies that count at one time
+    /// The capacity of each simulated store: the identities under policies that count at one time
     #[arg(long, value_name = "COUNT", default_value_t = 100_000, value_parser = capacity)]
     pub(super) keys: usize,
 
-    /// How many identities to show
+    /// The maximum number of identities to show
     #[arg(short, long, value_name = "N", default_value_t = 10)]
     pub(super) number: usize,
 
@@ -95,7 +95,7 @@ pub(crate) struct SimulateArgs {
 }
 
 impl SimulateArgs {
-    /// Refuses to write over a file that is read, or that is written, too.
+    /// Refuses to overwrite a file that is read, or that is written twice.
     pub(super) fn check_outputs(&self) -> Result<(), Error> {
         let read = self.logs.iter().chain([&self.policies]);
         let mut taken: Vec<Handle> = read.filter_map(|it| file(it)).collect();
@@ -118,7 +118,7 @@ impl SimulateArgs {
     }
 }
 
-/// The file at this path, or stdin; `None` if there is none, or it is no regular one.
+/// The regular file at this path, or stdin; `None` if there is none.
 fn file(path: &Path) -> Option<Handle> {
     let handle = if path == Path::new("-") {
         Handle::stdin()

@@ -1,4 +1,4 @@
-//! The outcome for a person: text that fits 80 columns.
+//! Writes the outcome as text that fits 80 columns.
 
 use std::io::Write;
 
@@ -13,7 +13,7 @@ use super::{
     result::{Outcome, OverTime, PolicyOutcome},
 };
 
-/// The length of the longest bar.
+/// The maximum length of a bar.
 const BAR: u64 = 30;
 
 pub(super) fn write(outcome: &Outcome, output: &mut Output) -> Result<()> {
@@ -85,7 +85,7 @@ fn number(number: u64) -> Cell {
     right(grouped(number))
 }
 
-/// Red; of a shadow, which refuses nothing, yellow.
+/// Red; yellow for a shadow, which refuses nothing.
 fn refusals(policy: &PolicyOutcome, count: u64) -> Cell {
     match (count, policy.shadow) {
         (0, _) => number(0),
