@@ -27,11 +27,11 @@ Exit codes:
   1  the answer is no: `check` found an error, `explain` a denial, `unblock`
      no block, `contributors` none, `hash` no value, `policies` none, `reset`
      nothing to delete; or you said no
-  2  the arguments, the configuration or a file cannot be used
-  3  the server cannot be reached, or said no
+  2  the tool cannot use the arguments, the configuration or a file
+  3  the tool cannot reach the server, or the server answered with an error
 
-The server is named on the command line, or else by variables of the
-environment (SLUICEGATE_REDIS and so on), or else in a configuration file
+You name the server on the command line, or else in environment variables
+(SLUICEGATE_REDIS and so on), or else in a configuration file
 (sluicegate.toml):
   redis = \"redis://10.0.0.5/\"
   # or: cluster = [\"redis://10.0.0.5/\"]
@@ -42,9 +42,9 @@ environment (SLUICEGATE_REDIS and so on), or else in a configuration file
   policies = \"policies.toml\"
 
 Results go to stdout, messages to stderr. There are no colours in a pipe, or
-where NO_COLOR is set.";
+if NO_COLOR is set.";
 
-/// See, explain and rehearse what sluicegate limits.
+/// See, explain and rehearse the limits of sluicegate.
 #[derive(Parser)]
 #[command(name = "sluicegate", version, max_term_width = 80, after_long_help = AFTER_HELP)]
 #[command(after_help = "`sluicegate --help` says more: settings, and what the exit codes mean.")]

@@ -37,19 +37,19 @@ Examples:
   sluicegate block header:x-api-key=- --forever < key.txt
   sluicegate block -f abusers.txt --for 1d
 
-The identity is denied whatever it asks, from its next request on, by every
-replica whose limiter enforces blocks, as limiters do by default. Of two
-blocks the later end holds: to shorten one, unblock first. Times without an
-offset are UTC.
+From its next request on, every replica denies the identity, if its limiter
+enforces blocks, as limiters do by default. If there are two blocks, the later
+end is in force: to shorten a block, unblock first. Times without an offset are
+UTC.
 
-All identities are checked before the first is blocked. One for which nothing
-is stored is blocked, and a warning says why the service may not know it: for
-that, up to 10 000 keys are looked at. A warning also says where no published
-policy for this kind enforces blocks. Where all keys were looked at, and all of
-them are under other prefixes, that is an error, unless there is a --force.
+The tool checks all identities before it blocks the first. If nothing is stored
+for an identity, the tool blocks it and warns you why the service may not know
+it; for this it looks at up to 10 000 keys. It also warns you if no published
+policy for this kind enforces blocks. If it has looked at all keys and all have
+other prefixes, it blocks nothing and reports an error, unless you add --force.
 
 Rights: those of the service (GET, SET, EVALSHA, EVAL and TIME); for the
-warnings SCAN, DBSIZE, ZRANGE and HGETALL too.";
+warnings also SCAN, DBSIZE, ZRANGE and HGETALL.";
 
 const UNBLOCK_EXAMPLES: &str = "\
 Examples:
@@ -57,17 +57,17 @@ Examples:
   sluicegate unblock -f abusers.txt
   sluicegate unblock --all
 
-Ends every block of the identity, bans among them, for all replicas at once,
-and forgets its strikes. What it has used stays: `sluicegate reset` deletes
-that. --all asks first. It looks at all keys of the server, slowly, so as not
-to be in the way, as `sluicegate blocks --scan` does: so it also ends blocks
-that are not in the index.
+Ends every block and ban of the identity for all replicas at once, and forgets
+its strikes. The counts stay: `sluicegate reset` deletes them. --all asks
+first, and scans all keys of the server like `sluicegate blocks --scan`, slowly
+enough that other clients do not notice. So it also ends blocks that are not in
+the index.
 
-Exit codes: 0 done, 1 one of them was not blocked; strikes are forgotten all
-the same; or you said no.
+Exit codes: 0 done, 1 an identity was not blocked (its strikes are forgotten in
+any case), or you said no.
 
 Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); with --all,
-or to say why an identity was not blocked, SCAN and DBSIZE too.";
+or to say why an identity was not blocked, also SCAN and DBSIZE.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

@@ -27,11 +27,14 @@ Examples:
   sluicegate blocks
   sluicegate blocks --json | jq -r '.blocks[].identity'
 
-A secret is shown as its hash. Blocks are listed from an index. Not in it are those that an older version or a
-service that decides by transactions has made, or one that lacks the rights to write it: --scan finds them, by
-looking at all keys of the server, slowly, so as not to be in the way.
+The tool shows a secret as its hash, and reads the blocks from an index. The
+index lacks the blocks of older versions, of services that decide by
+transactions, and of services without the right to write to it. --scan finds
+them: it scans all keys of the server, slowly enough that other clients do not
+notice.
 
-Rights: GET of the keys `PREFIX:*`, TIME and ZSCAN; with --scan SCAN and DBSIZE instead of ZSCAN. Nothing is written.";
+Rights: GET of the keys `PREFIX:*`, TIME and ZSCAN; with --scan SCAN and DBSIZE
+instead of ZSCAN. Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

@@ -23,17 +23,17 @@ Examples:
   sluicegate contributors account=acme --policy api --window 1h
   sluicegate contributors account=acme --policy api --window 1d@fixed --json
 
-Only limits for which the service names who contributes (`Charge::by`, or
-`contributors` of the layer) have any. Of several rules the longest window
-counts: the last window, and up to a sixth of it more; a fixed window, since
-it began. The window of a bucket is the time of a full refill: of
-600+1/1s@bucket, 10m. The service tells the server once a second. Units are
-never too high; the next column tells how many they may be.
+Only limits with named contributors (`Charge::by`, or `contributors` of the
+layer) have any. If a policy has several rules, the longest window counts: the
+last window and up to a sixth more, or a fixed window since it began. The window
+of a bucket is the time of a full refill: 10m for 600+1/1s@bucket. The service
+reports contributions once a second. Units are never too high; the next column
+shows the greatest number that is possible.
 
-Exit codes: 0 done, 1 nobody is known.
+Exit codes: 0 done, 1 no contributors are known.
 
-Rights: TIME and ZRANGE; to say why there are none, GET, SCAN and DBSIZE
-too. Nothing is written.";
+Rights: TIME and ZRANGE; to say why there are none, also GET, SCAN and DBSIZE.
+Nothing is written.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

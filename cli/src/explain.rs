@@ -35,21 +35,20 @@ Examples:
   sluicegate explain user=alice --policies policies.toml
   sluicegate explain ip=203.0.113.7 --policies policies.toml --cost 5
 
-Answers what the service would be answered if it charged the identity under
-all policies of the file, or those that are named. What fits is told by the
-policies that the service publishes, or of the file. Nothing is charged.
+Shows the decision that the service would get if it charged the identity under
+all policies, or under those that you name with --policy. The limits are those
+that the service publishes, or those of the file. Nothing is charged.
 
-Name the policies of a route with --policy. A request that is charged for
-several identities, an address and a user for instance, needs a question for
-each.
+Name the policies of a route with --policy. If a request is charged for several
+identities, such as an address and a user, ask for each of them.
 
-Exit codes: 0 the request would pass, 1 it would be denied, or that is not
-known, since the service publishes or counts other rules than the file has, or
-its processes differ, as for 15 minutes after a deploy, or no published policy
-enforces the block.
+Exit codes: 0 the request would pass, 1 it would be denied, or the answer is not
+known. It is not known if the service publishes or counts other rules than the
+file has, if its processes differ (as for 15 minutes after a deploy), or if no
+published policy enforces the block.
 
-Also says how often the service has denied the identity in the last minute
-and hour under these policies, as `top --denied` does.
+Also shows how many requests of the identity the service has denied in the last
+minute and hour under these policies, like `top --denied`.
 
 Rights: GET of the keys `PREFIX:*`, and TIME; HGETALL for published policies,
 and ZRANGE for past denials. Nothing is written.";

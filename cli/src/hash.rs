@@ -24,11 +24,11 @@ Examples:
   sluicegate hash header:x-user=- < users.txt
   sluicegate hash header:x-user=- --find '#5877c54e…' < users.txt
 
-Prints how an identity is stored, and its value: of - one line for each line
-of stdin. With --find only those with this hash, as `top`, `blocks` and
-`contributors` list it; its first digits are enough, and several may be given.
-The hashes depend on the secret of the settings, which has to be that of the
-service. No server is asked.
+Prints the stored form of an identity and its value; with - as the value, one
+line for each line of stdin. With --find, prints only the values with a hash
+that `top`, `blocks` or `contributors` has listed; the first digits are enough,
+and you may give several. The hashes depend on the secret of the settings, so use
+the secret of the service. This verb calls no server.
 
 Exit codes: 0 done, 1 no value has the hash of a --find.";
 

@@ -33,21 +33,21 @@ Examples:
   sluicegate inspect header:x-api-key=- < key.txt
   sluicegate inspect user=alice --json | jq '.policies[].rules[].used'
 
-Reads the keys of the policies that are named, or of the file, or else of
-those that services publish. Only where there are none of these, the tool
-looks at all keys of the server to find those of the identity: slowly, so as
-not to be in the way.
+Reads the keys of the policies that you name, or of the file, or else of those
+that services publish. Without any of these, the tool scans all keys of the
+server to find those of the identity, slowly enough that other clients do not
+notice.
 
-`one more` is when one more unit fits, `empty` when nothing counts any more.
-The picture shows the window of the rule, the newest units at the right; its
-highest bar is full. A `?` stands for a limit that no policy tells:
-of a process with other rules, or from before they were changed.
+`one more` is the time when one more unit fits, `empty` the time when no units
+count. The picture shows the window of the rule, with the newest units at the
+right; the highest bar is full. A `?` is a limit that no policy has: the rule
+belongs to a process with other rules, or the rules have changed.
 
-The last lines say how often the service has denied the identity, as
-`top --denied` does.
+The last lines show how many requests of the identity the service has denied,
+like `top --denied`.
 
 Rights: GET of the keys `PREFIX:*`, and TIME; HGETALL for published policies,
-SCAN and DBSIZE where there are no policies, and ZRANGE for past denials.
+SCAN and DBSIZE without policies, and ZRANGE for past denials.
 Nothing is written.";
 
 #[derive(Args)]

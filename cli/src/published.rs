@@ -32,10 +32,10 @@ Examples:
   sluicegate policies
   sluicegate policies --json | jq -r '.policies[].policy'
 
-Services publish their policies in the store, a few seconds after the first
-use of each. Where processes differ in a policy, each definition is a row, and
-the newest is what `inspect`, `explain` and `top` take. For 15 minutes after
-a deploy the former definition still counts as one in use.
+Services publish their policies in the store, a few seconds after the first use
+of each. If processes differ in a policy, each definition has a row, and
+`inspect`, `explain` and `top` use the newest. For 15 minutes after a deploy the
+former definition still counts as one in use.
 
 Exit codes: 0 done, 1 nothing is published.
 

@@ -23,21 +23,21 @@ const EXAMPLES: &str = "\
 Examples:
   sluicegate reset user=alice --policy api   asks first
   sluicegate reset user=alice --policies policies.toml --yes
-  sluicegate reset user=alice                those that are published, asks
+  sluicegate reset user=alice                published policies; asks first
 
-Deletes counts under the policies that are named, or of the file, or else of
-those that services publish. Only where there are none of these, the tool
-looks at all keys of the server to find those of the identity. What it sees
-left under other policies, it names.
+Deletes counts under the policies that you name, or of the file, or else of
+those that services publish. Without any of these, the tool scans all keys of
+the server to find those of the identity. It names other policies with counts
+that it has seen.
 
-The identity starts again from zero under these policies, for all replicas of
-the service, with its next request. There is no way back. A value that cannot
-be read is deleted, too. A block or a ban stays: `sluicegate unblock` ends it.
+With its next request the identity starts again from zero under these policies,
+for all replicas of the service. You cannot undo this. A value that cannot be
+read is also deleted. A block or a ban stays: `sluicegate unblock` ends it.
 
 Exit codes: 0 done, 1 there was nothing to delete, or you said no.
 
 Rights: those of the service (GET, DEL, EVALSHA, EVAL and TIME); HGETALL for
-published policies; SCAN and DBSIZE where there are none, and for leftovers.";
+published policies; SCAN and DBSIZE without these, and for leftovers.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

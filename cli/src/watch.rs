@@ -26,12 +26,12 @@ Examples:
   sluicegate watch user=alice --policy api --interval 200ms | tee alice.log
   sluicegate watch user=alice --json | jq -c '.policies[].rules[].used'
 
-At a terminal the page is drawn anew at each interval; in a pipe there is
-one line for each change, with its time by the server's clock in UTC, or one
-JSON document as of `inspect`. Ends with Ctrl-C.
+At a terminal, the tool redraws the page at each interval. In a pipe, it prints
+one line for each change, with the time of the server's clock in UTC, or one
+JSON document like `inspect`. Stop with Ctrl-C.
 
-Policies that are not named, nor in a file, are looked for once, in the
-beginning.
+If you name no policies and give no file, the tool looks for policies once, at
+the start.
 
 Rights: as for `inspect`. Nothing is written.";
 

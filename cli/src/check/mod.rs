@@ -19,15 +19,15 @@ use super::{
 const EXAMPLES: &str = "\
 Examples:
   sluicegate check policies.toml
-  sluicegate check policies.toml --strict       in CI: warnings fail, too
-  sluicegate check policies.toml --cost 50      the dearest request costs 50
+  sluicegate check policies.toml --strict       in CI: warnings also fail
+  sluicegate check policies.toml --cost 50      the maximum cost of a request
   sluicegate check policies.toml --json | jq -r '.errors[].message'
 
 The file is TOML, or JSON if its name ends in .json: a map from policies'
 names to their rules, alone or as the table `policies` of a larger file.
 
-Exit codes: 0 no errors, 1 errors (with --strict: or warnings), 2 the file
-cannot be read. Notes never fail.";
+Exit codes: 0 no errors, 1 errors (with --strict also warnings), 2 the tool
+cannot read the file. Notes never fail.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -35,7 +35,7 @@ pub(crate) struct CheckArgs {
     /// The file of policies
     file: PathBuf,
 
-    /// Fail on warnings, too
+    /// Also fail on warnings
     #[arg(long)]
     strict: bool,
 

@@ -17,17 +17,17 @@ Examples:
   zcat app.log.gz | sluicegate simulate policies.toml - --key api=customer.id
   sluicegate simulate policies.toml access.log --report report.html
 
-Logs are Common, Combined, or a JSON object on each line; gzip is unpacked;
-several files are merged by time. Fields are ip, user, method, path, status,
-referer, agent, extra1 (what follows the agent, and so on), or for JSON any
-name or path with dots: request.remote_ip. A policy that is called `user` is
-by user, any other by ip, unless --key says otherwise. A line without the field
-of a policy is not limited by that policy.
+Logs are Common, Combined, or a JSON object on each line. The tool unpacks gzip,
+and merges several files by time. Fields are ip, user, method, path, status,
+referer, agent, extra1 (the field behind the agent) and so on, or for JSON any
+name or path with dots: request.remote_ip. A policy with the name `user` limits
+by user, any other by ip, unless you use --key. A policy does not limit lines
+without its field.
 
-All policies of a line are decided together, as the middleware decides them;
-each request costs 1. Times of whole seconds are spread over the second.
+The tool decides all policies of a line together, like the middleware. Each
+request costs 1. Times of whole seconds are spread over the second.
 
-Exit codes: 0 done, 2 a file or an argument cannot be used.";
+Exit codes: 0 done, 2 the tool cannot use a file or an argument.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

@@ -32,28 +32,28 @@ use super::{
 
 const EXAMPLES: &str = "\
 Examples:
-  sluicegate top --denied                   who is denied most
-  sluicegate top --policies policies.toml   who is nearest to a limit
-  sluicegate top --policy api -n 50         who has the most units
+  sluicegate top --denied                   most denied requests
+  sluicegate top --policies policies.toml   nearest to a limit
+  sluicegate top --policy api -n 50         most units
   sluicegate top --policies policies.toml --sample 1% --load 1%
   sluicegate top --json | jq -r '.top[].identity'
 
-Looks at all keys of the server, or of each primary of a cluster: SCAN in
-small batches, and pauses between them, so that the server is busy with it
-for at most the share of time that --load says. The default takes three
-minutes or more for a million keys. Memory does not grow with their number.
+Looks at all keys of the server, or of each primary of a cluster: SCAN in small
+batches with pauses between them, so that the server is busy for at most the
+share of time in --load. With the default, a million keys take three minutes or
+more. Memory does not grow with their number.
 
-With the service's policies, by the share of a limit that is used, whatever
-the rule; and it says who would be denied a request that costs 1. Without
-them, by units: limits are not stored.
+With the service's policies, the tool sorts by the used share of the fullest
+rule, and shows for how long a request with cost 1 would be denied. Without
+policies it sorts by units, since limits are not stored.
 
 --denied lists the identities that the service denied most in the last minute
-and hour, with the share of their requests, blocked identities among them. It
-reads a few keys, however many there are, and needs no policies: the service
-counts denials and reports them once a second.
+and hour, including blocked identities, with the share of their requests. It
+reads only a few keys and needs no policies: the service counts denials and
+reports them once a second.
 
---sample reads so many of the keys, chosen by chance: for shares and numbers
-as a whole. It misses most single users.
+--sample reads a random share of the keys. Use it for shares and totals: it
+misses most single users.
 
 Rights: GET of the keys `PREFIX:*`, SCAN, DBSIZE and TIME, and HGETALL for
 published policies; with --denied GET, ZRANGE and TIME. Nothing is written.";
