@@ -500,6 +500,7 @@ pub(crate) fn unblock(
 
 fn unblock_all(yes: bool, settings: &Settings, output: &mut Output) -> Result<Answer> {
     if !yes {
+        // Fail here and not after the scan, which may take minutes.
         confirm::possible("nothing was unblocked")?;
     }
     server::block_on(settings, async {

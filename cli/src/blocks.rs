@@ -146,6 +146,7 @@ async fn find(args: &BlocksArgs, settings: &Settings) -> Result<Report> {
         };
         scan.run(&inspector.all_blocks(), batch).await?;
     } else {
+        // A cursor may return an identity twice; `Found` counts it once.
         let mut cursor = 0;
         loop {
             let (next, names) = inspector.indexed_blocks(cursor, BATCH).await?;

@@ -68,6 +68,7 @@ impl Census {
                 looked_at += u64::from(BATCH);
                 cursor = next;
                 if cursor == 0 {
+                    // The scan is complete, whatever the sizes of its batches were.
                     looked_at = count;
                     break;
                 }

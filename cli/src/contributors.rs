@@ -203,6 +203,7 @@ fn write(report: &Report, why: &str, output: &mut Output) -> Result<()> {
     }
     align_right(&mut table, 1..=3);
     output.write_table(&table)?;
+    // The service does not keep labels with few units, so the rest includes units without a label.
     let listed: u64 = report.contributors.iter().map(|it| it.units).sum();
     let others = report.total.saturating_sub(listed);
     if others > 0 {

@@ -151,6 +151,7 @@ pub(crate) fn run(args: &ExplainArgs, settings: &Settings, output: &mut Output) 
     }
     let mut report = report(&reading, &key, args.cost)?;
     report.title = args.identity.title(&reading.identity);
+    // With --policy you know that other policies are left out.
     if args.read.only.is_empty() {
         let known = report.policies.iter().map(|it| it.policy.as_str());
         report.other_policies = census::ask_other_policies(settings, &key, known);
@@ -448,6 +449,7 @@ fn write_verdict(report: &Report, output: &mut Output) -> Result<()> {
                 )?;
             }
         }
+        // The block above is the verdict.
         (None, _) if report.blocked.is_some() => {}
         (None, _) => writeln!(output, "{GOOD}It passes.{GOOD:#}")?,
         (Some(by), None) => writeln!(

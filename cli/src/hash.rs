@@ -77,6 +77,7 @@ pub(crate) fn run(args: &HashArgs, settings: &Settings, output: &mut Output) -> 
             return Ok(());
         }
         found.extend(wanted);
+        // Print text at once, since the list may be long. JSON is one document.
         if output.is_json() {
             rows.push(Row {
                 identity,

@@ -104,6 +104,7 @@ impl IdentitiesArgs {
     /// All identities without duplicates. An error in one of them is an error of the command, before anything is
     /// written.
     pub(crate) fn named(&self, ipv6_prefix: u8) -> Result<Vec<Named>> {
+        // The first reader of stdin takes all input, so there can be only one.
         let from_stdin = self.identities.iter().filter(|it| it.value == "-").count();
         let is_stdin = |file: &PathBuf| file.as_os_str() == "-";
         if from_stdin + usize::from(self.file.as_ref().is_some_and(is_stdin)) > 1 {
@@ -227,6 +228,7 @@ pub(crate) fn key(kind: &str, value: &str, hashed: bool, ipv6_prefix: u8) -> Res
         let key = hashed_key(leaked(kind), value);
         return key.ok_or_else(|| Error::usage("write the hash as it is listed: header=#5877…"));
     }
+    // Kinds are case-sensitive, and no extractor of addresses uses another spelling.
     if kind != "ip" && kind.eq_ignore_ascii_case("ip") {
         return Err(Error::usage("kinds are told apart by case: write ip="));
     }
@@ -285,6 +287,7 @@ fn address(text: &str, ipv6_prefix: u8) -> Result<Key> {
         Some((network, bits)) => (network, bits.parse().map_err(|_| error())?),
     };
     let address: IpAddr = address.parse().map_err(|_| error())?;
+    // Bits from the settings have been checked already.
     if text.contains('/') && !(32..=128).contains(&bits) {
         return Err(error());
     }

@@ -213,6 +213,7 @@ impl Report {
             writeln!(output, "Nothing is stored.")?;
             return output.hint(&self.why);
         }
+        // Policies without counts get one line together, so that the table stays short.
         let empty = self.policies.iter().filter(|it| it.is_empty());
         let empty: Vec<&str> = empty.map(|it| it.policy.as_str()).collect();
         if empty.len() < self.policies.len() {

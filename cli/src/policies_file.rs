@@ -106,6 +106,7 @@ pub(crate) fn named<'a>(policies: &'a Policies, file: &Path, name: &str) -> Resu
 fn toml(text: &str) -> (Vec<Found>, Vec<Mistake>) {
     let (root, errors) = DeTable::parse_recoverable(text);
     let mut mistakes: Vec<Mistake> = errors.iter().map(mistake).collect();
+    // After a syntax error, more mistakes would only be consequences of it.
     if !mistakes.is_empty() {
         return (Vec::new(), mistakes);
     }
@@ -205,6 +206,7 @@ fn json(text: &str) -> (Vec<Found>, Vec<Mistake>) {
     struct Nested {
         policies: Policies,
     }
+    // Parse the text again for the policies, because errors need their positions in it.
     let is_nested = serde_json::from_str::<serde_json::Value>(text)
         .is_ok_and(|root| root[TABLE].is_object() && root[TABLE].get("rules").is_none());
     let read = if is_nested {

@@ -153,6 +153,7 @@ fn write(report: &Report, settings: &Settings, output: &mut Output) -> Result<()
     }
     let mut differing: Vec<&str> = Vec::new();
     for row in report.policies.iter().filter(|row| row.differs) {
+        // Each definition of such a policy has a row, but one warning is enough.
         if !differing.contains(&&*row.policy) {
             differing.push(&row.policy);
         }

@@ -120,6 +120,7 @@ impl ReadArgs {
                 .collect(),
             _ if !self.only.is_empty() => self.named(known.as_ref(), from_file)?,
             _ => {
+                // Nothing names a policy, so only a scan finds the keys.
                 let names = found(&inspector, &key).await?.into_iter();
                 names.map(|name| (name, None)).collect()
             }

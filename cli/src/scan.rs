@@ -141,6 +141,7 @@ impl Scan {
                 if cursor == 0 {
                     break;
                 }
+                // This time includes the network, so the server is idle for longer than `load` requires.
                 let busy = begun.elapsed();
                 tokio::time::sleep(busy.mul_f64(1.0 / self.load.fraction() - 1.0)).await;
             }

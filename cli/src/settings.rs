@@ -114,6 +114,7 @@ impl Settings {
     }
 
     fn from_environment(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        // An empty variable counts as not set, so that you can switch one off for a single command.
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         let list = |name| get(name).map(|list| list.split(',').map(str::to_owned).collect());
         let timeout = get("SLUICEGATE_TIMEOUT").map(|text| text::parse_duration(&text));

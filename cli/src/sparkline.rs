@@ -20,6 +20,7 @@ pub(crate) fn sparkline(
         let behind = u128::from(middle.saturating_sub(span.start));
         let column = behind * u128::from(columns) / length;
         let column = usize::try_from(column).unwrap_or(usize::MAX);
+        // A step outside of the span goes into the first or the last column.
         let column = column.min(sums.len() - 1);
         sums[column] = sums[column].saturating_add(units);
     }

@@ -85,6 +85,7 @@ async fn draw(reader: &Reader, interval: Duration, output: &mut Output) -> Resul
             }
             Err(error) => Some(error),
         };
+        // Keep the latest usage on the page while the server does not answer.
         if let Some(report) = &latest {
             report.write(output)?;
         }
@@ -111,6 +112,7 @@ async fn print(
         let reading = match reader.read().await {
             Ok(reading) => reading,
             Err(error) => {
+                // Report an outage once, and not at each reading.
                 if !is_away {
                     error.report();
                 }

@@ -91,6 +91,7 @@ fn draw(
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, size.pixels).into_drawing_area();
+        // Leave some space above the highest value.
         let top = (most + most / 20).max(1);
         let mut chart = ChartBuilder::on(&area)
             .margin(6)

@@ -96,6 +96,7 @@ impl<'a> Reading<'a> {
     pub(super) fn read(&mut self, send: &mut dyn FnMut(Vec<Request>) -> bool) -> Result<()> {
         let mut order = Order::new(self.args.reorder, !self.args.no_spread);
         let mut batch = Vec::with_capacity(BATCH);
+        // Fill the look-ahead first, since it shows which dates are wrong.
         for log in 0..self.logs.len() {
             while self.logs[log].ahead.len() < LAST && self.advance(log)? {}
         }
@@ -159,6 +160,7 @@ impl<'a> Reading<'a> {
                 Err((line, why)) => {
                     self.counts.unreadable += 1;
                     if self.counts.shown.len() < SHOWN {
+                        // Cut the line before converting it: it may have 64 KiB.
                         let text = text::printable(&line[..line.len().min(200)]);
                         let short: String = text.chars().take(100).collect();
                         let file = path.display();

@@ -79,6 +79,7 @@ fn refusals_over_time(
     let rules = outcome.rules().enumerate();
     let refusing = rules.filter(|(_, (policy, rule))| rule.refused > 0 && !policy.shadow);
     let mut lines: Vec<(String, Line)> = Vec::new();
+    // If there are more rules than colours, several rules share one.
     for ((place, (policy, rule)), colour) in refusing.zip((0..COLOURS).cycle()) {
         let (policy, rule) = (escaped(&policy.name), escaped(&rule.rule));
         let counts = spans.iter().map(|it| it.by_rule[place]).collect();
@@ -152,6 +153,7 @@ fn by_rule(page: &mut String, outcome: &Outcome) -> fmt::Result {
          <th class=\"number\">min. limit</tr>"
     )?;
     let most = outcome.rules().map(|it| it.1.refused).max().unwrap_or(0);
+    // One scale for all bars, so that you can compare rules and bans.
     let most = most.max(outcome.banned);
     for (policy, rule) in outcome.rules() {
         writeln!(
@@ -207,6 +209,7 @@ fn other_limits(page: &mut String, outcome: &Outcome) -> fmt::Result {
     )?;
     let others = outcome.rules().flat_map(|it| &it.1.other_limits);
     let most = others.map(|it| it.refused).max().unwrap_or(0);
+    // One scale for all bars, so that you can compare the rules.
     let most = most.max(outcome.refused);
     for (policy, rule) in outcome.rules() {
         writeln!(

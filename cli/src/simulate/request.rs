@@ -53,6 +53,7 @@ impl Mapping {
             fields: Vec::new(),
             ipv6_prefix,
         };
+        // Check all arguments first: one with a mistyped name would have no effect.
         for key in keys {
             if let Some((name, field)) = key.split_once('=') {
                 if policies.get(name).is_none() {
@@ -72,6 +73,7 @@ impl Mapping {
                 .rev()
                 .find_map(|key| key.strip_prefix(policy)?.strip_prefix('='))
         };
+        // The last argument wins.
         let all = keys.iter().rev().find(|key| !key.contains('='));
         let mut first_rule = 0;
         for policy in policies.iter() {

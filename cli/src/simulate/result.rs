@@ -197,6 +197,7 @@ impl Outcome {
             unreachable!("it was among the jobs");
         };
         tally.finish()?;
+        // The threads return the jobs in another order.
         peaks.sort_by_key(|it| it.rule);
         variants.sort_by_key(|it| (it.rule, it.limit));
         let policies = mapping.policies.iter().zip(&tally.policies);

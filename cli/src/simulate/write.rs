@@ -175,6 +175,7 @@ fn chart(over_time: &OverTime, output: &mut Output) -> Result<()> {
         span(over_time.seconds)
     )?;
     for it in &over_time.spans {
+        // Round up, so that a few requests still show a mark.
         let length = |count: u64| (count * BAR).div_ceil(most);
         let refused = length(it.refused);
         let passed = length(it.requests).saturating_sub(refused);

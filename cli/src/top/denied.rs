@@ -181,6 +181,7 @@ fn write(report: &Report, args: &TopArgs, settings: &Settings, output: &mut Outp
     }
     let has_blocks = report.denied.iter().any(|row| row.blocked.is_some());
     let mut table = table(&header, args.wide, output);
+    // The end of a block needs a minimum width, but an empty column needs none.
     if let Some(blocks) = table.column_mut(6).filter(|_| has_blocks && !args.wide) {
         blocks.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(END_OF_BLOCK)));
     }

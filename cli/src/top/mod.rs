@@ -167,6 +167,7 @@ pub(crate) fn run(args: &TopArgs, settings: &Settings, output: &mut Output) -> R
         if report.read > 0 || output.is_json() && args.policy.is_none() {
             return Ok(report);
         }
+        // Nothing was read. Find out why, which takes another look at the keys.
         if let Some(policy) = args.policy.as_deref().filter(|_| file.is_none()) {
             let census = Census::take(&inspector, settings).await?;
             if let Some(why) = census.why_no_policy(policy) {
@@ -230,6 +231,7 @@ impl<'a> Top<'a> {
     }
 
     async fn batch(&mut self, server: &Server, mut names: Vec<StoredName>) -> Result<()> {
+        // Drop the names first: a key outside of the sample is not read.
         names.retain(|name| is_chosen(name, self.args.sample));
         let (blocks, mut names): (Vec<_>, Vec<_>) =
             names.into_iter().partition(StoredName::is_of_block);

@@ -66,6 +66,7 @@ impl<T> Line<T> {
             if now.saturating_duration_since(state.moved) < patience {
                 return (ticket, None);
             }
+            // Nothing has moved for too long, so the calls in flight may never end. Give them up.
             state.epoch += 1;
             state.in_flight = 0;
             state.ended = 0;

@@ -94,6 +94,7 @@ impl SharedCalls {
         let (ticket, begun) = self
             .line
             .enter(request, charges, now, patience, SharedCall::gather);
+        // If the caller is dropped while it waits, its operation must leave the line.
         let caller = Caller {
             calls: &self,
             ticket,
