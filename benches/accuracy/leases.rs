@@ -15,7 +15,7 @@ use crate::{
 /// The first is used up once, the second is used up and released again.
 const RULES: [&str; 2] = ["20000/1h", "2000/10s"];
 
-/// Of all processes together, for both rules.
+/// The rate of all processes together, for both rules.
 const PER_SECOND: f64 = 5_000.0;
 
 /// Enough to use up the first rule, and to release units of the second.

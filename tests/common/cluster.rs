@@ -13,8 +13,8 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster that fails over a node that is silent for `node_timeout`. It serves the other slots if no node
-    /// serves some.
+    /// Starts a cluster that fails over a node that is silent for `node_timeout`. The cluster serves the other slots if
+    /// no node serves some.
     pub(crate) fn start(node_timeout: Duration) -> Self {
         let nodes: Vec<Server> = (0..6).map(|_| start_node(node_timeout)).collect();
         let cluster = Self { nodes };

@@ -1,4 +1,4 @@
-//! An example that serves, usually the server example: in its own process, which is killed on drop.
+//! An example that serves, usually the server example: in a separate process, which is killed on drop.
 
 use std::{
     env,
@@ -16,12 +16,12 @@ pub(crate) struct Example {
 }
 
 impl Example {
-    /// Starts the server example on a port of its choice.
+    /// Starts the server example on a free port.
     pub(crate) fn start(args: &[&str]) -> Self {
         Self::run(Self::command().args(["--listen", "127.0.0.1:0"]).args(args))
     }
 
-    /// Starts any server that prints its address on the first line.
+    /// Starts any server that prints the address on the first line.
     pub(crate) fn run(command: &mut Command) -> Self {
         let mut child = command
             .stdout(Stdio::piped())

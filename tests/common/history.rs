@@ -26,7 +26,7 @@ const YEAR_MS: u64 = 365 * 86_400_000;
 pub(crate) struct History {
     /// The start of the clock; sometimes the epoch.
     pub(crate) start_ms: u64,
-    /// For each name, the policies that use it in turn.
+    /// For each name, the policies that use that name in turn.
     pub(crate) policies: Vec<Vec<Policy>>,
     pub(crate) steps: Vec<Step>,
 }
@@ -45,7 +45,7 @@ pub(crate) enum Act {
     /// Settles one of the admitted checks, if there is one. The costs are repeated as needed.
     Settle(Index, Vec<u64>),
     Reset(usize, usize),
-    /// Gives the name of a policy its next rules.
+    /// Gives the next rules to the name of a policy.
     NextRules(usize),
     /// Executes all of these in one call.
     Call(Vec<Part>),
@@ -73,7 +73,7 @@ pub(crate) enum Spoiled {
     Garbage,
 }
 
-/// The answer to a part of a call: the decision of each check, with that of its shadows.
+/// The answer to a part of a call: the decision of each check, with that of the shadows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Decided(Vec<(Outcome, Option<Outcome>)>),
@@ -376,7 +376,7 @@ pub(crate) enum Calls {
     Apart,
 }
 
-/// Replaces the value of a policy's name and a key, in stores that allow it.
+/// Replaces the value of a policy's name and a key, in stores that allow this.
 type Spoil<'a> = dyn Fn(&str, &Key, Spoiled) + 'a;
 
 /// Plays a history on one store.
@@ -426,7 +426,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Plays an act. Returns its result.
+    /// Plays an act. Returns the result.
     pub(crate) async fn come(&mut self, act: &Act) -> Came {
         match act {
             Act::Check(charges) => return Came::Of(self.check(charges).await),

@@ -1,4 +1,4 @@
-//! An observer that records its events.
+//! An observer that records events.
 
 use std::{
     fmt::{Debug, Write},

@@ -1,4 +1,4 @@
-//! A connection without a server: it runs the script in Lua 5.4 and keeps the keys itself.
+//! A connection without a server: runs the script in Lua 5.4, and keeps the keys.
 //!
 //! Redis and Valkey run Lua 5.1. Other servers with their protocol run 5.4, where integers and floats differ.
 
@@ -197,7 +197,7 @@ impl LuaServer {
         }
     }
 
-    /// Compiles the script only if it differs from the last one, since compiling takes longer than running.
+    /// Compiles the script only if the source has changed, since compiling takes longer than running.
     fn script(&self, source: &[u8]) -> Function {
         let mut compiled = self.compiled.lock().unwrap();
         if let Some((_, function)) = compiled.as_ref().filter(|(last, _)| last == source) {

@@ -179,7 +179,7 @@ impl<'a> Model<'a> {
         self.poured.entry(bucket).or_default().push((now, units));
     }
 
-    /// The deficit of a bucket in units · ms, computed from its whole history.
+    /// The deficit of a bucket in units · ms, computed from the whole history.
     fn missing(&self, at: u64, bucket: (usize, usize, usize)) -> i128 {
         let rule = &self.policies[bucket.0].rules()[bucket.2];
         let refill = i128::from(rule.refill().unwrap());

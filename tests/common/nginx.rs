@@ -1,4 +1,4 @@
-//! A real nginx for one test: one process in its own folder, killed on drop.
+//! A real nginx for one test: one process in a separate folder, killed on drop.
 
 use std::{
     env,
@@ -31,7 +31,7 @@ impl Nginx {
             )
             .unwrap();
             let mut child = spawn(&folder);
-            // nginx listens before it writes the file with its process number.
+            // nginx listens before writing the file with the process number.
             let is_up = || folder.path().join("pid").exists();
             if starts(&mut child, is_up, || log(&folder)) {
                 return Self {

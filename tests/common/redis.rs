@@ -1,4 +1,4 @@
-//! A real Redis server for one test: in its own folder, without persistence, and killed on drop.
+//! A real Redis server for one test: in a separate folder, without persistence, and killed on drop.
 
 use std::{
     fmt,
@@ -58,7 +58,7 @@ impl Server {
         panic!("no server could be started:\n{}", log(&folder));
     }
 
-    /// Whether the server answers. A node of a cluster ends right after its start if its second port is taken.
+    /// Whether the server answers. A node of a cluster ends right after the start if the second port is taken.
     pub(crate) fn answers(&self) -> bool {
         let client = redis::Client::open(self.socket_url()).unwrap();
         let connection = client.get_connection();
@@ -127,7 +127,7 @@ impl Server {
             .unwrap_or_else(|| panic!("no {field} in {info}"))
     }
 
-    /// Whether this replica has received everything that was written so far. (`WAIT` only covers its own connection.)
+    /// Whether this replica has received everything that was written so far. (`WAIT` only covers the same connection.)
     pub(crate) fn has_told(&self, replica: &Self) -> bool {
         let written = self.info("replication", "master_repl_offset");
         replica.info("replication", "slave_repl_offset") >= written
@@ -141,7 +141,7 @@ impl Server {
         line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
     }
 
-    /// Kills the server like `kill -9`, without notice to its clients.
+    /// Kills the server like `kill -9`, without notice to clients.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -153,7 +153,7 @@ impl Server {
         let _ = fs::remove_dir_all(self.folder.path().join("appendonlydir"));
     }
 
-    /// Restarts a killed server at the same address. The server is empty, unless its arguments let it keep its data.
+    /// Restarts a killed server at the same address, without data, unless the arguments keep the data.
     pub(crate) fn restart(&mut self) {
         let timeout = Instant::now() + Duration::from_secs(10);
         while Instant::now() < timeout {
@@ -170,7 +170,7 @@ impl Server {
         );
     }
 
-    /// Stops the server (SIGSTOP): its connections stay open, without replies.
+    /// Stops the server (SIGSTOP): connections stay open, without replies.
     pub(crate) fn stop(&self) {
         signal(&self.child, "-STOP");
     }
@@ -222,7 +222,7 @@ fn spawn(folder: &TempDir, port: u16, args: &[String], env: &[(String, String)])
         })
 }
 
-/// Waits until a program is up, or has ended, for example because its port is taken.
+/// Waits until a program is up, or has ended, for example because another has the port.
 pub(crate) fn starts(
     child: &mut Child,
     is_up: impl Fn() -> bool,

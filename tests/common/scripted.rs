@@ -1,4 +1,4 @@
-//! A store with scripted answers, which records its checks.
+//! A store with scripted answers, which records checks.
 
 use std::{
     fmt,
@@ -88,7 +88,7 @@ impl Scripted {
     }
 }
 
-/// Decides both in one call, like a store. Leaves out shadows that it cannot decide.
+/// Decides both in one call, like a store. Leaves out undecided shadows.
 fn with_shadows(script: &Script, check: &Check, shadows: &Check) -> StoreFuture<Decision> {
     let decision = match check.charges() {
         [] => StoreFuture::ready(allowed(check)),

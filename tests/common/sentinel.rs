@@ -1,4 +1,4 @@
-//! A primary, its replicas and three sentinels for one test, killed on drop.
+//! A primary, two replicas and three sentinels for one test, killed on drop.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ pub(crate) const NAME: &str = "mymaster";
 /// A majority of three.
 const QUORUM: usize = 2;
 
-/// A sentinel. [`Server`] cannot start one, because a sentinel writes to its configuration file.
+/// A sentinel. [`Server`] cannot start one, because a sentinel writes to the configuration file.
 pub(crate) struct Sentinel {
     child: Child,
     port: u16,

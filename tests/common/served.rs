@@ -1,4 +1,4 @@
-//! A `RedisStore` together with its server.
+//! A `RedisStore` together with a server.
 
 use std::{
     fmt,
@@ -66,7 +66,7 @@ impl Served {
         (Self::by(server, store), clock)
     }
 
-    /// An empty store over the shared server, with its own clock.
+    /// An empty store over the shared server, with a separate clock.
     pub(crate) async fn start() -> (Self, TestClock) {
         let server = shared_server();
         let (store, clock) = fresh(&server).await;
@@ -90,7 +90,7 @@ impl<T, S> Served<T, S> {
     }
 }
 
-/// The server of all tests that run now and change nothing in it. Each test has its own prefix and users.
+/// The server of all tests that run now and change nothing in it. Each test has a separate prefix and separate users.
 pub(crate) fn shared_server() -> Arc<Server> {
     static RUNNING: Mutex<Weak<Server>> = Mutex::new(Weak::new());
     shared(&RUNNING, Server::start)
@@ -125,7 +125,7 @@ async fn connected(server: &Server) -> RedisStore {
     panic!("the server does not answer for ten seconds");
 }
 
-/// An empty store and its clock. It uses the socket, since random histories make many calls.
+/// An empty store and a clock. The store uses the socket, since random histories make many calls.
 pub(crate) async fn fresh(server: &Server) -> (RedisStore, TestClock) {
     static STORES: AtomicU32 = AtomicU32::new(0);
     let clock = TestClock::new(0);

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::redis::{Server, free_port, starts};
 
-/// A running proxy and its servers.
+/// A running proxy and two servers.
 pub(crate) struct Twemproxy {
     child: Child,
     folder: TempDir,
