@@ -32,7 +32,7 @@ use tower::{ServiceBuilder, ServiceExt};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A memory store with the clock of the paused runtime, which records the times of its calls.
+/// A memory store with the clock of the paused runtime, which records the times of calls.
 #[derive(Debug)]
 struct Timed {
     store: MemoryStore,
@@ -678,7 +678,7 @@ async fn a_round_trip_does_not_limit_how_many_are_admitted() {
 
 // Blocks
 
-/// Whether a caller under a block was admitted, and after how many ms. `unblock` is the time after which it is unblocked.
+/// Whether a caller under a block was admitted, and after how many ms. `unblock` is the time until the block ends.
 async fn admitted_after_block(
     limiter: &Limiter,
     until: Until,
@@ -848,7 +848,7 @@ async fn a_request_that_waits_is_admitted_when_the_response_of_another_gives_bac
     assert_eq!(start.elapsed(), ms(120));
 }
 
-/// The layer around a service that records the times of its calls.
+/// The layer around a service that records the times of calls.
 fn client(
     layer: RateLimitLayer,
     called: Arc<Mutex<Vec<Instant>>>,

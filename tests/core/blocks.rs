@@ -430,7 +430,7 @@ fn without_a_runtime_nobody_is_struck_and_with_one_again_they_are() {
         let decision = futures::executor::block_on(limiter.check([charge(&policy, "alice")]));
         assert!(matches!(decision.unwrap(), Decision::Denied(_)));
     }
-    // A runtime that ends before its task has run leaves no strikes.
+    // A runtime that ends before the task has run leaves no strikes.
     for _ in 0..3 {
         runtime().block_on(async {
             limiter.check([charge(&policy, "alice")]).await.unwrap();

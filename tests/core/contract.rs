@@ -1,4 +1,4 @@
-//! Proves that the memory store keeps the contract, and that its memory is bounded.
+//! Proves that the memory store keeps the contract, and that memory is bounded.
 
 mod memory {
     use std::{fmt::Display, time::Duration};

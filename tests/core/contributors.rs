@@ -194,7 +194,7 @@ async fn a_store_that_does_not_answer_delays_no_check_and_loses_what_it_was_told
     assert_eq!(known(&probe).await, 1);
 }
 
-/// The store does not answer the current flush, and loses its contributions.
+/// The store does not answer the current flush, and loses the contributions.
 #[tokio::test(start_paused = true)]
 async fn a_question_is_answered_with_what_was_charged_since_a_flush_began() {
     let probe = Probe::default();

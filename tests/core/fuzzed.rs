@@ -1,4 +1,4 @@
-//! Proves the sentences of `fuzz/entries.rs` over the fuzzer's corpus, and over random changes of it.
+//! Proves the sentences of `fuzz/entries.rs` over the fuzzer's corpus, and over random changes of that corpus.
 
 #[path = "../fuzz/entries.rs"]
 mod entries;

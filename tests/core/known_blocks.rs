@@ -26,7 +26,7 @@ fn charge(name: &str) -> [Charge; 1] {
     [Charge::new(&api, user(name), 1)]
 }
 
-/// A store, and a process that uses it.
+/// A store, and a process that uses the store.
 fn process() -> (Flaky, Limiter) {
     let (store, _) = Flaky::new();
     (store.clone(), Limiter::new(store))

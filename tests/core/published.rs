@@ -19,12 +19,12 @@ use tokio::{
     time::{Instant, advance},
 };
 
-/// A memory store that accepts publications after it has refused this number of them.
+/// A memory store that accepts publications after refusing this number of them.
 #[derive(Clone, Debug, Default)]
 struct Publishing {
     store: MemoryStore,
     refuses: Arc<AtomicUsize>,
-    /// The time of each publication, and its number of policies.
+    /// The time of each publication, and the number of policies.
     publications: Arc<Mutex<Vec<(Instant, usize)>>>,
 }
 
@@ -43,7 +43,7 @@ impl Store for Publishing {
 
 impl Publishing {
     fn publish(&self, policies: &[PublishedPolicy]) -> Result<Reply, StoreError> {
-        // At its start a limiter asks whether the store accepts publications.
+        // A new limiter asks whether the store accepts publications.
         if policies.is_empty() {
             return Ok(Reply::Publish);
         }

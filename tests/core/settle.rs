@@ -1,4 +1,4 @@
-//! You can repeat a settlement that was not sent. It goes to the charges that it names.
+//! You can repeat a settlement that was not sent. A settlement goes to the named charges.
 
 use std::{collections::VecDeque, sync::Mutex};
 

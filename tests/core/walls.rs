@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-/// Each room of `src`, and the other rooms that it may import from.
+/// Each room of `src`, and the other rooms to import from.
 const ROOMS: &[(&str, &[&str])] = &[
     ("domain", &[]),
     ("watch", &[]),

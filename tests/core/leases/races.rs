@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 
 use crate::common::history::START_MS;
 
-/// Executes operations at once, and can hold its answers back.
+/// Executes operations at once, and can hold the answers back.
 #[derive(Clone, Debug)]
 struct Slow {
     store: MemoryStore,

@@ -42,7 +42,7 @@ impl Store for Counting {
     }
 
     fn execute(&self, operation: Operation) -> StoreFuture<Reply> {
-        // At its start a limiter asks whether the store accepts publications.
+        // A new limiter asks whether the store accepts publications.
         if !matches!(operation, Operation::Publish(_)) {
             self.count();
         }
