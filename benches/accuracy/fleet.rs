@@ -19,7 +19,7 @@ struct Worker {
     /// The worker works until this pipe is closed.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// The worker's clock when it was ready, minus our clock when its message arrived.
+    /// The worker's clock when it was ready, minus our clock when the message arrived.
     ahead_s: i64,
 }
 

@@ -127,7 +127,7 @@ pub(crate) fn by_key(records: &[Record]) -> BTreeMap<u64, Vec<Record>> {
     histories
 }
 
-/// The admissions beyond the limit in any span of a window, with its first and last millisecond.
+/// The admissions beyond the limit in any span of a window, with the first and last millisecond.
 fn beyond(rule: &Rule, history: &[Record]) -> u64 {
     let admissions = history.iter().filter(|record| record.answer.is_admission());
     let times: Vec<u64> = admissions.map(|record| record.at).collect();

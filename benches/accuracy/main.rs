@@ -30,7 +30,7 @@ use std::{env, process::ExitCode};
 use page::Page;
 use sluicegate::Rule;
 
-/// A section and its name.
+/// A section and a name.
 type Section = (&'static str, fn(&mut Page));
 
 fn main() -> ExitCode {

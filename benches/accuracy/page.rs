@@ -40,7 +40,7 @@ impl Page {
         }
     }
 
-    /// Judges the records under one rule, and checks its promise.
+    /// Judges the records under one rule, and checks the promise.
     pub(crate) fn row(
         &mut self,
         labels: &[&dyn Display],

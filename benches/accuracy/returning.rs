@@ -110,7 +110,7 @@ async fn returns_of(limiter: &Limiter, policy: &Policy, key: &Key) -> Returns {
     returns
 }
 
-/// Asks until there is a denial. Returns its time and delay.
+/// Asks until there is a denial. Returns the time and the delay.
 async fn until_denied(limiter: &Limiter, policy: &Policy, key: &Key) -> (u64, Duration) {
     for _ in 0..1_000 {
         match ask(limiter, policy, key.clone()).await {

@@ -1,4 +1,4 @@
-//! Rebuilds a bench with the features that it needs.
+//! Rebuilds a bench with the features that you left out.
 
 use std::process::{Command, ExitCode};
 

@@ -11,7 +11,7 @@ const WIDTH: u32 = 800;
 const MARGIN: u32 = 12;
 const ROW: u32 = 24;
 const BAR: u32 = 14;
-/// The distance from the middle of a line to the baseline of its text.
+/// The distance from the middle of a line to the baseline of the text.
 const BASELINE: u32 = 5;
 
 /// An upper bound of the width of a character, since the font of the viewer is not known.
@@ -48,7 +48,7 @@ pub(crate) struct Group {
 pub(crate) struct Bar {
     pub(crate) label: String,
     pub(crate) value: f64,
-    /// The value as text, with its unit.
+    /// The value as text, with the unit.
     pub(crate) figure: String,
     /// Whether the bar has the highlight colour.
     pub(crate) is_ours: bool,

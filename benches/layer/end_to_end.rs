@@ -24,7 +24,7 @@ const ROUND: Duration = Duration::from_secs(1);
 struct Server {
     name: &'static str,
     address: SocketAddr,
-    /// The kernel's file with the running time of its thread.
+    /// The kernel's file with the running time of the thread.
     schedstat: String,
     /// For each round: requests a second, the median latency in ms, µs of the thread for each request.
     rounds: Vec<[f64; 3]>,

@@ -1,7 +1,7 @@
 //! The cost of the layer for a request: `cargo bench --bench layer`.
 //!
-//! Measures observers and a server, and needs the features `axum`, `metrics` and `tracing`. Built without them, it runs
-//! itself again with them.
+//! Measures observers and a server, and needs the features `axum`, `metrics` and `tracing`. If you leave them out,
+//! cargo runs again with them.
 
 #[cfg(all(feature = "axum", feature = "metrics", feature = "tracing"))]
 mod end_to_end;

@@ -60,7 +60,7 @@ impl Line {
         let share = self.charges.div_ceil(most.max(1));
         let most_charges = share.clamp(FEW_CHARGES, MAX_CHARGES);
         let mut waiting: Vec<Waiting> = Vec::new();
-        // Each identity, whether it is a lease, and the number of its checks.
+        // Each identity, whether this is a lease, and the number of checks.
         let mut operations: Vec<(u32, bool, usize)> = Vec::new();
         let mut charges = 0;
         while let Some(&next) = self.waiting.front() {

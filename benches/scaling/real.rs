@@ -133,7 +133,7 @@ impl Measured {
         self.decisions / self.time.as_secs_f64()
     }
 
-    /// The cost of a call without its script.
+    /// The cost of a call without the script.
     fn server_around(&self) -> f64 {
         (self.server_us - self.script_us) / self.calls
     }

@@ -62,7 +62,7 @@ const CASES: [Case; 7] = [
     },
 ];
 
-/// A case, and its simulated capacity for each number of servers.
+/// A case, and the simulated capacity for each number of servers.
 pub(crate) type Carried = (Case, Vec<(usize, Seen)>);
 
 /// A rate, and the 99th percentiles at that rate in ms, without and with shared calls; `None` above the capacity.

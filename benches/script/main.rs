@@ -2,7 +2,7 @@
 //!
 //! Draws `target/figures/cost.svg`.
 //!
-//! Moves a clock by hand, and so needs the feature `test-util`. Built without it, it runs itself again with it.
+//! Moves a clock by hand, and so needs the feature `test-util`. If you leave it out, cargo runs again with it.
 
 #[cfg(feature = "test-util")]
 #[path = "../common/chart.rs"]

@@ -4,7 +4,7 @@ use std::io;
 
 use crate::chart::{Bar, Chart, Group};
 
-/// Each case, and its label in the picture.
+/// Each case, and the label in the picture.
 type Labels = [(&'static str, &'static str)];
 
 const BASELINES: &Labels = &[

@@ -62,7 +62,7 @@ async fn row(rate: u32, away: Duration) -> bool {
     share >= LEAST_DECIDED
 }
 
-/// The time of each request from the moment when it was due; `None` if it was not decided.
+/// The time of each request from the moment when it was due; `None` without a decision.
 async fn send(limiter: &Limiter, rate: u32, requests: u32) -> Vec<Option<Duration>> {
     let (begun, pause) = (Instant::now(), Duration::from_secs(1) / rate);
     let mut tasks = JoinSet::new();

@@ -1,3 +1,5 @@
+//! `sluicegate explain` gives the answers that the service would get.
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sluicegate::{Charge, Decision, Key, Limiter, Policy, RedisStore, test_util::TestClock};

@@ -1,3 +1,5 @@
+//! `sluicegate top` ranks identities, with and without policies.
+
 use sluicegate::{Charge, Key, Policy};
 
 use crate::site::Site;

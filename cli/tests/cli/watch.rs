@@ -1,3 +1,5 @@
+//! `sluicegate watch` prints each change, and leaves the terminal unchanged.
+
 use std::{
     io::{BufRead, BufReader, Read},
     process::{Child, Command, Stdio},
