@@ -1,4 +1,4 @@
-//! [`GiveBacks`]: a number for each time at which this process gave units back, to find out what has changed since.
+//! [`GiveBacks`]: numbers the refunds and blocks through this process, to find out whether one came after a question.
 
 use super::sync::atomic::{
     AtomicU64,
@@ -36,7 +36,7 @@ impl GiveBacks {
         self.last.load(Acquire)
     }
 
-    /// Call this *after* the store has confirmed that it has given back, and before your caller gets the answer.
+    /// Call this *after* the store has confirmed the refund or block, and before your caller gets the answer.
     pub(super) fn note(&self, slot: usize) {
         let number = self.last.fetch_add(1, AcqRel) + 1;
         self.slots[slot].fetch_max(number, Release);

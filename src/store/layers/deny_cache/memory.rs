@@ -65,7 +65,7 @@ impl Memory {
         });
     }
 
-    /// The slots of the charges that do not fit, and of the blocks of all keys: events that can end the refusal early.
+    /// The slots of the charges that do not fit, and of the blocks of all keys. Any of these can end the refusal early.
     fn slots_that_end(&self, check: &Check, refusal: &Decision) -> Box<[usize]> {
         let usage = refusal.usage();
         let charges = usage.check().charges().iter().zip(usage.policies());

@@ -61,8 +61,8 @@ impl DenyCache {
         }
     }
 
-    /// The cached refusal of this check. Without one, the question to cache the store's answer with, if you may cache
-    /// it.
+    /// The cached refusal of this check. If there is none, a question that caches the store's answer, or `None` if that
+    /// answer must not be cached.
     fn look_up(&self, check: &Check) -> LookUp<Decision> {
         if !may_be_remembered(check) {
             return LookUp::Unknown(None);
@@ -80,7 +80,7 @@ impl DenyCache {
     }
 }
 
-/// The cached refusal, or the question to cache the store's answer with. `None` if that answer must not be cached.
+/// The cached refusal, or a question that caches the store's answer. `None` if that answer must not be cached.
 enum LookUp<T> {
     Refused(T),
     Unknown(Option<Question>),

@@ -123,8 +123,7 @@ impl SharedCalls {
     }
 }
 
-/// A call's slot among those in flight. Dropping it starts the next call, so that this also happens when the task is
-/// dropped.
+/// A call's slot among those in flight. The drop of a slot starts the next call, also if the task is dropped.
 struct Place {
     calls: Arc<SharedCalls>,
     epoch: u64,
