@@ -97,7 +97,7 @@ async fn draw(reader: &Reader, interval: Duration, output: &mut Output) -> Resul
     }
 }
 
-/// Prints each change, without end. Reports a server that fails once, on stderr.
+/// Prints each change, without end. Reports an outage once, on stderr.
 async fn print(
     reader: &Reader,
     interval: Duration,
