@@ -13,6 +13,7 @@ const PLACES: &[&str] = &[
     "docs/guide",
     "benches",
     "cli/src",
+    "cli/tests",
     "src/domain",
     "src/extract",
     "src/limiter",
@@ -22,7 +23,10 @@ const PLACES: &[&str] = &[
     "src/lib.rs",
     "tests/common",
     "tests/core",
+    "tests/examples",
+    "tests/faults",
     "tests/http",
+    "tests/protocols",
     "tests/redis",
     "README.md",
     "ARCHITECTURE.md",
@@ -118,12 +122,18 @@ fn words(prose: &str) -> impl Iterator<Item = String> {
     words.filter(|word| !word.is_empty()).map(str::to_lowercase)
 }
 
+/// Other files, such as pictures, are not text.
+fn has_prose(file: &Path) -> bool {
+    file.extension()
+        .is_some_and(|extension| extension == "rs" || extension == "md")
+}
+
 /// All prose of a place, in one text.
 fn prose_of(place: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files = files(&root.join(place));
-    let texts = files.iter().map(|file| prose(file));
-    texts.collect()
+    let texts = files.iter().filter(|file| has_prose(file));
+    texts.map(|file| prose(file)).collect()
 }
 
 fn is_broken(place: &str, name: &str, found: usize, of: usize, limit: usize) -> Option<String> {

@@ -141,7 +141,7 @@ impl Page {
         assert_eq!(shown, true, "never: {condition}");
     }
 
-    /// Presses a key: its name, the text that it writes, its code.
+    /// Presses a key: the name, the written text, and the code.
     pub(crate) async fn press(&mut self, (key, text, code): (&str, &str, u32)) {
         for kind in ["keyDown", "keyUp"] {
             let mut event =

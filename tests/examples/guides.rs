@@ -45,7 +45,7 @@ const OTHERS: [&str; 6] = [
     "streaming_tokens",
 ];
 
-/// The head comment of an example, without its margin, and the rest of the source.
+/// The head comment of an example, without the margin, and the rest of the source.
 fn source(example: &str) -> (Vec<String>, String) {
     let source = fs::read_to_string(example::source(example)).unwrap();
     let head = source.lines().map_while(|it| it.strip_prefix("//!"));
@@ -67,7 +67,7 @@ fn serve_alone(example: &str) {
     serve(example, &[]);
 }
 
-/// Starts an example, and runs the commands in its head.
+/// Starts an example, and runs the commands in the head.
 fn serve(example: &str, env: &[(&str, &str)]) -> Example {
     let mut command = Command::new(example::build(example));
     let server = Example::run(command.arg("127.0.0.1:0").envs(env.iter().copied()));
@@ -105,7 +105,7 @@ fn answers(answer: &str, expected: &str) -> bool {
     })
 }
 
-/// Runs an example to its end. Asserts that the texts behind a `#` in its head are printed in this order.
+/// Runs an example to the end. Asserts that the texts behind a `#` in the head are printed in this order.
 fn print(example: &str) {
     printed(example, &[]);
 }
@@ -225,7 +225,7 @@ fn every_head_says_how_to_run_it_and_what_it_needs() {
     }
 }
 
-/// The features of the library that an example needs, according to the manifest of its package.
+/// The features of the library that an example needs, according to the manifest of the package.
 fn needed(example: &str, library: &toml::Table) -> Vec<String> {
     if example::package(example).is_some() {
         let source = example::source(example);

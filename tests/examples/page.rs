@@ -66,7 +66,7 @@ async fn the_page_sends_requests_and_shows_what_each_rule_has_left() {
     assert!(page.errors().is_empty(), "{:?}", page.errors());
 }
 
-/// At its own pace, the example's rules never deny.
+/// At the default pace, the example's rules never deny.
 #[tokio::test]
 async fn the_default_rate_fits_the_default_rules_for_ever() {
     let server = Example::start(&[]);

@@ -1,4 +1,4 @@
-//! The server example: its options, its routes, and one limit shared by two processes.
+//! The server example: options, routes, and one limit shared by two processes.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 const OK: StatusCode = StatusCode::OK;
 const REJECTED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
 
-/// A client that keeps its connections to the servers.
+/// A client that keeps the connections to the servers.
 #[derive(Clone)]
 struct Browser(Client<HttpConnector, Body>);
 
@@ -742,7 +742,7 @@ async fn a_shadow_counts_and_tells_and_denies_nobody() {
     assert_eq!(browser.status(&server, "/").await, OK);
 }
 
-/// The text of a header before the number at its end, and that number.
+/// The text of a header before the number at the end, and that number.
 fn number(value: &HeaderValue) -> (&str, u64) {
     let value = value.to_str().unwrap();
     let text = value.trim_end_matches(|it: char| it.is_ascii_digit());

@@ -9,7 +9,7 @@ use super::{fault::Fault, proxy::Weather, setup::Setup, tally::window_ms, traffi
 
 /// Counts that a server may lose.
 pub(crate) struct Forgets {
-    /// The number of times that a rule may admit its limit again; `None` means any number of times.
+    /// The number of times that a rule may admit the limit again; `None` means any number of times.
     pub(crate) times: Option<u64>,
     /// Only rules with a shorter sum of window and step are affected.
     span_below: Duration,
@@ -85,7 +85,7 @@ const fn undecided(fault: Fault) -> Option<&'static str> {
 const PARKED: &str =
     "a connection whose runtime parks is replaced after 500 ms: the failure policy decides";
 
-/// The reason why a bucket may admit more than its promise with leases.
+/// The reason why a bucket may admit more than promised with leases.
 const REFUNDED: &str = "a check whose lease ends is refunded, and a bucket that was full meanwhile gets its unit twice";
 
 /// The bounds of one run.
@@ -99,7 +99,7 @@ impl<'a> Bounds<'a> {
         Self { setup, faults }
     }
 
-    /// The timeout of requests. If all must be decided, it is so long that a busy machine causes no failure.
+    /// The timeout of requests. If all must be decided, long enough for a busy machine.
     pub(crate) fn timeout(&self) -> Duration {
         match self.why_undecided()[..] {
             [] => Duration::from_secs(2),
@@ -107,7 +107,7 @@ impl<'a> Bounds<'a> {
         }
     }
 
-    /// The number of times that a rule may admit its limit; `None` means any number of times.
+    /// The number of times that a rule may admit the limit; `None` means any number of times.
     pub(crate) fn times(&self, rule: &Rule) -> Option<u64> {
         let faults = self.faults.iter().filter_map(|&fault| forgets(fault));
         let concerned = faults.filter(|it| it.concerns(rule));
@@ -130,7 +130,7 @@ impl<'a> Bounds<'a> {
         }
     }
 
-    /// The reasons why a rule may admit more than its limit.
+    /// The reasons why a rule may admit more than the limit.
     pub(crate) fn why_over(&self) -> Vec<&'static str> {
         let faults = self.faults.iter().filter_map(|&fault| forgets(fault));
         let mut why: Vec<_> = faults.map(|it| it.why).collect();

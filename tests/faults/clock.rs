@@ -15,7 +15,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// The path of the library; `None` if it cannot be built here.
+/// The path of the library; `None` without a compiler.
 static LIBRARY: LazyLock<Option<(TempDir, PathBuf)>> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().join("clock.so");

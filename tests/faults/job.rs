@@ -15,11 +15,11 @@ use super::{run::WORKER, traffic::Traffic};
 enum Order {
     /// Poll nothing until the other end is dropped.
     Park(mpsc::Receiver<()>),
-    /// Drop the runtime in the middle of its requests, and continue with another.
+    /// Drop the runtime in the middle of requests, and continue with another.
     Renew,
 }
 
-/// The job works from its start. Dropping it also drops its runtime, in the middle of its requests.
+/// The job works from the start. Dropping a job also drops the runtime, in the middle of requests.
 pub(crate) struct Job {
     orders: Option<UnboundedSender<Order>>,
     thread: Option<JoinHandle<()>>,

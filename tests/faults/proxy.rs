@@ -46,7 +46,7 @@ struct Wire {
     era: u64,
 }
 
-/// Runs as long as the runtime that created it.
+/// Runs as long as the runtime of the caller.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     address: SocketAddr,
@@ -97,7 +97,7 @@ impl Proxy {
     }
 }
 
-/// Carries one connection from its beginning to its end.
+/// Carries one connection from beginning to end.
 async fn carry(client: TcpStream, mut wire: watch::Receiver<Wire>) {
     let Wire { era, weather, .. } = *wire.borrow();
     if weather == Weather::Reset {

@@ -30,7 +30,7 @@ const HOLD: Duration = Duration::from_millis(700);
 /// The pause between two faults, before the first and after the last.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The growth of the process that a run may cause, including runs beside it.
+/// The growth of the process that a run may cause, including parallel runs.
 const MEMORY: u64 = 256 << 20;
 
 /// The kinds of errors that mean that the store could not decide.
@@ -266,7 +266,7 @@ fn panics() -> u64 {
     PANICS.load(Relaxed)
 }
 
-/// The memory of this process in bytes; 0 if the system does not report it.
+/// The memory of this process in bytes; 0 if unknown.
 pub(crate) fn resident() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").ok();
     let pages = pages.and_then(|statm| statm.split(' ').nth(1)?.parse::<u64>().ok());

@@ -39,7 +39,7 @@ pub(crate) struct Setup {
     pub(crate) with_leavers: bool,
 }
 
-/// A limiter, and the leases below it.
+/// A limiter, and the leases below.
 pub(crate) struct Built {
     pub(crate) limiter: Limiter,
     pub(crate) leases: Option<Leases>,
@@ -57,7 +57,7 @@ impl Setup {
         }
     }
 
-    /// If the store cannot decide, this process decides with its half of the limits.
+    /// If the store cannot decide, this process decides with half of the limits.
     pub(crate) const fn local(self) -> Self {
         Self {
             on_failure: FailurePolicy::Local,

@@ -14,7 +14,7 @@ pub(crate) struct Row {
     pub(crate) timeout: Duration,
     pub(crate) worst_wait: Duration,
     pub(crate) worst_lateness: Duration,
-    /// `None` if it did not recover.
+    /// `None` without a recovery.
     pub(crate) recovery: Option<Duration>,
     /// The maximum number of units beyond a limit within one window.
     pub(crate) over: u64,

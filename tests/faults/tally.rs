@@ -45,7 +45,7 @@ impl Tally {
         self.unknown += 1;
     }
 
-    /// Counts an answer, and the time that it took. `None` if the runtime parked in the meantime.
+    /// Counts an answer, and the time until the answer. `None` if the runtime parked in the meantime.
     pub(crate) fn note(&mut self, waited: Option<Duration>, result: &Result<Decision, StoreError>) {
         self.requests += 1;
         self.worst_wait = self.worst_wait.max(waited.unwrap_or_default());
@@ -134,7 +134,7 @@ impl Tally {
     }
 }
 
-/// The time in which a rule forgets: its window, or for a bucket the time of a full refill.
+/// The time in which a rule forgets: the window, or for a bucket the time of a full refill.
 pub(crate) fn window_ms(rule: &Rule) -> u64 {
     let window_ms = u64::try_from(rule.window().as_millis()).unwrap();
     match rule.refill() {
@@ -143,7 +143,7 @@ pub(crate) fn window_ms(rule: &Rule) -> u64 {
     }
 }
 
-/// The charges of a bucket in any span, beyond `times` times its burst and its refill of that span.
+/// The charges of a bucket in any span, beyond `times` times the burst and the refill of that span.
 fn most_beyond(rule: &Rule, refill: u64, times: u64, ends: &[u64]) -> u64 {
     let window_ms = u64::try_from(rule.window().as_millis()).unwrap();
     let mut ends = ends.to_vec();
@@ -161,7 +161,7 @@ fn most_beyond(rule: &Rule, refill: u64, times: u64, ends: &[u64]) -> u64 {
 
 /// The maximum number of charges within any span of a window.
 ///
-/// A charge in the step that ends at `end` counts until `end + window`. So the next step in which it no longer counts
+/// A charge in the step that ends at `end` counts until `end + window`. So the next step in which the charge no longer counts
 /// ends later than that.
 fn most_within(window: u64, ends: &[u64]) -> u64 {
     let mut ends = ends.to_vec();

@@ -33,13 +33,13 @@ const BUCKET: &str = "6+20/1s@bucket";
 pub(crate) const BUCKET_TASKS: u64 = (TASKS / KEYS) as u64;
 const HOT: &str = "15/200ms@exact,60/1500ms@exact";
 
-/// With leases, every fourth task charges only this key. So it is hot, independent of the other limits.
+/// With leases, every fourth task charges only this key. So this key is hot, independent of the other limits.
 const LEASED: &str = "160/200ms@50ms,600/1500ms@100ms";
 
-/// Used up for the rest of the run. No clock is needed to test that it stays so.
+/// Used up for the rest of the run, which a test can see without a clock.
 const DAILY: &str = "100/1d@1m";
 
-/// Every request is charged to this policy, and none is denied by it. At the end, the server's units are compared with
+/// Every request is charged to this policy, which denies none. At the end, the server's units are compared with
 /// the admissions. The steps are short enough that many end during a run.
 const COUNTED: &str = "1000000/10m@100ms";
 
@@ -129,7 +129,7 @@ impl Traffic {
         asking.chain([measuring]).collect()
     }
 
-    /// Starts a few tasks of a job. The time that its runtime parks is unknown.
+    /// Starts a few tasks of a job. The time that the runtime parks is unknown.
     pub(crate) fn start_in_job(&self, runtime: &Handle) {
         for task in 0..JOB_TASKS {
             let this = self.clone();
@@ -220,7 +220,7 @@ impl Traffic {
         self.tally.lock().unwrap()
     }
 
-    /// Returns after `span`, once many requests have been answered in it.
+    /// Returns after `span`, once many requests have been answered.
     pub(crate) fn runs_on(&self, span: Duration) {
         let (start, before) = (Instant::now(), self.tally().requests);
         let is_done =
@@ -269,7 +269,7 @@ impl fmt::Debug for Traffic {
     }
 }
 
-/// Waits for the condition. Returns whether it was met in time.
+/// Waits for the condition. Returns false after a long time.
 fn until(condition: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !condition() {

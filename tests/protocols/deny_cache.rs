@@ -121,7 +121,7 @@ enum Action {
     GiveBack(usize),
     /// A message reaches the server, or its process.
     Deliver(usize),
-    /// A message is lost, and its caller gives up.
+    /// A message is lost, and the caller gives up.
     Lose(usize),
     /// The caller no longer waits for the answer to a message.
     Leave(usize),

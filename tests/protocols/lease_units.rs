@@ -18,11 +18,11 @@ enum Code {
     TakesEarly,
     /// Does not refund the rest if the lease has ended and the whole check is denied.
     KeepsTheRest,
-    /// Drops a check when its caller leaves.
+    /// Drops a check when the caller leaves.
     LeavesWithTheCaller,
     /// Fetches leases during a reset, and drops them after it.
     FetchesDuringReset,
-    /// Resets while a lease or a return is under way, without waiting for it.
+    /// Resets while a lease or a return is under way, without waiting.
     ResetsWithoutWaiting,
     /// Ends without waiting for the lease that is being fetched.
     EndsWithoutWaiting,

@@ -133,7 +133,7 @@ impl State {
         u8::try_from(self.admitted.len()).unwrap()
     }
 
-    /// Whether a span of the window holds more than the limit, with its first and last millisecond.
+    /// Whether a span of the window holds more than the limit, with the first and last millisecond.
     fn is_beyond(&self) -> bool {
         self.admitted.iter().any(|from| {
             let within = self.admitted.iter();

@@ -42,7 +42,7 @@ fn gather(waiting: &mut Waiting<Caller>, _share: usize) -> Option<Vec<Caller>> {
     (!call.is_empty()).then_some(call)
 }
 
-/// The callers of a call, and its epoch.
+/// The callers of a call, and the epoch.
 type Call = (Vec<Caller>, u64);
 
 /// Calls to a server. Each ends when this thread is about to do something else. In a runtime that was shut down, each
@@ -159,7 +159,7 @@ fn who_leaves_keeps_nobody_else_waiting() {
                 calls.leave(&caller);
             })
         };
-        // This caller leaves before the call is sent, and so is not in it.
+        // This caller leaves before the call is sent, and so is left out.
         let first = calls.enter_after(Duration::ZERO, &callers[1]);
         let (hasty, stays) = (Caller::new(), &callers[2]);
         if let Some(first) = first {

@@ -1,4 +1,4 @@
-//! A service with a mistake about its proxies logs one warning for each mistake.
+//! A service with mistakes about proxies logs one warning for each mistake.
 
 use axum::{Router, routing::get};
 use sluicegate::{MemoryStore, PeerIp, Policy, RateLimitLayer, extract::TrustedProxies};
