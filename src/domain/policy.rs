@@ -461,7 +461,7 @@ mod tests {
             message(Policy::new("p", [])),
             "policy `p` must have 1 to 16 rules"
         );
-        let many = (1..=17).map(|n| Rule::new(1, std::time::Duration::from_secs(n)));
+        let many = (1..=17).map(|n| Rule::new(1, Duration::from_secs(n)));
         assert_eq!(
             message(Policy::new("p", many)),
             "policy `p` must have 1 to 16 rules"
