@@ -1,4 +1,4 @@
-//! [`Slots`]: what an admitted check holds under concurrency policies.
+//! [`Slots`]: held by an admitted check under concurrency policies.
 
 use crate::domain::{
     charge::Charge,
@@ -87,7 +87,7 @@ impl Slots {
         self.settle(|_| 0)
     }
 
-    /// Makes the request to leave each charge this many slots, which nobody can renew or return any more: they are
+    /// Makes the request to leave each charge this many slots, without a way to renew or return them: they are
     /// released when they expire.
     #[must_use]
     pub fn settle(self, cost: impl Fn(&Charge) -> u64) -> Settlement {
@@ -172,7 +172,7 @@ impl Renewed {
         self.is_renewed
     }
 
-    /// Makes one reply from those to parts of a renewal, from the usage after it and from what is held now.
+    /// Makes one reply from those to parts of a renewal, from the usage after it and from the slots held now.
     #[cfg(feature = "cluster")]
     pub(crate) fn joined(parts: &[Self], usage: Usage, held: Usage) -> Self {
         held.return_slots();

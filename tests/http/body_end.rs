@@ -232,7 +232,7 @@ async fn a_request_that_meters_nothing_keeps_its_charge() {
 #[tokio::test]
 async fn a_client_that_leaves_before_the_response_pays_what_was_metered() {
     let budget = Budget::new();
-    // A refund of unanswered requests does not hide what was spent.
+    // A refund of unanswered requests does not hide the metered cost.
     let layer = budget.layer().refund_unanswered().meter_costs();
     let service = service_fn(async |request: Request<()>| {
         request.extensions().get::<CostMeter>().unwrap().add(3);

@@ -317,7 +317,7 @@ fn an_observer_that_does_nothing_costs_no_allocation() {
         let counted = allocation_counter::measure(|| futures::executor::block_on(ask(&layer)));
         counted.count_total
     };
-    // No step of a window begins here, and all identities share a list, whatever their hashes are.
+    // No step of a window begins here, and all identities share a list, since their hashes do not matter.
     let store = || MemoryStore::new().capacity(64).clock(TestClock::new(0));
     let limiter = || Limiter::new(store());
     let unobserved = allocations(limiter());

@@ -73,7 +73,7 @@ impl Tokens {
         })
     }
 
-    /// Waits until as much is charged as was sent, and no more.
+    /// Waits until exactly the sent tokens are charged.
     async fn settled(&self) -> u64 {
         let all = async {
             loop {
@@ -87,7 +87,7 @@ impl Tokens {
             }
         };
         let settled = timeout(Duration::from_secs(20), all).await;
-        settled.expect("the charge becomes what was sent")
+        settled.expect("the charge becomes the number of tokens sent")
     }
 }
 

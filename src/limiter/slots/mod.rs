@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   admitted ──▶ Held ◀──────────▶ Renewing ──▶ Lost          the store has released it
-//!                 │     renewed       │ └─────▶ Expiring ──▶ Lost    nobody knows whether it was renewed
+//!                 │     renewed       │ └─────▶ Expiring ──▶ Lost    it may have been renewed, or not
 //!                 ▼                   ▼
 //!               returned  ◀─── returned, when the renewal is answered
 //! ```

@@ -191,7 +191,7 @@ async fn run(mut running: Running) {
     }
 }
 
-/// Holdings whose renewals are under way. When this is dropped before their answers, nobody knows the outcomes.
+/// Holdings whose renewals are under way. When this is dropped before their answers, the outcomes stay unknown.
 struct UnderWay(Vec<Arc<Holding>>);
 
 impl Drop for UnderWay {
@@ -330,7 +330,7 @@ impl Holding {
         self.limiter.inner.renewer.add(self);
     }
 
-    /// Nobody knows whether the slots were renewed.
+    /// The outcome of the renewal stays unknown.
     fn expire(self: &Arc<Self>) {
         let mut state = self.lock();
         let State::Renewing { since_ms, returned } = *state else {
