@@ -218,7 +218,15 @@ impl Rule {
         self
     }
 
-    /// Returns how many units are admitted in any window; for a bucket, the burst.
+    /// Returns the same rule with another limit; for a bucket, with another burst.
+    #[must_use]
+    pub const fn with_limit(mut self, limit: u64) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Returns how many units are admitted in any window or period; for a bucket, the burst; for a concurrency rule,
+    /// how many slots there are.
     #[must_use]
     pub const fn limit(&self) -> u64 {
         self.limit
@@ -321,9 +329,12 @@ impl Rule {
         }
     }
 
-    /// Returns the window in the text form.
+    /// Returns the window, or the calendar, in the text form.
     pub(crate) fn window_text(&self) -> String {
-        self.window.to_string()
+        match self.kind {
+            Kind::Calendar(calendar) => calendar.to_string(),
+            _ => self.window.to_string(),
+        }
     }
 
     /// Returns the rule with the limit and the refill divided by `of`, rounded down; no number above 0 becomes 0. A

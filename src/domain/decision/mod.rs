@@ -337,6 +337,12 @@ impl Denial {
         }
     }
 
+    /// Returns whether a concurrency rule denies, perhaps among others.
+    pub(crate) fn is_by_concurrency(&self) -> bool {
+        let mut rules = self.usage.rules();
+        rules.any(|it| it.is_exceeded() && it.rule().is_concurrency())
+    }
+
     /// Returns the policy with the longest wait.
     #[must_use]
     pub fn policy(&self) -> &Policy {

@@ -85,12 +85,14 @@ struct Known {
 }
 
 /// The span of time that leases of a policy are for: its shortest step, or [`LONGEST`]. `None` if a charge of it is
-/// never leased: `@exact` rules and buckets have steps too short for it, a small limit would never leave enough room.
+/// never leased: `@exact` rules and buckets have steps too short for it, a small limit would never leave enough room,
+/// and slots are held in the steps that they were taken in.
 pub(super) fn span(charge: &Charge) -> Option<Duration> {
     let few = charge.cost().saturating_mul(FEWEST * PART_OF_ROOM);
     let mut span = LONGEST;
     for rule in charge.policy().rules() {
-        if rule.limit() < few || rule.step() <= Duration::from_millis(1) {
+        let is_too_fine = rule.step() <= Duration::from_millis(1);
+        if rule.limit() < few || is_too_fine || rule.is_concurrency() {
             return None;
         }
         span = span.min(rule.step());
@@ -220,7 +222,8 @@ impl Entry {
             .rules()
             .iter()
             .map(|it| it.step_end_ms(store_now_ms));
-        let rest_ms = (ends.min()? - store_now_ms).min(millis(LONGEST));
+        let rest_ms = ends.min()?.saturating_sub(store_now_ms);
+        let rest_ms = rest_ms.min(millis(LONGEST));
         if rest_ms <= SHORT_REST_MS + 2 * millis(known.round_trip) {
             return None;
         }
