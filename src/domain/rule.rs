@@ -627,6 +627,20 @@ mod tests {
     }
 
     #[test]
+    fn a_share_keeps_the_kind_and_has_at_least_one_slot() {
+        for (rule, share) in [
+            ("2/30s@concurrent@1s", "1/30s@concurrent@1s"),
+            ("0/30s@concurrent", "0/30s@concurrent"),
+            #[cfg(feature = "calendar")]
+            ("10/month:15@UTC", "2/month:15@UTC"),
+        ] {
+            let rule: Rule = rule.parse().unwrap();
+            let of = NonZeroU32::new(4).unwrap();
+            assert_eq!(rule.share(of).to_string(), share, "{rule}");
+        }
+    }
+
+    #[test]
     fn the_shares_of_a_bucket_are_together_no_more_than_its_burst_and_its_refill() {
         for (rule, of, share) in [
             ("20+10/1s@bucket", 1, "20+10/1s@bucket"),
