@@ -357,6 +357,9 @@ mod tests {
         for (text, expected) in [
             ("5/10m", "write a ban as"),
             ("5+1/10m@bucket=1h", "strikes are counted in a window"),
+            ("5/10m@concurrent=1h", "strikes are counted in a window"),
+            #[cfg(feature = "calendar")]
+            ("5/day@UTC=1h", "strikes are counted in a window"),
             ("5=1h", "strikes: rule `5`: write it as"),
             ("0/10m=1h", "a ban needs at least one strike"),
             ("5/10m=", "the time of a ban"),

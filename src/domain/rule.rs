@@ -218,7 +218,15 @@ impl Rule {
         self
     }
 
-    /// Returns how many units are admitted in any window; for a bucket, the burst.
+    /// Returns the same rule with another limit; for a bucket, with another burst.
+    #[must_use]
+    pub const fn with_limit(mut self, limit: u64) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Returns how many units are admitted in any window or period; for a bucket, the burst; for a concurrency rule,
+    /// how many slots there are.
     #[must_use]
     pub const fn limit(&self) -> u64 {
         self.limit
@@ -321,9 +329,12 @@ impl Rule {
         }
     }
 
-    /// Returns the window in the text form.
+    /// Returns the window, or the calendar, in the text form.
     pub(crate) fn window_text(&self) -> String {
-        self.window.to_string()
+        match self.kind {
+            Kind::Calendar(calendar) => calendar.to_string(),
+            _ => self.window.to_string(),
+        }
     }
 
     /// Returns the rule with the limit and the refill divided by `of`, rounded down; no number above 0 becomes 0. A
@@ -612,6 +623,20 @@ mod tests {
             let rule = Rule::per_minute(limit).exact();
             let of = NonZeroU32::new(of).unwrap();
             assert_eq!(rule.share(of), Rule::per_minute(share).exact(), "{limit}");
+        }
+    }
+
+    #[test]
+    fn a_share_keeps_the_kind_and_has_at_least_one_slot() {
+        for (rule, share) in [
+            ("2/30s@concurrent@1s", "1/30s@concurrent@1s"),
+            ("0/30s@concurrent", "0/30s@concurrent"),
+            #[cfg(feature = "calendar")]
+            ("10/month:15@UTC", "2/month:15@UTC"),
+        ] {
+            let rule: Rule = rule.parse().unwrap();
+            let of = NonZeroU32::new(4).unwrap();
+            assert_eq!(rule.share(of).to_string(), share, "{rule}");
         }
     }
 

@@ -54,8 +54,9 @@ impl Slots {
             return None;
         }
         let places = (0..charges.len()).filter(|place| holds_slots(&charges[*place]));
+        let picked = usage.pick(&places.collect::<Vec<_>>());
         Some(Self {
-            usage: usage.pick(&places.collect::<Vec<_>>()),
+            usage: picked.local_like(usage),
         })
     }
 
@@ -141,7 +142,7 @@ impl Renewal {
         held.return_slots();
         Renewed {
             is_renewed,
-            held: held.clone(),
+            held: held.clone().local_like(&self.usage),
             usage,
         }
     }

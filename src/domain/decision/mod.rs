@@ -348,14 +348,19 @@ impl Denial {
     /// Returns the denial with this wait under each concurrency rule that has no slot, since one may be returned at any
     /// time; `None` if there is no such rule.
     pub(crate) fn with_slot_wait(&self, wait: Duration) -> Option<Self> {
-        let mut rules = self.usage.rules();
-        if !rules.any(|usage| usage.is_exceeded() && usage.rule().is_concurrency()) {
+        if !self.is_by_concurrency() {
             return None;
         }
         match Decision::of(self.usage.with_slot_wait(millis(wait)), false) {
             Ok(Decision::Denied(denial)) => Some(denial),
             _ => None,
         }
+    }
+
+    /// Returns whether a concurrency rule denies, perhaps among others.
+    pub(crate) fn is_by_concurrency(&self) -> bool {
+        let mut rules = self.usage.rules();
+        rules.any(|it| it.is_exceeded() && it.rule().is_concurrency())
     }
 
     /// Returns the policy with the longest wait.

@@ -18,9 +18,10 @@ impl StepQueue {
         self.counting_units(now_ms, end_ms) >= units
     }
 
-    /// Moves units that a step [has](Self::has) to the step of now, or to the newest if the clock has stepped back.
+    /// Moves units that a step [has](Self::has) to the step of now, or to the newest if the clock has stepped back. They
+    /// are charged first: otherwise, if no others count, they would move back with the clock.
     pub(super) fn renew(&mut self, now_ms: u64, end_ms: u64, units: u64) {
-        self.settle(now_ms, end_ms, -units.cast_signed());
         self.charge(now_ms, units);
+        self.settle(now_ms, end_ms, -units.cast_signed());
     }
 }

@@ -24,3 +24,33 @@ const fn is_unknown(rule: &Rule) -> bool {
 
 const UNKNOWN: StoreError =
     StoreError::invalid_request("the script knows no concurrency and no calendar rules");
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        domain::{charge::Charge, check::Check, error::StoreErrorKind, key::Key, policy::Policy},
+        store::{Operation, Store, redis::RedisStore},
+    };
+
+    #[tokio::test]
+    async fn rules_that_the_script_does_not_know_are_an_error_without_a_call() {
+        let store = RedisStore::connect_lazy("redis://127.0.0.1:1/").unwrap();
+        for rules in [
+            "2/30s@concurrent",
+            #[cfg(feature = "calendar")]
+            "2/month@UTC",
+        ] {
+            let policy = Policy::parse("p", rules).unwrap();
+            let check = Check::new([Charge::new(&policy, Key::new("user", "alice"), 1)]).unwrap();
+            let operation = || Operation::Check(check.clone());
+            let called = store.call(vec![operation()]).await.unwrap().remove(0);
+            for error in [
+                store.check(&check).await.unwrap_err(),
+                store.execute(operation()).await.unwrap_err(),
+                called.unwrap_err(),
+            ] {
+                assert_eq!(error.kind(), StoreErrorKind::InvalidRequest, "{rules}");
+            }
+        }
+    }
+}
