@@ -23,6 +23,8 @@
 
 use std::{fmt, time::Duration};
 
+use smallvec::SmallVec;
+
 pub(crate) use self::zone::Zone;
 
 #[cfg(feature = "calendar")]
@@ -87,6 +89,9 @@ pub struct Calendar {
     zone: Zone,
 }
 
+/// The boundaries of some periods, in their order. Mostly there are no more: those of days around two days.
+pub(crate) type Boundaries = SmallVec<[u64; 8]>;
+
 /// The boundaries around a time, in ms since the Unix epoch: `start_ms <= time < end_ms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Periods {
@@ -134,7 +139,7 @@ impl Calendar {
     ///
     /// A store whose clock is elsewhere finds its own period among them, and which ends it believes.
     #[allow(dead_code, reason = "calls of the script will send them")]
-    pub(crate) fn boundaries_ms(self, at_ms: u64, around: Duration) -> Vec<u64> {
+    pub(crate) fn boundaries_ms(self, at_ms: u64, around: Duration) -> Boundaries {
         self.zone.boundaries_ms(self, at_ms, around)
     }
 
