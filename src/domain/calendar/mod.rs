@@ -137,13 +137,13 @@ impl Calendar {
     /// Returns the boundaries of the periods that contain a time within `around` of this one, in their order, and of
     /// the two periods after them. The first is the start of a period, and the others are ends.
     ///
-    /// A store whose clock is elsewhere finds its own period among them, and which ends it believes.
+    /// Among them, a store with another clock finds its own period, and the ends that the store believes.
     #[allow(dead_code, reason = "calls of the script will send them")]
     pub(crate) fn boundaries_ms(self, at_ms: u64, around: Duration) -> Boundaries {
         self.zone.boundaries_ms(self, at_ms, around)
     }
 
-    /// Returns a number that tells this calendar from all others, and stays the same in every process: the label of
+    /// Returns a number that distinguishes this calendar from all others, and stays the same in every process: the label of
     /// stored counts. From the highest bit on, there are 3 zeros, 5 bits for the day, 8 for the period and 48 for the
     /// zone's name as it is written.
     #[cfg_attr(not(feature = "bb8"), allow(dead_code))]

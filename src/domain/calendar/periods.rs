@@ -40,7 +40,7 @@ pub(super) fn cached(calendar: Calendar, place: usize, zone: &TimeZone, at_ms: u
     })
 }
 
-/// What a thread keeps: the boundaries of a calendar, and how far around a time they reach.
+/// The boundaries of a calendar that a thread keeps, and how far around a time they reach.
 type KeptBoundaries = Cell<Option<(Calendar, Duration, Boundaries)>>;
 
 /// Returns the boundaries of the periods that contain a time within `around` of this one, and the ends of two more.
@@ -170,7 +170,7 @@ impl Days<'_> {
             .zone
             .to_ambiguous_timestamp(day.to_datetime(Time::midnight()));
         let is_skipped = matches!(midnight.offset(), AmbiguousOffset::Gap { .. });
-        // Of a midnight that comes twice it is the first; of one that is skipped, a time after the change.
+        // If midnight comes twice, this is the first; if clocks skip midnight, this is a time after the change.
         let Ok(start) = midnight.compatible() else {
             return u64::MAX >> 16;
         };

@@ -28,7 +28,7 @@ struct Inner {
     decided_at_ms: u64,
     rules: RuleUsages,
     may_settle: AtomicBool,
-    /// Whether slots of this check are held, and nobody has taken them.
+    /// Whether the check holds slots that were not taken yet.
     has_slots: AtomicBool,
     local: AtomicBool,
     leased: AtomicBool,
