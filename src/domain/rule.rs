@@ -149,7 +149,7 @@ impl Rule {
     /// Makes the rule a [concurrency rule](Self::concurrent) whose slots are released when they are neither returned
     /// nor renewed for this time: the window, a whole number of milliseconds.
     ///
-    /// The precision becomes a sixtieth of it, by which a slot may be released later.
+    /// The precision becomes a sixtieth of that time. A slot may be released so much later.
     #[must_use]
     pub const fn expires_after(mut self, window: Duration) -> Self {
         self.window = Length::of(window);

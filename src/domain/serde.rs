@@ -481,6 +481,30 @@ mod tests {
         );
     }
 
+    #[cfg(feature = "calendar")]
+    #[test]
+    fn concurrency_and_calendar_rules_are_read_and_written_back() {
+        let text = r#"{"jobs":"20/30s@concurrent","plan":"9/1s,500/month:15@Europe/Berlin"}"#;
+        let policies: Policies = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&policies).unwrap(), text);
+        let toml = toml::to_string(&policies).unwrap();
+        assert_eq!(toml::from_str::<Policies>(&toml).unwrap(), policies);
+        for (text, at) in [
+            ("plan = ['1/1s', '500/day']", "'500/day'"),
+            (
+                "plan = { rules = ['1/1s', '500/day@Mars'] }",
+                "'500/day@Mars'",
+            ),
+            (
+                "plan = ['1/1s', '5/30s@concurrent']",
+                "['1/1s', '5/30s@concurrent']",
+            ),
+        ] {
+            let error = toml::from_str::<Policies>(text).unwrap_err();
+            assert_eq!(text.get(error.span().unwrap()), Some(at), "{error}");
+        }
+    }
+
     #[test]
     fn in_a_file_an_error_is_told_at_the_rule_that_is_wrong() {
         for (text, at) in [

@@ -1,4 +1,4 @@
-//! [`Slots`]: held by an admitted check under concurrency policies.
+//! [`Slots`]: the slots that an admitted check holds under concurrency policies.
 
 use crate::domain::{
     charge::Charge,
@@ -88,7 +88,7 @@ impl Slots {
         self.settle(|_| 0)
     }
 
-    /// Makes the request to leave each charge this many slots, without a way to renew or return them: they are
+    /// Makes the request to leave each charge this many slots, which cannot be renewed or returned any more, and are
     /// released when they expire.
     #[must_use]
     pub fn settle(self, cost: impl Fn(&Charge) -> u64) -> Settlement {
@@ -136,7 +136,7 @@ impl Renewal {
         Ok(self.answered(is_renewed, usage))
     }
 
-    /// What was not renewed stays in its steps, which only the usage of before names.
+    /// Slots that were not renewed stay in their steps, which only the former usage names.
     fn answered(&self, is_renewed: bool, usage: Usage) -> Renewed {
         let held = if is_renewed { &usage } else { &self.usage };
         held.return_slots();

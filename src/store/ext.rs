@@ -12,6 +12,7 @@ use crate::{
         policy::Policy,
         rule::Rule,
         settlement::Settlement,
+        slots::{Renewed, Slots},
     },
     store::{Store, StoreFuture},
 };
@@ -25,6 +26,12 @@ pub trait StoreExt: Store {
     fn settle(&self, settlement: &Settlement) -> StoreFuture<Usage> {
         let settle = Operation::Settle(settlement.clone());
         read(self.execute(settle), answer_of!(Settle))
+    }
+
+    /// [`Operation::Renew`]; returns the slots in the reply.
+    fn renew(&self, slots: Slots) -> StoreFuture<Renewed> {
+        let renew = Operation::Renew(slots.renew());
+        read(self.execute(renew), answer_of!(Renew))
     }
 
     /// [`Operation::Reset`].

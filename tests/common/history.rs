@@ -286,7 +286,7 @@ pub(crate) fn large() -> impl Strategy<Value = History> {
     })
 }
 
-/// Of three names, the policies that each stands for in turn.
+/// The policies that each of three names stands for in turn.
 type Policies = BoxedStrategy<Vec<Vec<Policy>>>;
 
 fn histories(
@@ -469,7 +469,7 @@ pub(crate) struct Player<'a> {
     version: Vec<usize>,
     /// Admitted checks that have not been settled.
     open: Vec<Usage>,
-    /// What holds slots.
+    /// The slots of admitted checks.
     held: Vec<Slots>,
     /// The policies and keys whose values cannot be read.
     spoiled: Vec<(usize, usize)>,
@@ -521,10 +521,7 @@ impl<'a> Player<'a> {
             Act::Renew(_) | Act::GiveBack(_) if self.held.is_empty() => {}
             Act::Renew(check) => {
                 let slots = self.held.remove(check.index(self.held.len()));
-                let renewed = self.store.execute(Operation::Renew(slots.renew()));
-                let Reply::Renew(renewed) = renewed.await.unwrap() else {
-                    panic!("not the reply to a renewal");
-                };
+                let renewed = self.store.renew(slots).await.unwrap();
                 self.held.push(renewed.slots().unwrap());
                 return Came::Of(Outcome::from(&renewed));
             }

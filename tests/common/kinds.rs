@@ -94,14 +94,7 @@ fn retry_after(decision: &Decision) -> u64 {
 }
 
 async fn renew(store: &AnyStore, slots: Slots) -> Renewed {
-    match store
-        .execute(Operation::Renew(slots.renew()))
-        .await
-        .unwrap()
-    {
-        Reply::Renew(renewed) => renewed,
-        other => panic!("not the reply to a renewal: {other:?}"),
-    }
+    store.renew(slots).await.unwrap()
 }
 
 async fn give_back(store: &AnyStore, slots: Slots) {
@@ -201,7 +194,7 @@ pub(crate) async fn a_slot_is_given_back_where_it_was_moved_to(store: &AnyStore,
     let moved = renew(store, moved).await.slots().unwrap();
     give_back(store, moved).await;
     assert_eq!(left(store, &policy, "alice").await, 1);
-    // What stays is in the first step alone.
+    // The other slot is in the first step alone.
     clock.advance(Duration::from_secs(11));
     assert_eq!(left(store, &policy, "alice").await, 2);
     assert!(!renew(store, stays).await.is_renewed());
@@ -645,6 +638,6 @@ pub(crate) async fn a_quota_is_forgotten_when_it_is_reset(store: &AnyStore, cloc
         .await
         .unwrap();
     assert_eq!(left(store, &policy, "alice").await, 5);
-    // The period is current: what is settled upward counts.
+    // The period is current, so that units settled upward count.
     assert_eq!(remaining(&settle(store, admitted.usage(), 7).await), [3]);
 }

@@ -21,7 +21,7 @@ pub(crate) struct Model<'a> {
     /// The times and units of charges and settlements under buckets.
     poured: HashMap<(usize, usize, usize), Vec<(u64, i128)>>,
     open: Vec<(u64, Vec<Charge>)>,
-    /// What holds slots, each with the step that they are in.
+    /// The charges that hold slots, each with the step of the slots.
     held: Vec<Vec<(Charge, u64)>>,
 }
 

@@ -9,7 +9,7 @@ pub(crate) struct Outcome {
     /// `None` if the check was allowed or blocked.
     pub(crate) denied: Option<Denied>,
     pub(crate) blocked: Option<(Key, Block)>,
-    /// Of a renewal: whether all slots were renewed.
+    /// Whether a renewal has renewed all slots.
     pub(crate) renewed: Option<bool>,
 }
 

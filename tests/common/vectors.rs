@@ -12,7 +12,7 @@ use sluicegate::{
     Charge, Decision, Key, Limiter, Policy, Rule, Store, Usage,
     block::{Block, BlockedBy, Until},
     calendar::Period,
-    store::{Check, Operation, Renewal, Renewed, Reply, Settlement, Slots, StoreExt},
+    store::{Check, Operation, Reply, Settlement, Slots, StoreExt},
     test_util::TestClock,
 };
 
@@ -90,7 +90,7 @@ struct ChargeText {
     cost: u64,
 }
 
-/// Of a check, a settlement or a renewal, `usage` or `blocked`; of a fill, `decisions`.
+/// A check, a settlement or a renewal has `usage` or `blocked`; a fill has `decisions`.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Expect {
@@ -213,7 +213,7 @@ async fn replay(store: &dyn Store, clock: &TestClock, file: &File, name: &str) {
             assert_eq!(outcome, expected(&step.expect), "{at}");
         } else if let Some(renewed) = step.renew {
             let slots = held.remove(&renewed).unwrap();
-            let reply = renew(store, slots.renew()).await;
+            let reply = store.renew(slots).await.unwrap();
             assert_eq!(Outcome::from(&reply), expected(&step.expect), "{at}");
             assert_eq!(names(reply.usage()), expected_names(&step.expect), "{at}");
             held.insert(renewed, reply.slots().unwrap());
@@ -264,13 +264,6 @@ async fn fill(store: &dyn Store, check: Check, count: u16) -> Vec<Decision> {
     match store.call(operations).await.unwrap().remove(0).unwrap() {
         Reply::Fill(decisions) => decisions,
         other => panic!("not the reply to a fill: {other:?}"),
-    }
-}
-
-async fn renew(store: &dyn Store, renewal: Renewal) -> Renewed {
-    match store.execute(Operation::Renew(renewal)).await.unwrap() {
-        Reply::Renew(renewed) => renewed,
-        other => panic!("not the reply to a renewal: {other:?}"),
     }
 }
 

@@ -15,7 +15,7 @@ use sluicegate::{
 use crate::common::{
     history::{START_MS, few_cases, hot, steady},
     promise::{admitted, assert_promise},
-    vectors::{replay_all, replay_blocks},
+    vectors::{replay_all, replay_blocks, replay_kinds},
     verified::Verified,
 };
 
@@ -46,6 +46,7 @@ mod contract {
     crate::calls!(new);
     crate::contributors!(new);
     crate::blocks!(new);
+    crate::kinds!(new);
 
     async fn new() -> (Verified<Leases>, TestClock) {
         Verified::new(leased())
@@ -92,6 +93,7 @@ async fn a_cache_around_leases_agrees_with_the_vectors() {
     };
     replay_all(store).await;
     replay_blocks(store).await;
+    replay_kinds(store).await;
     assert!(repeated.load(Relaxed) > 100, "{repeated:?}");
 }
 

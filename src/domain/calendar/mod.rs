@@ -23,6 +23,8 @@
 
 use std::{fmt, time::Duration};
 
+use smallvec::SmallVec;
+
 pub(crate) use self::zone::Zone;
 
 #[cfg(feature = "calendar")]
@@ -87,6 +89,9 @@ pub struct Calendar {
     zone: Zone,
 }
 
+/// The boundaries of some periods, in their order. Mostly there are no more: those of days around two days.
+pub(crate) type Boundaries = SmallVec<[u64; 8]>;
+
 /// The boundaries around a time, in ms since the Unix epoch: `start_ms <= time < end_ms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Periods {
@@ -132,13 +137,13 @@ impl Calendar {
     /// Returns the boundaries of the periods that contain a time within `around` of this one, in their order, and of
     /// the two periods after them. The first is the start of a period, and the others are ends.
     ///
-    /// A store whose clock is elsewhere finds its own period among them, and which ends it believes.
+    /// Among them, a store with another clock finds its own period, and the ends that the store believes.
     #[allow(dead_code, reason = "calls of the script will send them")]
-    pub(crate) fn boundaries_ms(self, at_ms: u64, around: Duration) -> Vec<u64> {
+    pub(crate) fn boundaries_ms(self, at_ms: u64, around: Duration) -> Boundaries {
         self.zone.boundaries_ms(self, at_ms, around)
     }
 
-    /// Returns a number that tells this calendar from all others, and stays the same in every process: the label of
+    /// Returns a number that distinguishes this calendar from all others, and stays the same in every process: the label of
     /// stored counts. From the highest bit on, there are 3 zeros, 5 bits for the day, 8 for the period and 48 for the
     /// zone's name as it is written.
     #[cfg_attr(not(feature = "bb8"), allow(dead_code))]

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use super::{Calendar, Periods};
+use super::{Boundaries, Calendar, Periods};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Zone {}
@@ -24,7 +24,7 @@ impl Zone {
         match self {}
     }
 
-    pub(super) const fn boundaries_ms(self, _: Calendar, _: u64, _: Duration) -> Vec<u64> {
+    pub(super) const fn boundaries_ms(self, _: Calendar, _: u64, _: Duration) -> Boundaries {
         match self {}
     }
 }

@@ -7,8 +7,9 @@ use jiff::{
     civil::{Date, Time},
     tz::{AmbiguousOffset, TimeZone},
 };
+use smallvec::smallvec;
 
-use super::{Calendar, Period, Periods};
+use super::{Boundaries, Calendar, Period, Periods};
 use crate::domain::rule::millis;
 
 /// Later times count as this one, in the year 9000, since dates end with the year 9999.
@@ -19,6 +20,7 @@ const KEPT: usize = 16;
 
 thread_local! {
     static LATEST: [Cell<Option<(Calendar, Periods)>>; KEPT] = const { [const { Cell::new(None) }; KEPT] };
+    static LATEST_BOUNDARIES: [KeptBoundaries; KEPT] = const { [const { Cell::new(None) }; KEPT] };
 }
 
 /// Returns the periods around a time: mostly those of the last question.
@@ -38,28 +40,40 @@ pub(super) fn cached(calendar: Calendar, place: usize, zone: &TimeZone, at_ms: u
     })
 }
 
-pub(super) fn boundaries_ms(
+/// The boundaries of a calendar that a thread keeps, and how far around a time they reach.
+type KeptBoundaries = Cell<Option<(Calendar, Duration, Boundaries)>>;
+
+/// Returns the boundaries of the periods that contain a time within `around` of this one, and the ends of two more.
+pub(super) fn cached_boundaries(
     calendar: Calendar,
+    place: usize,
     zone: &TimeZone,
     at_ms: u64,
     around: Duration,
-) -> Vec<u64> {
-    let days = Days { calendar, zone };
-    let around_ms = millis(around);
-    let first = days.first_day_at(at_ms.saturating_sub(around_ms));
-    let last_ms = at_ms.saturating_add(around_ms).min(LAST_MS);
-    let mut boundaries = vec![days.start_ms(first)];
-    let (mut day, mut later) = (first, 0);
-    while later < 3 {
-        day = days.next(day);
-        let end_ms = days.start_ms(day);
-        // A period whose days are all skipped is none.
-        if boundaries.last() != Some(&end_ms) {
-            boundaries.push(end_ms);
-            later += usize::from(end_ms > last_ms);
-        }
-    }
-    boundaries
+) -> Boundaries {
+    let (first_ms, last_ms) = (
+        at_ms.saturating_sub(millis(around)),
+        at_ms.saturating_add(millis(around)).min(LAST_MS),
+    );
+    LATEST_BOUNDARIES.with(|latest| {
+        let place = &latest[place % KEPT];
+        let kept = place.take().filter(|(of, reach, boundaries)| {
+            *of == calendar && *reach == around && are_around(boundaries, first_ms, last_ms)
+        });
+        let (.., boundaries) = kept.unwrap_or_else(|| {
+            let days = Days { calendar, zone };
+            (calendar, around, days.boundaries(first_ms, last_ms))
+        });
+        place.set(Some((calendar, around, boundaries.clone())));
+        boundaries
+    })
+}
+
+/// Whether the first of these periods contains the first time, and the third from last ends after the last.
+fn are_around(boundaries: &[u64], first_ms: u64, last_ms: u64) -> bool {
+    let holds = |pair: &[u64], at_ms| pair[0] <= at_ms && at_ms < pair[1];
+    let last = boundaries.len() - 4;
+    holds(boundaries, first_ms) && holds(&boundaries[last..], last_ms)
 }
 
 /// The first days of the periods of a calendar.
@@ -79,6 +93,19 @@ impl Days<'_> {
             end_ms,
             later_ends_ms: [next_ms, last_ms],
         }
+    }
+
+    fn boundaries(&self, first_ms: u64, last_ms: u64) -> Boundaries {
+        let mut day = self.first_day_at(first_ms);
+        let mut boundaries = smallvec![self.start_ms(day)];
+        let mut later = 0;
+        while later < 3 {
+            let end_ms;
+            (day, end_ms) = self.end_after(day, boundaries[boundaries.len() - 1]);
+            boundaries.push(end_ms);
+            later += usize::from(end_ms > last_ms);
+        }
+        boundaries
     }
 
     /// Returns the first day of the next period that is not skipped as a whole, and when it begins.
@@ -143,7 +170,7 @@ impl Days<'_> {
             .zone
             .to_ambiguous_timestamp(day.to_datetime(Time::midnight()));
         let is_skipped = matches!(midnight.offset(), AmbiguousOffset::Gap { .. });
-        // Of a midnight that comes twice it is the first; of one that is skipped, a time after the change.
+        // If midnight comes twice, this is the first; if clocks skip midnight, this is a time after the change.
         let Ok(start) = midnight.compatible() else {
             return u64::MAX >> 16;
         };

@@ -9,7 +9,7 @@ use std::{
 
 use jiff::tz::TimeZone;
 
-use super::{Calendar, Periods, periods};
+use super::{Boundaries, Calendar, Periods, periods};
 
 /// A time zone of the compiled database: its place in the table of all of them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,8 +64,8 @@ impl Zone {
         calendar: Calendar,
         at_ms: u64,
         around: Duration,
-    ) -> Vec<u64> {
-        periods::boundaries_ms(calendar, self.rules(), at_ms, around)
+    ) -> Boundaries {
+        periods::cached_boundaries(calendar, usize::from(self.0), self.rules(), at_ms, around)
     }
 
     /// Returns how the clocks of this zone were and will be set.

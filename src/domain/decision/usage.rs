@@ -28,7 +28,7 @@ struct Inner {
     decided_at_ms: u64,
     rules: RuleUsages,
     may_settle: AtomicBool,
-    /// Whether slots of this check are held that were not taken yet.
+    /// Whether the check holds slots that were not taken yet.
     has_slots: AtomicBool,
     /// When the slots were asked for, by the clock of their holder.
     asked_at_ms: AtomicU64,

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Replicas can disagree about when a period ends, if their zone data differ. The count is kept until the later of
-//! their ends, so that nobody's limit is lifted.
+//! their ends, so that no limit is lifted.
 
 use super::Count;
 use crate::domain::{
@@ -51,7 +51,7 @@ impl CalendarSpec {
     }
 }
 
-/// What counts at some time.
+/// The units that count at some time.
 struct View {
     start_ms: u64,
     /// The last end that is believed: later ones were written while the clock was wrong.

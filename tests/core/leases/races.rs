@@ -271,22 +271,24 @@ async fn where_the_lease_has_ended_when_the_rest_is_admitted_each_unit_is_charge
 
 #[tokio::test]
 async fn where_the_lease_has_ended_and_nothing_is_left_the_rest_is_refunded() {
-    let world = World::new();
-    let (all, own) = (policies().0, Policy::parse("own", "10/1h").unwrap());
-    let everybody = charge(&all, "everybody");
-    world.warm_up(std::slice::from_ref(&everybody)).await;
-    let both = [everybody.clone(), charge(&own, "bob")];
-    let sent = send(&world, &both, 5);
-    world.leases.return_unspent().await;
-    exhausted(&world, &everybody).await;
-    world.store.answers.notify_waiters();
-    for check in sent {
-        let Decision::Denied(denial) = check.await.unwrap() else {
-            panic!("it was admitted");
-        };
-        assert_eq!(denial.policy().name(), "all");
+    for rules in ["10/1h", "10/30s@concurrent"] {
+        let world = World::new();
+        let (all, own) = (policies().0, Policy::parse("own", rules).unwrap());
+        let everybody = charge(&all, "everybody");
+        world.warm_up(std::slice::from_ref(&everybody)).await;
+        let both = [everybody.clone(), charge(&own, "bob")];
+        let sent = send(&world, &both, 5);
+        world.leases.return_unspent().await;
+        exhausted(&world, &everybody).await;
+        world.store.answers.notify_waiters();
+        for check in sent {
+            let Decision::Denied(denial) = check.await.unwrap() else {
+                panic!("it was admitted");
+            };
+            assert_eq!(denial.policy().name(), "all");
+        }
+        assert_eq!(world.left(&both[1]).await, 10, "{rules}");
     }
-    assert_eq!(world.left(&both[1]).await, 10);
 }
 
 #[tokio::test]

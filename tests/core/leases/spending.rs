@@ -325,7 +325,12 @@ async fn a_block_through_this_process_is_seen_at_once() {
 
 #[tokio::test]
 async fn nothing_is_leased_near_the_limit_or_in_steps_too_short_or_for_who_is_not_hot() {
-    for rules in ["31/1m", "100000/1m@exact", "100000/1m,5000/1s@1ms"] {
+    for rules in [
+        "31/1m",
+        "100000/1m@exact",
+        "100000/1m,5000/1s@1ms",
+        "100000/1m@concurrent",
+    ] {
         let world = World::new(1);
         let alice = [charge(&policy(rules), "alice", 1)];
         for _ in 0..100 {

@@ -35,7 +35,7 @@ use crate::{
 /// version.
 const VERSION: u8 = 1;
 
-/// What stands in the place of a bucket's refill where its window is 0: other kinds of rules.
+/// Where the window of a bucket is 0, the next number is another kind of rule.
 const CONCURRENCY: u64 = 1;
 const CALENDAR: u64 = 2;
 
