@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     domain::{FailurePolicy, charge::Charge, error::PolicyError, key::Key, policy::Policy},
-    extract::{AsyncKeyExtractor, ChargesFuture, IntoCharges, KeyExtractor},
+    extract::{ChargesFuture, IntoCharges, KeyExtractor},
     limiter::{FOR_EVER, IntoLimiter, Limiter},
     observe::Observer,
 };
@@ -81,42 +81,9 @@ impl<R> RateLimitLayer<R> {
     ) -> Result<Self, PolicyError> {
         let policy = self.without_mistake(policy.into_selector())?;
         Ok(self.change(|shared| {
-            let limit = Limit::new(policy, Arc::new(extractor) as _);
+            let limit = Limit::new(policy, Arc::new(extractor));
             shared.plan.limits.push(limit);
             shared.plan.newest = Newest::Limits;
-        }))
-    }
-
-    /// Adds a limit whose keys come from an asynchronous look-up: see [`AsyncKeyExtractor`].
-    ///
-    /// # Panics
-    ///
-    /// Like [`limit`](Self::limit).
-    #[must_use]
-    #[track_caller]
-    pub fn limit_async(
-        self,
-        policy: impl IntoPolicySelector,
-        extractor: impl AsyncKeyExtractor,
-    ) -> Self {
-        valid(self.try_limit_async(policy, extractor))
-    }
-
-    /// Like [`limit_async`](Self::limit_async), for policies from a configuration file.
-    ///
-    /// # Errors
-    ///
-    /// Like [`try_limit`](Self::try_limit).
-    pub fn try_limit_async(
-        self,
-        policy: impl IntoPolicySelector,
-        extractor: impl AsyncKeyExtractor,
-    ) -> Result<Self, PolicyError> {
-        let policy = self.without_mistake(policy.into_selector())?;
-        Ok(self.change(|shared| {
-            let limit = Limit::new(policy, Arc::new(extractor) as _);
-            shared.plan.look_ups.push(limit);
-            shared.plan.newest = Newest::LookUps;
         }))
     }
 
@@ -174,7 +141,8 @@ impl<R> RateLimitLayer<R> {
         layer
     }
 
-    /// Adds a limit whose policy, key and cost come from a look-up, for instance of a user's tier in a database.
+    /// Adds a limit whose key comes from a look-up, with its policy and its cost, for instance from a user's tier in a
+    /// database.
     ///
     /// The look-up returns a [`Charge`], an `Option`, a `Vec`, or a `Result` of one of them. The limiter charges the
     /// cost of that charge, and ignores [`cost`](Self::cost). `None` rejects the request, as a missing key does; with
@@ -220,11 +188,12 @@ impl<R> RateLimitLayer<R> {
     /// # });
     /// ```
     ///
-    /// All look-ups of one request, including those of [`limit_async`](Self::limit_async), run at the same time under
-    /// one [timeout](Self::look_up_timeout). A look-up that takes longer, or returns
+    /// All look-ups of one request run at the same time, after all extractors, under one
+    /// [timeout](Self::look_up_timeout). A look-up that takes longer, or returns
     /// [`ExtractError::unavailable`](crate::error::ExtractError::unavailable), follows the layer's failure policy,
     /// since the policy is unknown. The default is [`Open`](FailurePolicy::Open): **the request passes without this
-    /// limit.** With [`on_failure(FailurePolicy::Closed)`](Self::on_failure), the response is a 503.
+    /// limit.** With [`on_failure(FailurePolicy::Closed)`](Self::on_failure), the response is a 503. So
+    /// put a [shadow](crate::Policy::shadow) that has to be looked up into a [shadow layer](Self::shadow).
     ///
     /// Look-ups run before the decision, even for a request that another limit of the layer denies. To spare the
     /// database those look-ups, put the other limits into a [layer around this one](super#two-layers-one-store).
@@ -465,8 +434,8 @@ impl<R> RateLimitLayer<R> {
         self.change_limiter(|limiter| limiter.timeout(timeout))
     }
 
-    /// Sets how long all look-ups of a request together may take: those of [`limit_async`](Self::limit_async) and of
-    /// [`charge_async`](Self::charge_async). The default is 1 s, and the maximum a year.
+    /// Sets how long all [look-ups](Self::charge_async) of a request together may take. The default is 1 s, and the
+    /// maximum a year.
     ///
     /// The default is longer than the [timeout](Self::timeout) of a decision because a database is slower than the
     /// store: a look-up of 150 ms must not switch the limit off. If a look-up takes longer, its limit follows the

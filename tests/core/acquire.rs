@@ -19,7 +19,6 @@ use sluicegate::{
     StoreError, Usage,
     block::Until,
     error::StoreErrorKind,
-    extract::{Keys, KeysFuture},
     observe::{DecisionEvent, Observer},
     store::{Check, Operation, Reply, StoreFuture},
     test_util::TestClock,
@@ -886,14 +885,15 @@ async fn a_layer_around_a_client_lets_requests_wait_and_answers_those_that_canno
 async fn a_key_that_is_looked_up_waits_as_others_do_and_the_deadline_holds_for_the_look_up() {
     let layer = |delay: Duration| {
         let theirs = Policy::parse("their-api", "2/1s@exact").unwrap();
-        let look_up = move |_: &http::request::Parts| -> KeysFuture {
-            Box::pin(async move {
+        let look_up = move |_: &http::request::Parts| {
+            let theirs = theirs.clone();
+            async move {
                 tokio::time::sleep(delay).await;
-                Ok(Keys::from(Key::new("account", "ours")))
-            })
+                Charge::new(&theirs, Key::new("account", "ours"), 1)
+            }
         };
         RateLimitLayer::new(Timed::new())
-            .limit_async(theirs, look_up)
+            .charge_async(look_up)
             .on_failure(FailurePolicy::Closed)
             .max_wait(LONG)
     };

@@ -268,32 +268,28 @@ async fn a_shadow_with_many_keys_takes_no_room_from_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shadows_look_up_takes_no_time_from_the_others() {
+async fn a_look_up_that_never_ends_rejects_nothing_in_a_shadow_layer() {
     let store = Scripted::allowing();
     let layer = RateLimitLayer::new(store.clone())
-        .limit_async(policy("team", "1/1m").shadow(), |_: &Parts| {
-            pending::<Result<Keys, ExtractError>>()
-        })
-        .limit_async(policy("user", "2/1m"), |_: &Parts| async {
-            Ok(Keys::from(everybody()))
-        });
-    let response = ask(layer.on_failure(FailurePolicy::Closed)).await;
+        .charge_async(|_| pending::<Charge>())
+        .charge_async(|_| async { Charge::new(&policy("user", "2/1m"), everybody(), 1) })
+        .on_failure(FailurePolicy::Closed);
+    let response = ask(layer.clone().shadow()).await;
     assert_eq!(response.status(), StatusCode::OK);
-    assert_eq!(response.headers()["ratelimit"], r#""user";r=1;t=60"#);
-    assert_eq!(checked(&store), [[vec!["user"], vec![]]]);
+    assert_eq!(checked(&store), [[vec![], vec!["user"]]]);
+    let status = ask(layer).await.status();
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
 }
 
 #[tokio::test]
-async fn a_shadow_may_look_up_its_keys() {
-    let look_up = |_: &Parts| async { Ok(Keys::from(everybody())) };
-    let layer = RateLimitLayer::new(Scripted::allowing())
-        .limit_async(policy("team", "7/1m").shadow(), look_up)
-        .headers(HeaderStyle::DRAFT_11.with_shadows());
-    let response = ask(layer).await;
-    assert_eq!(
-        response.headers()["ratelimit"],
-        r#""team";r=6;t=60;sluicegate-shadow"#
-    );
+async fn a_shadow_may_be_looked_up() {
+    let look_up = |_: &Parts| async {
+        let team = policy("team", "1/1m").shadow();
+        Charge::new(&team, everybody(), 1)
+    };
+    let store = Scripted::allowing();
+    ask(RateLimitLayer::new(store.clone()).charge_async(look_up)).await;
+    assert_eq!(checked(&store), [[vec![], vec!["team"]]]);
 }
 
 // With what else a layer does
