@@ -543,9 +543,9 @@ async fn a_layer_waits_for_a_store_that_stalls_under_closed_and_passes_at_once_u
     let send = async |policy: FailurePolicy, stall: Duration| {
         let start = Instant::now();
         let theirs = Policy::parse("their-api", "9/1s").unwrap();
-        let layer = RateLimitLayer::new(stalls_for(stall))
+        let limiter = Limiter::new(stalls_for(stall)).on_failure(policy);
+        let layer = RateLimitLayer::new(limiter)
             .limit(theirs, Key::new("account", "ours"))
-            .on_failure(policy)
             .max_wait(ms(2_000));
         let client = client(layer, Arc::default());
         let response = client.oneshot(Request::new(String::new())).await;
@@ -892,9 +892,9 @@ async fn a_key_that_is_looked_up_waits_as_others_do_and_the_deadline_holds_for_t
                 Charge::new(&theirs, Key::new("account", "ours"), 1)
             }
         };
-        RateLimitLayer::new(Timed::new())
+        let limiter = Limiter::new(Timed::new()).on_failure(FailurePolicy::Closed);
+        RateLimitLayer::new(limiter)
             .charge_async(look_up)
-            .on_failure(FailurePolicy::Closed)
             .max_wait(LONG)
     };
     let start = Instant::now();

@@ -439,7 +439,7 @@ async fn a_limit_whose_key_cannot_be_found_out_is_left_out_if_its_policy_is_open
             .unwrap()
             .on_failure(on_failure);
         for other in [Open, Local, Closed] {
-            let layer = RateLimitLayer::new(limiter(&Shared::new(), 1)).on_failure(other);
+            let layer = RateLimitLayer::new(limiter(&Shared::new(), 1).on_failure(other));
             let layer = layer.limit(pages.clone(), no_key);
             assert_eq!(
                 ask(layer.clone()).await.status(),

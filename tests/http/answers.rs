@@ -784,8 +784,9 @@ async fn only_a_wrong_password_is_a_failed_login() {
 #[tokio::test]
 async fn a_service_that_is_down_says_when_to_come_back() {
     let unavailable = |_: &Parts| Err::<Key, _>(ExtractError::unavailable("no directory"));
-    let closed =
-        |store: Arc<Scripted>| RateLimitLayer::new(store).on_failure(FailurePolicy::Closed);
+    let closed = |store: Arc<Scripted>| {
+        RateLimitLayer::new(Limiter::new(store).on_failure(FailurePolicy::Closed))
+    };
     let all = policy("all", "1/1s");
     let slow = Limiter::new(Scripted::failing()).probe_interval(Duration::from_millis(2_500));
     let slow = slow.on_failure(FailurePolicy::Closed);
@@ -849,9 +850,8 @@ async fn a_grpc_call_gets_a_grpc_answer_from_the_default_rejections() {
         RateLimitLayer::new(Scripted::denying_for(1_234))
             .limit(policy("calls", "1/1s"), everybody())
     };
-    let down = RateLimitLayer::new(Scripted::failing())
-        .limit(policy("calls", "1/1s"), everybody())
-        .on_failure(FailurePolicy::Closed);
+    let down = Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Closed);
+    let down = RateLimitLayer::new(down).limit(policy("calls", "1/1s"), everybody());
     for (service, content_type, status) in [
         (around(denying(), hello()), "application/grpc", "8"),
         (around(denying(), hello()), "application/grpc+proto", "8"),

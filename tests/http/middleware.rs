@@ -34,8 +34,12 @@ fn everybody() -> Key {
     Key::new("service", "all")
 }
 
-fn layer(store: Arc<Scripted>) -> RateLimitLayer {
-    RateLimitLayer::new(store).limit(policy("all", "10/1m"), everybody())
+fn closed(store: Arc<Scripted>) -> Limiter {
+    Limiter::new(store).on_failure(FailurePolicy::Closed)
+}
+
+fn layer(limiter: impl Into<Limiter>) -> RateLimitLayer {
+    RateLimitLayer::new(limiter).limit(policy("all", "10/1m"), everybody())
 }
 
 /// The answer to a request whose inner service says hello.
@@ -182,10 +186,9 @@ async fn all_limits_are_charged_in_one_check() {
 #[tokio::test]
 async fn a_request_that_no_limit_applies_to_asks_no_store_and_gets_no_headers() {
     let store = Scripted::failing();
-    let skipping = RateLimitLayer::new(store.clone())
+    let skipping = RateLimitLayer::new(closed(store.clone()))
         .limit(policy("client", "1/1s"), Header::new("x-api-key").or_skip())
-        .charge_async(|_| async { Vec::new() })
-        .on_failure(FailurePolicy::Closed);
+        .charge_async(|_| async { Vec::new() });
     for layer in [RateLimitLayer::new(store.clone()), skipping] {
         let response = ask(layer).await;
         assert_eq!(response.body(), "hello");
@@ -252,13 +255,13 @@ fn two_policies_of_one_name_are_an_error_when_built() {
 #[test]
 #[should_panic(expected = "a timeout of zero leaves no time to decide")]
 fn a_timeout_of_zero_is_an_error_when_built() {
-    let _ = layer(Scripted::allowing()).timeout(Duration::ZERO);
+    let _ = Limiter::new(Scripted::allowing()).timeout(Duration::ZERO);
 }
 
 #[test]
 #[should_panic(expected = "`replicas` must be at least 1")]
 fn no_replica_at_all_is_an_error_when_built() {
-    let _ = layer(Scripted::allowing()).replicas(0);
+    let _ = Limiter::new(Scripted::allowing()).replicas(0);
 }
 
 // Failures
@@ -273,7 +276,7 @@ async fn a_store_that_fails_is_passed_by_without_headers() {
 
 #[tokio::test]
 async fn a_store_that_fails_rejects_when_the_policy_is_closed() {
-    let response = ask(layer(Scripted::failing()).on_failure(FailurePolicy::Closed)).await;
+    let response = ask(layer(closed(Scripted::failing()))).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(lines(response.headers(), "cache-control"), ["no-store"]);
     assert!(response.body().contains("#temporary-reduced-capacity"));
@@ -283,22 +286,15 @@ async fn a_store_that_fails_rejects_when_the_policy_is_closed() {
     ));
 }
 
-#[tokio::test]
-async fn the_limiters_own_failure_policy_is_kept() {
-    let limiter = Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Closed);
-    let layer = RateLimitLayer::new(limiter).limit(policy("all", "1/1s"), everybody());
-    assert_eq!(ask(layer).await.status(), StatusCode::SERVICE_UNAVAILABLE);
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_silent_store_is_waited_for_until_the_deadline() {
     for (set, expected_ms) in [(None, 100), (Some(Duration::from_millis(250)), 250)] {
-        let mut layer = layer(Scripted::silent());
+        let mut limiter = Limiter::new(Scripted::silent());
         if let Some(timeout) = set {
-            layer = layer.timeout(timeout);
+            limiter = limiter.timeout(timeout);
         }
         let start = Instant::now();
-        assert_eq!(ask(layer).await.body(), "hello");
+        assert_eq!(ask(layer(limiter)).await.body(), "hello");
         assert_eq!(start.elapsed(), Duration::from_millis(expected_ms));
     }
 }
@@ -312,9 +308,7 @@ async fn look_ups_have_a_deadline_and_then_the_store_has_its_own() {
         }
     };
     for (look_up_ms, waits_ms) in [(60, 160), (100_000, 1_000)] {
-        let layer = layer(Scripted::silent())
-            .charge_async(look_up_for(look_up_ms))
-            .on_failure(FailurePolicy::Closed);
+        let layer = layer(closed(Scripted::silent())).charge_async(look_up_for(look_up_ms));
         let start = Instant::now();
         assert_eq!(ask(layer).await.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(start.elapsed(), Duration::from_millis(waits_ms));
@@ -402,7 +396,8 @@ async fn a_look_up_that_fails_follows_the_failure_policy() {
         (FailurePolicy::Open, StatusCode::OK),
         (FailurePolicy::Closed, StatusCode::SERVICE_UNAVAILABLE),
     ] {
-        let failing = RateLimitLayer::new(Scripted::allowing()).on_failure(on_failure);
+        let limiter = Limiter::new(Scripted::allowing()).on_failure(on_failure);
+        let failing = RateLimitLayer::new(limiter);
         let at_once = failing
             .clone()
             .limit(policy("team", "1/1s"), move |_: &Parts| {

@@ -201,15 +201,15 @@ async fn who_is_told_that_the_breaker_has_opened_is_told_when_a_clone_closes_it(
 async fn an_observer_is_told_of_requests_without_an_identity() {
     let log = Log::default();
     let limiter = Limiter::new(Scripted::allowing()).observer(log.clone());
-    let layer = RateLimitLayer::new(limiter);
+    let layer = RateLimitLayer::new(limiter.clone());
     let absent = || Header::new("absent");
     let look_up = |_: &http::request::Parts| std::future::pending::<Charge>();
     ask(&layer.clone().limit(policy("a", "1/1s"), absent())).await;
     ask(&layer.clone().limit(policy("b", "1/1s").shadow(), absent())).await;
     ask(&layer.clone().shadow().limit(policy("c", "1/1s"), absent())).await;
-    ask(&layer.clone().charge_async(look_up)).await;
-    let closed = layer.on_failure(FailurePolicy::Closed);
-    ask(&closed.charge_async(look_up)).await;
+    ask(&layer.charge_async(look_up)).await;
+    let closed = limiter.on_failure(FailurePolicy::Closed);
+    ask(&RateLimitLayer::new(closed).charge_async(look_up)).await;
     assert_eq!(
         log.lines(),
         [

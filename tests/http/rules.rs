@@ -354,9 +354,8 @@ async fn a_policy_that_cannot_be_found_out_follows_the_failure_policy() {
             StatusCode::SERVICE_UNAVAILABLE,
         ),
     ] {
-        let limits = layer()
-            .limit(unavailable, everybody())
-            .on_failure(failure_policy);
+        let limiter = Limiter::new(MemoryStore::new()).on_failure(failure_policy);
+        let limits = RateLimitLayer::new(limiter).limit(unavailable, everybody());
         let site = Site::start(Router::new().route("/", hello()).layer(limits)).await;
         assert_eq!(site.status("/").await, expected);
     }

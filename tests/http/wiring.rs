@@ -82,7 +82,7 @@ fn a_server_that_tells_no_peer_address_gets_a_500_and_one_warning() {
     ];
     for extractor in extractors {
         let lines = traced(true, async {
-            let app = app(limit(extractor).on_failure(FailurePolicy::Open));
+            let app = app(limit(extractor));
             for _ in 0..50 {
                 assert_eq!(status(&app, "/").await, 500);
             }
@@ -133,7 +133,7 @@ fn each_layer_tells_each_of_its_mistakes_once() {
 #[tokio::test]
 async fn the_observer_and_the_response_tell_a_mistake_from_a_missing_key() {
     let log = Log::default();
-    let layer = RateLimitLayer::new(Scripted::allowing()).observer(log.clone());
+    let layer = RateLimitLayer::new(Limiter::new(Scripted::allowing()).observer(log.clone()));
     let of = |name: &str| layer.clone().limit(policy(name, "1/1s"), PeerIp);
     assert_eq!(bare(&of("a"), "/").await, 500);
     assert_eq!(bare(&of("b").shadow(), "/").await, 200);
@@ -462,11 +462,12 @@ fn policies_of_one_name_that_differ_are_an_error_where_one_is_asked_for() {
 #[tokio::test]
 async fn a_layer_has_the_settings_of_its_limiter() {
     let log = Log::default();
-    let layer = RateLimitLayer::new(Limiter::new(Scripted::failing()))
-        .limit(policy("api", "4/1d"), Key::new("service", "all"))
+    let limiter = Limiter::new(Scripted::failing())
         .on_failure(FailurePolicy::Local)
         .replicas(2)
         .observer(log.clone());
+    let layer =
+        RateLimitLayer::new(limiter).limit(policy("api", "4/1d"), Key::new("service", "all"));
     let mut statuses = Vec::new();
     for _ in 0..3 {
         statuses.push(bare(&layer, "/").await);
