@@ -101,7 +101,6 @@ async fn an_operators_block_is_a_403_without_a_quota_or_a_time_to_retry() {
     limiter.block(&alice(), HOUR).await.unwrap();
     for style in [
         HeaderStyle::DRAFT_11,
-        HeaderStyle::DRAFT_7,
         HeaderStyle::DRAFT_6,
         HeaderStyle::X_RATE_LIMIT_EPOCH,
         HeaderStyle::NONE,

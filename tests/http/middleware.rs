@@ -18,8 +18,8 @@ use sluicegate::{
     error::ExtractError,
     extract::Keys,
     middleware::{
-        Decisions, EXPOSED_HEADERS, EmptyBody, HeaderStyle, MakeRejection, ProblemJson, RateLimit,
-        Rejection, ResponseFuture, Route, Routes,
+        Decisions, EXPOSED_HEADERS, EmptyBody, HeaderStyle, MakeRejection, RateLimit, Rejection,
+        ResponseFuture, Route, Routes,
     },
     store::StoreFuture,
 };
@@ -572,7 +572,7 @@ async fn headers_may_be_kept_for_when_little_is_left() {
 #[tokio::test]
 async fn every_header_that_can_be_sent_is_among_those_to_expose() {
     let all = HeaderStyle::DRAFT_11.and(HeaderStyle::X_RATE_LIMIT);
-    let all = all.and(HeaderStyle::DRAFT_6).and(HeaderStyle::DRAFT_7);
+    let all = all.and(HeaderStyle::DRAFT_6);
     let limited = layer(Scripted::denying_for(1)).rejection(EmptyBody);
     let response = ask(limited.headers(all)).await;
     let sent = response
@@ -607,23 +607,6 @@ async fn jitter_only_ever_adds_and_is_bounded() {
     let never = layer(Scripted::allowing()).cost(|_, _| 0).jitter(most);
     let response = ask(never).await;
     assert_eq!(lines(response.headers(), "ratelimit"), [r#""all";r=10"#]);
-}
-
-#[tokio::test]
-async fn the_uri_of_a_problem_is_the_users_choice() {
-    let make = ProblemJson::default().types("https://example.com/problems/");
-    let response = ask(layer(Scripted::denying_for(1)).rejection(make)).await;
-    let problem: serde_json::Value = serde_json::from_str(response.body()).unwrap();
-    assert_eq!(
-        problem["type"],
-        "https://example.com/problems/quota-exceeded"
-    );
-}
-
-#[test]
-#[should_panic(expected = "not a URI")]
-fn what_is_no_uri_is_an_error_when_built() {
-    let _ = ProblemJson::default().types(r#"https://example.com/""#);
 }
 
 #[tokio::test]
