@@ -20,7 +20,7 @@
 use std::{env, error::Error};
 
 use axum::{Router, routing::get};
-use sluicegate::{FailurePolicy, Header, Policy, RateLimitLayer, RedisStore};
+use sluicegate::{FailurePolicy, Header, Limiter, Policy, RateLimitLayer, RedisStore};
 use tokio::net::TcpListener;
 
 #[tokio::main]
@@ -33,10 +33,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let store = RedisStore::cluster(urls.split(',')).await?;
 
     // While nodes cannot be reached, each of 4 replicas admits a quarter.
-    let limits = RateLimitLayer::new(store)
-        .limit(Policy::parse("api-key", "2/1m")?, Header::new("x-api-key"))
+    let limiter = Limiter::new(store)
         .on_failure(FailurePolicy::Local)
         .replicas(4);
+    let limits = RateLimitLayer::new(limiter)
+        .limit(Policy::parse("api-key", "2/1m")?, Header::new("x-api-key"));
     let app = Router::new()
         .route("/", get(async || "hello\n"))
         .layer(limits);

@@ -21,7 +21,8 @@ use std::{convert::Infallible, error::Error};
 
 use http::{Request, Response, request::Parts};
 use sluicegate::{
-    Key, KeyExtractor, MemoryStore, Policy, RateLimitLayer, error::ExtractError, extract::Keys,
+    Charge, Key, KeyExtractor, MemoryStore, Policy, RateLimitLayer, error::ExtractError,
+    extract::Keys,
 };
 use tower::{ServiceBuilder, ServiceExt};
 
@@ -48,10 +49,12 @@ async fn owner_of(tenant: String) -> Option<Key> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    let policy = Policy::parse("owner", "3/1m")?;
     let layer = RateLimitLayer::new(MemoryStore::new())
         .limit(Policy::parse("tenant", "4/1m")?, Tenant)
-        .limit_async(Policy::parse("owner", "3/1m")?, |head: &Parts| {
-            owner_of(tenant(head).to_owned())
+        .charge_async(move |head| {
+            let (policy, tenant) = (policy.clone(), tenant(head).to_owned());
+            async move { Some(Charge::new(&policy, owner_of(tenant).await?, 1)) }
         });
     let service = ServiceBuilder::new()
         .layer(layer)

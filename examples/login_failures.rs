@@ -24,7 +24,7 @@ use axum::{
     http::{StatusCode, response::Parts},
     routing::post,
 };
-use sluicegate::{Charge, FailurePolicy, MemoryStore, PeerIp, Policy, RateLimitLayer};
+use sluicegate::{Charge, FailurePolicy, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer};
 use tokio::net::TcpListener;
 
 async fn login(password: String) -> StatusCode {
@@ -50,11 +50,11 @@ fn actual_cost(response: &Parts, charge: &Charge) -> u64 {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let limits = RateLimitLayer::new(MemoryStore::new())
+    // While the store is down, every login is denied, and so is every guess of a password.
+    let limiter = Limiter::new(MemoryStore::new()).on_failure(FailurePolicy::Closed);
+    let limits = RateLimitLayer::new(limiter)
         .limit(Policy::parse("login-failures", "3/1m,20/1h")?, PeerIp)
-        .settle(actual_cost)
-        // While the store is down, every login is denied, and so is every guess of a password.
-        .on_failure(FailurePolicy::Closed);
+        .settle(actual_cost);
     let app = Router::new()
         .route("/login", post(login))
         .route_layer(limits);

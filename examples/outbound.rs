@@ -37,7 +37,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
 };
 use sluicegate::{
-    FailurePolicy, Key, MemoryStore, Policy, RateLimitLayer,
+    FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer,
     middleware::{EmptyBody, HeaderStyle},
 };
 use tokio::net::TcpListener;
@@ -58,11 +58,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // A tenth longer than the server's window: one request may be quicker on its way than another.
     let theirs = Policy::parse("their-api", "5/1100ms")?;
     let replica = || {
-        let layer = RateLimitLayer::new(store.clone())
+        let limiter = Limiter::new(store.clone()).on_failure(FailurePolicy::Closed);
+        let layer = RateLimitLayer::new(limiter)
             .limit(theirs.clone(), Key::new("account", "ours"))
             .max_wait(Duration::from_secs(10))
             .headers(HeaderStyle::NONE)
-            .on_failure(FailurePolicy::Closed)
             .rejection(EmptyBody);
         ServiceBuilder::new()
             .layer(layer)

@@ -18,7 +18,6 @@ mod header;
 mod host;
 pub(crate) mod ip;
 mod keys;
-mod keys_future;
 mod peer_ip;
 
 pub use bearer_token::BearerToken;
@@ -36,7 +35,6 @@ pub use host::Host;
 #[doc(hidden)]
 pub use keys::IntoKeys;
 pub use keys::Keys;
-pub use keys_future::{AsyncKeyExtractor, KeysFuture};
 pub use peer_ip::PeerIp;
 
 /// Reads the head of a request and returns the keys to charge.
@@ -49,7 +47,7 @@ pub use peer_ip::PeerIp;
     note = "a closure needs its argument's type: `|head: &http::request::Parts| Some(Key::new(\"user\", …))`, or \
             `extract::from_fn(|head| …)`",
     note = "it answers a `Key`, an `Option<Key>`, `Keys`, or a `Result` of a key or keys, whose error is an `ExtractError`",
-    note = "a look-up that has to be awaited goes to `limit_async`"
+    note = "a look-up that has to be awaited goes to `charge_async`"
 )]
 pub trait KeyExtractor: Send + Sync + 'static {
     /// Returns the keys of a request; each is charged.

@@ -9,8 +9,8 @@ use crate::{
         policy::Policy,
     },
     observe::{
-        BlockEvent, BlockSource, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent,
-        MissingKey, Observer, RequestOutcome, Timing,
+        BlockEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent, ErrorEvent, MissingKey,
+        Observer, RequestOutcome, Timing,
     },
 };
 
@@ -33,8 +33,8 @@ impl Limiter {
             return self.report_completion(call, local, Some(timing));
         }
         if let Decision::Blocked(blocked) = decision {
-            let (policy, source) = (None, blocked.block().by().into());
-            observer.on_blocked(&BlockEvent { policy, source });
+            let (policy, by) = (None, Some(blocked.block().by()));
+            observer.on_blocked(&BlockEvent { policy, by });
             // The local memory and the deny cache answer without a call to the store.
             let usage = decision.usage();
             let without_call = usage.is_repeated() || usage.is_local();
@@ -127,8 +127,7 @@ impl Limiter {
     /// Reports a request on a deny list.
     pub(crate) fn report_blocked(&self, policy: Option<&Policy>) {
         if let Some(observer) = &self.inner.observer {
-            let source = BlockSource::List;
-            observer.on_blocked(&BlockEvent { policy, source });
+            observer.on_blocked(&BlockEvent { policy, by: None });
         }
     }
 

@@ -12,10 +12,9 @@ use super::{
     shared::Shared,
 };
 use crate::{
-    domain::{FailurePolicy, charge::Charge, error::PolicyError, key::Key, policy::Policy},
-    extract::{AsyncKeyExtractor, ChargesFuture, IntoCharges, KeyExtractor},
+    domain::{charge::Charge, error::PolicyError, key::Key, policy::Policy},
+    extract::{ChargesFuture, IntoCharges, KeyExtractor},
     limiter::{FOR_EVER, IntoLimiter, Limiter},
-    observe::Observer,
 };
 
 /// Layer that applies the [`RateLimit`] middleware, which limits how often a client may call a service.
@@ -29,7 +28,17 @@ pub struct RateLimitLayer<R = ProblemJson, E = AtHead> {
 }
 
 impl RateLimitLayer {
-    /// Creates a layer over a store, or over a [`Limiter`] with its timeout and failure policy.
+    /// Creates a layer over a store, or over a [`Limiter`], which has the settings of every decision: the timeout, the
+    /// failure policy, the number of replicas, the observer. Layers over clones of one limiter share its breaker and
+    /// its queues.
+    ///
+    /// ```
+    /// use sluicegate::{FailurePolicy, Limiter, MemoryStore, RateLimitLayer};
+    ///
+    /// let limiter = Limiter::new(MemoryStore::new()).on_failure(FailurePolicy::Local).replicas(4);
+    /// let layer = RateLimitLayer::new(limiter);
+    /// # let _ = layer;
+    /// ```
     ///
     /// The layer limits nothing until you call [`limit`](Self::limit).
     #[must_use]
@@ -84,7 +93,7 @@ impl<R, E> RateLimitLayer<R, E> {
     ) -> Result<Self, PolicyError> {
         let policy = self.without_mistake(policy.into_selector())?;
         Ok(self.change(|shared| {
-            let limit = Limit::new(policy, Arc::new(extractor) as _);
+            let limit = Limit::new(policy, Arc::new(extractor));
             shared.plan.limits.push(limit);
             shared.plan.newest = Newest::Limits;
         }))
@@ -165,39 +174,6 @@ impl<R, E> RateLimitLayer<R, E> {
         self.change(|shared| shared.slot_wait = wait)
     }
 
-    /// Adds a limit whose keys come from an asynchronous look-up: see [`AsyncKeyExtractor`].
-    ///
-    /// # Panics
-    ///
-    /// Like [`limit`](Self::limit).
-    #[must_use]
-    #[track_caller]
-    pub fn limit_async(
-        self,
-        policy: impl IntoPolicySelector,
-        extractor: impl AsyncKeyExtractor,
-    ) -> Self {
-        valid(self.try_limit_async(policy, extractor))
-    }
-
-    /// Like [`limit_async`](Self::limit_async), for policies from a configuration file.
-    ///
-    /// # Errors
-    ///
-    /// Like [`try_limit`](Self::try_limit).
-    pub fn try_limit_async(
-        self,
-        policy: impl IntoPolicySelector,
-        extractor: impl AsyncKeyExtractor,
-    ) -> Result<Self, PolicyError> {
-        let policy = self.without_mistake(policy.into_selector())?;
-        Ok(self.change(|shared| {
-            let limit = Limit::new(policy, Arc::new(extractor) as _);
-            shared.plan.look_ups.push(limit);
-            shared.plan.newest = Newest::LookUps;
-        }))
-    }
-
     /// Labels the charges of the limit added last, so that [`Limiter::contributors`] can list the clients that used up
     /// that limit: see [`contributors`](crate::contributors).
     ///
@@ -252,7 +228,8 @@ impl<R, E> RateLimitLayer<R, E> {
         layer
     }
 
-    /// Adds a limit whose policy, key and cost come from a look-up, for instance of a user's tier in a database.
+    /// Adds a limit whose key comes from a look-up, with its policy and its cost, for instance from a user's tier in a
+    /// database.
     ///
     /// The look-up returns a [`Charge`], an `Option`, a `Vec`, or a `Result` of one of them. The limiter charges the
     /// cost of that charge, and ignores [`cost`](Self::cost). `None` rejects the request, as a missing key does; with
@@ -298,11 +275,13 @@ impl<R, E> RateLimitLayer<R, E> {
     /// # });
     /// ```
     ///
-    /// All look-ups of one request, including those of [`limit_async`](Self::limit_async), run at the same time under
-    /// one [timeout](Self::look_up_timeout). A look-up that takes longer, or returns
-    /// [`ExtractError::unavailable`](crate::error::ExtractError::unavailable), follows the layer's failure policy,
-    /// since the policy is unknown. The default is [`Open`](FailurePolicy::Open): **the request passes without this
-    /// limit.** With [`on_failure(FailurePolicy::Closed)`](Self::on_failure), the response is a 503.
+    /// All look-ups of one request run at the same time, after all extractors, under one
+    /// [timeout](Self::look_up_timeout). A look-up that takes longer, or returns
+    /// [`ExtractError::unavailable`](crate::error::ExtractError::unavailable), follows the failure policy of
+    /// the [limiter](Limiter::on_failure), since the policy is unknown. The default is
+    /// [`Open`](crate::FailurePolicy::Open): **the request passes without this limit.** With
+    /// [`Closed`](crate::FailurePolicy::Closed), the response is a 503. So
+    /// put a [shadow](crate::Policy::shadow) that has to be looked up into a [shadow layer](Self::shadow).
     ///
     /// Look-ups run before the decision, even for a request that another limit of the layer denies. To spare the
     /// database those look-ups, put the other limits into a [layer around this one](super#two-layers-one-store).
@@ -419,30 +398,12 @@ impl<R, E> RateLimitLayer<R, E> {
     /// A request without a key is rejected, as under a [`limit`](Self::limit), unless you add
     /// [`or_skip`](KeyExtractor::or_skip) to the extractor. [`skip`](Self::skip) and [`skip_keys`](Self::skip_keys)
     /// apply. Blocked identities are denied also in a [shadow layer](Self::shadow), and whatever the value of
-    /// [`enforce_blocks`](Self::enforce_blocks). When the store cannot decide and no limit applies to a request, the
-    /// layer's [failure policy](Self::on_failure) does; a shadow layer lets the request pass, unless this process
+    /// [`Limiter::enforce_blocks`]. When the store cannot decide and no limit applies to a request, the
+    /// limiter's [failure policy](Limiter::on_failure) does; a shadow layer lets the request pass, unless this process
     /// [knows](crate::block#when-the-store-cannot-decide) the block.
     #[must_use]
     pub fn deny_blocked(self, extractor: impl KeyExtractor) -> Self {
         self.change(|shared| shared.plan.deny_blocked.push(Arc::new(extractor)))
-    }
-
-    /// Sets whether [blocks](crate::block#blocks) of the identities that this layer limits deny them. The default is
-    /// the limiter's, `true`. See [`Limiter::enforce_blocks`].
-    ///
-    /// One check enforces the blocks of all its identities or of none. With `false`, they are therefore still enforced
-    /// if the layer [looks up](Self::deny_blocked) an identity of the request, or charges one under a policy with a
-    /// [ban](crate::Policy::ban).
-    #[must_use]
-    pub fn enforce_blocks(self, enforce: bool) -> Self {
-        self.change_limiter(|limiter| limiter.enforce_blocks(enforce))
-    }
-
-    /// Sets whether to publish the policies in the store, for operators' tools. The default is the limiter's, `true`.
-    /// See [`Limiter::publish_policies`].
-    #[must_use]
-    pub fn publish_policies(self, publish: bool) -> Self {
-        self.change_limiter(|limiter| limiter.publish_policies(publish))
     }
 
     fn except(self, add: impl FnOnce(&mut AccessLists)) -> Self {
@@ -629,22 +590,10 @@ impl<R, E> RateLimitLayer<R, E> {
         self.change(|shared| shared.settle.refunds_unanswered = true)
     }
 
-    /// Sets how long a decision may take. The default is the limiter's, 100 ms. Look-ups happen before, and have [their
-    /// own timeout](Self::look_up_timeout). See [`Limiter::timeout`].
+    /// Sets how long all [look-ups](Self::charge_async) of a request together may take. The default is 1 s, and the
+    /// maximum a year.
     ///
-    /// # Panics
-    ///
-    /// When `timeout` is zero.
-    #[must_use]
-    #[track_caller]
-    pub fn timeout(self, timeout: Duration) -> Self {
-        self.change_limiter(|limiter| limiter.timeout(timeout))
-    }
-
-    /// Sets how long all look-ups of a request together may take: those of [`limit_async`](Self::limit_async) and of
-    /// [`charge_async`](Self::charge_async). The default is 1 s, and the maximum a year.
-    ///
-    /// The default is longer than the [timeout](Self::timeout) of a decision because a database is slower than the
+    /// The default is longer than the [timeout](Limiter::timeout) of a decision because a database is slower than the
     /// store: a look-up of 150 ms must not switch the limit off. If a look-up takes longer, its limit follows the
     /// failure policy.
     ///
@@ -662,44 +611,14 @@ impl<R, E> RateLimitLayer<R, E> {
         self.change(|shared| shared.plan.look_up_timeout = timeout)
     }
 
-    /// Sets how to treat a request that could not be decided, for policies without [a failure
-    /// policy](crate::Policy::on_failure). The default is the limiter's, [`FailurePolicy::Open`].
-    ///
-    /// If you use [`Local`](FailurePolicy::Local), also set the [number of replicas](Self::replicas).
-    #[must_use]
-    pub fn on_failure(self, policy: FailurePolicy) -> Self {
-        self.change_limiter(|limiter| limiter.on_failure(policy))
-    }
-
-    /// Sets how many processes share the limits. When this one decides [locally](FailurePolicy::Local), you get
-    /// `1/replicas` of each limit. The default is the limiter's, 1. See [`Limiter::replicas`].
-    ///
-    /// # Panics
-    ///
-    /// When `replicas` is 0.
-    #[must_use]
-    #[track_caller]
-    pub fn replicas(self, replicas: u32) -> Self {
-        self.change_limiter(|limiter| limiter.replicas(replicas))
-    }
-
-    /// Sets the observer of decisions and failures, replacing the limiter's. By default there is none.
-    #[must_use]
-    pub fn observer(self, observer: impl Observer) -> Self {
-        self.change_limiter(|limiter| limiter.observer(observer))
-    }
-
-    fn change_limiter(self, change: impl FnOnce(Limiter) -> Limiter) -> Self {
-        let limiter = change(self.shared.plan.limiter.clone());
-        self.change(|shared| shared.plan.limiter = limiter)
-    }
-
     /// Makes every policy of this layer a [shadow](crate::Policy::shadow): policies decide, charge and report, but
     /// never reject a request. The [deny lists](Self::block) still reject, since they are not policies.
     #[must_use]
     pub fn shadow(self) -> Self {
-        self.change_limiter(Limiter::pass_undecided)
-            .change(|shared| shared.plan.shadow = true)
+        self.change(|shared| {
+            shared.plan.limiter = Limiter::pass_undecided(shared.plan.limiter.clone());
+            shared.plan.shadow = true;
+        })
     }
 
     /// Lets requests wait for room, up to this time; a request that would have to wait longer is denied at once. By
@@ -708,19 +627,12 @@ impl<R, E> RateLimitLayer<R, E> {
     /// Requests under the same policies and keys go in order of arrival: see [`Limiter::acquire`], and [around a
     /// client](super#around-a-client). The timeout then limits each store call.
     ///
-    /// If the store cannot be reached or does not answer, a request under [`Closed`](FailurePolicy::Closed) keeps
-    /// asking until its time is over. Under [`Open`](FailurePolicy::Open) the request passes at once: an outage must
+    /// If the store cannot be reached or does not answer, a request under [`Closed`](crate::FailurePolicy::Closed) keeps
+    /// asking until its time is over. Under [`Open`](crate::FailurePolicy::Open) the request passes at once: an outage must
     /// not slow down each request by the longest wait.
     #[must_use]
     pub fn max_wait(self, most: Duration) -> Self {
         self.change(|shared| shared.plan.max_wait = Some(most))
-    }
-
-    /// Sets how many requests can wait at the same time under the same policies and keys. The default is the limiter's,
-    /// 1 024. See [`Limiter::max_queue`].
-    #[must_use]
-    pub fn max_queue(self, requests: usize) -> Self {
-        self.change_limiter(|limiter| limiter.max_queue(requests))
     }
 
     /// Sets the quota headers. The default is [`HeaderStyle::DRAFT_11`].

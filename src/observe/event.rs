@@ -417,51 +417,26 @@ impl<'a> MissingKey<'a> {
     }
 }
 
-/// The kind of block that a request was rejected by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum BlockSource {
-    /// A deny list of a layer.
-    List,
-    /// An operator's [block](crate::block).
-    Operator,
-    /// A [ban](crate::block#bans).
-    Ban,
-}
-
-impl BlockSource {
-    /// Returns one lower-case word: `list`, `operator`, `ban`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::List => "list",
-            Self::Operator => "operator",
-            Self::Ban => "ban",
-        }
-    }
-}
-
-impl From<BlockedBy> for BlockSource {
-    fn from(by: BlockedBy) -> Self {
-        match by {
-            BlockedBy::Operator => Self::Operator,
-            BlockedBy::Ban => Self::Ban,
-        }
-    }
-}
+/// The label of a block by a layer's deny list.
+pub(crate) const DENY_LIST: &str = "list";
 
 /// A request was rejected because the request, or one of its keys, was on a deny list or blocked in the store.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockEvent<'a> {
     pub(crate) policy: Option<&'a Policy>,
-    pub(crate) source: BlockSource,
+    pub(crate) by: Option<BlockedBy>,
 }
 
 impl<'a> BlockEvent<'a> {
-    /// Returns the kind of block.
+    /// Returns the origin of the [block](crate::block); `None` for a deny list of a layer.
     #[must_use]
-    pub const fn source(&self) -> BlockSource {
-        self.source
+    pub const fn by(&self) -> Option<BlockedBy> {
+        self.by
+    }
+
+    /// Returns the label of the origin: `list`, `operator`, `ban`.
+    pub(crate) fn label(&self) -> &'static str {
+        self.by.map_or(DENY_LIST, BlockedBy::as_str)
     }
 
     /// Returns the policy whose key is on a list; `None` if that is unknown, if the request as a whole is on a list, or

@@ -14,10 +14,12 @@ use smallvec::SmallVec;
 use tokio::time::{Duration, Instant};
 
 use super::{
-    BanEvent, BlockEvent, BlockSource, BreakerEvent, CallInfo, CallKind, CompletionEvent,
-    DecisionEvent, ErrorEvent, MissingKey, Observer, RequestOutcome, Timing, event::distinct,
+    BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
+    ErrorEvent, MissingKey, Observer, RequestOutcome, Timing,
+    event::{DENY_LIST, distinct},
 };
 use crate::domain::{
+    block::BlockedBy,
     error::{ExtractErrorKind, StoreErrorKind},
     policy::Policy,
     rule::Rule,
@@ -272,8 +274,12 @@ fn start_at_zero() {
     for state in ["open", "closed"] {
         counter!(SWITCHES, "state" => state).increment(0);
     }
-    for by in [BlockSource::List, BlockSource::Operator, BlockSource::Ban] {
-        counter!(BLOCKED, "policy" => "", "by" => by.as_str()).increment(0);
+    for by in [
+        DENY_LIST,
+        BlockedBy::Operator.as_str(),
+        BlockedBy::Ban.as_str(),
+    ] {
+        counter!(BLOCKED, "policy" => "", "by" => by).increment(0);
     }
     for kind in StoreErrorKind::ALL {
         for outcome in [
@@ -381,7 +387,7 @@ impl Observer for MetricsObserver {
 
     fn on_blocked(&self, event: &BlockEvent<'_>) {
         let policy = event.policy().map_or("", Policy::name).to_owned();
-        counter!(BLOCKED, "policy" => policy, "by" => event.source().as_str()).increment(1);
+        counter!(BLOCKED, "policy" => policy, "by" => event.label()).increment(1);
     }
 
     fn on_ban(&self, event: &BanEvent<'_>) {

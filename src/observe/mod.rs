@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 pub(crate) use event::Timing;
 pub use event::{
-    BanEvent, BlockEvent, BlockSource, BreakerEvent, CallInfo, CallKind, CompletionEvent,
-    DecisionEvent, ErrorEvent, MissingKey, RequestOutcome,
+    BanEvent, BlockEvent, BreakerEvent, CallInfo, CallKind, CompletionEvent, DecisionEvent,
+    ErrorEvent, MissingKey, RequestOutcome,
 };
 
 #[cfg(feature = "metrics")]

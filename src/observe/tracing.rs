@@ -196,7 +196,7 @@ impl Observer for TracingObserver {
         debug!(
             target: "sluicegate",
             policy = event.policy().map(Policy::name),
-            by = event.source().as_str(),
+            by = event.label(),
             "blocked"
         );
     }

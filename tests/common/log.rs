@@ -7,6 +7,7 @@ use std::{
 
 use sluicegate::{
     Policy,
+    block::BlockedBy,
     observe::{
         BanEvent, BlockEvent, BreakerEvent, CallInfo, CompletionEvent, DecisionEvent, ErrorEvent,
         MissingKey, Observer,
@@ -84,7 +85,13 @@ impl Observer for Log {
 
     fn on_blocked(&self, it: &BlockEvent<'_>) {
         let policy = it.policy().map_or("?", Policy::name);
-        self.add(it, format!("{policy} blocked by {}", it.source().as_str()));
+        self.add(
+            it,
+            format!(
+                "{policy} blocked by {}",
+                it.by().map_or("list", BlockedBy::as_str)
+            ),
+        );
     }
 
     fn on_ban(&self, it: &BanEvent<'_>) {

@@ -19,7 +19,6 @@ use sluicegate::{
     StoreError, Usage,
     block::Until,
     error::StoreErrorKind,
-    extract::{Keys, KeysFuture},
     observe::{DecisionEvent, Observer},
     store::{Check, Operation, Reply, StoreFuture},
     test_util::TestClock,
@@ -544,9 +543,9 @@ async fn a_layer_waits_for_a_store_that_stalls_under_closed_and_passes_at_once_u
     let send = async |policy: FailurePolicy, stall: Duration| {
         let start = Instant::now();
         let theirs = Policy::parse("their-api", "9/1s").unwrap();
-        let layer = RateLimitLayer::new(stalls_for(stall))
+        let limiter = Limiter::new(stalls_for(stall)).on_failure(policy);
+        let layer = RateLimitLayer::new(limiter)
             .limit(theirs, Key::new("account", "ours"))
-            .on_failure(policy)
             .max_wait(ms(2_000));
         let client = client(layer, Arc::default());
         let response = client.oneshot(Request::new(String::new())).await;
@@ -887,15 +886,16 @@ async fn a_layer_around_a_client_lets_requests_wait_and_answers_those_that_canno
 async fn a_key_that_is_looked_up_waits_as_others_do_and_the_deadline_holds_for_the_look_up() {
     let layer = |delay: Duration| {
         let theirs = Policy::parse("their-api", "2/1s@exact").unwrap();
-        let look_up = move |_: &http::request::Parts| -> KeysFuture {
-            Box::pin(async move {
+        let look_up = move |_: &http::request::Parts| {
+            let theirs = theirs.clone();
+            async move {
                 tokio::time::sleep(delay).await;
-                Ok(Keys::from(Key::new("account", "ours")))
-            })
+                Charge::new(&theirs, Key::new("account", "ours"), 1)
+            }
         };
-        RateLimitLayer::new(Timed::new())
-            .limit_async(theirs, look_up)
-            .on_failure(FailurePolicy::Closed)
+        let limiter = Limiter::new(Timed::new()).on_failure(FailurePolicy::Closed);
+        RateLimitLayer::new(limiter)
+            .charge_async(look_up)
             .max_wait(LONG)
     };
     let start = Instant::now();

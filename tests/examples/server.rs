@@ -765,13 +765,6 @@ async fn what_is_left_is_told_as_asked() {
             ][..],
         ),
         (
-            "draft7",
-            &[
-                ("ratelimit", "limit=1, remaining=0, reset=", day()),
-                ("ratelimit-policy", "1;w=", 86_400..=86_400),
-            ],
-        ),
-        (
             "draft6",
             &[
                 ("ratelimit-limit", "", 1..=1),

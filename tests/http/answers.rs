@@ -84,11 +84,7 @@ fn left(decision: &Decision) -> u64 {
 
 // Nested layers
 
-const SINGLE: [HeaderStyle; 3] = [
-    HeaderStyle::X_RATE_LIMIT,
-    HeaderStyle::DRAFT_6,
-    HeaderStyle::DRAFT_7,
-];
+const SINGLE: [HeaderStyle; 2] = [HeaderStyle::X_RATE_LIMIT, HeaderStyle::DRAFT_6];
 
 /// The limit and the remaining units, in the format of the style.
 fn single(style: HeaderStyle, response: &Response<String>) -> String {
@@ -98,11 +94,7 @@ fn single(style: HeaderStyle, response: &Response<String>) -> String {
     };
     match style {
         HeaderStyle::X_RATE_LIMIT => values("x-ratelimit-limit", "x-ratelimit-remaining"),
-        HeaderStyle::DRAFT_6 => values("ratelimit-limit", "ratelimit-remaining"),
-        _ => {
-            assert_eq!(lines(response.headers(), "ratelimit").len(), 1);
-            told(response, "ratelimit").to_owned()
-        }
+        _ => values("ratelimit-limit", "ratelimit-remaining"),
     }
 }
 
@@ -478,15 +470,11 @@ fn two_rules(store: Arc<Scripted>, style: HeaderStyle) -> Service {
 }
 
 #[tokio::test]
-async fn drafts_6_and_7_are_told_as_their_parsers_expect_them() {
+async fn draft_6_has_fields_of_its_own_and_leaves_those_of_draft_11() {
     let triple = [
         ("ratelimit-limit", vec!["10"]),
         ("ratelimit-remaining", vec!["9"]),
         ("ratelimit-reset", vec!["60"]),
-    ];
-    let draft_7 = [
-        ("ratelimit", vec!["limit=10, remaining=9, reset=60"]),
-        ("ratelimit-policy", vec!["10;w=60, 100;w=3600"]),
     ];
     let draft_11 = [
         (
@@ -498,21 +486,11 @@ async fn drafts_6_and_7_are_told_as_their_parsers_expect_them() {
             vec![r#""ip/1m";q=10;w=60, "ip/1h";q=100;w=3600"#],
         ),
     ];
-    // Lines with the same field names.
-    let beside = [
-        ("ratelimit", vec![draft_7[0].1[0], draft_11[0].1[0]]),
-        ("ratelimit-policy", vec![draft_11[1].1[0], draft_7[1].1[0]]),
-    ];
     for (style, expected) in [
         (HeaderStyle::DRAFT_6, triple.to_vec()),
-        (HeaderStyle::DRAFT_7, draft_7.to_vec()),
         (
             HeaderStyle::DRAFT_6.and(HeaderStyle::DRAFT_11),
             [&triple[..], &draft_11[..]].concat(),
-        ),
-        (
-            HeaderStyle::DRAFT_7.and(HeaderStyle::DRAFT_11),
-            beside.to_vec(),
         ),
     ] {
         let response = ask(&two_rules(Scripted::allowing(), style)).await;
@@ -529,11 +507,10 @@ async fn drafts_6_and_7_are_told_as_their_parsers_expect_them() {
 
 #[tokio::test]
 async fn a_denial_is_told_in_the_older_styles_too() {
-    let style = HeaderStyle::DRAFT_6.and(HeaderStyle::DRAFT_7);
+    let style = HeaderStyle::DRAFT_6;
     let response = ask(&two_rules(Scripted::denying_for(6_500), style)).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     for (name, expected) in [
-        ("ratelimit", "limit=10, remaining=0, reset=7"),
         ("ratelimit-limit", "10"),
         ("ratelimit-remaining", "0"),
         ("ratelimit-reset", "7"),
@@ -546,11 +523,7 @@ async fn a_denial_is_told_in_the_older_styles_too() {
         .cost(|_, _| 11)
         .headers(style);
     let response = ask(&around(never, hello())).await;
-    assert_eq!(
-        lines(response.headers(), "ratelimit"),
-        ["limit=10, remaining=10"]
-    );
-    assert_eq!(lines(response.headers(), "ratelimit-policy"), ["10"]);
+    assert_eq!(lines(response.headers(), "ratelimit-remaining"), ["10"]);
     assert!(!response.headers().contains_key("ratelimit-reset"));
 }
 
@@ -575,13 +548,6 @@ async fn of_a_bucket_the_quota_is_its_burst_in_the_time_of_a_full_refill() {
     let denied = ask(&service).await;
     assert_eq!(denied.status(), 429);
     assert_eq!(lines(denied.headers(), "retry-after"), ["30"]);
-
-    let service = around(limit().headers(HeaderStyle::DRAFT_7), hello());
-    let response = ask(&service).await;
-    assert_eq!(
-        lines(response.headers(), "ratelimit-policy"),
-        ["3;w=30, 1000;w=86400"]
-    );
 }
 
 // Costs that never fit
@@ -784,8 +750,9 @@ async fn only_a_wrong_password_is_a_failed_login() {
 #[tokio::test]
 async fn a_service_that_is_down_says_when_to_come_back() {
     let unavailable = |_: &Parts| Err::<Key, _>(ExtractError::unavailable("no directory"));
-    let closed =
-        |store: Arc<Scripted>| RateLimitLayer::new(store).on_failure(FailurePolicy::Closed);
+    let closed = |store: Arc<Scripted>| {
+        RateLimitLayer::new(Limiter::new(store).on_failure(FailurePolicy::Closed))
+    };
     let all = policy("all", "1/1s");
     let slow = Limiter::new(Scripted::failing()).probe_interval(Duration::from_millis(2_500));
     let slow = slow.on_failure(FailurePolicy::Closed);
@@ -849,9 +816,8 @@ async fn a_grpc_call_gets_a_grpc_answer_from_the_default_rejections() {
         RateLimitLayer::new(Scripted::denying_for(1_234))
             .limit(policy("calls", "1/1s"), everybody())
     };
-    let down = RateLimitLayer::new(Scripted::failing())
-        .limit(policy("calls", "1/1s"), everybody())
-        .on_failure(FailurePolicy::Closed);
+    let down = Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Closed);
+    let down = RateLimitLayer::new(down).limit(policy("calls", "1/1s"), everybody());
     for (service, content_type, status) in [
         (around(denying(), hello()), "application/grpc", "8"),
         (around(denying(), hello()), "application/grpc+proto", "8"),

@@ -4,10 +4,7 @@ use std::{convert::Infallible, future::ready, time::Duration};
 
 use crate::common::log::Log;
 use http::{Request, Response, StatusCode, request::Parts};
-use sluicegate::{
-    Charge, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer,
-    extract::{AsyncKeyExtractor, KeysFuture},
-};
+use sluicegate::{Charge, Header, Key, KeyExtractor, Limiter, MemoryStore, Policy, RateLimitLayer};
 use tower::{Layer, ServiceExt, service_fn};
 
 fn policy(name: &str) -> Policy {
@@ -62,21 +59,12 @@ async fn a_request_without_a_label_is_served_and_in_no_list() {
 
 #[tokio::test]
 async fn contributors_are_about_the_limit_before_them() {
-    #[derive(Debug)]
-    struct LookUp;
-
-    impl AsyncKeyExtractor for LookUp {
-        fn extract(&self, _: &Parts) -> KeysFuture {
-            Box::pin(ready(Ok(acme().into())))
-        }
-    }
-
     let limiter = Limiter::new(MemoryStore::new());
     let layer = RateLimitLayer::new(limiter.clone())
         .limit(policy("first"), acme())
         .limit(policy("second"), acme())
         .contributors(user)
-        .limit_async(policy("third"), LookUp)
+        .charge_async(|_| ready(Charge::new(&policy("third"), acme(), 1)))
         .contributors(Header::new("x-user"))
         .limit(policy("fourth"), acme())
         .charge_async(|head| {

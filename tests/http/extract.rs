@@ -1,9 +1,6 @@
 //! Each request has the identity in its head, and never shares one by accident.
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-};
+use std::{net::SocketAddr, sync::Arc};
 
 use crate::common::site::Site;
 use axum::{
@@ -17,7 +14,7 @@ use sluicegate::{
     Charge, ForwardedIp, Header, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy,
     RateLimitLayer,
     error::{ExtractError, ExtractErrorKind},
-    extract::{AsyncKeyExtractor, Cookie, Extension, Keys, RepeatedCookie, TrustedProxies},
+    extract::{Cookie, Extension, Keys, RepeatedCookie, TrustedProxies},
 };
 
 fn head() -> Parts {
@@ -499,26 +496,6 @@ fn extractors_are_trait_objects() {
     assert!(shared.extract(&head()).is_err());
 }
 
-#[tokio::test]
-async fn a_look_up_owns_what_it_needs_of_the_head() {
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let log = seen.clone();
-    let look_up = move |head: &Parts| {
-        let (path, log) = (head.uri.path().to_owned(), log.clone());
-        async move {
-            log.lock().unwrap().push(path);
-            Some(Key::new("user", "a"))
-        }
-    };
-    let pending = look_up.extract(&head());
-    assert!(
-        seen.lock().unwrap().is_empty(),
-        "nothing happens before it is polled"
-    );
-    assert_eq!(pending.await, Ok(Key::new("user", "a").into()));
-    assert_eq!(*seen.lock().unwrap(), ["/"]);
-}
-
 #[test]
 fn public_types_are_send_and_sync() {
     fn check<T: Send + Sync + ?Sized>() {}
@@ -529,7 +506,6 @@ fn public_types_are_send_and_sync() {
     check::<Keys>();
     check::<sluicegate::extract::OnMissing<PeerIp>>();
     check::<dyn KeyExtractor>();
-    check::<dyn AsyncKeyExtractor>();
 }
 
 // Over real connections

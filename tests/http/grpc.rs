@@ -3,7 +3,6 @@
 use std::{
     convert::Infallible,
     future::{Ready, ready},
-    sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
@@ -15,7 +14,7 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use sluicegate::{
-    FailurePolicy, Header, Key, MemoryStore, PeerIp, Policy, RateLimitLayer, Rule,
+    FailurePolicy, Header, Key, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer, Rule,
     error::ExtractError,
     extract::{KeyExtractor, Keys},
     middleware::{EmptyBody, Grpc, MakeRejection, ProblemJson, Rejection},
@@ -102,9 +101,9 @@ fn told<'a>(status: &'a Status, name: &str) -> &'a str {
     status.metadata().get(name).unwrap().to_str().unwrap()
 }
 
-fn limited(store: Arc<Scripted>, extractor: impl KeyExtractor) -> RateLimitLayer {
+fn limited(limiter: impl Into<Limiter>, extractor: impl KeyExtractor) -> RateLimitLayer {
     let policy = Policy::new("calls", [Rule::per_minute(10)]).unwrap();
-    RateLimitLayer::new(store).limit(policy, extractor)
+    RateLimitLayer::new(limiter).limit(policy, extractor)
 }
 
 fn everybody() -> Key {
@@ -213,7 +212,8 @@ async fn every_reason_has_the_status_that_clients_act_upon() {
             .map(|n| Key::new("user", n.to_string()))
             .collect::<Keys>()
     };
-    let failing = limited(Scripted::failing(), everybody());
+    let failing = Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Closed);
+    let failing = limited(failing, everybody());
     for (layer, code) in [
         (
             limited(allowing(), Header::new("x-api-key")),
@@ -232,7 +232,7 @@ async fn every_reason_has_the_status_that_clients_act_upon() {
             limited(allowing(), everybody()).block(|_| true),
             Code::PermissionDenied,
         ),
-        (failing.on_failure(FailurePolicy::Closed), Code::Unavailable),
+        (failing, Code::Unavailable),
         (limited(allowing(), too_many), Code::Internal),
     ] {
         let status = ends(layer).await;

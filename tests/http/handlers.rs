@@ -85,10 +85,10 @@ async fn assert_same_answers(limiter: Limiter, charge: Charge) {
         for request in requests() {
             let head = request.clone().into_parts().0;
             let (policy, cost) = (charge.policy().clone(), charge.cost());
-            let layer = RateLimitLayer::new(limiter.clone())
+            let closed = limiter.clone().on_failure(FailurePolicy::Closed);
+            let layer = RateLimitLayer::new(closed)
                 .limit(policy, charge.key().clone())
                 .cost(move |_, _| cost)
-                .on_failure(FailurePolicy::Closed)
                 .headers(style);
             let expected = limited(layer, request).await;
 
@@ -306,9 +306,8 @@ async fn plans_that_fail_locally_are_served_without_the_store_while_a_failed_loo
         }
     };
     for (known, expected) in [(true, [200, 200, 429]), (false, [503; 3])] {
-        let layer = RateLimitLayer::new(Scripted::failing())
-            .charge_async(charge(known))
-            .on_failure(FailurePolicy::Closed);
+        let closed = Limiter::new(Scripted::failing()).on_failure(FailurePolicy::Closed);
+        let layer = RateLimitLayer::new(closed).charge_async(charge(known));
         for expected in expected {
             let response = limited(layer.clone(), Request::new(String::new())).await;
             assert_eq!(response.status(), expected, "{known}");

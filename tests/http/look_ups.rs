@@ -10,7 +10,8 @@ use crate::common::{log::Log, scripted::Scripted, trace::traced};
 use futures::FutureExt;
 use http::{Request, Response, request::Parts};
 use sluicegate::{
-    Charge, FailurePolicy, Key, KeyExtractor, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    Charge, FailurePolicy, Key, KeyExtractor, Limiter, MemoryStore, PeerIp, Policy, RateLimitLayer,
+    Store,
     error::ExtractError,
     extract::{IntoCharges, Keys},
 };
@@ -37,12 +38,16 @@ async fn status(layer: &RateLimitLayer, user: &str) -> u16 {
     ask(layer, user).await.status().as_u16()
 }
 
+fn closed(store: impl Store) -> Limiter {
+    Limiter::new(store).on_failure(FailurePolicy::Closed)
+}
+
 /// A layer with a single limit that returns this.
 fn answering<C: IntoCharges + Clone + Send + Sync + 'static>(
-    store: Arc<Scripted>,
+    limiter: impl Into<Limiter>,
     answer: C,
 ) -> RateLimitLayer {
-    RateLimitLayer::new(store).charge_async(move |_| std::future::ready(answer.clone()))
+    RateLimitLayer::new(limiter.into()).charge_async(move |_| std::future::ready(answer.clone()))
 }
 
 #[tokio::test(start_paused = true)]
@@ -100,8 +105,10 @@ async fn a_look_up_answers_one_charge_several_none_or_an_error() {
             200,
         ),
         (
-            answering(Scripted::allowing(), Err::<Charge, _>(unavailable()))
-                .on_failure(FailurePolicy::Closed),
+            answering(
+                closed(Scripted::allowing()),
+                Err::<Charge, _>(unavailable()),
+            ),
             503,
         ),
         (
@@ -125,25 +132,23 @@ async fn a_look_up_answers_one_charge_several_none_or_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn look_ups_of_keys_and_of_charges_run_at_the_same_time_under_one_timeout() {
+async fn look_ups_run_at_the_same_time_under_one_timeout_and_are_charged_in_their_order() {
     let store = Scripted::allowing();
     let log = Log::default();
-    let after = |ms, name: &'static str| {
-        move |_: &Parts| sleep(Duration::from_millis(ms)).map(move |()| Key::new("user", name))
-    };
     let charging = |ms, name: &'static str| {
         move |_: &Parts| sleep(Duration::from_millis(ms)).map(move |()| charge(name, "x", 1))
     };
-    let layer = RateLimitLayer::new(store.clone())
-        .observer(log.clone())
-        .charge_async(charging(90, "late"))
-        .charge_async(charging(10, "soon"))
-        .limit_async(policy("key", "5/1d"), after(80, "x"))
-        .limit(policy("head", "5/1d"), Key::new("service", "all"));
+    let over = |limiter: Limiter| {
+        RateLimitLayer::new(limiter.observer(log.clone()))
+            .charge_async(charging(90, "late"))
+            .charge_async(charging(10, "soon"))
+            .limit(policy("head", "5/1d"), Key::new("service", "all"))
+    };
+    let layer = over(Limiter::new(store.clone()));
     let start = Instant::now();
     assert_eq!(status(&layer, "").await, 200);
     assert_eq!(start.elapsed(), Duration::from_millis(90));
-    let expected = ["head service 1", "key user 1", "late user 1", "soon user 1"];
+    let expected = ["head service 1", "late user 1", "soon user 1"];
     assert_eq!(store.only_check(), expected);
 
     // A look-up that is too late follows the failure policy; the other limits are charged.
@@ -151,9 +156,9 @@ async fn look_ups_of_keys_and_of_charges_run_at_the_same_time_under_one_timeout(
     let start = Instant::now();
     assert_eq!(status(&layer, "").await, 200);
     assert_eq!(start.elapsed(), Duration::from_secs(1));
-    assert_eq!(store.checks()[1].charges().len(), 4);
+    assert_eq!(store.checks()[1].charges().len(), 3);
     assert_eq!(log.lines()[1], "? unavailable passed");
-    let layer = layer.on_failure(FailurePolicy::Closed);
+    let layer = over(closed(store.clone())).charge_async(charging(1001, "never"));
     assert_eq!(status(&layer, "").await, 503);
     assert_eq!(store.checks().len(), 2);
 }
@@ -161,14 +166,16 @@ async fn look_ups_of_keys_and_of_charges_run_at_the_same_time_under_one_timeout(
 #[tokio::test(start_paused = true)]
 async fn a_look_up_slower_than_the_store_may_be_limits_all_the_same() {
     let slow = |_: &Parts| sleep(Duration::from_millis(150)).map(|()| charge("a", "x", 5));
-    let layer = RateLimitLayer::new(MemoryStore::new()).charge_async(slow);
+    let over = |limiter: Limiter| RateLimitLayer::new(limiter).charge_async(slow);
+    let limiter = Limiter::new(MemoryStore::new());
+    let layer = over(limiter.clone());
     assert_eq!(status(&layer, "").await, 200);
     assert_eq!(status(&layer, "").await, 429);
 
-    let hurried = layer.look_up_timeout(Duration::from_millis(149));
-    assert_eq!(status(&hurried, "").await, 200);
-    let hurried = hurried.on_failure(FailurePolicy::Closed);
-    assert_eq!(status(&hurried, "").await, 503);
+    let hurried = |layer: RateLimitLayer| layer.look_up_timeout(Duration::from_millis(149));
+    assert_eq!(status(&hurried(layer), "").await, 200);
+    let closed = over(limiter.on_failure(FailurePolicy::Closed));
+    assert_eq!(status(&hurried(closed), "").await, 503);
 }
 
 #[test]
@@ -189,8 +196,7 @@ async fn a_look_up_that_is_always_busy_is_too_late_all_the_same() {
         }
         charge("a", "x", 1)
     };
-    let layer = RateLimitLayer::new(store.clone()).charge_async(busy);
-    let layer = layer.on_failure(FailurePolicy::Closed);
+    let layer = RateLimitLayer::new(closed(store.clone())).charge_async(busy);
     assert_eq!(status(&layer, "").await, 503);
     assert!(store.checks().is_empty());
 }

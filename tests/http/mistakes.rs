@@ -173,7 +173,7 @@ fn a_text_is_no_key() {
 fn an_extractor_that_waits_goes_elsewhere() {
     assert_said(
         r#"layer().limit(policy(), |_: &Parts| async { Some(Key::new("a", "b")) });"#,
-        &["does not extract keys", "goes to `limit_async`"],
+        &["does not extract keys", "goes to `charge_async`"],
     );
 }
 
@@ -236,14 +236,6 @@ fn a_look_up_of_charges_says_what_it_may_answer() {
             "is no answer of a look-up of charges",
             "answer a `Charge`, an `Option<Charge>`",
         ],
-    );
-}
-
-#[test]
-fn a_look_up_of_keys_says_what_it_needs() {
-    assert_said(
-        r#"layer().limit_async(policy(), |_: &Parts| Some(Key::new("a", "b")));"#,
-        &["does not look up keys", "goes to `limit`"],
     );
 }
 

@@ -201,25 +201,23 @@ async fn who_is_told_that_the_breaker_has_opened_is_told_when_a_clone_closes_it(
 async fn an_observer_is_told_of_requests_without_an_identity() {
     let log = Log::default();
     let limiter = Limiter::new(Scripted::allowing()).observer(log.clone());
-    let layer = RateLimitLayer::new(limiter);
+    let layer = RateLimitLayer::new(limiter.clone());
     let absent = || Header::new("absent");
-    let look_up = |_: &http::request::Parts| {
-        std::future::pending::<Result<sluicegate::extract::Keys, sluicegate::error::ExtractError>>()
-    };
+    let look_up = |_: &http::request::Parts| std::future::pending::<Charge>();
     ask(&layer.clone().limit(policy("a", "1/1s"), absent())).await;
     ask(&layer.clone().limit(policy("b", "1/1s").shadow(), absent())).await;
     ask(&layer.clone().shadow().limit(policy("c", "1/1s"), absent())).await;
-    ask(&layer.clone().limit_async(policy("d", "1/1s"), look_up)).await;
-    let closed = layer.on_failure(FailurePolicy::Closed);
-    ask(&closed.limit_async(policy("e", "1/1s"), look_up)).await;
+    ask(&layer.charge_async(look_up)).await;
+    let closed = limiter.on_failure(FailurePolicy::Closed);
+    ask(&RateLimitLayer::new(closed).charge_async(look_up)).await;
     assert_eq!(
         log.lines(),
         [
             "a missing rejected",
             "b missing passed",
             "c missing passed",
-            "d unavailable passed",
-            "e unavailable rejected",
+            "? unavailable passed",
+            "? unavailable rejected",
         ]
     );
 }
@@ -255,14 +253,18 @@ async fn an_observer_is_told_of_requests_on_a_deny_list() {
         || policy("trial", "1/1s").shadow(),
     );
     let header = || Header::new("x-api-key");
-    let look_up = |_: &http::request::Parts| std::future::ready(Key::new("user", SECRET));
+    let look_up = |policy: Policy| {
+        move |_: &http::request::Parts| {
+            std::future::ready(Charge::new(&policy, Key::new("user", SECRET), 1))
+        }
+    };
     ask(&layer.clone().block(|_| true).limit(api(), header())).await;
     ask(&layer.clone().block(|_| true).shadow()).await;
     ask(&keys().limit(api(), header())).await;
     ask(&keys().limit(api(), header()).shadow()).await;
     ask(&keys().limit(trial(), header())).await;
-    ask(&keys().limit_async(api(), look_up)).await;
-    ask(&keys().limit_async(trial(), look_up)).await;
+    ask(&keys().charge_async(look_up(api()))).await;
+    ask(&keys().charge_async(look_up(trial()))).await;
     assert_eq!(
         log.lines(),
         [

@@ -12,12 +12,12 @@ use std::{
 
 use crate::common::scripted::{Scripted, allowed};
 use http::{Request, Response, StatusCode};
-use sluicegate::{Key, Policy, RateLimitLayer, Store, store::StoreFuture};
+use sluicegate::{Key, Limiter, Policy, RateLimitLayer, store::StoreFuture};
 use tokio::sync::{mpsc, oneshot};
 use tower::{Layer, Service, ServiceExt, buffer::Buffer, limit::ConcurrencyLimit, service_fn};
 
-fn layer(store: impl Store) -> RateLimitLayer {
-    RateLimitLayer::new(store).limit(
+fn layer(limiter: impl Into<Limiter>) -> RateLimitLayer {
+    RateLimitLayer::new(limiter).limit(
         Policy::parse("all", "10/1m").unwrap(),
         Key::new("service", "all"),
     )
@@ -95,7 +95,7 @@ async fn the_inner_service_is_not_called_when_rejected() {
     for store in [Scripted::denying_for(1_000), Scripted::failing()] {
         let inner = Strict::default();
         let calls = inner.calls.clone();
-        let layer = layer(store).on_failure(sluicegate::FailurePolicy::Closed);
+        let layer = layer(Limiter::new(store).on_failure(sluicegate::FailurePolicy::Closed));
         let response = layer.layer(inner).oneshot(request()).await.unwrap();
         assert!(!response.status().is_success());
         assert_eq!(calls.load(Ordering::SeqCst), 0);

@@ -426,9 +426,9 @@ async fn what_a_handler_has_settled_is_left_and_so_is_what_its_shadows_charged()
 
 /// A server behind a layer that settles to 0, with a long timeout.
 async fn settling(store: &Arc<Watched>, all: &Policy) -> Site {
-    let limits = RateLimitLayer::new(store.clone())
+    let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(60));
+    let limits = RateLimitLayer::new(limiter)
         .limit(all.clone(), everybody())
-        .timeout(Duration::from_secs(60))
         .settle(|_, _| 0);
     let app = Router::new().route("/", get(async || "ok"));
     Site::start(app.layer(limits)).await
@@ -499,9 +499,9 @@ async fn a_client_waits_for_its_settlement_and_is_told_what_is_left_after_it() {
 async fn a_settlement_is_carried_on_when_its_client_has_gone() {
     let ((store, doors, mut settlements), all) = (behind_doors(), policy("all", "9/1d"));
     let (gone, mut departures) = mpsc::unbounded_channel();
-    let limits = RateLimitLayer::new(store.clone())
+    let limiter = Limiter::new(store.clone()).timeout(Duration::from_secs(60));
+    let limits = RateLimitLayer::new(limiter)
         .limit(all.clone(), everybody())
-        .timeout(Duration::from_secs(60))
         .settle(|_, _| 0);
     // Outside of the layer, because the server drops both together.
     let watch = axum::middleware::from_fn(move |request, next: axum::middleware::Next| {

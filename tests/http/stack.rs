@@ -37,7 +37,10 @@ fn twice() -> RateLimitLayer {
 }
 
 fn waiting(store: Arc<Scripted>) -> RateLimitLayer {
-    RateLimitLayer::new(Limiter::new(store).timeout(Duration::from_secs(60))).limit(
+    let limiter = Limiter::new(store)
+        .timeout(Duration::from_secs(60))
+        .on_failure(FailurePolicy::Closed);
+    RateLimitLayer::new(limiter).limit(
         Policy::parse("all", "2/1d").unwrap(),
         Key::new("service", "all"),
     )
@@ -170,7 +173,7 @@ async fn within_it_a_body_must_be_one_that_can_be_made() {
 
 #[tokio::test(start_paused = true)]
 async fn a_timeout_outside_covers_the_decision_and_one_inside_does_not() {
-    let silent = || waiting(Scripted::silent()).on_failure(FailurePolicy::Closed);
+    let silent = || waiting(Scripted::silent());
     let outside = ServiceBuilder::new()
         .layer(TimeoutLayer::new(SECOND))
         .layer(silent())

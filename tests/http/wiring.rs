@@ -81,7 +81,7 @@ fn a_server_that_tells_no_peer_address_gets_a_500_and_one_warning() {
     ];
     for extractor in extractors {
         let lines = traced(true, async {
-            let app = app(limit(extractor).on_failure(FailurePolicy::Open));
+            let app = app(limit(extractor));
             for _ in 0..50 {
                 assert_eq!(status(&app, "/").await, 500);
             }
@@ -132,7 +132,7 @@ fn each_layer_tells_each_of_its_mistakes_once() {
 #[tokio::test]
 async fn the_observer_and_the_response_tell_a_mistake_from_a_missing_key() {
     let log = Log::default();
-    let layer = RateLimitLayer::new(Scripted::allowing()).observer(log.clone());
+    let layer = RateLimitLayer::new(Limiter::new(Scripted::allowing()).observer(log.clone()));
     let of = |name: &str| layer.clone().limit(policy(name, "1/1s"), PeerIp);
     assert_eq!(bare(&of("a"), "/").await, 500);
     assert_eq!(bare(&of("b").shadow(), "/").await, 200);
@@ -443,39 +443,30 @@ fn a_breaker_that_opens_and_closes_is_told_of_without_an_observer() {
 #[test]
 fn policies_of_one_name_that_differ_are_an_error_where_one_is_asked_for() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(policy("ip", "1/1s"), PeerIp);
-    let look_up = |_: &http::request::Parts| std::future::ready(Key::new("user", "a"));
     let other = policy("ip", "2/1s");
-    for result in [
-        layer.clone().try_limit(&other, PeerIp),
-        layer.clone().try_limit_async(&other, look_up),
-    ] {
-        let error = result.unwrap_err();
-        let policies = [policy("ip", "1/1s"), other.clone()];
-        assert_eq!(error, PolicyError::Conflict { policies });
-        let expected = "same name and differ: Policy(ip: 1/1s), Policy(ip: 2/1s)";
-        assert!(error.to_string().ends_with(expected), "{error}");
-    }
+    let error = layer.clone().try_limit(&other, PeerIp).unwrap_err();
+    let policies = [policy("ip", "1/1s"), other];
+    assert_eq!(error, PolicyError::Conflict { policies });
+    let expected = "same name and differ: Policy(ip: 1/1s), Policy(ip: 2/1s)";
+    assert!(error.to_string().ends_with(expected), "{error}");
     assert!(
         layer
             .clone()
             .try_limit(policy("ip", "1/1s"), PeerIp)
             .is_ok()
     );
-    assert!(
-        layer
-            .try_limit_async(policy("ip-48", "1/1s"), look_up)
-            .is_ok()
-    );
+    assert!(layer.try_limit(policy("ip-48", "1/1s"), PeerIp).is_ok());
 }
 
 #[tokio::test]
 async fn a_layer_has_the_settings_of_its_limiter() {
     let log = Log::default();
-    let layer = RateLimitLayer::new(Limiter::new(Scripted::failing()))
-        .limit(policy("api", "4/1d"), Key::new("service", "all"))
+    let limiter = Limiter::new(Scripted::failing())
         .on_failure(FailurePolicy::Local)
         .replicas(2)
         .observer(log.clone());
+    let layer =
+        RateLimitLayer::new(limiter).limit(policy("api", "4/1d"), Key::new("service", "all"));
     let mut statuses = Vec::new();
     for _ in 0..3 {
         statuses.push(bare(&layer, "/").await);

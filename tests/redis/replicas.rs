@@ -105,11 +105,12 @@ async fn no_request_of_clients_that_share_a_limit_reaches_a_server_too_early() {
     // The window is longer than the server's, because requests take different times to arrive.
     let theirs = Policy::parse("their-api", "5/600ms").unwrap();
     let replica = async || {
-        let layer = RateLimitLayer::new(RedisStore::connect(redis.url()).await.unwrap())
+        let limiter = Limiter::new(RedisStore::connect(redis.url()).await.unwrap())
+            .timeout(Duration::from_secs(30))
+            .on_failure(FailurePolicy::Closed);
+        let layer = RateLimitLayer::new(limiter)
             .limit(theirs.clone(), Key::new("account", "ours"))
             .max_wait(Duration::from_secs(30))
-            .timeout(Duration::from_secs(30))
-            .on_failure(FailurePolicy::Closed)
             .rejection(EmptyBody);
         ServiceBuilder::new()
             .layer(layer)

@@ -51,7 +51,7 @@ cargo run --release -p example-server -- [options]
                            what becomes of requests that Redis could not decide: served (open, the default), limited by this
                            process alone to its share (local), or rejected with 503 (closed)
   --replicas N             how many processes share the limits, for --on-failure local; default 1
-  --headers draft11|draft7|draft6|legacy|none
+  --headers draft11|draft6|legacy|none
                            which headers tell what is left: RateLimit as in revision 11 of the draft (the default) or
                            in revision 7, RateLimit-Limit, -Remaining and -Reset (draft6), X-RateLimit-* with a reset
                            in seconds since 1970 (legacy), or none but Retry-After
@@ -374,12 +374,11 @@ fn failure_policy(value: &str) -> Result<FailurePolicy, String> {
 fn header_style(value: &str) -> Result<HeaderStyle, String> {
     match value {
         "draft11" => Ok(HeaderStyle::DRAFT_11.with_shadows()),
-        "draft7" => Ok(HeaderStyle::DRAFT_7),
         "draft6" => Ok(HeaderStyle::DRAFT_6),
         "legacy" => Ok(HeaderStyle::X_RATE_LIMIT_EPOCH),
         "none" => Ok(HeaderStyle::NONE),
         _ => Err(format!(
-            "`{value}` is none of draft11, draft7, draft6, legacy and none"
+            "`{value}` is none of draft11, draft6, legacy and none"
         )),
     }
 }

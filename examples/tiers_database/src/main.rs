@@ -31,7 +31,7 @@ use axum::{Router, http::request::Parts, routing::get};
 use moka::future::Cache;
 use rusqlite::{Connection, OptionalExtension};
 use sluicegate::{
-    Charge, FailurePolicy, Key, MemoryStore, Policy, RateLimitLayer, error::ExtractError,
+    Charge, FailurePolicy, Key, Limiter, MemoryStore, Policy, RateLimitLayer, error::ExtractError,
     policies::Policies,
 };
 use tokio::{net::TcpListener, task::spawn_blocking};
@@ -115,11 +115,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
             .time_to_live(Duration::from_secs(60))
             .build(),
     };
-    let layer = RateLimitLayer::new(MemoryStore::new())
-        .charge_async(move |head| accounts.clone().charge(api_key(head)))
-        // The failure policy of charges without a policy: while the database is down, the plan of a caller is unknown,
-        // and an open failure policy would let everyone in.
-        .on_failure(FailurePolicy::Closed);
+    // The failure policy of charges without a policy: while the database is down, the plan of a caller is unknown, and
+    // an open failure policy would let everyone in.
+    let limiter = Limiter::new(MemoryStore::new()).on_failure(FailurePolicy::Closed);
+    let layer = RateLimitLayer::new(limiter)
+        .charge_async(move |head| accounts.clone().charge(api_key(head)));
     let app = Router::new()
         .route("/", get(async || "hello\n"))
         .layer(layer);

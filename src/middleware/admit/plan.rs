@@ -19,7 +19,7 @@ use crate::{
         policies::{PoliciesRead, PolicyHandle},
         policy::Policy,
     },
-    extract::{AsyncKeyExtractor, ChargesFuture, KeyExtractor, Keys},
+    extract::{ChargesFuture, KeyExtractor, Keys},
     limiter::Limiter,
     middleware::Rejection,
 };
@@ -33,8 +33,7 @@ const DEFAULT_LOOK_UP_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(in crate::middleware) struct Plan {
     pub(in crate::middleware) limiter: Limiter,
-    pub(in crate::middleware) limits: Vec<Limit<dyn KeyExtractor>>,
-    pub(in crate::middleware) look_ups: Vec<Limit<dyn AsyncKeyExtractor>>,
+    pub(in crate::middleware) limits: Vec<Limit>,
     pub(in crate::middleware) newest: Newest,
     /// Extractors of identities whose blocks deny the request, but which are not charged.
     pub(in crate::middleware) deny_blocked: Vec<Arc<dyn KeyExtractor>>,
@@ -55,7 +54,6 @@ pub(in crate::middleware) struct Plan {
 pub(in crate::middleware) enum Newest {
     #[default]
     Limits,
-    LookUps,
     ChargeLookUps,
 }
 
@@ -78,9 +76,10 @@ impl ChargeLookUp {
 }
 
 /// One limit: its policy, the extractor of its identities, and that of their contributors, if any.
-pub(in crate::middleware) struct Limit<E: ?Sized> {
+#[derive(Clone)]
+pub(in crate::middleware) struct Limit {
     selector: PolicySelector,
-    extractor: Arc<E>,
+    extractor: Arc<dyn KeyExtractor>,
     contributor: Option<Arc<dyn KeyExtractor>>,
 }
 
@@ -90,23 +89,15 @@ fn contributor(extractor: Option<&Arc<dyn KeyExtractor>>, head: &Parts) -> Optio
     keys.into_iter().next().map(label::bounded)
 }
 
-impl<E: ?Sized> Limit<E> {
-    pub(in crate::middleware) const fn new(selector: PolicySelector, extractor: Arc<E>) -> Self {
+impl Limit {
+    pub(in crate::middleware) const fn new(
+        selector: PolicySelector,
+        extractor: Arc<dyn KeyExtractor>,
+    ) -> Self {
         Self {
             selector,
             extractor,
             contributor: None,
-        }
-    }
-}
-
-// Not derived, because that would require `E: Clone`.
-impl<E: ?Sized> Clone for Limit<E> {
-    fn clone(&self) -> Self {
-        Self {
-            selector: self.selector.clone(),
-            extractor: Arc::clone(&self.extractor),
-            contributor: self.contributor.clone(),
         }
     }
 }
@@ -130,7 +121,6 @@ impl Plan {
         Self {
             limiter,
             limits: Vec::new(),
-            look_ups: Vec::new(),
             newest: Newest::default(),
             deny_blocked: Vec::new(),
             charge_look_ups: Vec::new(),
@@ -150,7 +140,6 @@ impl Plan {
     ) -> bool {
         let newest = match self.newest {
             Newest::Limits => self.limits.last_mut().map(|limit| &mut limit.contributor),
-            Newest::LookUps => self.look_ups.last_mut().map(|limit| &mut limit.contributor),
             Newest::ChargeLookUps => self
                 .charge_look_ups
                 .last_mut()
@@ -183,8 +172,7 @@ impl Plan {
 
     /// The selectors, in the order of their charges.
     pub(in crate::middleware) fn selectors(&self) -> impl Iterator<Item = &PolicySelector> {
-        let limits = self.limits.iter().map(|limit| &limit.selector);
-        limits.chain(self.look_ups.iter().map(|limit| &limit.selector))
+        self.limits.iter().map(|limit| &limit.selector)
     }
 
     /// Whether every policy is known before the first request.
@@ -270,28 +258,25 @@ impl Plan {
 
     /// Whether there are look-ups.
     pub(super) fn looks_up(&self) -> bool {
-        !self.look_ups.is_empty() || !self.charge_look_ups.is_empty()
+        !self.charge_look_ups.is_empty()
     }
 
     pub(super) fn look_up(&self, head: &Parts) -> LookUps {
-        let keys = self.look_ups.iter();
-        let keys = keys.map(|limit| limit.extractor.extract(head));
-        let charges = self.charge_look_ups.iter();
-        let charges = charges.map(|limit| (limit.look_up)(head));
-        LookUps::new(keys, charges, self.look_up_timeout)
+        let look_ups = self.charge_look_ups.iter();
+        LookUps::new(
+            look_ups.map(|limit| (limit.look_up)(head)),
+            self.look_up_timeout,
+        )
     }
 
     /// Adds the charges of all look-ups.
     pub(super) fn charge_found(
         &self,
         draft: &mut Draft,
-        found: Found,
+        found: Vec<Found>,
         head: &Parts,
     ) -> Result<(), Rejection> {
-        for (limit, keys) in self.look_ups.iter().zip(found.keys) {
-            self.charge(draft, limit, keys, head)?;
-        }
-        for (limit, charges) in self.charge_look_ups.iter().zip(found.charges) {
+        for (limit, charges) in self.charge_look_ups.iter().zip(found) {
             let contributor = || contributor(limit.contributor.as_ref(), head);
             self.charge_as_found(draft, charges, contributor)?;
         }
@@ -299,10 +284,10 @@ impl Plan {
     }
 
     /// Charges the keys of one limit. Selects the policy once, and only if the limit may apply.
-    fn charge<E: ?Sized>(
+    fn charge(
         &self,
         draft: &mut Draft,
-        limit: &Limit<E>,
+        limit: &Limit,
         found: Result<Keys, ExtractError>,
         head: &Parts,
     ) -> Result<(), Rejection> {
@@ -347,7 +332,7 @@ impl Plan {
     fn charge_as_found(
         &self,
         draft: &mut Draft,
-        found: Result<Vec<Charge>, ExtractError>,
+        found: Found,
         contributor: impl Fn() -> Option<Arc<Key>>,
     ) -> Result<(), Rejection> {
         let charges = match found {

@@ -57,7 +57,6 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 /// | style | headers | tells of |
 /// |---|---|---|
 /// | [`DRAFT_11`](Self::DRAFT_11) | `RateLimit`, `RateLimit-Policy` | every rule, by name |
-/// | [`DRAFT_7`](Self::DRAFT_7) | `RateLimit`, `RateLimit-Policy` | the tightest rule |
 /// | [`DRAFT_6`](Self::DRAFT_6) | `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` | the tightest rule |
 /// | [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) | `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset` | the tightest rule |
 ///
@@ -67,9 +66,8 @@ pub(in crate::middleware) fn is_denial<B>(response: &Response<B>) -> bool {
 /// # Client support
 ///
 /// Most clients use only `Retry-After`. The newest draft differs from revisions 0 to 7, which libraries use today.
-/// npm's `ratelimit-header-parser` 0.1 parses any `RateLimit` as draft 7's, and then ignores all other headers: use
-/// [`DRAFT_7`](Self::DRAFT_7), alone or beside `DRAFT_11`; or else [`DRAFT_6`](Self::DRAFT_6) or
-/// [`X_RATE_LIMIT`](Self::X_RATE_LIMIT), without those two.
+/// npm's `ratelimit-header-parser` 0.1 parses any `RateLimit` as draft 7's, and then ignores all other headers: for its
+/// users, send [`DRAFT_6`](Self::DRAFT_6) or [`X_RATE_LIMIT`](Self::X_RATE_LIMIT) without `DRAFT_11`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeaderStyle {
     draft11: bool,
@@ -113,26 +111,6 @@ impl HeaderStyle {
     /// [Shadows](crate::Policy::shadow) are left out, unless you use [`with_shadows`](Self::with_shadows).
     pub const DRAFT_11: Self = Self {
         draft11: true,
-        ..Self::NONE
-    };
-
-    /// `RateLimit` and `RateLimit-Policy`, as in revision 7 of the draft.
-    ///
-    /// ```text
-    /// ratelimit-policy: 10;w=1, 240;w=3600
-    /// ratelimit: limit=240, remaining=203, reset=3591
-    /// ```
-    ///
-    /// `RateLimit` describes the tightest rule: `reset` is the seconds until the rule would admit the request, or until
-    /// no unit counts any more, and is left out if that never happens. `RateLimit-Policy` lists all rules.
-    ///
-    /// Together with [`DRAFT_11`](Self::DRAFT_11), both are lines of the same fields. Parsers that search for `limit=`
-    /// still work; a strict parser of either draft cannot read the other's line, and ignores the field.
-    pub const DRAFT_7: Self = Self {
-        single: SingleRule {
-            draft7: true,
-            ..SingleRule::NONE
-        },
         ..Self::NONE
     };
 

@@ -43,33 +43,12 @@ const ROOM: usize = 256;
 /// # Ok(())
 /// # });
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct ProblemJson {
-    types: &'static str,
     status_if_never: Option<StatusCode>,
 }
 
 impl ProblemJson {
-    /// Sets the URI prefix of the types `quota-exceeded` and `temporary-reduced-capacity`. The default is
-    /// `https://iana.org/assignments/http-problem-types#`, in which the draft asks to register them.
-    ///
-    /// # Panics
-    ///
-    /// When `uri` has a character that is not allowed in a URI.
-    #[must_use]
-    pub const fn types(mut self, uri: &'static str) -> Self {
-        let mut rest = uri.as_bytes();
-        while let [byte, tail @ ..] = rest {
-            assert!(
-                byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\' | b'<' | b'>'),
-                "not a URI"
-            );
-            rest = tail;
-        }
-        self.types = uri;
-        self
-    }
-
     /// Sets the status for a request that can never pass, and so has no time to retry: its cost is above a limit, or
     /// the limit is 0. The default is [413, or 429](Rejection::status) under a limit of 0.
     #[must_use]
@@ -78,19 +57,10 @@ impl ProblemJson {
         self
     }
 
-    fn status(&self, rejection: &Rejection) -> StatusCode {
+    fn status(self, rejection: &Rejection) -> StatusCode {
         match (rejection, self.status_if_never) {
             (Rejection::Denied(denial), Some(status)) if denial.retry_after().is_none() => status,
             _ => rejection.status(),
-        }
-    }
-}
-
-impl Default for ProblemJson {
-    fn default() -> Self {
-        Self {
-            types: TYPES,
-            status_if_never: None,
         }
     }
 }
@@ -102,7 +72,7 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
             return answer;
         }
         let status = self.status(rejection);
-        let mut problem = problem(rejection, status, self.types);
+        let mut problem = problem(rejection, status);
         let mut headers = HeaderMap::new();
         headers.insert(
             header::CONTENT_TYPE,
@@ -120,13 +90,13 @@ impl<B: From<String>> MakeRejection<B> for ProblemJson {
     }
 }
 
-/// Only error messages need escaping: policy names are `[A-Za-z0-9._-]`, and URIs were checked.
+/// Only error messages need escaping: policy names are `[A-Za-z0-9._-]`.
 ///
 /// Avoids `write!`, which would take most of the time of a rejection.
-fn problem(rejection: &Rejection, status: StatusCode, uris: &str) -> String {
+fn problem(rejection: &Rejection, status: StatusCode) -> String {
     let (types, kind) = match (rejection, status) {
-        (Rejection::Denied(_), _) => (uris, "quota-exceeded"),
-        (_, StatusCode::SERVICE_UNAVAILABLE) => (uris, "temporary-reduced-capacity"),
+        (Rejection::Denied(_), _) => (TYPES, "quota-exceeded"),
+        (_, StatusCode::SERVICE_UNAVAILABLE) => (TYPES, "temporary-reduced-capacity"),
         _ => ("about:", "blank"),
     };
     let title = status.canonical_reason().unwrap_or_default();

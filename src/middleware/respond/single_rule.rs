@@ -1,17 +1,11 @@
-//! Headers that describe a single rule: `X-RateLimit-*`, and those of the draft's revisions before 8.
+//! Headers that describe a single rule: `X-RateLimit-*`, and those of the draft's revisions 0 to 6.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::{
-    draft11::{RATELIMIT, RATELIMIT_POLICY},
-    seconds::seconds,
-};
-use crate::domain::{
-    decision::{Decision, RuleUsage, Usage},
-    rule::Rule,
-};
+use super::seconds::seconds;
+use crate::domain::decision::{Decision, RuleUsage};
 
 pub(super) const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 pub(super) const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
@@ -20,14 +14,10 @@ pub(super) const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
 pub(super) const REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 pub(super) const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 
-/// Only draft 7's `RateLimit` starts like this.
-const COMBINED: &[u8] = b"limit=";
-
 /// The headers to send; all describe the same rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SingleRule {
     pub(super) draft6: bool,
-    pub(super) draft7: bool,
     pub(super) x_rate_limit: Option<Reset>,
 }
 
@@ -50,14 +40,12 @@ pub(in crate::middleware) struct Sent {
 impl SingleRule {
     pub(super) const NONE: Self = Self {
         draft6: false,
-        draft7: false,
         x_rate_limit: None,
     };
 
     pub(super) const fn and(self, other: Self) -> Self {
         Self {
             draft6: self.draft6 || other.draft6,
-            draft7: self.draft7 || other.draft7,
             x_rate_limit: match other.x_rate_limit {
                 None => self.x_rate_limit,
                 reset => reset,
@@ -84,9 +72,6 @@ impl SingleRule {
             (None, own) => own?,
         };
         sent.insert(headers);
-        if self.draft7 {
-            append_policy(headers, decision.usage());
-        }
         Some(sent)
     }
 }
@@ -137,9 +122,6 @@ impl Sent {
             let reset = self.reset.map(|time| kind.after(time));
             self.insert_as([X_LIMIT, X_REMAINING, X_RESET], reset, headers);
         }
-        if self.style.draft7 {
-            self.insert_combined(headers);
-        }
     }
 
     fn insert_as(&self, names: [HeaderName; 3], reset_value: Option<u64>, headers: &mut HeaderMap) {
@@ -150,45 +132,6 @@ impl Sent {
             Some(value) => headers.insert(reset, HeaderValue::from(value)),
             None => headers.remove(reset),
         };
-    }
-
-    /// Replaces the line of an inner layer; the lines of draft 11 stay, after this one.
-    fn insert_combined(&self, headers: &mut HeaderMap) {
-        let mut field = format!("limit={}, remaining={}", self.limit, self.remaining);
-        if let Some(reset) = self.reset {
-            field.push_str(&format!(", reset={}", seconds(reset)));
-        }
-        let lines = headers.get_all(RATELIMIT).iter();
-        let others = lines.filter(|line| !line.as_bytes().starts_with(COMBINED));
-        let others: Vec<HeaderValue> = others.cloned().collect();
-        if let Ok(field) = HeaderValue::try_from(field) {
-            headers.insert(RATELIMIT, field);
-        }
-        for line in others {
-            headers.append(RATELIMIT, line);
-        }
-    }
-}
-
-/// Draft 7's list of all rules, without names. Appended, because each layer adds its own.
-fn append_policy(headers: &mut HeaderMap, usage: &Usage) {
-    let mut items: Vec<String> = Vec::new();
-    for rule in usage.rules().map(RuleUsage::rule) {
-        let item = policy_item(&rule);
-        if !items.contains(&item) {
-            items.push(item);
-        }
-    }
-    if let Ok(field) = HeaderValue::try_from(items.join(", ")) {
-        headers.append(RATELIMIT_POLICY, field);
-    }
-}
-
-fn policy_item(rule: &Rule) -> String {
-    let window = rule.quota_window();
-    match window.as_secs() {
-        0 => rule.limit().to_string(),
-        _ => format!("{};w={}", rule.limit(), seconds(window)),
     }
 }
 
