@@ -57,6 +57,8 @@
 //! | the logs and metrics of a service | [`observe`] |
 //! | how to make requests cheaper under load and under attack | [`under_load`] |
 //! | how a limited service is tested | [`middleware::testing`] |
+//! | how to limit concurrent requests over all replicas | [`middleware::concurrency`] |
+//! | how to limit tokens or money, known when a response ends | [`middleware::costs`] |
 //! | how to move from `tower_governor` | [`middleware::migration`] |
 //!
 //! # The life of a request
@@ -129,8 +131,7 @@
 //! # Limits of this crate
 //!
 //! - Requests are not slowed down, unless they [may wait](middleware#around-a-client): they are rejected.
-//! - Concurrency is not limited. For that, use tower's `ConcurrencyLimit`, which counts in each process and for all
-//!   clients together: one client can take all places.
+//! - A response that goes on after its slot was lost is not cut off: see [`middleware::concurrency`].
 //! - On a cluster, the policies of one identity are decided in one atomic step, but several identities are not: a
 //!   request that is about to be denied may for one round trip
 //!   [cause a denial of another](store::redis::deployment#cluster).

@@ -3,6 +3,16 @@
 #![doc = include_str!("../../docs/guide/around_a_client.md")]
 
 mod admit;
+pub mod concurrency {
+    //! Limit concurrent requests, over all replicas.
+    //!
+    #![doc = include_str!("../../docs/guide/concurrency.md")]
+}
+pub mod costs {
+    //! Limit tokens and money: costs that are known when a response ends.
+    //!
+    #![doc = include_str!("../../docs/guide/costs.md")]
+}
 mod future;
 mod layer;
 pub mod migration {
