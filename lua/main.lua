@@ -1,53 +1,55 @@
--- The call: its version, its time, and what becomes of operations that cannot be done. README.md beside this file says
--- what a call looks like.
+-- The operations of a call, one after another.
 
-local version, last, now, option, origin = ARGV[1] and string.byte(ARGV[1]), #ARGV, nil, 'PXAT', 0
-if version == 1 then
-  local time = redis.call('TIME')
-  local ms = time[2] / 1000
-  now = time[1] * 1000 + (ms - ms % 1) -- a whole number is added: the sum is exact
-elseif version == 129 and #ARGV[last] == 6 then
-  now, last = struct.unpack('<I6', ARGV[last]), last - 1
-  option, origin = 'PX', now - 86400000 -- a day more, so that the server's clock ends no key during a test
-else
-  return redis.error_reply('CALLVERSION the call is of another version than the script')
-end
-
--- An operation that cannot be done fails alone: it is stepped over, and its neighbours are decided.
-local replies, done, reply = last > 1 and {}, false, nil
-local i, blocks = 1, last -- the first key of the next operation, and the last key of a block that was read
-while not done do
-  done, reply = pcall(execute, i, last, blocks, now, replies, option, origin)
-  if not done then
-    if type(reply) == 'table' then reply = reply.err or '' end -- of some servers; of others it is a string
-    if is_writing then -- no write of this call is accepted
-      return redis.error_reply((string.gsub(reply, '^.*: %-', ''))) -- without the place in the script
+-- Writes what an operation has left to be written, to the keys from the i-th on. This is the only place that writes. Returns why
+-- the server refuses, if it does.
+local function write_all(i, count)
+  for n = 1, count do
+    local name, value, expires, reply = KEYS[i + n - 1], values[n], expiries[n], nil
+    if value == GONE then
+      reply = redis.pcall('DEL', name)
+    elseif value and expires then
+      reply = redis.pcall('SET', name, value, expiry_option, expires - expiry_origin)
+    elseif value then
+      reply = redis.pcall('SETRANGE', name, '0', value) -- the value begins with this; the rest and the expiry stay
     end
-    -- The operation that failed is the one after those that were replied.
-    local keys
-    replies, i, blocks = replies or {}, 1, last
-    for _ = 0, #replies do
-      keys = {}
-      for _ = 1, string.byte(ARGV[i], 14) do
-        blocks = blocks + 1
-        keys[#keys + 1] = KEYS[blocks]
-      end
-      repeat
-        keys[#keys + 1] = KEYS[i]
-        i = i + 1
-      until i > last or string.byte(ARGV[i], 2) < 8
-    end
-    local reason = string.find(reply, 'a value of another version', 1, true) and '\3' or '\2'
-    for _, key in ipairs(keys) do
-      local value = redis.pcall('GET', key)
-      if type(value) == 'table' then
-        if not string.find(value.err, 'WRONGTYPE', 1, true) then
-          redis.call('GET', key) -- not about the value: raised
-        end
-        reason = '\1'
-      end
-    end
-    replies[#replies + 1] = '\0' .. reason
+    if type(reply) == 'table' and reply.err then return reply.err end
+    values[n], expiries[n] = nil, nil
   end
 end
-return reply
+
+local function forget_writes(count)
+  for n = 1, count do values[n], expiries[n] = nil, nil end
+end
+
+-- What is replied of an operation that raised an error.
+local function failure(problem)
+  if type(problem) ~= 'table' then return '\0\2' end -- what is stored could not be unpacked
+  if problem.unreadable then redis.call('GET', problem.unreadable) end -- raises what the server says
+  return '\0' .. (problem.reason or '\2')
+end
+
+local byte = string.byte
+local decide -- by the plain script, once an operation needs it
+local replies, first, next_block, admitted = { struct.pack('<I6', now) }, 1, last_part + 1, 0
+while first <= last_part do
+  local next_first, is_done, reply = first, false, nil
+  repeat next_first = next_first + 1 until next_first > last_part or byte(ARGV[next_first], 2) < JOINED
+  local count, checks_before = next_first - first, admitted
+  if fast_path then is_done, reply, admitted = pcall(fast_path, first, next_first - 1, next_block, checks_before) end
+  if not is_done or not reply then
+    decide = decide or plain_script()
+    forget_writes(count)
+    is_done, reply, admitted = pcall(decide, first, next_first - 1, next_block, checks_before)
+  end
+
+  if not is_done then -- it fails alone: it has written nothing
+    reply, admitted = failure(reply), 0
+    forget_writes(count)
+  else
+    local problem = write_all(first, count)
+    if problem then return redis.error_reply((string.gsub(problem, '^.*: %-', ''))) end -- without the place in the script
+  end
+  replies[#replies + 1] = reply
+  first, next_block = next_first, next_block + byte(ARGV[first], 14)
+end
+return table.concat(replies)

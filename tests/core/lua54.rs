@@ -198,13 +198,7 @@ fn agrees_apart(histories: impl Strategy<Value = History>) {
         let script = RedisStore::from_connection(server.clone()).clock(clock.clone());
         let memory = MemoryStore::new().clock(clock.clone());
         let spoil = |policy: &str, key: &Key, spoiled: Spoiled| {
-            let value = String::from_utf8_lossy(key.value());
-            let name = format!("sluicegate:{{{}={value}}}:{policy}", key.kind());
-            server.put(&name, match spoiled {
-                Spoiled::WrongType => None,
-                Spoiled::OtherVersion => Some(b"of another version\x02"),
-                Spoiled::Garbage => Some(b"\x03 is not so long\x01"),
-            });
+            server.spoil(policy, key, spoiled);
         };
         let players = (
             Player::new(&script, &history).spoil(&spoil),

@@ -12,6 +12,7 @@ mod contract;
 mod contributors;
 mod denials;
 mod deny_cache;
+mod fast_path;
 mod fuzzed;
 mod histories;
 #[cfg(feature = "cli")]

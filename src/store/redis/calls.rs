@@ -63,6 +63,8 @@ impl RedisStore {
             names: Arc::clone(&self.names),
             #[cfg(feature = "test-util")]
             clock: self.clock.clone(),
+            #[cfg(feature = "test-util")]
+            without_fast_path: self.without_fast_path,
         }
     }
 }
@@ -74,6 +76,8 @@ pub(super) struct Executor {
     names: Arc<Names>,
     #[cfg(feature = "test-util")]
     clock: Option<TestClock>,
+    #[cfg(feature = "test-util")]
+    without_fast_path: bool,
 }
 
 impl Executor {
@@ -101,6 +105,8 @@ impl Executor {
         #[cfg(not(feature = "test-util"))]
         let now_ms = None;
         let call = Call::new(&self.names, now_ms, operations.as_ref());
+        #[cfg(feature = "test-util")]
+        let call = call.without_fast_path(self.without_fast_path);
         let executor = self.clone();
         async move {
             let reply = match call.routing_key() {
@@ -127,6 +133,8 @@ impl Executor {
             names: self.names,
             #[cfg(feature = "test-util")]
             clock: self.clock,
+            #[cfg(feature = "test-util")]
+            without_fast_path: self.without_fast_path,
             in_flight: 0,
             shared: None,
         }

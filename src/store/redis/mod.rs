@@ -61,6 +61,8 @@ pub struct RedisStore {
     names: Arc<Names>,
     #[cfg(feature = "test-util")]
     clock: Option<crate::test_util::TestClock>,
+    #[cfg(feature = "test-util")]
+    without_fast_path: bool,
     in_flight: usize,
     shared: Option<Lines>,
 }
@@ -75,6 +77,8 @@ impl RedisStore {
             names: Arc::new(Names::new("sluicegate")),
             #[cfg(feature = "test-util")]
             clock: None,
+            #[cfg(feature = "test-util")]
+            without_fast_path: false,
             in_flight,
             shared: None,
         };
@@ -109,6 +113,15 @@ impl RedisStore {
     #[must_use]
     pub fn clock(mut self, clock: crate::test_util::TestClock) -> Self {
         self.clock = Some(clock);
+        self.with_lines()
+    }
+
+    /// Runs the plain script alone, which answers the same more slowly.
+    #[cfg(feature = "test-util")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn without_fast_path(mut self) -> Self {
+        self.without_fast_path = true;
         self.with_lines()
     }
 

@@ -25,6 +25,16 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
 /// The files of `lua/`, joined.
 const SOURCE: &str = include!("../../../../lua/source.rs");
 
+/// The script without its fast path: it is slower and answers the same.
+#[cfg(feature = "test-util")]
+static PLAIN_SOURCE: LazyLock<String> = LazyLock::new(|| {
+    let fast_path = include_str!("../../../../lua/fast_path.lua");
+    SOURCE.replacen(fast_path, "local fast_path = nil\n", 1)
+});
+
+#[cfg(feature = "test-util")]
+static PLAIN_SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(&PLAIN_SOURCE));
+
 /// Of the call, of a stored value, where it stands after the labels of the rules, and of a stored block.
 pub(in crate::store::redis) const VERSION: u8 = 1;
 
@@ -54,6 +64,8 @@ pub(in crate::store::redis) struct Call {
     args: Strings,
     /// What each of these begins with.
     version: u8,
+    #[cfg(feature = "test-util")]
+    without_fast_path: bool,
 }
 
 /// Byte strings in one buffer.
@@ -88,6 +100,8 @@ impl Call {
             blocks: Strings::default(),
             args: Strings::default(),
             version: VERSION + if clock.is_some() { TIME_FOLLOWS } else { 0 },
+            #[cfg(feature = "test-util")]
+            without_fast_path: false,
         };
         for operation in operations {
             match operation {
@@ -119,13 +133,28 @@ impl Call {
         self.keys.iter().next()
     }
 
+    /// The same call, of the script with or without its fast path.
+    #[cfg(feature = "test-util")]
+    pub(in crate::store::redis) fn without_fast_path(mut self, without: bool) -> Self {
+        self.without_fast_path = without;
+        self
+    }
+
     /// The call by the script's hash, which a server that has not seen the script answers with `NOSCRIPT`.
     pub(in crate::store::redis) fn by_hash(&self) -> Cmd {
+        #[cfg(feature = "test-util")]
+        if self.without_fast_path {
+            return self.cmd("EVALSHA", PLAIN_SCRIPT.get_hash());
+        }
         self.cmd("EVALSHA", SCRIPT.get_hash())
     }
 
     /// The same call with the script itself.
     pub(in crate::store::redis) fn by_source(&self) -> Cmd {
+        #[cfg(feature = "test-util")]
+        if self.without_fast_path {
+            return self.cmd("EVAL", &PLAIN_SOURCE);
+        }
         self.cmd("EVAL", SOURCE)
     }
 

@@ -1,0 +1,56 @@
+-- Which operation a part asks for, by its number. Each function gets the parts, and how many checks are asked for.
+
+local SHADOWS, TAKE = 1, 3
+
+local function reset()
+  values[1] = GONE
+  return DONE
+end
+
+local OPERATIONS = {
+  [0] = check,
+  [SHADOWS] = check,
+  [2] = settle, -- adds units
+  [TAKE] = settle,
+  [4] = reset,
+  [5] = function(parts) return block_until(parts, math.min(now + parts[1].units, 2 ^ 48 - 1)) end, -- for a time
+  [6] = function(parts) return block_until(parts, parts[1].units) end,
+}
+
+local rules_by_arg = {} -- as many parts of a call are alike
+
+-- The rules of a part: first all their limits, then all their labels.
+local function rules_of(arg, at, count)
+  local rules, label_at = {}, at + count * LIMIT_SIZE
+  for i = 1, count do
+    rules[i] = rule_of(sub(arg, label_at, label_at + LABEL_SIZE - 1), (unpack(LIMIT, arg, at)))
+    at, label_at = at + LIMIT_SIZE, label_at + LABEL_SIZE
+  end
+  return rules
+end
+
+-- What is asked of the i-th key.
+local function part_of(i)
+  local arg, part, rule_count, at = ARGV[i], { name = KEYS[i] }, nil, nil
+  part.action, part.count, part.units, part.block_count, rule_count, at = unpack(PART, arg, 2)
+  part.action, part.block = part.action % JOINED, sub(arg, at)
+  if part.action == TAKE then part.units = -part.units end
+  rules_by_arg[arg] = rules_by_arg[arg] or rules_of(arg, at, rule_count % ALL_BUCKETS)
+  part.rules = rules_by_arg[arg]
+  return part
+end
+
+-- Decides an operation.
+-- first, last  its parts
+-- next_block   the first key of the blocks that it heeds
+-- admitted     how many of the checks before it were, as it may be about their shadows
+-- Returns its reply, and how many checks were admitted.
+local function decide(first, last, next_block, admitted)
+  local parts, blocks = {}, {}
+  for i = first, last do parts[i - first + 1] = part_of(i) end
+  for place = 1, parts[1].block_count do blocks[place] = KEYS[next_block + place - 1] end
+  local block = heed(blocks)
+  if block then return block, 0 end
+  local part = parts[1]
+  return OPERATIONS[part.action](parts, part.action == SHADOWS and admitted or part.count)
+end
