@@ -167,6 +167,7 @@ function steps.settle(section, time, units, stop)
   if stop <= section.newest then
     change(section, stop, units)
   elseif units > 0 then
+    drop_released(section, math.max(time, stop - rule.step)) -- first: entries tell no more steps apart than a window has
     add(section, stop, units)
   end
   describe(section)
