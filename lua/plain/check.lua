@@ -50,10 +50,7 @@ local function settle(parts)
     local has_changed = false
     part.sections, part.expires = read(part.name, part.rules)
     for i, rule in ipairs(part.rules) do
-      local section = part.sections[i]
-      local used = section.used
-      rule.kind.settle(section, now, part.units, rule.limit)
-      has_changed = has_changed or section.used ~= used
+      has_changed = rule.kind.settle(part.sections[i], now, part.units, rule.limit) or has_changed
     end
     if has_changed then write(n, part.sections, part.expires) end
     reply = reply .. usage_of(part, false)

@@ -102,6 +102,7 @@ local function add(section, stop, units)
 end
 
 -- Changes the units of a step that is not after the newest, and so the totals from it on. A step without units is left out.
+-- Returns whether it changes any.
 local function change(section, stop, units)
   widen(section, section.used + math.max(units, 0))
   section.queue = section.queue .. entry_bytes(section, section.newest, section.used) -- an entry as the others, for now
@@ -119,6 +120,7 @@ local function change(section, stop, units)
   end
   section.queue = table.concat(entries)
   keep(section, count_entries(section))
+  return units ~= 0
 end
 
 -- The end of the last step that is believed: one further ahead was charged while the clock was wrong.
@@ -162,15 +164,17 @@ end
 function steps.settle(section, time, units, stop)
   local rule = section.rule
   local is_released = stop + rule.retention <= math.max(time, section.newest - rule.step)
-  if is_released or stop > last_believed(rule, time) then return end
+  if is_released or stop > last_believed(rule, time) then return false end
   units = math.min(units, MOST_UNITS - section.used)
+  local has_changed = units > 0
   if stop <= section.newest then
-    change(section, stop, units)
-  elseif units > 0 then
+    has_changed = change(section, stop, units)
+  elseif has_changed then
     drop_released(section, math.max(time, stop - rule.step)) -- first: entries tell no more steps apart than a window has
     add(section, stop, units)
   end
   describe(section)
+  return has_changed
 end
 
 function steps.fits_at(section, units)
