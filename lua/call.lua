@@ -20,6 +20,6 @@ else
   return redis.error_reply('CALLVERSION the call is of another version than the script')
 end
 
--- What the newest operation leaves to be written, for its n-th key: a value, GONE or nothing; and when the key expires.
+-- Of KEYS[i]: what has been read, and what its operation leaves to be written: a value, GONE or nothing; and when the key expires.
 local GONE = ''
-local values, expiries = {}, {}
+local stored, values, expiries = {}, {}, {}

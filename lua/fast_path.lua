@@ -13,7 +13,7 @@ local KIND = 2 ^ 44 -- a kind times this is added to it
 local HEAD = '<I6I6I7I4I4I1'
 local HAND_OVER = 4 -- this and all higher actions are left to the plain script
 local task, tasks = nil, {} -- what an argument asks for, and that of all that have been read
-local fronts, stored = {}, {} -- of each key of the operation: the numbers that its value begins with, and the value
+local fronts = {} -- of KEYS[i]: the numbers that its value begins with
 
 local function read_task(arg)
   local action, count, units, block_count, rules = unpack('<I1I4I7I1I1', arg, 2)
@@ -78,13 +78,14 @@ local function read_section(value, at, step, retention, used, time)
   return used, newest, first, base, width, live, behind, at + 28 + room
 end
 
--- Reads the n-th key and tests whether the units fit. Returns nothing if the plain script has to.
-local function fits(n, name, units)
-  local value, rules, limits, spans = pcall_redis('GET', name), task.rules, task.limits, task.spans
+-- Reads KEYS[i] and tests whether the units fit. Returns nothing if the plain script has to.
+local function fits(i, units)
+  local value, rules, limits, spans = pcall_redis('GET', KEYS[i]), task.rules, task.limits, task.spans
+  stored[i] = value
   if not value or sub(value, -#task.labels) ~= task.labels then return end
   local front = { unpack(task.front_format, value) } -- count, used of each, due of each, since, expires
   if front[1] ~= rules or front[rules * 2 + 2] > now or front[rules * 2 + 3] <= now then return end
-  fronts[n], stored[n] = front, value
+  fronts[i] = front
   local at, reached, fit = 14 + rules * 14, 1, true
   for k = 1, rules do
     local step, room = spans[k * 2 - 1], limits[k] - front[k + 1]
@@ -103,9 +104,9 @@ local function fits(n, name, units)
   return fit
 end
 
--- Leaves to be written what the n-th key holds after a charge of units. Returns false if the plain script has to do it.
-local function charge(n, units)
-  local front, value, rules, spans = fronts[n], stored[n], task.rules, task.spans
+-- Leaves to be written what KEYS[i] holds after a charge of units. Returns false if the plain script has to do it.
+local function charge(i, units)
+  local front, value, rules, spans = fronts[i], stored[i], task.rules, task.spans
   local since, expires = front[rules * 2 + 2], front[rules * 2 + 3]
   local release, window, has_bucket = expires, 0, false
   -- The sections before the last one that changes; it; and where the rest of the value begins. Joined late, as the server
@@ -144,7 +145,7 @@ local function charge(n, units)
       head = pack(HEAD, newest, first, base, length, room, used == 0 and 0 or width)
       queue, closed, copied, reached, at = own_queue, own_closed, at + 28 + length, k + 1, limit
       if not has_room then -- the rest of the value moves, so that all of it is written
-        closed, copied, expiries[n] = closed .. string.rep('\0', room - length), limit, expires
+        closed, copied, expiries[i] = closed .. string.rep('\0', room - length), limit, expires
       end
       if newest - step > since then since = newest - step end
       if newest + retention > release then release, window = newest + retention, math.max(step, retention) end
@@ -155,22 +156,22 @@ local function charge(n, units)
 
   if release > expires then
     expires = release + math.min(window, 60000)
-    expiries[n] = expires
+    expiries[i] = expires
   end
   front[rules * 2 + 2], front[rules * 2 + 3] = since, expires
-  if expiries[n] then
-    values[n] = pack(task.front_format, spread(front)) .. changed .. head .. queue .. closed .. sub(value, copied)
+  if expiries[i] then
+    values[i] = pack(task.front_format, spread(front)) .. changed .. head .. queue .. closed .. sub(value, copied)
   elseif head ~= '' then
-    values[n] = pack(task.front_format, spread(front)) .. changed .. head .. queue .. closed
+    values[i] = pack(task.front_format, spread(front)) .. changed .. head .. queue .. closed
   else
-    values[n] = pack(has_bucket and task.due_format or task.used_format, spread(front))
+    values[i] = pack(has_bucket and task.due_format or task.used_format, spread(front))
   end
   return true
 end
 
--- The reply with what is replied of the n-th key without a charge; and if units did not fit, when they do.
-local function usage(n, units, is_denied, reply)
-  local front, value, rules, spans = fronts[n], stored[n], task.rules, task.spans
+-- The reply with what is replied of KEYS[i] without a charge; and if units did not fit, when they do.
+local function usage(i, units, is_denied, reply)
+  local front, value, rules, spans = fronts[i], stored[i], task.rules, task.spans
   reply = reply .. '\1'
   local at = 14 + rules * 14
   for k = 1, rules do
@@ -195,10 +196,10 @@ local function usage(n, units, is_denied, reply)
   return reply
 end
 
--- Settles units in the newest step of each section of the n-th key, if none is due. Returns the reply with the key's, or nothing if the
+-- Settles units in the newest step of each section of KEYS[i], if none is due. Returns the reply with the key's, or nothing if the
 -- plain script has to do it. Where a check has limits, a settlement has the ends of the charged steps.
-local function settle(n, units, reply)
-  local front, value, rules = fronts[n], stored[n], task.rules
+local function settle(i, units, reply)
+  local front, value, rules = fronts[i], stored[i], task.rules
   reply = reply .. '\1'
   local at = 14 + rules * 14
   for k = 1, rules do
@@ -212,7 +213,7 @@ local function settle(n, units, reply)
     if used <= before or used >= 9007199254740992 then return end
     front[k + 1], reply, at = used, reply .. pack('<I7I6I6', used, newest, 0), at + 28 + room
   end
-  values[n] = pack(task.used_format, spread(front))
+  values[i] = pack(task.used_format, spread(front))
   return reply
 end
 
@@ -221,14 +222,15 @@ local function fast_path(first, last, next_block, checks_before)
   task = tasks[ARGV[first]] or read_task(ARGV[first])
   local action, count, is_admitted = task.action, task.count, true
   for i = next_block, next_block + task.block_count - 1 do
-    if pcall_redis('GET', KEYS[i]) then return end
+    stored[i] = pcall_redis('GET', KEYS[i])
+    if stored[i] then return end
   end
   if action == 1 then count = checks_before end
   if action >= HAND_OVER then return end
   if count == 0 then return '\2', 0 end
   for i = first, last do
     if i > first then task = tasks[ARGV[i]] or read_task(ARGV[i]) end
-    local fit = fits(i - first + 1, KEYS[i], action < 2 and task.units * count or 0)
+    local fit = fits(i, action < 2 and task.units * count or 0)
     if fit == nil then return end
     is_admitted = is_admitted and fit
   end
@@ -236,15 +238,15 @@ local function fast_path(first, last, next_block, checks_before)
 
   if not is_admitted then count = 0 end
   local reply = action > 1 and '\1' or count == 1 and '\1\1\0\0\0' or pack('<I1I4', 1, count)
-  for n = 1, last - first + 1 do
-    if last > first then task = tasks[ARGV[first + n - 1]] end
+  for i = first, last do
+    if last > first then task = tasks[ARGV[i]] end
     local units = task.units
     if action > 1 then
-      reply = settle(n, units, reply)
+      reply = settle(i, units, reply)
     elseif count == 0 or units == 0 then
-      reply = usage(n, units, count == 0, reply)
+      reply = usage(i, units, count == 0, reply)
     else
-      reply = charge(n, units * count) and reply .. '\2' .. sub(values[n], 1, 1 + task.rules * 7)
+      reply = charge(i, units * count) and reply .. '\2' .. sub(values[i], 1, 1 + task.rules * 7)
     end
     if not reply then return end
   end

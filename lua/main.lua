@@ -1,10 +1,10 @@
 -- The operations of a call, one after another.
 
--- Writes what an operation has left to be written, to the keys from the i-th on. This is the only place that writes. Returns why
--- the server refuses, if it does.
-local function write_all(i, count)
-  for n = 1, count do
-    local name, value, expires, reply = KEYS[i + n - 1], values[n], expiries[n], nil
+-- Writes what an operation has left to be written to its keys. This is the only place that writes. Returns why the server
+-- refuses, if it does.
+local function write_all(first, last)
+  for i = first, last do
+    local name, value, expires, reply = KEYS[i], values[i], expiries[i], nil
     if value == GONE then
       reply = redis.pcall('DEL', name)
     elseif value and expires then
@@ -13,12 +13,11 @@ local function write_all(i, count)
       reply = redis.pcall('SETRANGE', name, '0', value) -- the value begins with this; the rest and the expiry stay
     end
     if type(reply) == 'table' and reply.err then return reply.err end
-    values[n], expiries[n] = nil, nil
   end
 end
 
-local function forget_writes(count)
-  for n = 1, count do values[n], expiries[n] = nil, nil end
+local function forget_writes(first, last)
+  for i = first, last do values[i], expiries[i] = nil, nil end
 end
 
 -- What is replied of an operation that raised an error.
@@ -34,19 +33,19 @@ local replies, first, next_block, admitted = { struct.pack('<I6', now) }, 1, las
 while first <= last_part do
   local next_first, is_done, reply = first, false, nil
   repeat next_first = next_first + 1 until next_first > last_part or byte(ARGV[next_first], 2) < JOINED
-  local count, checks_before = next_first - first, admitted
-  if fast_path then is_done, reply, admitted = pcall(fast_path, first, next_first - 1, next_block, checks_before) end
+  local last, checks_before = next_first - 1, admitted
+  if fast_path then is_done, reply, admitted = pcall(fast_path, first, last, next_block, checks_before) end
   if not is_done or not reply then
     decide = decide or plain_script()
-    forget_writes(count)
-    is_done, reply, admitted = pcall(decide, first, next_first - 1, next_block, checks_before)
+    forget_writes(first, last)
+    is_done, reply, admitted = pcall(decide, first, last, next_block, checks_before)
   end
 
   if not is_done then -- it fails alone: it has written nothing
     reply, admitted = failure(reply), 0
-    forget_writes(count)
+    forget_writes(first, last)
   else
-    local problem = write_all(first, count)
+    local problem = write_all(first, last)
     if problem then return redis.error_reply((string.gsub(problem, '^.*: %-', ''))) end -- without the place in the script
   end
   replies[#replies + 1] = reply

@@ -8,13 +8,14 @@ local function end_of_block(held)
   return stop
 end
 
--- The reply to a check of identities of which some are blocked, nothing if none is. Of several blocks, the one that ends last.
-local function heed(names)
+-- The reply to a check whose identities have so many keys of blocks, from the first on: nothing if none is blocked. Of several
+-- blocks, the one that ends last.
+local function heed(first, count)
   local latest, reply = now, nil
-  for place, name in ipairs(names) do
-    local held = get(name)
+  for place = 0, count - 1 do
+    local held = get(first + place)
     local stop = held and end_of_block(held) or 0
-    if stop > latest then latest, reply = stop, BLOCKED .. string.char(place - 1) .. sub(held, 1, BLOCK_SIZE) end
+    if stop > latest then latest, reply = stop, BLOCKED .. string.char(place) .. sub(held, 1, BLOCK_SIZE) end
   end
   return reply
 end
@@ -24,14 +25,14 @@ end
 local function block_until(parts, stop)
   local part, strikes = parts[1], parts[2]
   if strikes then
-    local sections = read(strikes.name, strikes.rules)
+    local sections = read(strikes.i, strikes.rules)
     if sections[1].units < strikes.rules[1].limit then return NOT_ASKED end
-    values[2] = GONE
+    values[strikes.i] = GONE
   end
-  local held = get(part.name)
+  local held = get(part.i)
   local held_until = held and end_of_block(held) or 0
   if held_until > now and held_until >= stop then return DONE .. sub(held, 1, BLOCK_SIZE) end
   local block = pack('<I6', stop) .. sub(part.block, 1, 2)
-  if stop > now then values[1], expiries[1] = block .. pack('<I6', now) .. sub(part.block, 3), stop end
+  if stop > now then values[part.i], expiries[part.i] = block .. pack('<I6', now) .. sub(part.block, 3), stop end
   return DONE .. block
 end

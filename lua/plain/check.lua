@@ -1,4 +1,4 @@
--- Checks, and settlements of them. An operation gets its `parts`: `name` of the key, `units`, `rules`, `texts` of a block. It
+-- Checks, and settlements of them. An operation gets its `parts`: `i` of its key, `units`, `rules`, `block`. It
 -- returns its reply, and leaves what it writes to its caller.
 
 -- How many times the units fit a section, at most `count`.
@@ -27,15 +27,15 @@ local function check(parts, asked)
   if asked == 0 then return NOT_ASKED, 0 end
   local count = asked
   for _, part in ipairs(parts) do
-    part.sections, part.expires = read(part.name, part.rules)
+    part.sections, part.expires = read(part.i, part.rules)
     for i = 1, #part.rules do count = times_that_fit(part.sections[i], part.units, count) end
   end
 
   local reply = DONE .. pack(TIMES_ADMITTED, count)
-  for n, part in ipairs(parts) do
+  for _, part in ipairs(parts) do
     if part.units * count > 0 then
       for i, rule in ipairs(part.rules) do rule.kind.charge(part.sections[i], now, part.units * count) end
-      write(n, part.sections, part.expires)
+      write(part.i, part.sections, part.expires)
     end
     reply = reply .. usage_of(part, count < asked)
   end
@@ -46,13 +46,13 @@ end
 -- would stand the end of the charged step; a bucket has its limit, as it has no steps.
 local function settle(parts)
   local reply = DONE
-  for n, part in ipairs(parts) do
+  for _, part in ipairs(parts) do
     local has_changed = false
-    part.sections, part.expires = read(part.name, part.rules)
+    part.sections, part.expires = read(part.i, part.rules)
     for i, rule in ipairs(part.rules) do
       has_changed = rule.kind.settle(part.sections[i], now, part.units, rule.limit) or has_changed
     end
-    if has_changed then write(n, part.sections, part.expires) end
+    if has_changed then write(part.i, part.sections, part.expires) end
     reply = reply .. usage_of(part, false)
   end
   return reply

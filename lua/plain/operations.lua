@@ -2,8 +2,8 @@
 
 local SHADOWS, TAKE = 1, 3
 
-local function reset()
-  values[1] = GONE
+local function reset(parts)
+  values[parts[1].i] = GONE
   return DONE
 end
 
@@ -31,7 +31,7 @@ end
 
 -- What is asked of the i-th key.
 local function part_of(i)
-  local arg, part, rule_count, at = ARGV[i], { name = KEYS[i] }, nil, nil
+  local arg, part, rule_count, at = ARGV[i], { i = i }, nil, nil
   part.action, part.count, part.units, part.block_count, rule_count, at = unpack(PART, arg, 2)
   part.action, part.block = part.action % JOINED, sub(arg, at)
   if part.action == TAKE then part.units = -part.units end
@@ -46,10 +46,9 @@ end
 -- admitted     how many of the checks before it were, as it may be about their shadows
 -- Returns its reply, and how many checks were admitted.
 local function decide(first, last, next_block, admitted)
-  local parts, blocks = {}, {}
+  local parts = {}
   for i = first, last do parts[i - first + 1] = part_of(i) end
-  for place = 1, parts[1].block_count do blocks[place] = KEYS[next_block + place - 1] end
-  local block = heed(blocks)
+  local block = heed(next_block, parts[1].block_count)
   if block then return block, 0 end
   local part = parts[1]
   return OPERATIONS[part.action](parts, part.action == SHADOWS and admitted or part.count)

@@ -5,12 +5,13 @@ local function fail(reason)
   error({ reason = reason })
 end
 
--- The string that a key holds; false if there is none.
-local function get(name)
-  local value = redis.pcall('GET', name)
+-- The string that KEYS[i] holds; false if there is none.
+local function get(i)
+  if stored[i] == nil then stored[i] = redis.pcall('GET', KEYS[i]) end -- else the fast path has read it
+  local value = stored[i]
   if type(value) ~= 'table' then return value end
   if string.find(value.err, 'WRONGTYPE', 1, true) then fail(WRONG_TYPE) end
-  error({ unreadable = name }) -- this is not about the key: the call fails
+  error({ unreadable = KEYS[i] }) -- this is not about the key: the call fails
 end
 
 -- The sections of a value, by their labels and in their order; and when the key expires.
@@ -39,18 +40,19 @@ local function new_section()
   return { used = 0, due = 0, newest = 0, first = 0, base = 0, width = 0, room = 0, queue = '' }
 end
 
--- Reads a key: the sections of these rules in their order, then those of other rules that still count, so that two releases
+-- Reads KEYS[i]: the sections of these rules in their order, then those of other rules that still count, so that two releases
 -- with different rules can share a key. All are up to date. And when the key expires.
-local function read(name, rules)
-  local value, stored, expires = get(name), {}, 0
-  if value then stored, expires = parse(value) end
+local function read(i, rules)
+  local value, held, expires = get(i), {}, 0
+  if value then held, expires = parse(value) end
+  if expires <= now then held, expires = {}, 0 end -- nothing counts, and no queue needs room
   local sections = {}
-  for i, rule in ipairs(rules) do
-    local section = stored[rule.label] or new_section()
-    section.rule, sections[i] = rule, section
+  for k, rule in ipairs(rules) do
+    local section = held[rule.label] or new_section()
+    section.rule, sections[k] = rule, section
     rule.kind.advance(section, now)
   end
-  for _, section in ipairs(stored) do
+  for _, section in ipairs(held) do
     if not section.rule then
       section.rule = rule_of(section.label)
       section.rule.kind.advance(section, now)
@@ -81,8 +83,8 @@ local function expiry_of(latest, expires)
   return latest.release + math.min(latest.rule.window, A_MINUTE)
 end
 
--- Leaves sections to be written to the n-th key of the operation, which expires at a time so far.
-local function write(n, sections, expires)
+-- Leaves sections to be written to KEYS[i], which expires at a time so far.
+local function write(i, sections, expires)
   local used, dues, bodies, labels, since, latest = {}, {}, {}, {}, 0, nil
   for k, section in ipairs(sections) do
     local counts = section.used > 0
@@ -92,11 +94,11 @@ local function write(n, sections, expires)
     if counts and (not latest or section.release > latest.release) then latest = section end
   end
   if not latest then
-    values[n] = GONE
+    values[i] = GONE
     return
   end
-  expiries[n] = expiry_of(latest, expires)
-  local parts = { used, dues, { pack(FRONT_END, since, expiries[n]) }, bodies, labels }
-  for i, part in ipairs(parts) do parts[i] = table.concat(part) end
-  values[n] = string.char(#sections) .. table.concat(parts) .. string.char(VALUE_VERSION)
+  expiries[i] = expiry_of(latest, expires)
+  local parts = { used, dues, { pack(FRONT_END, since, expiries[i]) }, bodies, labels }
+  for k, part in ipairs(parts) do parts[k] = table.concat(part) end
+  values[i] = string.char(#sections) .. table.concat(parts) .. string.char(VALUE_VERSION)
 end
