@@ -35,10 +35,8 @@ function bucket.settle(section, _, units)
   local period = section.rule.period
   local room = MOST_UNITS - MOST_UNITS % period - section.used -- whole units, so that rounding up stays below the most
   units = math.max(math.min(units, math.floor(room / period)), -section.units)
-  local used = section.used
-  section.used = math.max(0, used + units * period)
+  section.used = math.max(0, section.used + units * period)
   describe_bucket(section)
-  return section.used ~= used
 end
 
 function bucket.fits_at()

@@ -50,7 +50,10 @@ local function settle(parts)
     local has_changed = false
     part.sections, part.expires = read(part.i, part.rules)
     for i, rule in ipairs(part.rules) do
-      has_changed = rule.kind.settle(part.sections[i], now, part.units, rule.limit) or has_changed
+      local section = part.sections[i]
+      local used = section.used
+      rule.kind.settle(section, now, part.units, rule.limit)
+      has_changed = has_changed or section.used ~= used
     end
     if has_changed then write(part.i, part.sections, part.expires) end
     reply = reply .. usage_of(part, false)

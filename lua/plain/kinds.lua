@@ -3,8 +3,7 @@
 -- new(rule, first, second, limit)  names the two numbers of a label; sets `window`: how long units count, about. No limit: a rule of others
 -- advance(section, time)           brings a section up to date: drops what is released or not believed
 -- charge(section, time, units)     adds units that fit
--- settle(section, time, units, stop)  adds units to the step that ends at `stop`, or takes as many as it has (units below 0);
---                                  returns whether that changes anything
+-- settle(section, time, units, stop)  adds units to the step that ends at `stop`, or takes as many as it has (units below 0)
 -- fits_at(section, units)          when units fit that do not fit now, although they are within the limit
 --
 -- A section has `rule`, `used` (as it is stored), `base`, `width`, `queue`, `room`; and after each of these functions

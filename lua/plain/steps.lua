@@ -54,9 +54,10 @@ local function first_entry(section, i, is_reached)
   return i
 end
 
--- Makes entries so wide that they can hold so many units, and tell the steps of a window apart.
+-- Makes entries so wide that they can hold so many units, and tell steps apart: of those that count the newest may be a window ahead
+-- of the clock, and the oldest a window behind.
 local function widen(section, units)
-  local width, most = 1, math.max(units, section.rule.retention / section.rule.step + 2)
+  local width, most = 1, math.max(units, 2 * section.rule.retention / section.rule.step + 4)
   while most >= ENTRIES[width].wrap do width = width + 1 end
   if width <= section.width and section.queue ~= '' then return end
   local wide, entries = { rule = section.rule, width = width, base = 0 }, {}
@@ -102,7 +103,6 @@ local function add(section, stop, units)
 end
 
 -- Changes the units of a step that is not after the newest, and so the totals from it on. A step without units is left out.
--- Returns whether it changes any.
 local function change(section, stop, units)
   widen(section, section.used + math.max(units, 0))
   section.queue = section.queue .. entry_bytes(section, section.newest, section.used) -- an entry as the others, for now
@@ -120,7 +120,6 @@ local function change(section, stop, units)
   end
   section.queue = table.concat(entries)
   keep(section, count_entries(section))
-  return units ~= 0
 end
 
 -- The end of the last step that is believed: one further ahead was charged while the clock was wrong.
@@ -164,17 +163,14 @@ end
 function steps.settle(section, time, units, stop)
   local rule = section.rule
   local is_released = stop + rule.retention <= math.max(time, section.newest - rule.step)
-  if is_released or stop > last_believed(rule, time) then return false end
+  if is_released or stop > last_believed(rule, time) then return end
   units = math.min(units, MOST_UNITS - section.used)
-  local has_changed = units > 0
   if stop <= section.newest then
-    has_changed = change(section, stop, units)
-  elseif has_changed then
-    drop_released(section, math.max(time, stop - rule.step)) -- first: entries tell no more steps apart than a window has
+    change(section, stop, units)
+  elseif units > 0 then
     add(section, stop, units)
   end
   describe(section)
-  return has_changed
 end
 
 function steps.fits_at(section, units)
