@@ -104,7 +104,8 @@ local function fits(i, units)
   return fit
 end
 
--- Leaves to be written what KEYS[i] holds after a charge of units. Returns false if the plain script has to do it.
+-- Leaves to be written what KEYS[i] holds after a charge of units. Returns its count and what its rules use, or nothing if the
+-- plain script has to do it.
 local function charge(i, units)
   local front, value, rules, spans = fronts[i], stored[i], task.rules, task.spans
   local since, expires = front[rules * 2 + 2], front[rules * 2 + 3]
@@ -131,7 +132,7 @@ local function charge(i, units)
       elseif now >= newest then
         if width == 0 and retention / step < 4096 then width = 1 end
         local format, _, _, wrap = entry_format(width)
-        if width == 0 or used >= wrap or base + used >= 9007199254740992 then return false end
+        if width == 0 or used >= wrap or base + used >= 9007199254740992 then return end
         own_closed, newest = pack(format, newest / step % wrap, (base + used) % wrap), start + step
       end
       local length, room = behind - live + #own_closed, limit - at - 28
@@ -163,10 +164,13 @@ local function charge(i, units)
     values[i] = pack(task.front_format, spread(front)) .. changed .. head .. queue .. closed .. sub(value, copied)
   elseif head ~= '' then
     values[i] = pack(task.front_format, spread(front)) .. changed .. head .. queue .. closed
+  elseif has_bucket then
+    values[i] = pack(task.due_format, spread(front))
   else
-    values[i] = pack(has_bucket and task.due_format or task.used_format, spread(front))
+    values[i] = pack(task.used_format, spread(front))
+    return values[i] -- as it is, since the server hashes every string
   end
-  return true
+  return sub(values[i], 1, 1 + rules * 7)
 end
 
 -- The reply with what is replied of KEYS[i] without a charge; and if units did not fit, when they do.
@@ -246,7 +250,8 @@ local function fast_path(first, last, next_block, checks_before)
     elseif count == 0 or units == 0 then
       reply = usage(i, units, count == 0, reply)
     else
-      reply = charge(i, units * count) and reply .. '\2' .. sub(values[i], 1, 1 + task.rules * 7)
+      local counts = charge(i, units * count)
+      reply = counts and reply .. '\2' .. counts
     end
     if not reply then return end
   end

@@ -1,54 +1,31 @@
--- The operations of a call, one after another.
+-- The operations of a call, one after another: each is decided, then written. This is the only place that writes.
 
--- Writes what an operation has left to be written to its keys. This is the only place that writes. Returns why the server
--- refuses, if it does.
-local function write_all(first, last)
-  for i = first, last do
-    local name, value, expires, reply = KEYS[i], values[i], expiries[i], nil
-    if value == GONE then
-      reply = redis.pcall('DEL', name)
-    elseif value and expires then
-      reply = redis.pcall('SET', name, value, expiry_option, expires - expiry_origin)
-    elseif value then
-      reply = redis.pcall('SETRANGE', name, '0', value) -- the value begins with this; the rest and the expiry stay
-    end
-    if type(reply) == 'table' and reply.err then return reply.err end
-  end
-end
-
-local function forget_writes(first, last)
-  for i = first, last do values[i], expiries[i] = nil, nil end
-end
-
--- What is replied of an operation that raised an error.
-local function failure(problem)
-  if type(problem) ~= 'table' then return '\0\2' end -- what is stored could not be unpacked
-  if problem.unreadable then redis.call('GET', problem.unreadable) end -- raises what the server says
-  return '\0' .. (problem.reason or '\2')
-end
-
-local byte = string.byte
+local byte, pcall_redis = string.byte, redis.pcall
 local decide -- by the plain script, once an operation needs it
 local replies, first, next_block, admitted = { struct.pack('<I6', now) }, 1, last_part + 1, 0
 while first <= last_part do
-  local next_first, is_done, reply = first, false, nil
-  repeat next_first = next_first + 1 until next_first > last_part or byte(ARGV[next_first], 2) < JOINED
-  local last, checks_before = next_first - 1, admitted
-  if fast_path then is_done, reply, admitted = pcall(fast_path, first, last, next_block, checks_before) end
+  local last, is_done, reply, count = first, false, nil, nil
+  while last < last_part and byte(ARGV[last + 1], 2) >= JOINED do last = last + 1 end
+  if fast_path then is_done, reply, count = pcall(fast_path, first, last, next_block, admitted) end
   if not is_done or not reply then
-    decide = decide or plain_script()
-    forget_writes(first, last)
-    is_done, reply, admitted = pcall(decide, first, last, next_block, checks_before)
+    decide, values, expiries = decide or plain_script(), {}, {}
+    reply, count = decide(first, last, next_block, admitted)
   end
 
-  if not is_done then -- it fails alone: it has written nothing
-    reply, admitted = failure(reply), 0
-    forget_writes(first, last)
-  else
-    local problem = write_all(first, last)
-    if problem then return redis.error_reply((string.gsub(problem, '^.*: %-', ''))) end -- without the place in the script
+  for i = first, last do
+    local value, expires, written = values[i], expiries[i], nil
+    if value == GONE then
+      written = pcall_redis('DEL', KEYS[i])
+    elseif value and expires then
+      written = pcall_redis('SET', KEYS[i], value, expiry_option, expires - expiry_origin)
+    elseif value then
+      written = pcall_redis('SETRANGE', KEYS[i], '0', value) -- the value begins with this; the rest and the expiry stay
+    end
+    if type(written) == 'table' and written.err then -- no write of this call is accepted
+      return redis.error_reply((string.gsub(written.err, '^.*: %-', ''))) -- without the place in the script
+    end
   end
   replies[#replies + 1] = reply
-  first, next_block = next_first, next_block + byte(ARGV[first], 14)
+  next_block, first, admitted = next_block + byte(ARGV[first], 14), last + 1, count
 end
 return table.concat(replies)

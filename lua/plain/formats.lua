@@ -22,6 +22,6 @@ local BLOCK, BLOCK_SIZE = '<I6I1I1', 8 -- when it ends, who made it, version
 
 local TIMES_ADMITTED = '<I4'
 local USAGE = '<I7I6I6' -- for each rule: used, the end of the newest step, when the units fit
-local DONE, NOT_ASKED, BLOCKED = '\1', '\2', '\3' -- how the reply to an operation begins
+local FAILED, DONE, NOT_ASKED, BLOCKED = '\0', '\1', '\2', '\3' -- how the reply to an operation begins
 local LONG = '\1' -- how the usage of a key begins
 local WRONG_TYPE, UNREADABLE, OTHER_VERSION = '\1', '\2', '\3' -- why an operation failed

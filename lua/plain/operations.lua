@@ -40,16 +40,26 @@ local function part_of(i)
   return part
 end
 
--- Decides an operation.
--- first, last  its parts
--- next_block   the first key of the blocks that it heeds
--- admitted     how many of the checks before it were, as it may be about their shadows
--- Returns its reply, and how many checks were admitted.
-local function decide(first, last, next_block, admitted)
+-- Decides an operation, and raises an error if it cannot be done.
+local function attempt(first, last, next_block, admitted)
   local parts = {}
   for i = first, last do parts[i - first + 1] = part_of(i) end
   local block = heed(next_block, parts[1].block_count)
   if block then return block, 0 end
   local part = parts[1]
   return OPERATIONS[part.action](parts, part.action == SHADOWS and admitted or part.count)
+end
+
+-- Decides an operation. It fails alone if it cannot be done: then it writes nothing.
+-- first, last  its parts
+-- next_block   the first key of the blocks that it heeds
+-- admitted     how many of the checks before it were, as it may be about their shadows
+-- Returns its reply, and how many checks were admitted.
+local function decide(first, last, next_block, admitted)
+  local is_done, reply, count = pcall(attempt, first, last, next_block, admitted)
+  if is_done then return reply, count end
+  values, expiries = {}, {}
+  local problem = type(reply) == 'table' and reply or {} -- else what is stored could not be unpacked
+  if problem.unreadable then redis.call('GET', problem.unreadable) end -- raises what the server says
+  return FAILED .. (problem.reason or UNREADABLE), 0
 end
