@@ -5,6 +5,7 @@ local TIME_FOLLOWS = 128 -- added to the version where the last argument is the 
 local JOINED = 8 -- added to the action of a part that belongs to the operation of the part before it
 local A_DAY = 86400000 -- in ms
 
+local KEYS, ARGV = KEYS, ARGV -- globals, so dearer
 local version = ARGV[1] and string.byte(ARGV[1])
 local last_part = #ARGV -- KEYS[i] and ARGV[i] are a part: a key, and what to do with it
 local now -- in ms

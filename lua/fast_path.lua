@@ -17,20 +17,26 @@ local fronts = {} -- of KEYS[i]: the numbers that its value begins with
 
 local function read_task(arg)
   local action, count, units, block_count, rules = unpack('<I1I4I7I1I1', arg, 2)
-  rules = rules % 128
-  local each, labels_at = string.rep('I7', rules), 16 + rules * 7
-  tasks[arg] = {
-    action = action % 8, count = count, units = units, block_count = block_count, rules = rules,
-    limits = { unpack('<' .. each, arg, 16) }, labels = sub(arg, labels_at),
-    spans = { unpack('<' .. string.rep('I6I6', rules), arg, labels_at) }, -- for each rule the two numbers of its label
-    used_format = '<I1' .. each, due_format = '<I1' .. each .. each, front_format = '<I1' .. each .. each .. 'I6I6',
-  }
-  local read = tasks[arg]
-  if read.action == 3 then read.units = -units end -- a settlement that takes
-  for k = 1, rules * 2, 2 do
-    local kind = read.spans[k] / KIND -- of steps 0, of a bucket 8
-    if kind >= 1 and kind < 8 or kind >= 9 then read.action = HAND_OVER end
+  rules, action = rules % 128, action % JOINED
+  if action == 3 then units = -units end -- a settlement that takes
+  local used_format, front_format, spans_format = '<I1I7', '<I1I7I7I6I6', '<I6I6' -- of one rule
+  if rules ~= 1 then
+    local each = string.rep('I7', rules)
+    used_format, front_format, spans_format = '<I1' .. each, '<I1' .. each .. each .. 'I6I6', '<' .. string.rep('I6I6', rules)
   end
+  local labels_at = 16 + rules * 7
+  local spans = { unpack(spans_format, arg, labels_at) }
+  for k = 1, rules * 2, 2 do
+    local kind = spans[k] / KIND -- of steps 0, of a bucket 8
+    if kind >= 1 and kind < 8 or kind >= 9 then action = HAND_OVER end
+  end
+  local read = {
+    action = action, count = count, units = units, block_count = block_count, rules = rules, labels = sub(arg, labels_at),
+    limits = { unpack(used_format, arg, 15) }, -- from [2] on, as what rules use in a front
+    spans = spans, -- for each rule the two numbers of its label
+    used_format = used_format, front_format = front_format,
+  }
+  tasks[arg] = read
   return read
 end
 
@@ -88,16 +94,16 @@ local function fits(i, units)
   fronts[i] = front
   local at, reached, fit = 14 + rules * 14, 1, true
   for k = 1, rules do
-    local step, room = spans[k * 2 - 1], limits[k] - front[k + 1]
+    local step, room = spans[k * 2 - 1], limits[k + 1] - front[k + 1]
     if step > BUCKET then -- what is missing, and the time, replace what the front has of them
       local period, refill, elapsed = step - BUCKET, spans[k * 2], now - front[k + rules + 1]
       if elapsed < 0 then return end
       local missing = front[k + 1]
       missing = elapsed < missing / refill and missing - elapsed * refill or 0
-      front[k + 1], front[k + rules + 1], room = missing, now, (limits[k] * period - missing) / period
+      front[k + 1], front[k + rules + 1], room = missing, now, (limits[k + 1] * period - missing) / period
     elseif units > room and front[k + rules + 1] <= now then -- what is released may make room
       for _ = reached, k - 1 do at = at + 28 + unpack('<I4', value, at + 23) end
-      reached, room = k, limits[k] - read_section(value, at, step, spans[k * 2], front[k + 1], now)
+      reached, room = k, limits[k + 1] - read_section(value, at, step, spans[k * 2], front[k + 1], now)
     end
     if units > room then fit = false end
   end
@@ -120,7 +126,7 @@ local function charge(i, units)
       used, has_bucket = used + units * (period - 1), true -- and units more, below
       if now + (used + units) / retention > release then -- else it is full before the key expires
         release = now + math.min(math.ceil((used + units) / retention), BUCKET)
-        window = math.floor(task.limits[k] * period / retention)
+        window = math.floor(task.limits[k + 1] * period / retention)
       end
     elseif now >= front[k + rules + 1] then
       for _ = reached, k - 1 do at = at + 28 + unpack('<I4', value, at + 23) end
@@ -165,7 +171,7 @@ local function charge(i, units)
   elseif head ~= '' then
     values[i] = pack(task.front_format, spread(front)) .. changed .. head .. queue .. closed
   elseif has_bucket then
-    values[i] = pack(task.due_format, spread(front))
+    values[i] = pack(task.front_format, spread(front))
   else
     values[i] = pack(task.used_format, spread(front))
     return values[i] -- as it is, since the server hashes every string
@@ -185,10 +191,10 @@ local function usage(i, units, is_denied, reply)
       limit = at + 28 + unpack('<I4', value, at + 23)
     else
       used, newest, first, base, width, live, behind, limit = read_section(value, at, step, retention, used, now)
-      local excess = used - task.limits[k] + units
-      if is_denied and excess == 1 and units <= task.limits[k] then
+      local excess = used - task.limits[k + 1] + units
+      if is_denied and excess == 1 and units <= task.limits[k + 1] then
         fits_at = first + retention
-      elseif is_denied and excess > 1 and units <= task.limits[k] then
+      elseif is_denied and excess > 1 and units <= task.limits[k + 1] then
         local format, half, size, wrap = entry_format(width)
         live = live + count_below(value, live + size / 2, (behind - live) / size, half, size, wrap, base, excess) * size
         local ago = live < behind and (newest / step - unpack(format, value, live)) % wrap or 0
@@ -209,7 +215,7 @@ local function settle(i, units, reply)
   for k = 1, rules do
     local newest, _, base, length, room, width = unpack(HEAD, value, at)
     local used, before = front[k + 1] + units, 0
-    if task.spans[k * 2 - 1] > BUCKET or now >= front[k + rules + 1] or newest ~= task.limits[k] then return end
+    if task.spans[k * 2 - 1] > BUCKET or now >= front[k + rules + 1] or newest ~= task.limits[k + 1] then return end
     if units < 0 and length > 0 then
       local _, half, size, wrap = entry_format(width)
       before = (unpack(half, value, at + 28 + length - size / 2) - base) % wrap
