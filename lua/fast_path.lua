@@ -113,9 +113,17 @@ end
 -- Leaves to be written what KEYS[i] holds after a charge of units. Returns its count and what its rules use, or nothing if the
 -- plain script has to do it.
 local function charge(i, units)
-  local front, value, rules, spans = fronts[i], stored[i], task.rules, task.spans
+  local front, rules, is_due = fronts[i], task.rules, false
+  for k = rules + 2, rules * 2 + 1 do is_due = is_due or front[k] <= now end -- buckets are
+  if not is_due then
+    for k = 2, rules + 1 do front[k] = front[k] + units end
+    values[i] = pack(task.used_format, spread(front, 1, rules + 1))
+    return values[i]
+  end
+
+  local value, spans = stored[i], task.spans
   local since, expires = front[rules * 2 + 2], front[rules * 2 + 3]
-  local release, window, has_bucket = expires, 0, false
+  local release, window = expires, 0
   -- The sections before the last one that changes; it; and where the rest of the value begins. Joined late, as the server
   -- hashes every string.
   local at, reached, changed, head, queue, closed, copied = 14 + rules * 14, 1, '', '', '', '', 14 + rules * 14
@@ -123,7 +131,7 @@ local function charge(i, units)
     local used, step, retention = front[k + 1], spans[k * 2 - 1], spans[k * 2]
     if step > BUCKET then
       local period = step - BUCKET
-      used, has_bucket = used + units * (period - 1), true -- and units more, below
+      used = used + units * (period - 1) -- and units more, below
       if now + (used + units) / retention > release then -- else it is full before the key expires
         release = now + math.min(math.ceil((used + units) / retention), BUCKET)
         window = math.floor(task.limits[k + 1] * period / retention)
@@ -166,16 +174,7 @@ local function charge(i, units)
     expiries[i] = expires
   end
   front[rules * 2 + 2], front[rules * 2 + 3] = since, expires
-  if expiries[i] then
-    values[i] = pack(task.front_format, spread(front)) .. changed .. head .. queue .. closed .. sub(value, copied)
-  elseif head ~= '' then
-    values[i] = pack(task.front_format, spread(front)) .. changed .. head .. queue .. closed
-  elseif has_bucket then
-    values[i] = pack(task.front_format, spread(front))
-  else
-    values[i] = pack(task.used_format, spread(front))
-    return values[i] -- as it is, since the server hashes every string
-  end
+  values[i] = pack(task.front_format, spread(front)) .. changed .. head .. queue .. closed .. (expiries[i] and sub(value, copied) or '')
   return sub(values[i], 1, 1 + rules * 7)
 end
 
