@@ -9,10 +9,9 @@
 
 local pack, unpack, spread, sub, pcall_redis = struct.pack, struct.unpack, unpack or table.unpack, string.sub, redis.pcall
 local BUCKET = 2 ^ 47 -- is added to the period of a bucket, in a label
-local KIND = 2 ^ 44 -- a kind times this is added to it
 local HEAD = '<I6I6I7I4I4I1'
 local HAND_OVER = 4 -- this and all higher actions are left to the plain script
-local task, tasks = nil, {} -- what an argument asks for, and that of all that have been read
+local tasks = {} -- what an argument asks for, as the arguments of a call are mostly alike
 local fronts = {} -- of KEYS[i]: the numbers that its value begins with
 
 local function read_task(arg)
@@ -20,14 +19,16 @@ local function read_task(arg)
   rules, action = rules % 128, action % JOINED
   if action == 3 then units = -units end -- a settlement that takes
   local used_format, front_format, spans_format = '<I1I7', '<I1I7I7I6I6', '<I6I6' -- of one rule
-  if rules ~= 1 then
+  if rules == 3 then -- as many services have
+    used_format, front_format, spans_format = '<I1I7I7I7', '<I1I7I7I7I7I7I7I6I6', '<I6I6I6I6I6I6'
+  elseif rules ~= 1 then
     local each = string.rep('I7', rules)
     used_format, front_format, spans_format = '<I1' .. each, '<I1' .. each .. each .. 'I6I6', '<' .. string.rep('I6I6', rules)
   end
   local labels_at = 16 + rules * 7
   local spans = { unpack(spans_format, arg, labels_at) }
   for k = 1, rules * 2, 2 do
-    local kind = spans[k] / KIND -- of steps 0, of a bucket 8
+    local kind = spans[k] / 2 ^ 44 -- of steps 0, of a bucket 8
     if kind >= 1 and kind < 8 or kind >= 9 then action = HAND_OVER end
   end
   local read = {
@@ -85,7 +86,8 @@ local function read_section(value, at, step, retention, used, time)
 end
 
 -- Reads KEYS[i] and tests whether the units fit. Returns nothing if the plain script has to.
-local function fits(i, units)
+local function fits(task, i, units)
+  if task.action >= HAND_OVER then return end -- it has a rule of another kind
   local value, rules, limits, spans = pcall_redis('GET', KEYS[i]), task.rules, task.limits, task.spans
   stored[i] = value
   if not value or sub(value, -#task.labels) ~= task.labels then return end
@@ -112,7 +114,7 @@ end
 
 -- Leaves to be written what KEYS[i] holds after a charge of units. Returns its count and what its rules use, or nothing if the
 -- plain script has to do it.
-local function charge(i, units)
+local function charge(task, i, units)
   local front, rules, is_due = fronts[i], task.rules, false
   for k = rules + 2, rules * 2 + 1 do is_due = is_due or front[k] <= now end -- buckets are
   if not is_due then
@@ -179,7 +181,7 @@ local function charge(i, units)
 end
 
 -- The reply with what is replied of KEYS[i] without a charge; and if units did not fit, when they do.
-local function usage(i, units, is_denied, reply)
+local function usage(task, i, units, is_denied, reply)
   local front, value, rules, spans = fronts[i], stored[i], task.rules, task.spans
   reply = reply .. '\1'
   local at = 14 + rules * 14
@@ -207,7 +209,7 @@ end
 
 -- Settles units in the newest step of each section of KEYS[i], if none is due. Returns the reply with the key's, or nothing if the
 -- plain script has to do it. Where a check has limits, a settlement has the ends of the charged steps.
-local function settle(i, units, reply)
+local function settle(task, i, units, reply)
   local front, value, rules = fronts[i], stored[i], task.rules
   reply = reply .. '\1'
   local at = 14 + rules * 14
@@ -228,7 +230,7 @@ end
 
 -- Decides an operation, as the plain script's `decide`. Returns nothing if that has to do it.
 local function fast_path(first, last, next_block, checks_before)
-  task = tasks[ARGV[first]] or read_task(ARGV[first])
+  local task = tasks[ARGV[first]] or read_task(ARGV[first])
   local action, count, is_admitted = task.action, task.count, true
   for i = next_block, next_block + task.block_count - 1 do
     stored[i] = pcall_redis('GET', KEYS[i])
@@ -239,7 +241,7 @@ local function fast_path(first, last, next_block, checks_before)
   if count == 0 then return '\2', 0 end
   for i = first, last do
     if i > first then task = tasks[ARGV[i]] or read_task(ARGV[i]) end
-    local fit = fits(i, action < 2 and task.units * count or 0)
+    local fit = fits(task, i, action < 2 and task.units * count or 0)
     if fit == nil then return end
     is_admitted = is_admitted and fit
   end
@@ -251,11 +253,11 @@ local function fast_path(first, last, next_block, checks_before)
     if last > first then task = tasks[ARGV[i]] end
     local units = task.units
     if action > 1 then
-      reply = settle(i, units, reply)
+      reply = settle(task, i, units, reply)
     elseif count == 0 or units == 0 then
-      reply = usage(i, units, count == 0, reply)
+      reply = usage(task, i, units, count == 0, reply)
     else
-      local counts = charge(i, units * count)
+      local counts = charge(task, i, units * count)
       reply = counts and reply .. '\2' .. counts
     end
     if not reply then return end
